@@ -1,0 +1,1 @@
+"""delegraph: lower PyTorch programs to hardware backends that are installed with pip."""

@@ -1,0 +1,215 @@
+"""The delegation contract that a backend implements (names as in ExecuTorch)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar, runtime_checkable
+
+from .errors import ContractViolation
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class CompileSpec:
+    """One setting for the backend: a key and its bytes. Order and duplicates are kept; the runtime sees the same list."""
+
+    key: str
+    value: bytes
+
+
+@runtime_checkable
+class Blob(Protocol):
+    """Bytes that are not joined yet. A backend whose blob is mostly weights returns one instead of ``bytes``.
+
+    ``write_to`` appends all of them to a file; ``len()`` is known before. The weights are read where they are used, so
+    nothing of the model may change in between: ``write_to`` raises ContractViolation if something did.
+    """
+
+    def __len__(self) -> int: ...
+
+    def write_to(self, file: BinaryIO) -> None: ...
+
+
+@dataclass
+class DataEntry:
+    """Where a named piece of data lies: index into the buffers, alignment in bytes."""
+
+    buffer_index: int
+    alignment: int
+
+
+@dataclass
+class NamedDataStoreOutput:
+    """What a ``NamedDataStore`` holds: buffers, each once; key -> entry for the program file and for external files."""
+
+    buffers: list[bytes] = field(default_factory=list)
+    pte_data: dict[str, DataEntry] = field(default_factory=dict)
+    external_data: dict[str, dict[str, DataEntry]] = field(default_factory=dict)
+
+
+class NamedDataStore:
+    """Data by key, shared between delegates and de-duplicated by content.
+
+    A key is one name space over internal and external data. Adding a key again needs equal data; its alignment becomes
+    the least common multiple of both.
+    """
+
+    def __init__(self) -> None:
+        self._output = NamedDataStoreOutput()
+        self._by_digest: dict[bytes, int] = {}
+        self._home: dict[str, str | None] = {}
+
+    def add_named_data(self, key: str, data: bytes, alignment: int = 1, external_tag: str | None = None) -> None:
+        """Add ``data`` under ``key``; ``external_tag`` names the external file that it goes to. Alignment in bytes."""
+        if alignment <= 0:
+            raise ContractViolation("contract-violation", f"named data {key!r}: alignment {alignment} is not positive")
+        index = self._buffer(bytes(data))
+        self._place(key, DataEntry(index, alignment), external_tag)
+
+    def get_named_data_store_output(self) -> NamedDataStoreOutput:
+        return self._output
+
+    def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
+        """Take over all that ``other`` holds."""
+        for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
+            for key, entry in entries.items():
+                self.add_named_data(key, other.buffers[entry.buffer_index], entry.alignment, tag)
+
+    def _buffer(self, data: bytes) -> int:
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._by_digest:
+            self._by_digest[digest] = len(self._output.buffers)
+            self._output.buffers.append(data)
+        return self._by_digest[digest]
+
+    def _place(self, key: str, entry: DataEntry, tag: str | None) -> None:
+        if self._home.setdefault(key, tag) != tag:
+            raise ContractViolation("contract-violation", f"named data {key!r} is in {self._home[key] or 'the program file'} already")
+        entries = self._output.pte_data if tag is None else self._output.external_data.setdefault(tag, {})
+        known = entries.setdefault(key, entry)
+        if known.buffer_index != entry.buffer_index:
+            raise ContractViolation("contract-violation", f"named data {key!r} was added before with different data")
+        known.alignment = math.lcm(known.alignment, entry.alignment)
+
+
+@dataclass
+class PreprocessResult:
+    """What a backend makes of one partition.
+
+    ``debug_handle_map``: delegate debug identifier -> debug handles of the nodes it stands for.
+    """
+
+    processed_bytes: bytes | Blob = b""
+    debug_handle_map: Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]] | None = None
+    data_store_output: NamedDataStoreOutput | None = None
+    _delegate_info_meta: Any = None
+
+
+def enforcedmethod(method: F) -> F:
+    """Mark a method that every concrete backend must define."""
+    method.__enforced__ = True  # type: ignore[attr-defined]
+    return method
+
+
+class BackendDetails:
+    """What a backend implements. The class's name is its backend id. Never instantiated.
+
+    A concrete subclass that lacks an enforced method is refused when the class is made; a shared base says
+    ``class Base(BackendDetails, abstract=True)``.
+    """
+
+    enforced: ClassVar[tuple[str, ...]] = ("preprocess",)
+
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        missing = [n for n in dir(cls) if getattr(getattr(cls, n), "__enforced__", False)]
+        if missing and not abstract:
+            raise ContractViolation(
+                "contract-violation",
+                f"backend {cls.__name__} does not define {', '.join(missing)}",
+                hint=f"define it, or declare a shared base: class {cls.__name__}(BackendDetails, abstract=True)",
+            )
+
+    @staticmethod
+    @enforcedmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Compile one partition: placeholders are the constants that it owns, then its inputs; it returns a flat tuple."""
+        raise NotImplementedError
+
+    @classmethod
+    def preprocess_multimethod(
+        cls,
+        edge_programs: Mapping[str, Sequence[ExportedProgram]],
+        compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Compile all partitions of all methods; the default calls ``preprocess`` for each."""
+        _check_counts(cls.__name__, edge_programs, compile_specs)
+        return {
+            method: [cls.preprocess(p, s) for p, s in zip(programs, compile_specs[method], strict=True)]
+            for method, programs in edge_programs.items()
+        }
+
+
+def _check_counts(backend: str, programs: Mapping[str, Sequence[Any]], specs: Mapping[str, Sequence[Any]]) -> None:
+    for method, listed in programs.items():
+        given = len(specs[method]) if method in specs else 0
+        if given != len(listed):
+            text = f"{backend}: method {method!r} has {len(listed)} partitions and {given} lists of compile specs"
+            raise ContractViolation("contract-violation", text)
+
+
+class DelegateMappingBuilder:
+    """Delegate debug identifier -> debug handles; one identifier for many nodes (fusion), many for one (decomposition).
+
+    Identifiers are 0, 1, 2, ... with ``generated_identifiers``, otherwise each is given by the caller, int or str.
+    """
+
+    def __init__(self, generated_identifiers: bool = False) -> None:
+        self._generated = generated_identifiers
+        self._map: dict[Any, tuple[int, ...]] = {}
+
+    def insert_delegate_mapping_entry(
+        self,
+        nodes: Node | Sequence[Node] | None = None,
+        handles: int | Sequence[int | None] | None = None,
+        identifier: int | str | None = None,
+    ) -> int | str:
+        """Map an identifier to the handles given, or to those of the nodes given; returns the identifier."""
+        if (nodes is None) == (handles is None):
+            raise ContractViolation("contract-violation", "a delegate mapping entry takes nodes or handles, one of both")
+        found = _handles_of(nodes) if nodes is not None else _listed(handles)
+        known = tuple(sorted({h for h in found if h is not None}))
+        if not known:
+            raise ContractViolation("contract-violation", "a delegate mapping entry needs at least one debug handle")
+        key = self._identifier(identifier)
+        self._map[key] = known
+        return key
+
+    def get_delegate_mapping(self) -> dict[Any, tuple[int, ...]]:
+        """Identifier -> sorted debug handles."""
+        return dict(self._map)
+
+    def _identifier(self, identifier: int | str | None) -> int | str:
+        if self._generated == (identifier is not None):
+            wanted = "generates its identifiers" if self._generated else "needs an identifier from you"
+            raise ContractViolation("contract-violation", f"this DelegateMappingBuilder {wanted}")
+        key = len(self._map) if identifier is None else identifier
+        if key in self._map:
+            raise ContractViolation("contract-violation", f"delegate debug identifier {key!r} is used already")
+        return key
+
+
+def _handles_of(nodes: Any) -> list[int | None]:
+    return [n.meta.get("debug_handle") if n is not None else None for n in _listed(nodes)]
+
+
+def _listed(items: Any) -> list[Any]:
+    return list(items) if isinstance(items, (list, tuple, set, frozenset)) else [items]

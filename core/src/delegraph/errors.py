@@ -1,0 +1,92 @@
+"""Every error that delegraph raises, with a stable code.
+
+Imports only the standard library, so that plugins and the command line can use it without torch.
+A message says what went wrong, where (operator and the user's source line), why, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+CODES: dict[str, str] = {
+    "backend-not-found": "No installed plugin offers a backend, partitioner or runtime of that name.",
+    "plugin-broken": "The plugin that was asked for could not be loaded.",
+    "plugin-conflict": "Two distributions offer the name that was asked for.",
+    "plugin-incompatible": "The plugin was written for another plugin API.",
+    "contract-violation": "A backend or partitioner broke the delegation contract.",
+    "unsupported": "This program cannot be handed to this backend.",
+    "not-fully-delegated": "require_full was asked for and operators were left to the host.",
+    "option-invalid": "An option is unknown, has the wrong type or is out of range.",
+    "input-invalid": "A program or its inputs are not of the form that was asked for.",
+    "training-mode": "The module is in training mode.",
+    "export-failed": "torch.export could not export the module.",
+    "format-invalid": "A file is damaged, truncated or of another format.",
+    "write-failed": "A file could not be written.",
+    "no-runtime": "The backend has no runtime on this host.",
+    "internal": "A defect in delegraph or in a plugin; please report it.",
+}
+"""Stable code -> meaning. Codes of plugins carry the plugin's name as prefix (``tosa/...``)."""
+
+
+class DelegraphError(Exception):
+    """An error with a stable ``code``, and where known the ``node``, the user's ``source`` line and a ``hint``."""
+
+    def __init__(self, code: str, message: str, node: Any = None, source: object = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.node, self.source, self.hint = code, message, node, source, hint
+
+    def __str__(self) -> str:
+        where = f"\n  at {self.source}" if self.source else ""
+        return f"{self.message}{where}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+class BackendNotFound(DelegraphError, NotImplementedError):
+    """No backend, partitioner or runtime of that name is installed."""
+
+
+class PluginBroken(DelegraphError):
+    """The plugin that was asked for could not be loaded; ``__cause__`` is its error."""
+
+
+class PluginConflict(DelegraphError):
+    """Two distributions provide the name that was asked for."""
+
+
+class PluginIncompatible(DelegraphError):
+    """The plugin's ``api`` is neither this version's nor the one before."""
+
+
+class ContractViolation(DelegraphError, RuntimeError):
+    """A backend or partitioner broke the delegation contract."""
+
+
+class Unsupported(DelegraphError):
+    """The program cannot be lowered for this target; the message says why, in the user's terms."""
+
+
+class NotFullyDelegated(Unsupported):
+    """``require_full`` was asked for and operators were left; the message lists all of them."""
+
+
+class OptionError(DelegraphError, ValueError):
+    """An option is unknown, of the wrong type or out of range."""
+
+
+class InputError(DelegraphError, ValueError):
+    """A program, or the inputs it is called with, do not have the expected form."""
+
+
+class FormatError(DelegraphError, ValueError):
+    """A file or blob is damaged, truncated or of another format."""
+
+
+class WriteError(DelegraphError, OSError):
+    """A file could not be written; nothing was left behind."""
+
+
+class NoRuntime(DelegraphError):
+    """The backend declares no runtime for this host."""
+
+
+class InternalError(DelegraphError):
+    """A defect in delegraph or in a plugin, with what is needed to report it."""

@@ -1,0 +1,41 @@
+"""Where in the user's program a node comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
+_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's program: the innermost frame that is not torch's own."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{os.path.relpath(self.file) if _near(self.file) else self.file}:{self.line}, in {self.function}: {self.code}"
+
+
+def _near(file: str) -> bool:
+    return os.path.abspath(file).startswith(os.getcwd() + os.sep)
+
+
+def source_of(node: Any) -> Source | None:
+    """The user's line that made ``node``, from ``node.meta["stack_trace"]``."""
+    return _innermost(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=4096)
+def _innermost(trace: str) -> Source | None:
+    frames = _FRAME.findall(trace)
+    user = [f for f in frames if not _LIBRARY.search(f[0])] or frames
+    return Source(user[-1][0], int(user[-1][1]), user[-1][2], user[-1][3].strip()) if user else None

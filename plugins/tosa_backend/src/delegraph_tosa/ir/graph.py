@@ -1,0 +1,173 @@
+"""The typed graph: values, operators that infer their results, constants that are computed when they are written.
+
+Imports neither torch nor flatbuffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .types import DType, Type
+
+Array = npt.NDArray[Any]
+
+
+class Illegal(ValueError):
+    """An operator breaks a rule of the specification (an ERROR_IF, a rank or a size); the text says which."""
+
+
+def check(ok: bool, why: str) -> None:
+    """Raise ``Illegal(why)`` unless ``ok``."""
+    if not ok:
+        raise Illegal(why)
+
+
+class Literal:
+    """A constant whose elements are at hand (small ones, and those of a file that was read)."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def materialise(self) -> Array:
+        return self.array
+
+
+class Deferred:
+    """A constant that stays where it is until it is written: a weight. ``load`` gives its elements."""
+
+    __slots__ = ("load",)
+
+    def __init__(self, load: Callable[[], Array]) -> None:
+        self.load = load
+
+    def materialise(self) -> Array:
+        return self.load()
+
+
+class Folded:
+    """Result ``index`` of an operator whose operands are all constant; evaluated when it is written."""
+
+    __slots__ = ("index", "operator")
+
+    def __init__(self, operator: Operator, index: int = 0) -> None:
+        self.operator, self.index = operator, index
+
+
+Constant = Literal | Deferred | Folded
+
+
+class Value:
+    """One tensor or shape: its type, and its ``constant`` if it is one. Compared by identity.
+
+    ``producer`` is the operator of the graph that computes it; None for inputs and constants.
+    """
+
+    __slots__ = ("constant", "name", "producer", "type")
+
+    def __init__(self, type: Type, constant: Constant | None = None, name: str = "", producer: Operator | None = None) -> None:
+        self.type, self.constant, self.name, self.producer = type, constant, name, producer
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.type.shape)
+
+    def __repr__(self) -> str:
+        return f"%{self.name or '?'}: {self.type}"
+
+
+def shape_of(value: Value) -> tuple[int, ...]:
+    """The elements of a constant SHAPE value."""
+    check(value.dtype is DType.SHAPE and isinstance(value.constant, Literal), f"{value!r} is not a constant shape")
+    assert isinstance(value.constant, Literal)
+    return tuple(value.constant.array.tolist())
+
+
+class Operator:
+    """One TOSA operator; the class's name is the specification's.
+
+    A subclass declares its operands (annotated ``Value``; one ``Values`` takes the rest), then its attributes (any
+    other annotation, in the flatbuffer schema's order, with a default where one is usual), and ``infer``.
+    Compared by identity.
+    """
+
+    operands: ClassVar[tuple[str, ...]] = ()
+    variadic: ClassVar[bool] = False
+    attributes: ClassVar[dict[str, str]] = {}
+    """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str, bytes."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    source: Any
+
+    def __init_subclass__(cls) -> None:
+        own = {k: v for k, v in cls.__annotations__.items() if not v.startswith("ClassVar")}
+        cls.operands = tuple(k for k, v in own.items() if v in ("Value", "Values"))
+        cls.variadic = "Values" in own.values()
+        cls.attributes = {k: v for k, v in own.items() if v not in ("Value", "Values")}
+        for position, name in enumerate(cls.operands):
+            setattr(cls, name, _operand(position, own[name] == "Values"))
+
+    def __init__(self, inputs: Sequence[Value], source: Any = None, **attributes: Any) -> None:
+        self.inputs, self.outputs, self.source = tuple(inputs), (), source
+        self.__dict__.update(attributes)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def infer(self) -> tuple[Type, ...]:
+        """Types of the results; raises ``Illegal`` where the specification says ERROR_IF."""
+        raise NotImplementedError
+
+    def attribute_values(self) -> dict[str, Any]:
+        """Attribute name -> value, in schema order."""
+        return {name: getattr(self, name) for name in self.attributes}
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.inputs))})"
+
+
+def _operand(position: int, rest: bool) -> property:
+    if rest:
+        return property(lambda op: op.inputs[position:])
+    return property(lambda op: op.inputs[position])
+
+
+Values = tuple[Value, ...]
+Ints = tuple[int, ...]
+Number = float | int
+
+
+class Graph:
+    """Operators in an order in which operands come before uses, with named inputs and outputs in calling order.
+
+    Constants are no operators here: a ``Value`` with a ``constant``; the writer emits CONST and CONST_SHAPE for those used.
+    """
+
+    def __init__(self, inputs: Iterable[Value], outputs: Iterable[Value], operators: Iterable[Operator], name: str = "main") -> None:
+        self.inputs, self.outputs, self.operators, self.name = list(inputs), list(outputs), list(operators), name
+
+    def constants(self) -> list[Value]:
+        """Constants that an operator or an output uses, each once, in order of first use."""
+        used = [v for op in self.operators for v in op.inputs] + self.outputs
+        return list(dict.fromkeys(v for v in used if v.constant is not None))
+
+
+def literal(elements: Any, dtype: DType, numpy_dtype: npt.DTypeLike) -> Value:
+    """A constant value from Python or numpy elements."""
+    array = np.asarray(elements, numpy_dtype)
+    return Value(Type(array.shape, dtype), Literal(array))

@@ -1,0 +1,74 @@
+"""Element types and tensor types of TOSA (specification section 1.5, "Supported Number Formats")."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class DType(enum.IntEnum):
+    """An element type. The number is the flatbuffer schema's, the name in lower case is the specification's."""
+
+    BOOL = 1
+    INT4 = 2
+    INT8 = 3
+    INT16 = 4
+    INT32 = 5
+    INT48 = 6
+    FP32 = 7
+    FP16 = 8
+    BF16 = 9
+    SHAPE = 10
+    FP8E4M3 = 11
+    FP8E5M2 = 12
+    FP6E2M3 = 13
+    FP6E3M2 = 14
+    FP4E2M1 = 15
+    FP8UE8M0 = 16
+    INT64 = 17
+    MXINT8 = 18
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
+
+
+class Type(NamedTuple):
+    """Shape and element type of a value. A SHAPE value of rank 1 has shape ``(length,)``."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"[{'x'.join(map(str, self.shape))}]{self.dtype}"
+
+
+class Mode(enum.IntEnum):
+    """Base of the attribute enumerations; prints as its name."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class NanMode(Mode):
+    """What CLAMP, MAXIMUM and the like do with NaN."""
+
+    PROPAGATE = 1
+    IGNORE = 2
+
+
+class ResizeMode(Mode):
+    """Interpolation of RESIZE."""
+
+    NEAREST = 1
+    BILINEAR = 2
+
+
+class RoundingMode(Mode):
+    """Rounding of RESCALE."""
+
+    SINGLE_ROUND = 1
+    INEXACT_ROUND = 2
+    DOUBLE_ROUND = 3

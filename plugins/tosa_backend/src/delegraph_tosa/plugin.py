@@ -1,0 +1,36 @@
+"""The light module of delegraph-tosa: what it offers, without importing torch or numpy."""
+
+from __future__ import annotations
+
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+OPTIONS = (
+    OptionSpec("spec", str, "TOSA-1.0+FP+INT", help="target: version, profiles, extensions, level (TOSA-1.0+FP+8k)"),
+    OptionSpec("debug_artifact_path", str, None, help="folder that gets a .tosa file of every partition"),
+    OptionSpec("input_order", str, None, help="comma-separated permutation of the delegate's inputs"),
+)
+
+
+@hookimpl
+def delegraph_backends() -> list[BackendSpec]:
+    return [
+        BackendSpec(
+            name="tosa",
+            backend_id="TOSABackend",
+            target="delegraph_tosa.backend:TOSABackend",
+            api=1,
+            summary="TOSA 1.0 flatbuffers for Arm NPUs and anything else that reads TOSA",
+            options=OPTIONS,
+            formats=(".tosa",),
+        )
+    ]
+
+
+@hookimpl
+def delegraph_partitioners() -> list[PartitionerSpec]:
+    return [PartitionerSpec("tosa", backend="tosa", target="delegraph_tosa.partitioner:TOSAPartitioner", default=True)]
+
+
+@hookimpl
+def delegraph_runtimes() -> list[RuntimeSpec]:
+    return [RuntimeSpec("tosa", target="delegraph_tosa.runtime:TOSARuntime")]
