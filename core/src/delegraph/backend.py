@@ -92,7 +92,9 @@ class NamedDataStore:
 
     def _place(self, key: str, entry: DataEntry, tag: str | None) -> None:
         if self._home.setdefault(key, tag) != tag:
-            raise ContractViolation("contract-violation", f"named data {key!r} is in {self._home[key] or 'the program file'} already")
+            raise ContractViolation(
+                "contract-violation", f"named data {key!r} is in {self._home[key] or 'the program file'} already"
+            )
         entries = self._output.pte_data if tag is None else self._output.external_data.setdefault(tag, {})
         known = entries.setdefault(key, entry)
         if known.buffer_index != entry.buffer_index:
@@ -184,7 +186,9 @@ class DelegateMappingBuilder:
     ) -> int | str:
         """Map an identifier to the handles given, or to those of the nodes given; returns the identifier."""
         if (nodes is None) == (handles is None):
-            raise ContractViolation("contract-violation", "a delegate mapping entry takes nodes or handles, one of both")
+            raise ContractViolation(
+                "contract-violation", "a delegate mapping entry takes nodes or handles, one of both"
+            )
         found = _handles_of(nodes) if nodes is not None else _listed(handles)
         known = tuple(sorted({h for h in found if h is not None}))
         if not known:

@@ -31,7 +31,9 @@ CODES: dict[str, str] = {
 class DelegraphError(Exception):
     """An error with a stable ``code``, and where known the ``node``, the user's ``source`` line and a ``hint``."""
 
-    def __init__(self, code: str, message: str, node: Any = None, source: object = None, hint: str | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, node: Any = None, source: object = None, hint: str | None = None
+    ) -> None:
         super().__init__(message)
         self.code, self.message, self.node, self.source, self.hint = code, message, node, source, hint
 

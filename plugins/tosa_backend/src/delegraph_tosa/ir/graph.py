@@ -70,7 +70,9 @@ class Value:
 
     __slots__ = ("constant", "name", "producer", "type")
 
-    def __init__(self, type: Type, constant: Constant | None = None, name: str = "", producer: Operator | None = None) -> None:
+    def __init__(
+        self, type: Type, constant: Constant | None = None, name: str = "", producer: Operator | None = None
+    ) -> None:
         self.type, self.constant, self.name, self.producer = type, constant, name, producer
 
     @property
@@ -158,7 +160,9 @@ class Graph:
     Constants are no operators here: a ``Value`` with a ``constant``; the writer emits CONST and CONST_SHAPE for those used.
     """
 
-    def __init__(self, inputs: Iterable[Value], outputs: Iterable[Value], operators: Iterable[Operator], name: str = "main") -> None:
+    def __init__(
+        self, inputs: Iterable[Value], outputs: Iterable[Value], operators: Iterable[Operator], name: str = "main"
+    ) -> None:
         self.inputs, self.outputs, self.operators, self.name = list(inputs), list(outputs), list(operators), name
 
     def constants(self) -> list[Value]:
