@@ -1,1 +1,1 @@
-"""The teaching backend of delegraph."""
+"""The teaching backend of delegraph: read ``plugin.py``, ``backend.py`` and ``partitioner.py``, in this order."""

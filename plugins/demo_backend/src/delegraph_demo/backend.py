@@ -1,0 +1,90 @@
+"""A backend in one page: a support check, a compiler that uses it, and a map from the blob back to the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
+from delegraph.errors import OptionError, Unsupported
+from delegraph.source import source_of
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+aten = torch.ops.aten
+CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
+
+
+def why_not(node: Node) -> str | None:
+    """Why ``node`` cannot be compiled; None if it can. The partitioner asks this too, so the two never disagree."""
+    if node.target in CONVOLUTIONS:
+        users = [user.target for user in node.users]
+        return None if users == [aten.relu.default] else "a convolution is taken with the relu that alone uses it"
+    if node.target is aten.relu.default:
+        producer = node.all_input_nodes[0]
+        taken = producer.target in CONVOLUTIONS and why_not(producer) is None
+        return None if taken else "relu is taken together with the convolution before it"
+    return None if node.target is aten.tan.default else "the demo knows convolution followed by relu, and tan"
+
+
+class BackendWithDelegateMappingDemo(BackendDetails):
+    """Compiles to a text, ``"<count>#<operator>,<identifier>,<operator>,<identifier>,..."``, that a test can read.
+
+    Fusion gives many nodes one delegate debug identifier, decomposition gives one node many.
+    """
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """The text in utf-8, and identifier -> debug handles. Raises Unsupported, naming the user's line."""
+        _refuse_settings(compile_specs)
+        mapping = DelegateMappingBuilder(generated_identifiers=True)
+        operators = [
+            f"{name},{mapping.insert_delegate_mapping_entry(nodes=nodes)},"
+            for node in edge_program.graph.nodes
+            if node.op not in ("placeholder", "output")
+            for name, nodes in _compile(node)
+        ]
+        blob = f"{len(operators)}#{''.join(operators)}".encode()
+        return PreprocessResult(blob, mapping.get_delegate_mapping())
+
+    @staticmethod
+    def get_test_model_and_inputs() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+        """A model with both cases, in eval mode, and its inputs: one float tensor of shape [4, 3, 64, 64]."""
+        return ConvReluTan().eval(), (torch.ones(4, 3, 64, 64),)
+
+
+def _compile(node: Node) -> Iterator[tuple[str, list[Node]]]:
+    """The operators that ``node`` becomes, each with the nodes it stands for."""
+    reason = why_not(node)
+    if reason is not None:
+        message = f"BackendWithDelegateMappingDemo cannot compile {node.target} ({node.name}): {reason}"
+        raise Unsupported("unsupported", message, node=node, source=source_of(node))
+    if node.target is aten.relu.default:
+        yield "conv_relu_op", [*node.all_input_nodes, node]
+    elif node.target is aten.tan.default:
+        for part in ("sin", "cos", "div"):
+            yield f"{part}_decomp_from_tan", [node]
+
+
+def _refuse_settings(compile_specs: list[CompileSpec]) -> None:
+    """A setting that nobody reads is a mistake that nobody sees."""
+    if compile_specs:
+        keys = ", ".join(repr(spec.key) for spec in compile_specs)
+        raise OptionError("option-invalid", f"BackendWithDelegateMappingDemo has no compile specs; it was given {keys}")
+
+
+class ConvReluTan(torch.nn.Module):
+    """conv-relu-conv-relu-tan: [N, 3, H, W] -> [N, 16, H - 8, W - 8]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(3, 6, kernel_size=5)
+        self.conv2 = torch.nn.Conv2d(6, 16, kernel_size=5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv1(x))
+        x = torch.relu(self.conv2(x))
+        return torch.tan(x)

@@ -1,0 +1,95 @@
+"""preprocess on its own: the blob, the debug map and the refusals."""
+
+import pytest
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import OptionError, Unsupported
+from delegraph_demo.backend import BackendWithDelegateMappingDemo as Demo
+
+EXPECTED = b"5#conv_relu_op,0,conv_relu_op,1,sin_decomp_from_tan,2,cos_decomp_from_tan,3,div_decomp_from_tan,4,"
+
+
+def program(model, inputs, decompose=False):
+    """An exported program with the debug handles that delegraph gives: 1, 2, 3, ... in graph order."""
+    exported = torch.export.export(model, inputs)
+    if decompose:
+        exported = exported.run_decompositions({})
+    for handle, node in enumerate((n for n in exported.graph.nodes if n.op == "call_function"), start=1):
+        node.meta["debug_handle"] = handle
+    return exported
+
+
+class Model(torch.nn.Module):
+    """Applies ``function`` to a convolution and the input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.function = torch.nn.Conv2d(3, 3, 3), function
+
+    def forward(self, x):
+        return self.function(self.conv, x)
+
+
+def refusal(function):
+    with pytest.raises(Unsupported) as caught:
+        Demo.preprocess(program(Model(function).eval(), (torch.ones(1, 3, 8, 8),)), [])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("decompose", [False, True], ids=["conv2d", "convolution"])
+def test_blob_and_debug_map_of_the_test_model(decompose):
+    model, inputs = Demo.get_test_model_and_inputs()
+    assert inputs[0].shape == (4, 3, 64, 64)
+
+    result = Demo.preprocess(program(model, inputs, decompose), [])
+
+    assert result.processed_bytes == EXPECTED
+    assert result.debug_handle_map == {0: (1, 2), 1: (3, 4), 2: (5,), 3: (5,), 4: (5,)}
+
+
+def test_the_test_model_runs():
+    model, inputs = Demo.get_test_model_and_inputs()
+    assert not model.training
+    assert model(*inputs).shape == (4, 16, 56, 56)
+
+
+def test_an_unknown_operator_is_named_with_the_users_line():
+    class Sinh(torch.nn.Module):
+        def forward(self, x):
+            return torch.sinh(x)
+
+    with pytest.raises(Unsupported) as caught:
+        Demo.preprocess(program(Sinh().eval(), (torch.ones(2),)), [])
+    text = str(caught.value)
+    assert "aten.sinh.default" in text
+    assert "test_backend.py" in text
+    assert "return torch.sinh(x)" in text
+
+
+def test_a_convolution_without_relu_is_refused():
+    assert "aten.conv2d.default (conv2d): a convolution is taken with" in refusal(lambda conv, x: torch.tan(conv(x)))
+
+
+def test_a_relu_without_convolution_is_refused():
+    assert "aten.relu.default (relu): relu is taken together" in refusal(lambda conv, x: torch.relu(x))
+
+
+def test_a_convolution_that_others_read_too_is_refused():
+    def both(conv, x):
+        y = conv(x)
+        return torch.relu(y), torch.tan(y)
+
+    assert "the relu that alone uses it" in refusal(both)
+
+
+def test_a_convolution_that_is_an_output_too_is_refused():
+    def both(conv, x):
+        y = conv(x)
+        return torch.relu(y), y
+
+    assert "the relu that alone uses it" in refusal(both)
+
+
+def test_a_compile_spec_is_refused_by_its_key():
+    with pytest.raises(OptionError, match="'speed'"):
+        Demo.preprocess(program(*Demo.get_test_model_and_inputs()), [CompileSpec("speed", b"1")])
