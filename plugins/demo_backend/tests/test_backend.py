@@ -13,7 +13,7 @@ def program(model, inputs, decompose=False):
     """An exported program with the debug handles that delegraph gives: 1, 2, 3, ... in graph order."""
     exported = torch.export.export(model, inputs)
     if decompose:
-        exported = exported.run_decompositions({})
+        exported = exported.run_decompositions()
     for handle, node in enumerate((n for n in exported.graph.nodes if n.op == "call_function"), start=1):
         node.meta["debug_handle"] = handle
     return exported
@@ -36,6 +36,7 @@ def refusal(function):
     return str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own, from run_decompositions
 @pytest.mark.parametrize("decompose", [False, True], ids=["conv2d", "convolution"])
 def test_blob_and_debug_map_of_the_test_model(decompose):
     model, inputs = Demo.get_test_model_and_inputs()
