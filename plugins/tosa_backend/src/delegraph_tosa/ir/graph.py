@@ -102,26 +102,29 @@ class Operator:
     """One TOSA operator; the class's name is the specification's.
 
     A subclass declares its operands (annotated ``Value``; one ``Values`` takes the rest), then its attributes (any
-    other annotation, in the flatbuffer schema's order, with a default where one is usual), and ``infer``.
+    other annotation, in the flatbuffer schema's order, with a default where one is usual), and ``infer``; operands and
+    attributes of its base class come first. Modules of operators need ``from __future__ import annotations``.
     Compared by identity.
     """
 
     operands: ClassVar[tuple[str, ...]] = ()
     variadic: ClassVar[bool] = False
     attributes: ClassVar[dict[str, str]] = {}
-    """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str, bytes."""
+    """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str,
+    bytes, Graph; then what no file stores because the declared results say it: ResultDType, ResultTypes."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     source: Any
 
     def __init_subclass__(cls) -> None:
-        own = {k: v for k, v in cls.__annotations__.items() if not v.startswith("ClassVar")}
-        cls.operands = tuple(k for k, v in own.items() if v in ("Value", "Values"))
-        cls.variadic = "Values" in own.values()
-        cls.attributes = {k: v for k, v in own.items() if v not in ("Value", "Values")}
-        for position, name in enumerate(cls.operands):
+        own = {k: v for k, v in vars(cls).get("__annotations__", {}).items() if not v.startswith("ClassVar")}
+        operands = tuple(k for k, v in own.items() if v in ("Value", "Values"))
+        for position, name in enumerate(operands, start=len(cls.operands)):
             setattr(cls, name, _operand(position, own[name] == "Values"))
+        cls.operands += operands
+        cls.variadic = cls.variadic or "Values" in own.values()
+        cls.attributes = cls.attributes | {k: v for k, v in own.items() if k not in operands}
 
     def __init__(self, inputs: Sequence[Value], source: Any = None, **attributes: Any) -> None:
         self.inputs, self.outputs, self.source = tuple(inputs), (), source
@@ -152,12 +155,17 @@ def _operand(position: int, rest: bool) -> property:
 Values = tuple[Value, ...]
 Ints = tuple[int, ...]
 Number = float | int
+ResultDType = DType
+"""Element type of the result where operands and attributes do not determine it (CAST, RESCALE, MATMUL)."""
+ResultTypes = tuple[Type, ...]
+"""Types of the results of an operator that this package knows nothing about (CUSTOM)."""
 
 
 class Graph:
     """Operators in an order in which operands come before uses, with named inputs and outputs in calling order.
 
-    Constants are no operators here: a ``Value`` with a ``constant``; the writer emits CONST and CONST_SHAPE for those used.
+    Constants are no operators here: a ``Value`` with a ``constant``; the writer emits CONST and CONST_SHAPE for those
+    that are used.
     """
 
     def __init__(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class DType(enum.IntEnum):
@@ -28,10 +30,13 @@ class DType(enum.IntEnum):
     INT64 = 17
     MXINT8 = 18
 
+    __hash__ = int.__hash__  # enum's own is a Python function, and types are keys of every table
+
     def __str__(self) -> str:
         return self.name.lower()
 
 
+INTEGERS = frozenset({DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64})
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
 
 
@@ -43,6 +48,25 @@ class Type(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{'x'.join(map(str, self.shape))}]{self.dtype}"
+
+
+ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
+    **{t: np.dtype(t.name.lower()) for t in (DType.INT8, DType.INT16, DType.INT32, DType.INT64)},
+    DType.BOOL: np.dtype(np.bool_),
+    DType.INT4: np.dtype(np.int8),
+    DType.INT48: np.dtype(np.int64),
+    DType.SHAPE: np.dtype(np.int64),
+    DType.FP32: np.dtype(np.float32),
+    DType.FP16: np.dtype(np.float16),
+    DType.BF16: np.dtype(np.uint16),
+    DType.FP8E4M3: np.dtype(np.uint8),
+    DType.FP8E5M2: np.dtype(np.uint8),
+}
+"""Element type of the arrays that hold constants in memory. INT4 and INT48 are widened; BF16 and FP8, which numpy does
+not have, are their bit patterns."""
+
+BYTES: dict[DType, int] = {t: array.itemsize for t, array in ARRAY_DTYPES.items()} | {DType.INT48: 6}
+"""Bytes an element takes in a file; INT4 packs two into one."""
 
 
 class Mode(enum.IntEnum):

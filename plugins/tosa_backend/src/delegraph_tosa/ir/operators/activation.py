@@ -1,0 +1,41 @@
+"""Activation functions (specification 2.3)."""
+
+from __future__ import annotations
+
+from ..graph import Number, Operator, Value, check
+from ..types import NanMode, Type
+from .rules import same_type
+
+
+class CLAMP(Operator):
+    """input [*S] -> [*S], limited to ``min_val`` .. ``max_val``, Python numbers in the units of the input's type."""
+
+    input: Value
+    min_val: Number
+    max_val: Number
+    nan_mode: NanMode = NanMode.PROPAGATE
+
+    def infer(self) -> tuple[Type, ...]:
+        check(self.min_val <= self.max_val, f"min_val {self.min_val} and max_val {self.max_val} are not in order")
+        return (self.input.type,)
+
+
+class ERF(Operator):
+    """input [*S] -> [*S]: Gauss error function."""
+
+    input: Value
+    infer = same_type
+
+
+class SIGMOID(Operator):
+    """input [*S] -> [*S]: 1 / (1 + exp(-x))."""
+
+    input: Value
+    infer = same_type
+
+
+class TANH(Operator):
+    """input [*S] -> [*S]: hyperbolic tangent."""
+
+    input: Value
+    infer = same_type

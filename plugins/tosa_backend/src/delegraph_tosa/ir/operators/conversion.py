@@ -1,0 +1,80 @@
+"""Type conversion and IDENTITY (specification 2.12 and 2.13)."""
+
+from __future__ import annotations
+
+from ..graph import Operator, ResultDType, Value, check
+from ..types import DType, RoundingMode, Type
+from .rules import element, expect_single, same_type
+
+
+class CAST(Operator):
+    """input [*S] -> [*S] of ``dtype``."""
+
+    input: Value
+    dtype: ResultDType
+
+    def infer(self) -> tuple[Type, ...]:
+        return (Type(self.input.shape, self.dtype),)
+
+
+class RESCALE(Operator):
+    """input [*S], multiplier [C or 1], shift INT8 [C or 1], zero points [1] -> [*S] of ``dtype``.
+
+    (input - input_zp) * multiplier / 2**shift + output_zp; ``per_channel`` takes C values for the last axis, and
+    ``scale32`` int32 multipliers in place of int16.
+    """
+
+    input: Value
+    multiplier: Value
+    shift: Value
+    input_zp: Value
+    output_zp: Value
+    scale32: bool
+    rounding_mode: RoundingMode
+    per_channel: bool
+    input_unsigned: bool
+    output_unsigned: bool
+    dtype: ResultDType
+
+    def infer(self) -> tuple[Type, ...]:
+        self._check_scales()
+        self._check_signs()
+        _check_zero_point(self.input_zp, self.input.dtype, self.input_unsigned, "input_zp")
+        _check_zero_point(self.output_zp, self.dtype, self.output_unsigned, "output_zp")
+        return (Type(self.input.shape, self.dtype),)
+
+    def _check_scales(self) -> None:
+        check(self.input.rank > 0 or not self.per_channel, "per_channel needs an axis, the input has rank 0")
+        count = self.input.shape[-1] if self.per_channel else 1
+        for operand, name in ((self.multiplier, "multiplier"), (self.shift, "shift")):
+            check(operand.shape == (count,), f"{name} must have shape [{count}], is {operand.type}")
+        wanted = DType.INT32 if self.scale32 else DType.INT16
+        check(self.multiplier.dtype is wanted, f"multiplier must be {wanted}, is {self.multiplier.type}")
+        check(self.shift.dtype is DType.INT8, f"shift must be int8, is {self.shift.type}")
+        check(not (self.scale32 and self.input.dtype is DType.INT48), "scale32 does not take int48")
+        double = self.rounding_mode is RoundingMode.DOUBLE_ROUND
+        check(self.scale32 or not double, "DOUBLE_ROUND needs scale32")
+
+    def _check_signs(self) -> None:
+        given, wanted = self.input.dtype, self.dtype
+        check(not (self.input_unsigned and self.output_unsigned), "input and output cannot both be unsigned")
+        unsigned_input = self.input_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
+        unsigned_output = self.output_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
+        check(not unsigned_input, f"an unsigned input cannot be rescaled from {given} to {wanted}")
+        check(not unsigned_output, f"an unsigned output cannot be rescaled from {given} to {wanted}")
+
+
+def _check_zero_point(zero_point: Value, dtype: DType, unsigned: bool, name: str) -> None:
+    expect_single(zero_point, name)
+    value = element(zero_point)
+    if not value or dtype is DType.INT8:
+        return
+    allowed = dtype is DType.INT16 and unsigned and int(value) % 65536 == 32768
+    check(allowed, f"{name} must be 0 for {dtype}{' (or 32768, as it is unsigned)' if unsigned else ''}, is {value}")
+
+
+class IDENTITY(Operator):
+    """input1 [*S] -> [*S], unchanged."""
+
+    input1: Value
+    infer = same_type

@@ -1,0 +1,135 @@
+"""Convolutions (specification 2.2). Layouts: input NHWC or NDHWC, weight OHWI, ODHWI or, depthwise, HWCM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import Illegal, Ints, Operator, Value, check
+from ..types import DType, Type
+from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv
+
+AXES = {2: ("height", "width"), 3: ("depth", "height", "width")}
+_RESULTS = {
+    DType.INT8: DType.INT32,
+    DType.INT16: DType.INT48,
+    DType.FP8E4M3: DType.FP16,
+    DType.FP8E5M2: DType.FP16,
+}
+
+
+class Convolution(Operator):
+    """Operands and rules that the convolutions share: a bias of one element or one an output channel, zero points."""
+
+    input: Value
+    weight: Value
+    bias: Value
+    input_zp: Value
+    weight_zp: Value
+
+    def result(self, batch: int, spatial: Sequence[int], channels: int) -> tuple[Type, ...]:
+        bias = expect_rank(self.bias, 1, "bias")
+        if bias[0] not in (1, channels):
+            raise Illegal(f"bias must have 1 or {channels} elements, is {self.bias.type}")
+        dtype = self.input.type.dtype
+        expect_zero_point(self.input_zp, dtype, "input_zp")
+        expect_zero_point(self.weight_zp, self.weight.type.dtype, "weight_zp")
+        return (Type((batch, *spatial, channels), _RESULTS.get(dtype, dtype)),)
+
+
+class Windowed(Convolution):
+    """A convolution whose output size follows from ``pad``, ``stride`` and ``dilation``, in order of the axes.
+
+    ``pad`` is (before, after) for each axis: (top, bottom, left, right) in two dimensions.
+    """
+
+    pad: Ints
+    stride: Ints
+    dilation: Ints
+    local_bound: bool = False
+    acc_type: DType
+
+    def spatial(self, sizes: Shape, kernel: Shape) -> list[int]:
+        """Output sizes: ``OH = idiv_check(IH - 1 + pads - (KH - 1) * dilation, stride) + 1``, which must be exact."""
+        axes = len(sizes)
+        expect_length(self.pad, 2 * axes, "pad")
+        expect_length(self.dilation, axes, "dilation")
+        check(min(self.dilation) >= 1, f"dilation {list(self.dilation)} has an entry below 1")
+        reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, kernel, strict=True)]
+        return windows(sizes, self.pad, reach, self.stride)
+
+
+def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list[int]:
+    """Number of windows of ``reach`` elements along each axis, at distance ``stride``; they must end at the edge."""
+    expect_length(stride, len(sizes), "stride")
+    if min(pad) < 0 or min(stride) < 1:
+        raise Illegal(f"pad {list(pad)} must not be negative, stride {list(stride)} must be positive")
+    return [_window(len(sizes), axis, sizes[axis], pad, reach[axis], stride[axis]) for axis in range(len(sizes))]
+
+
+def _window(axes: int, axis: int, size: int, pad: Ints, reach: int, stride: int) -> int:
+    before, after = pad[2 * axis], pad[2 * axis + 1]
+    span = size + before + after - reach
+    if span < 0 or span % stride:
+        idiv(span, stride, f"{AXES[axes][axis]} {size} + padding {before} + {after} - kernel reach {reach}")
+    return span // stride + 1
+
+
+class CONV2D(Windowed):
+    """input [N,IH,IW,IC], weight [OC,KH,KW,IC], bias [OC or 1] -> [N,OH,OW,OC]."""
+
+    def infer(self) -> tuple[Type, ...]:
+        n, *size, ic = expect_rank(self.input, 4, "input")
+        oc, *kernel, wic = expect_rank(self.weight, 4, "weight")
+        if wic != ic:
+            raise Illegal(f"weight {self.weight.type} does not have the {ic} channels of input {self.input.type}")
+        return self.result(n, self.spatial(tuple(size), tuple(kernel)), oc)
+
+
+class CONV3D(Windowed):
+    """input [N,ID,IH,IW,IC], weight [OC,KD,KH,KW,IC], bias [OC or 1] -> [N,OD,OH,OW,OC]."""
+
+    def infer(self) -> tuple[Type, ...]:
+        n, *size, ic = expect_rank(self.input, 5, "input")
+        oc, *kernel, wic = expect_rank(self.weight, 5, "weight")
+        if wic != ic:
+            raise Illegal(f"weight {self.weight.type} does not have the {ic} channels of input {self.input.type}")
+        return self.result(n, self.spatial(tuple(size), tuple(kernel)), oc)
+
+
+class DEPTHWISE_CONV2D(Windowed):
+    """input [N,IH,IW,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,OH,OW,C*M]; output channel c*M + m."""
+
+    def infer(self) -> tuple[Type, ...]:
+        n, *size, c = expect_rank(self.input, 4, "input")
+        *kernel, wc, m = expect_rank(self.weight, 4, "weight")
+        if wc != c:
+            raise Illegal(f"weight {self.weight.type} does not have the {c} channels of input {self.input.type}")
+        return self.result(n, self.spatial(tuple(size), tuple(kernel)), c * m)
+
+
+class TRANSPOSE_CONV2D(Convolution):
+    """input [N,IH,IW,IC], weight [OC,KH,KW,IC], bias [OC or 1] -> [N,OH,OW,OC].
+
+    ``out_pad`` is (top, bottom, left, right) and may be negative.
+    """
+
+    out_pad: Ints
+    stride: Ints
+    local_bound: bool = False
+    acc_type: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        n, *size, ic = expect_rank(self.input, 4, "input")
+        oc, *kernel, wic = expect_rank(self.weight, 4, "weight")
+        check(wic == ic, f"weight {self.weight.type} does not have the {ic} channels of input {self.input.type}")
+        expect_length(self.out_pad, 4, "out_pad")
+        expect_length(self.stride, 2, "stride")
+        check(min(self.stride) >= 1, f"stride {list(self.stride)} must be positive")
+        return self.result(n, [self._spatial(axis, size[axis], kernel[axis]) for axis in (0, 1)], oc)
+
+    def _spatial(self, axis: int, size: int, kernel: int) -> int:
+        before, after = self.out_pad[2 * axis : 2 * axis + 2]
+        check(min(before, after) > -kernel, f"out_pad {list(self.out_pad)} takes away a whole kernel of {kernel}")
+        out = (size - 1) * self.stride[axis] + before + after + kernel
+        check(out >= 1, f"out_pad {list(self.out_pad)} leaves no output {AXES[2][axis]}")
+        return out

@@ -1,0 +1,86 @@
+"""Pooling and resizing of images in NHWC (specification 2.2 and 2.10)."""
+
+from __future__ import annotations
+
+from ..graph import Illegal, Ints, Operator, Value, check
+from ..types import DType, NanMode, ResizeMode, Type
+from .convolution import AXES, windows
+from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv, shape_operand
+
+
+def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, ...]:
+    n, height, width, c = expect_rank(input, 4, "input")
+    expect_length(kernel, 2, "kernel")
+    expect_length(pad, 4, "pad")
+    check(min(kernel) >= 1, f"kernel {list(kernel)} has an entry below 1")
+    if max(pad[:2]) >= kernel[0] or max(pad[2:]) >= kernel[1]:
+        raise Illegal(f"pad {list(pad)} must be smaller than the kernel {list(kernel)}")
+    return (Type((n, *windows((height, width), pad, kernel, stride), c), input.dtype),)
+
+
+class AVG_POOL2D(Operator):
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window without its padding; ``pad`` top, bottom, left, right."""
+
+    input: Value
+    input_zp: Value
+    output_zp: Value
+    kernel: Ints
+    stride: Ints
+    pad: Ints
+    acc_type: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        expect_zero_point(self.input_zp, self.input.dtype, "input_zp")
+        expect_zero_point(self.output_zp, self.input.dtype, "output_zp")
+        return _pooled(self.input, self.kernel, self.stride, self.pad)
+
+
+class MAX_POOL2D(Operator):
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: maximum of each window; ``pad`` top, bottom, left, right."""
+
+    input: Value
+    kernel: Ints
+    stride: Ints
+    pad: Ints
+    nan_mode: NanMode = NanMode.PROPAGATE
+
+    def infer(self) -> tuple[Type, ...]:
+        return _pooled(self.input, self.kernel, self.stride, self.pad)
+
+
+_WIDENED = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
+
+
+class RESIZE(Operator):
+    """input [N,IH,IW,C] -> [N,OH,OW,C].
+
+    ``scale`` is (y_n, y_d, x_n, x_d), ``offset`` and ``border`` are (y, x) in units of 1/n input pixels:
+    ``OH = ((IH - 1) * y_n - offset_y + border_y) / y_d + 1``, exactly.
+    """
+
+    input: Value
+    scale: Value
+    offset: Value
+    border: Value
+    mode: ResizeMode
+
+    def infer(self) -> tuple[Type, ...]:
+        n, *size, c = expect_rank(self.input, 4, "input")
+        scale = shape_operand(self.scale, 4, "scale")
+        offset, border = shape_operand(self.offset, 2, "offset"), shape_operand(self.border, 2, "border")
+        check(min(scale) > 0, f"scale {list(scale)} has an entry below 1")
+        out = [_resized(i, size[i], scale[2 * i : 2 * i + 2], offset[i], border[i]) for i in (0, 1)]
+        check(max(*size, *out) < 16384, f"image sizes must be below 16384: {size} -> {out}")
+        dtype = self.input.dtype
+        widened = _WIDENED.get(dtype, dtype) if self.mode is ResizeMode.BILINEAR else dtype
+        return (Type((n, *out, c), widened),)
+
+
+def _resized(axis: int, size: int, scale: Shape, offset: int, border: int) -> int:
+    n, d = scale
+    check(n <= 2048, f"scale numerator {n} is above 2048")
+    check(d < 16 * n, f"scale {n}/{d} is not above 1/16")
+    check(-n <= offset < 16 * n, f"offset {offset} is outside [-{n}, {16 * n})")
+    check(-16 * n <= border < n, f"border {border} is outside [-{16 * n}, {n})")
+    what = f"({AXES[2][axis]} {size} - 1) * {n} - offset {offset} + border {border}"
+    return idiv((size - 1) * n - offset + border, d, what) + 1

@@ -1,0 +1,140 @@
+"""Data layout, gather and scatter (specification 2.9 and 2.11). SHAPE operands are constants."""
+
+from __future__ import annotations
+
+import math
+
+from ..graph import Illegal, Ints, Operator, Value, Values, check
+from ..types import Type
+from .rules import Shape, expect_axis, expect_rank, expect_single, shape_operand, without_zero_sizes
+
+
+class CONCAT(Operator):
+    """input1: one or more tensors, equal but for the size of ``axis`` -> joined along ``axis``."""
+
+    input1: Values
+    axis: int
+
+    def infer(self) -> tuple[Type, ...]:
+        check(bool(self.inputs), "CONCAT needs at least one tensor")
+        first = self.inputs[0].type
+        expect_axis(self.axis, len(first.shape))
+        if len({_without(v.type.shape, self.axis) for v in self.inputs}) != 1:
+            types = ", ".join(str(v.type) for v in self.inputs)
+            raise Illegal(f"tensors differ outside of axis {self.axis}: {types}")
+        joined = sum(v.type.shape[self.axis] for v in self.inputs)
+        return (Type((*first.shape[: self.axis], joined, *first.shape[self.axis + 1 :]), first.dtype),)
+
+
+def _without(shape: Shape, axis: int) -> tuple[int, Shape]:
+    return len(shape), shape[:axis] + shape[axis + 1 :]
+
+
+class PAD(Operator):
+    """input1 [*S], padding SHAPE [2*rank] (before, after for each axis), pad_const [1] -> [*S']."""
+
+    input1: Value
+    padding: Value
+    pad_const: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        shape = self.input1.shape
+        padding = shape_operand(self.padding, 2 * len(shape), "padding")
+        check(min(padding, default=0) >= 0, f"padding {list(padding)} has a negative entry")
+        expect_single(self.pad_const, "pad_const")
+        padded = tuple(size + padding[2 * i] + padding[2 * i + 1] for i, size in enumerate(shape))
+        return (Type(padded, self.input1.dtype),)
+
+
+class RESHAPE(Operator):
+    """input1 [*S], shape SHAPE [rank of the result] -> [*S'] with as many elements."""
+
+    input1: Value
+    shape: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        length = self.shape.type.shape[0] if self.shape.type.shape else 0
+        shape = without_zero_sizes(shape_operand(self.shape, length, "shape"), "shape")
+        if math.prod(shape) != math.prod(self.input1.type.shape):
+            raise Illegal(f"{self.input1.type} does not have the {math.prod(shape)} elements of shape {list(shape)}")
+        return (Type(shape, self.input1.type.dtype),)
+
+
+class REVERSE(Operator):
+    """input1 [*S] -> [*S], elements along ``axis`` in reverse order."""
+
+    input1: Value
+    axis: int
+
+    def infer(self) -> tuple[Type, ...]:
+        expect_axis(self.axis, self.input1.rank)
+        return (self.input1.type,)
+
+
+class SLICE(Operator):
+    """input1 [*S], start SHAPE [rank], size SHAPE [rank] -> [size]."""
+
+    input1: Value
+    start: Value
+    size: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        shape = self.input1.type.shape
+        start = shape_operand(self.start, len(shape), "start")
+        size = without_zero_sizes(shape_operand(self.size, len(shape), "size"), "size")
+        if any(s < 0 or s + n > whole for s, n, whole in zip(start, size, shape, strict=True)):
+            raise Illegal(f"start {list(start)} and size {list(size)} are not inside {self.input1.type}")
+        return (Type(size, self.input1.type.dtype),)
+
+
+class TILE(Operator):
+    """input1 [*S], multiples SHAPE [rank] -> [*S'], repeated ``multiples`` times along each axis."""
+
+    input1: Value
+    multiples: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        shape = self.input1.shape
+        multiples = without_zero_sizes(shape_operand(self.multiples, len(shape), "multiples"), "multiples")
+        return (Type(tuple(n * m for n, m in zip(shape, multiples, strict=True)), self.input1.dtype),)
+
+
+class TRANSPOSE(Operator):
+    """input1 [*S] -> [*S']; axis i of the result is axis ``perms[i]`` of the input."""
+
+    input1: Value
+    perms: Ints
+
+    def infer(self) -> tuple[Type, ...]:
+        shape, dtype = self.input1.type
+        if sorted(self.perms) != list(range(len(shape))):
+            raise Illegal(f"perms {list(self.perms)} is no permutation of the axes of {self.input1.type}")
+        return (Type(tuple([shape[p] for p in self.perms]), dtype),)
+
+
+class GATHER(Operator):
+    """values [N,K,C], indices [N,W] -> [N,W,C]."""
+
+    values: Value
+    indices: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        n, _, c = expect_rank(self.values, 3, "values")
+        rows, w = expect_rank(self.indices, 2, "indices")
+        check(rows == n, f"indices {self.indices.type} and values {self.values.type} differ in the batch")
+        return (Type((n, w, c), self.values.dtype),)
+
+
+class SCATTER(Operator):
+    """values_in [N,K,C], indices [N,W] (no row twice), input [N,W,C] -> [N,K,C]."""
+
+    values_in: Value
+    indices: Value
+    input: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        n, _, c = expect_rank(self.values_in, 3, "values_in")
+        rows, w = expect_rank(self.indices, 2, "indices")
+        check(rows == n, f"indices {self.indices.type} and values_in {self.values_in.type} differ in the batch")
+        check(self.input.shape == (n, w, c), f"input must be [{n}x{w}x{c}], is {self.input.type}")
+        return (self.values_in.type,)

@@ -1,0 +1,115 @@
+"""Reductions, matrix products and Fourier transforms (specification 2.2 and 2.8)."""
+
+from __future__ import annotations
+
+from ..graph import Operator, ResultDType, Value, check
+from ..types import DType, NanMode, Type
+from .rules import expect_axis, expect_rank, expect_zero_point
+
+
+class Reduction(Operator):
+    """input [*S] -> [*S] with size 1 at ``axis``."""
+
+    input: Value
+    axis: int
+
+    def infer(self) -> tuple[Type, ...]:
+        shape, dtype = self.inputs[0].type
+        expect_axis(self.axis, len(shape))
+        return (Type((*shape[: self.axis], 1, *shape[self.axis + 1 :]), dtype),)
+
+
+class REDUCE_ALL(Reduction):
+    """Logical and along the axis."""
+
+
+class REDUCE_ANY(Reduction):
+    """Logical or along the axis."""
+
+
+class REDUCE_MAX(Reduction):
+    """Maximum along the axis."""
+
+    nan_mode: NanMode = NanMode.PROPAGATE
+
+
+class REDUCE_MIN(Reduction):
+    """Minimum along the axis."""
+
+    nan_mode: NanMode = NanMode.PROPAGATE
+
+
+class REDUCE_PRODUCT(Reduction):
+    """Product along the axis."""
+
+
+class REDUCE_SUM(Reduction):
+    """Sum along the axis."""
+
+
+class ARGMAX(Operator):
+    """input [*S] -> INT32 without ``axis``: index of the first maximum."""
+
+    input: Value
+    axis: int
+    nan_mode: NanMode = NanMode.PROPAGATE
+
+    def infer(self) -> tuple[Type, ...]:
+        shape = self.input.shape
+        expect_axis(self.axis, len(shape))
+        return (Type(shape[: self.axis] + shape[self.axis + 1 :], DType.INT32),)
+
+
+class MATMUL(Operator):
+    """A [N,H,C], B [N,C,W], zero points [1] -> [N,H,W] of ``dtype``.
+
+    The accumulator is the result: int8 gives int32, int16 int48, fp16 fp16 or fp32, bf16 fp32.
+    """
+
+    A: Value
+    B: Value
+    A_zp: Value
+    B_zp: Value
+    dtype: ResultDType
+
+    def infer(self) -> tuple[Type, ...]:
+        n, h, c = expect_rank(self.A, 3, "A")
+        batch, depth, w = expect_rank(self.B, 3, "B")
+        check((batch, depth) == (n, c), f"{self.A.type} and {self.B.type} do not multiply")
+        expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
+        expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
+        return (Type((n, h, w), self.dtype),)
+
+
+def _expect_power_of_two(*sizes: int) -> None:
+    check(all(n > 0 and n & (n - 1) == 0 for n in sizes), f"sizes {list(sizes)} must be powers of two")
+
+
+class FFT2D(Operator):
+    """input_real [N,H,W], input_imag [N,H,W] -> output_real [N,H,W], output_imag [N,H,W]; H and W powers of two."""
+
+    input_real: Value
+    input_imag: Value
+    inverse: bool
+    local_bound: bool = False
+
+    def infer(self) -> tuple[Type, ...]:
+        _, h, w = expect_rank(self.input_real, 3, "input_real")
+        check(
+            self.input_imag.shape == self.input_real.shape, f"{self.input_real.type} and {self.input_imag.type} differ"
+        )
+        _expect_power_of_two(h, w)
+        return (self.input_real.type, self.input_real.type)
+
+
+class RFFT2D(Operator):
+    """input_real [N,H,W] -> output_real, output_imag [N,H,W/2+1]; H and W powers of two."""
+
+    input_real: Value
+    local_bound: bool = False
+
+    def infer(self) -> tuple[Type, ...]:
+        n, h, w = expect_rank(self.input_real, 3, "input_real")
+        _expect_power_of_two(h, w)
+        half = Type((n, h, w // 2 + 1), self.input_real.dtype)
+        return (half, half)

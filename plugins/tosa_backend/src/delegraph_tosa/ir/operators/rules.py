@@ -1,0 +1,87 @@
+"""Shape and zero point rules that several operators share."""
+
+from __future__ import annotations
+
+from ..graph import Illegal, Literal, Operator, Value, check, shape_of
+from ..types import DType, Type
+
+Shape = tuple[int, ...]
+
+
+def broadcast(*operands: Value) -> Shape:
+    """Common shape of operands of one rank whose sizes are equal or 1 (specification 1.7, ``broadcast_shape``)."""
+    shape = operands[0].type.shape
+    for operand in operands[1:]:
+        if operand.type.shape != shape:
+            shape = _pair(shape, operand.type.shape, operands)
+    return shape
+
+
+def _pair(left: Shape, right: Shape, operands: tuple[Value, ...]) -> Shape:
+    if len(left) == len(right) and all(a == b or 1 in (a, b) for a, b in zip(left, right, strict=True)):
+        return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+    kind = "shapes do not broadcast" if len(left) == len(right) else "ranks differ"
+    raise Illegal(f"{kind}: {', '.join(str(v.type) for v in operands)}")
+
+
+def expect_rank(value: Value, rank: int, name: str) -> Shape:
+    """Shape of ``value``, whose rank must be ``rank``."""
+    if len(value.type.shape) != rank:
+        raise Illegal(f"{name} must have rank {rank}, is {value.type}")
+    return value.type.shape
+
+
+def expect_axis(axis: int, rank: int) -> None:
+    """``axis`` must count from 0 and lie inside the rank."""
+    if not 0 <= axis < rank:
+        raise Illegal(f"axis {axis} is outside rank {rank}")
+
+
+def expect_length(elements: Shape, length: int, name: str) -> None:
+    """An attribute or shape operand must have ``length`` entries."""
+    if len(elements) != length:
+        raise Illegal(f"{name} must have {length} entries, has {list(elements)}")
+
+
+def shape_operand(value: Value, length: int, name: str) -> Shape:
+    """The entries of a constant SHAPE operand, of which there must be ``length``."""
+    elements = shape_of(value)
+    expect_length(elements, length, name)
+    return elements
+
+
+def expect_single(value: Value, name: str) -> None:
+    """An operand must have the shape [1]."""
+    if value.type.shape != (1,):
+        raise Illegal(f"{name} must have shape [1], is {value.type}")
+
+
+def element(value: Value) -> float | int | None:
+    """The one element of a constant that is at hand, else None."""
+    return value.constant.array.item() if isinstance(value.constant, Literal) else None
+
+
+def expect_zero_point(zero_point: Value, dtype: DType, name: str) -> None:
+    """A zero point has one element, which is 0 unless the data is int8."""
+    expect_single(zero_point, name)
+    if dtype is not DType.INT8 and element(zero_point):
+        raise Illegal(f"{name} must be 0 for {dtype}, is {element(zero_point)}")
+
+
+def idiv(dividend: int, divisor: int, what: str) -> int:
+    """The exact quotient (``idiv_check``); TOSA refuses windows that do not divide evenly."""
+    if dividend % divisor or dividend < 0:
+        problem = "is negative" if dividend < 0 else f"is not a multiple of {divisor}"
+        raise Illegal(f"{what} = {dividend} {problem}")
+    return dividend // divisor
+
+
+def same_type(operator: Operator) -> tuple[Type, ...]:
+    """The result has the type of the first operand."""
+    return (operator.inputs[0].type,)
+
+
+def without_zero_sizes(shape: Shape, name: str) -> Shape:
+    """A shape whose sizes must be positive: TOSA has no empty tensors."""
+    check(all(size > 0 for size in shape), f"{name} {list(shape)} has a size below 1")
+    return shape
