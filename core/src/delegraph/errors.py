@@ -11,6 +11,7 @@ from typing import Any
 CODES: dict[str, str] = {
     "backend-not-found": "No installed plugin offers a backend, partitioner or runtime of that name.",
     "plugin-broken": "The plugin that was asked for could not be loaded.",
+    "plugin-unavailable": "The plugin needs a module that is not installed.",
     "plugin-conflict": "Two distributions offer the name that was asked for.",
     "plugin-incompatible": "The plugin was written for another plugin API.",
     "contract-violation": "A backend or partitioner broke the delegation contract.",
@@ -26,6 +27,10 @@ CODES: dict[str, str] = {
     "internal": "A defect in delegraph or in a plugin; please report it.",
 }
 """Stable code -> meaning. Codes of plugins carry the plugin's name as prefix (``tosa/...``)."""
+
+
+class DelegraphWarning(UserWarning):
+    """Something that delegraph can work without, such as an installed plugin that cannot be loaded."""
 
 
 class DelegraphError(Exception):
@@ -48,6 +53,10 @@ class BackendNotFound(DelegraphError, NotImplementedError):
 
 class PluginBroken(DelegraphError):
     """The plugin that was asked for could not be loaded; ``__cause__`` is its error."""
+
+
+class PluginUnavailable(PluginBroken):
+    """The plugin that was asked for needs a module that is not installed."""
 
 
 class PluginConflict(DelegraphError):

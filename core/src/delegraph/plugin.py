@@ -6,6 +6,7 @@ declarations below. The ``target`` of a declaration (``"package.module:Name"``) 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
 API_VERSION = 1
 """Version of this page. A plugin says in ``BackendSpec.api`` which one it was written for."""
+
+OPTION_TYPES = (str, int, float, bool)
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -33,6 +36,13 @@ class OptionSpec:
     default: Any = None
     choices: tuple[Any, ...] = ()
     help: str = ""
+
+    def __post_init__(self) -> None:
+        if self.type not in OPTION_TYPES:
+            raise TypeError(f"option {self.name!r}: type is str, int, float or bool, not {self.type!r}")
+        _as_tuples(self, "choices")
+        if self.default is not None and not accepts(self, self.default):
+            raise ValueError(f"option {self.name!r}: its own default {self.default!r} is not {expected(self)}")
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,12 @@ class BackendSpec:
     options: tuple[OptionSpec, ...] = ()
     formats: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check(self, name=_NAME, backend_id=_IDENTIFIER, target=_TARGET)
+        _as_tuples(self, "requires", "options", "formats")
+        if type(self.api) is not int:
+            raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
+
 
 @dataclass(frozen=True)
 class PartitionerSpec:
@@ -63,6 +79,9 @@ class PartitionerSpec:
     target: str
     default: bool = False
 
+    def __post_init__(self) -> None:
+        _check(self, name=_NAME, target=_TARGET)
+
 
 @dataclass(frozen=True)
 class RuntimeSpec:
@@ -71,6 +90,10 @@ class RuntimeSpec:
     backend: str
     target: str
     requires: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self, target=_TARGET)
+        _as_tuples(self, "requires")
 
 
 @dataclass(frozen=True)
@@ -81,9 +104,59 @@ class QuantizerSpec:
     target: str
     requires: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check(self, target=_TARGET)
+        _as_tuples(self, "requires")
+
+
+@dataclass(frozen=True)
+class FormatSpec:
+    """What reads files of ``backend`` with this suffix (``".tosa"``): an object as ``delegraph.runtime.FileFormat``."""
+
+    suffix: str
+    backend: str
+    target: str
+
+    def __post_init__(self) -> None:
+        _check(self, suffix=_SUFFIX, target=_TARGET)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*"), "the name of the backend's class"
+_TARGET = re.compile(r"[\w.]+:\S+"), "'package.module:Name'"
+_SUFFIX = re.compile(r"\.[A-Za-z0-9_.]+"), "a file suffix such as '.tosa'"
+
+
+def _check(spec: Any, **fields: tuple[re.Pattern[str], str]) -> None:
+    """A declaration is checked where it is written, so that the traceback shows its author the line."""
+    for field, (pattern, meaning) in fields.items():
+        value = getattr(spec, field)
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError(f"{type(spec).__name__}: {field} is {meaning}, not {value!r}")
+
+
+def _as_tuples(spec: Any, *fields: str) -> None:
+    for field in fields:
+        value = getattr(spec, field)
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
+        object.__setattr__(spec, field, tuple(value))
+
+
+def accepts(option: OptionSpec, value: Any) -> bool:
+    """Whether ``value`` has the option's type (an int is a float, a bool is no number) and is one of its choices."""
+    types = (int, float) if option.type is float else (option.type,)
+    typed = isinstance(value, types) and (option.type is bool) == isinstance(value, bool)
+    return typed and (not option.choices or value in option.choices)
+
+
+def expected(option: OptionSpec) -> str:
+    """What values ``option`` takes, for messages and listings."""
+    return "one of " + ", ".join(map(repr, option.choices)) if option.choices else option.type.__name__
+
 
 class Hooks:
-    """The hooks of API version 1. The first four collect declarations, the last two are events."""
+    """The hooks of API version 1. Those that take nothing collect declarations, the last two are events."""
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:
@@ -106,6 +179,11 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
+    def delegraph_formats(self) -> Iterable[FormatSpec]:
+        """The file formats that this distribution can read."""
+        raise NotImplementedError
+
+    @hookspec
     def delegraph_after_partition(self, report: Any) -> None:
         """A program was partitioned; an error raised here is a line in the report."""
 
@@ -114,5 +192,14 @@ class Hooks:
         """A program was lowered; an error raised here is a line in the report."""
 
 
-Declaration = BackendSpec | PartitionerSpec | RuntimeSpec | QuantizerSpec
+Declaration = BackendSpec | PartitionerSpec | RuntimeSpec | QuantizerSpec | FormatSpec
+DECLARATION_OF: dict[str, type[Any]] = {
+    "delegraph_backends": BackendSpec,
+    "delegraph_partitioners": PartitionerSpec,
+    "delegraph_runtimes": RuntimeSpec,
+    "delegraph_quantizers": QuantizerSpec,
+    "delegraph_formats": FormatSpec,
+}
+"""Hook -> the class of declarations that it returns, in a list or tuple."""
+EVENTS = ("delegraph_after_partition", "delegraph_after_lower")
 Declarations = Sequence[Declaration]

@@ -1,0 +1,100 @@
+"""From ``"package.module:Name"`` to the object, without ever importing from the working directory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+
+
+class ShadowedByWorkingDirectory(ImportError):
+    """The module would have come from the working directory, which nobody installed or put on the path."""
+
+
+def installed_path() -> list[str]:
+    """``sys.path`` without the working directory, as far as nobody asked for it.
+
+    Python puts it (or the script's folder) in front for scripts, ``-m``, ``-c`` and sessions. What stands behind the
+    standard library comes from the installation (an editable install's ``.pth`` file) and stays; so does what
+    PYTHONPATH names.
+    """
+    here = _working_directory()
+    own = sys.path.index(_STANDARD_LIBRARY) if _STANDARD_LIBRARY in sys.path else len(sys.path)
+    asked = {os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
+    kept = [p for p in sys.path[:own] if os.path.abspath(p or os.curdir) != here or here in asked]
+    return [p for p in kept + sys.path[own:] if p not in ("", os.curdir)]
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted: nothing can be loaded from it
+        return ""
+
+
+def find(module: str) -> ModuleSpec | None:
+    """The import spec of ``module`` outside the working directory, or None. Imports nothing, not even its parents."""
+    name, *rest = module.split(".")
+    spec = _top_level(name, installed_path())
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec
+
+
+def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
+    """Ask every finder; those with a map of their own (built-in modules, some editable installs) need no path."""
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        spec = find_spec(name, path if finder is PathFinder else None) if find_spec else None
+        if isinstance(spec, ModuleSpec):
+            return spec
+    return None
+
+
+def missing(modules: Iterable[str]) -> list[str]:
+    """Those of ``modules`` that cannot be found, without importing any."""
+    return [m for m in modules if not (sys.modules.get(m) or (m not in sys.modules and find(m)))]
+
+
+def import_installed(module: str) -> Any:
+    """Import ``module``, unless that would run code that lies in the working directory."""
+    top = module.partition(".")[0]
+    loaded = sys.modules.get(top)
+    spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
+    where = _location(spec) if spec is not None else None
+    if where is not None and os.path.dirname(where) == _working_directory():
+        _refuse_unless_installed(top, where)
+    return importlib.import_module(module)
+
+
+def _refuse_unless_installed(top: str, where: str) -> None:
+    known = find(top)
+    if known is None or _location(known) != where:
+        raise ShadowedByWorkingDirectory(
+            f"module {top!r} would be loaded from the working directory ({where}); "
+            "plugins are only loaded from where they are installed"
+        )
+
+
+def _location(spec: ModuleSpec) -> str | None:
+    """The package's folder or the module's file, absolute."""
+    if spec.submodule_search_locations:
+        return os.path.abspath(next(iter(spec.submodule_search_locations)))
+    return os.path.abspath(spec.origin) if spec.has_location and spec.origin else None
+
+
+def load(target: str) -> Any:
+    """The object that ``"package.module:Qualified.name"`` names. Raises what the import raises, or AttributeError."""
+    module, _, qualified = target.partition(":")
+    found = import_installed(module)
+    for part in qualified.split("."):
+        found = getattr(found, part)
+    return found
