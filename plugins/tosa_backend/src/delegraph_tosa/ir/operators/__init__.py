@@ -1,7 +1,7 @@
 """The operators of TOSA 1.0 (specification chapter 2), a family a file.
 
-CONST and CONST_SHAPE are missing: constants are values here. ``infer`` raises ``Illegal`` for what the specification's pseudocode calls ERROR_IF. Which element types are allowed
-where is not told here but by ``delegraph_tosa.spec``.
+CONST and CONST_SHAPE are missing: constants are values here. ``infer`` raises ``Illegal`` for what the specification's
+pseudocode calls ERROR_IF. Which element types are allowed where is not told here but by ``delegraph_tosa.spec``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,6 @@
+"""What a target accepts: versions, profiles, extensions, levels, and the table of element types and who allows them."""
+
+from .requirement import Requirement, required
+from .target import DEFAULT, TosaSpec
+
+__all__ = ["DEFAULT", "Requirement", "TosaSpec", "required"]

@@ -1,0 +1,142 @@
+"""Level limits (specification 1.8): rank, kernel, stride, scale, tensor size and length of tensor lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.graph import Operator, Value, shape_of
+from ..ir.types import BYTES, DType, Type
+from .table import Row, load
+
+Size = Callable[[Operator], int]
+
+_COMPONENTS = {
+    ("pad", 4): ("pad_top", "pad_bottom", "pad_left", "pad_right"),
+    ("pad", 6): ("pad_d0", "pad_d1", "pad_top", "pad_bottom", "pad_left", "pad_right"),
+    ("out_pad", 4): ("out_pad_top", "out_pad_bottom", "out_pad_left", "out_pad_right"),
+    ("scale", 4): ("scale_y_n", "scale_y_d", "scale_x_n", "scale_x_d"),
+    **{(name, 2): (f"{name}_y", f"{name}_x") for name in ("kernel", "stride", "dilation")},
+    **{(name, 3): (f"{name}_d", f"{name}_y", f"{name}_x") for name in ("stride", "dilation")},
+}
+"""(argument, length) -> how the specification names its entries."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit of an operator: ``measure`` must not exceed ``maximum`` times ``divisor``."""
+
+    text: str
+    measure: Size
+    divisor: Size | None
+    maximum: int
+    maximum_name: str
+
+    def violated(self, operator: Operator) -> str | None:
+        size, divisor = self.measure(operator), self.divisor(operator) if self.divisor else 1
+        if size <= self.maximum * divisor:
+            return None
+        found = f"{size}/{divisor}" if self.divisor else str(size)
+        return f"TOSA {operator.name}: {self.text} is {found}, {self.maximum_name} is {self.maximum}"
+
+
+class Level:
+    """The limits of one level, compiled from the table."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.limits: dict[str, int] = next(e for e in load()["levels"] if e["name"].upper() == name)
+        self._accepted: set[Type] = set()
+        self._compiled: dict[str, tuple[Limit, ...]] = {}
+
+    def why_not(self, operator: Operator, row: Row) -> str | None:
+        """The first limit that ``operator`` exceeds, or None."""
+        accepted = self._accepted
+        for value in (*operator.inputs, *operator.outputs):
+            if value.type not in accepted and (text := self.why_not_type(value.type)):
+                return f"TOSA {operator.name}: {text}"
+        limits = self._compiled.get(row.name)
+        if limits is None:
+            limits = self._compiled[row.name] = self._compile(row)
+        return next((text for limit in limits if (text := limit.violated(operator))), None)
+
+    def why_not_type(self, type: Type) -> str | None:
+        """Why a tensor or shape of this type exceeds the level, or None."""
+        text = self._shape_length(type) if type.dtype is DType.SHAPE else self._tensor(type)
+        if text is None:
+            self._accepted.add(type)
+        return text
+
+    def _shape_length(self, type: Type) -> str | None:
+        longest = self.limits["max_shape_len"]
+        return None if math.prod(type.shape) <= longest else f"shape {type}: MAX_SHAPE_LEN is {longest}"
+
+    def _tensor(self, type: Type) -> str | None:
+        if len(type.shape) > self.limits["max_rank"]:
+            return f"{type} has rank {len(type.shape)}, MAX_RANK is {self.limits['max_rank']}"
+        if min(type.shape, default=1) < 1:
+            return f"{type} has a size below 1; TOSA has no empty or dynamic tensors"
+        power = self.limits["max_log2_size"]
+        if math.prod(type.shape) * BYTES.get(type.dtype, 1) >= 1 << power:
+            return f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)"
+        return None
+
+    def _compile(self, row: Row) -> tuple[Limit, ...]:
+        sizes = _named_sizes(row)
+        limits = [limit for argument in row.arguments for limit in argument.get("level_limits", ())]
+        return tuple(self._limit(text, name, sizes) for text, name in limits if not text.startswith("rank("))
+
+    def _limit(self, text: str, maximum: str, sizes: dict[str, Size]) -> Limit:
+        above, _, below = text.partition("/")
+        factors = [sizes[name.strip()] for name in above.split("*")]
+        divisor = sizes[below.strip()] if below else None
+        return Limit(text, _product(factors), divisor, self.limits[maximum.lower()], maximum)
+
+
+def _product(factors: list[Size]) -> Size:
+    if len(factors) == 1:
+        return factors[0]
+    first, second = factors
+    return lambda op: first(op) * second(op)
+
+
+def _named_sizes(row: Row) -> dict[str, Size]:
+    """Every name that a limit of this operator may use -> how to read it off an operator."""
+    sizes: dict[str, Size] = {}
+    for argument in row.arguments:
+        name, category = argument["name"], argument["category"]
+        if argument["type"] == "tensor_list_t":
+            sizes[f"length(tensor_list_shape({name}))"] = _list_length(category)
+        elif category == "input" and argument["type"] == "tensor_t":
+            sizes.update(_dimensions(name, argument.get("shape") or ""))
+        for position, entry in enumerate(_entries(argument)):
+            sizes[entry] = _entry(name, position)
+    return sizes
+
+
+def _list_length(category: str) -> Size:
+    return (lambda op: len(op.outputs)) if category == "output" else (lambda op: len(op.inputs))
+
+
+def _dimensions(operand: str, shape: str) -> dict[str, Size]:
+    letters = shape.strip("[]").split(",") if shape.startswith("[") else []
+    return {letter: _dimension(operand, axis) for axis, letter in enumerate(letters)}
+
+
+def _dimension(operand: str, axis: int) -> Size:
+    return lambda op: int(getattr(op, operand).type.shape[axis])
+
+
+def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
+    length = (argument.get("shape") or "").strip("[]")
+    return _COMPONENTS.get((argument["name"], int(length)), ()) if length.isdigit() else ()
+
+
+def _entry(name: str, position: int) -> Size:
+    def size(operator: Operator) -> int:
+        held = getattr(operator, name)
+        return int((shape_of(held) if isinstance(held, Value) else held)[position])
+
+    return size

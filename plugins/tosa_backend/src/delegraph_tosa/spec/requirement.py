@@ -1,0 +1,83 @@
+"""What a finished graph needs of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ..ir.graph import Graph, Operator, Value
+from ..ir.types import DType
+from .table import rows
+from .target import alternatives, extensions
+
+_CHOICES = (frozenset({"FP"}), frozenset({"INT"}), frozenset({"FP", "INT"}))
+
+
+class Requirement(NamedTuple):
+    """Profiles (FP, INT) and extensions in lower case."""
+
+    profiles: frozenset[str]
+    extensions: frozenset[str]
+
+
+def required(graph: Graph) -> Requirement:
+    """The fewest profiles, then the fewest extensions, that allow every operator, constant and tensor of the graph.
+
+    Operators that no target takes are left out; ``validate`` names those.
+    """
+    needs = _distinct(_needs(graph))
+    found = [_with_profiles(profiles, needs) for profiles in _CHOICES]
+    return min((r for r in found if r), key=lambda r: (len(r.profiles), len(r.extensions)), default=_everything(needs))
+
+
+def _distinct(needs: Iterable[list[frozenset[str]]]) -> list[list[frozenset[str]]]:
+    return list({tuple(n): n for n in needs}.values())
+
+
+def _needs(graph: Graph) -> Iterator[list[frozenset[str]]]:
+    for operator in graph.operators:
+        found = alternatives(operator)
+        if not isinstance(found, str):
+            yield found
+        yield from (need for body in _bodies(operator) for need in _needs(body))
+    for value in dict.fromkeys([*graph.inputs, *graph.outputs]):
+        yield from _value_needs("IDENTITY", value)
+    for value in graph.constants():
+        yield from _value_needs("CONST", value)
+
+
+def _bodies(operator: Operator) -> list[Graph]:
+    return [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
+
+
+def _value_needs(operator: str, value: Value) -> Iterator[list[frozenset[str]]]:
+    if value.dtype is not DType.SHAPE:
+        row = rows()[operator]
+        modes = row.matching({next(iter(row.variables)): value.dtype})
+        if modes:
+            yield [names for mode in modes for names in mode.allowed_by]
+
+
+def _with_profiles(profiles: frozenset[str], needs: list[list[frozenset[str]]]) -> Requirement | None:
+    """The extensions needed beside these profiles; None if the profiles do not do."""
+    chosen: set[str] = set()
+    for need in sorted(needs, key=len):
+        ways = [_extensions(names) for names in need if _profiles(names) <= profiles]
+        usable = [way for way in ways if all(extensions()[e] & profiles for e in way)]
+        if not usable:
+            return None
+        chosen |= min(usable, key=lambda way: (len(way - chosen), sorted(way)))
+    return Requirement(profiles, frozenset(chosen))
+
+
+def _everything(needs: list[list[frozenset[str]]]) -> Requirement:
+    names = frozenset(name for need in needs for way in need for name in way)
+    return Requirement(_profiles(names), _extensions(names))
+
+
+def _profiles(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(n[4:] for n in names if n.startswith("PRO-"))
+
+
+def _extensions(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(n[4:].lower() for n in names if n.startswith("EXT-"))

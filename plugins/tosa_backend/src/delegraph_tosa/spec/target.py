@@ -1,0 +1,178 @@
+"""The target of a lowering: ``TOSA-1.0+FP+INT`` and its like."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from delegraph.errors import OptionError
+
+from ..ir.graph import Operator
+from ..ir.types import DType, Type
+from .levels import Level
+from .table import Row, load, rows
+
+_FORM = re.compile(r"TOSA-(\d+)\.(\d+)(?:\.\d+)?((?:\+[\w-]+)*)", re.IGNORECASE)
+_ALIASES = {"var": "variable", "cf": "controlflow"}
+_LEVELS = {"8k": "8K", "nolevel": "NONE"}
+PROFILES = ("FP", "INT")
+_ROUNDINGS = {2: "EXT-INEXACTROUND", 3: "EXT-DOUBLEROUND"}
+"""Rounding mode -> extension that RESCALE needs for it (specification 2.12, RESCALE)."""
+
+
+@lru_cache(maxsize=1)
+def extensions() -> dict[str, frozenset[str]]:
+    """Extension in lower case -> the profiles one of which it needs."""
+    return {
+        e["name"][4:].lower(): frozenset(profile.removeprefix("PRO-") for profile in e["with"])
+        for e in load()["extensions"]
+    }
+
+
+@dataclass(frozen=True)
+class TosaSpec:
+    """A version, profiles (of FP, INT), extensions (lower case: ``bf16``, ``int16``, ...) and a level (8K or NONE).
+
+    Level 8K holds unless ``+nolevel`` asks for none: it is the only one the specification defines, and what it refuses
+    no product promises to run. ``str`` is canonical and does not name it.
+    """
+
+    version: tuple[int, int] = (1, 0)
+    profiles: frozenset[str] = frozenset({"FP", "INT"})
+    extensions: frozenset[str] = frozenset()
+    level: str = "8K"
+    _verdicts: dict[object, str | None] = field(init=False, compare=False, repr=False, default_factory=dict)
+
+    @staticmethod
+    def parse(text: str) -> TosaSpec:
+        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``, in any case; OptionError says what is wrong."""
+        form = _FORM.fullmatch(text.strip())
+        if form is None:
+            raise _wrong(text, "it is not of the form TOSA-1.0+FP+INT")
+        version = (int(form[1]), int(form[2]))
+        if version != (1, 0):
+            raise _wrong(text, f"version {form[1]}.{form[2]} is not written; TOSA 1.0 is what we write")
+        words = [_ALIASES.get(word.lower(), word.lower()) for word in form[3].split("+")[1:]]
+        return _from_words(text, version, words)
+
+    def __str__(self) -> str:
+        parts = [*(p for p in PROFILES if p in self.profiles), *sorted(self.extensions)]
+        level = ["nolevel"] if self.level == "NONE" else []
+        return "+".join([f"TOSA-{self.version[0]}.{self.version[1]}", *parts, *level])
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Profiles and extensions as the specification writes them: PRO-FP, EXT-BF16."""
+        return frozenset({f"PRO-{p}" for p in self.profiles} | {f"EXT-{e.upper()}" for e in self.extensions})
+
+    def why_not(self, operator: Operator) -> str | None:
+        """Why this target does not take ``operator`` (with its ``outputs`` set), or None. About two microseconds."""
+        inputs, outputs = operator.inputs, operator.outputs
+        extra = operator.__dict__.get("acc_type") or operator.__dict__.get("rounding_mode")
+        key = (type(operator), extra, tuple([v.type[1] for v in inputs]), tuple([v.type[1] for v in outputs]))
+        try:
+            text = self._verdicts[key]
+        except KeyError:
+            text = self._verdicts[key] = self._why_not_types(operator)
+        row = rows()[operator.name]
+        return text or _why_not_constant(operator, row) or _level(self.level).why_not(operator, row)
+
+    def why_not_constant(self, type: Type) -> str | None:
+        """Why this target does not take a constant of this type, or None."""
+        return self._why_not_value("CONST", "constant", type)
+
+    def why_not_tensor(self, type: Type) -> str | None:
+        """Why this target does not take a graph input or output of this type, or None."""
+        return self._why_not_value("IDENTITY", "tensor", type)
+
+    def _why_not_value(self, operator: str, what: str, type: Type) -> str | None:
+        if type.dtype is not DType.SHAPE:
+            row = rows()[operator]
+            modes = row.matching({next(iter(row.variables)): type.dtype})
+            allowed_by = [names for mode in modes for names in mode.allowed_by]
+            if text := self._refusal(f"a {what} of {type.dtype}", allowed_by):
+                return text
+        text = _level(self.level).why_not_type(type)
+        return text and f"{what} {text}"
+
+    def _why_not_types(self, operator: Operator) -> str | None:
+        needs = alternatives(operator)
+        return needs if isinstance(needs, str) else self._refusal(f"TOSA {_subject(operator)}", needs)
+
+    def _refusal(self, subject: str, allowed_by: list[frozenset[str]]) -> str | None:
+        if any(names <= self.names for names in allowed_by):
+            return None
+        if not allowed_by:
+            return f"{subject} is not in TOSA {self.version[0]}.{self.version[1]}"
+        ways = " or ".join("+".join(sorted(names)) for names in allowed_by)
+        return f"{subject} needs {ways}; target is {'+'.join(sorted(self.names))}"
+
+
+DEFAULT = TosaSpec()
+"""``TOSA-1.0+FP+INT`` at level 8K."""
+
+
+def alternatives(operator: Operator) -> list[frozenset[str]] | str:
+    """Sets of profiles and extensions, any of which allows the operator's types; or the text that says none can."""
+    row = rows()[operator.name]
+    outputs = tuple(v.dtype for v in operator.outputs)
+    bound = row.bind(tuple(v.dtype for v in operator.inputs), outputs)
+    if isinstance(bound, str):
+        return bound
+    if "acc_t" in row.variables and hasattr(operator, "acc_type"):
+        bound["acc_t"] = operator.acc_type
+    found = [names for mode in row.matching(bound) for names in mode.allowed_by]
+    if not found:
+        return f"TOSA {_subject(operator)} is not in TOSA 1.0"
+    rounding = _ROUNDINGS.get(getattr(operator, "rounding_mode", 0))
+    return [names | {rounding} for names in found] if rounding else found
+
+
+def _subject(operator: Operator) -> str:
+    """``CAST from bool to fp32``, ``CLAMP on bf16``, ``MATMUL on fp16 with result fp32``."""
+    given = list(dict.fromkeys(str(v.dtype) for v in operator.inputs if v.dtype is not DType.SHAPE))
+    results = list(dict.fromkeys(str(v.dtype) for v in operator.outputs))
+    accumulator = f" accumulated in {operator.acc_type}" if hasattr(operator, "acc_type") else ""
+    if results == given[:1] or not results or not given:
+        return f"{operator.name} on {', '.join(given or results)}{accumulator}" if given or results else operator.name
+    return f"{operator.name} from {', '.join(given)} to {', '.join(results)}{accumulator}"
+
+
+def _why_not_constant(operator: Operator, row: Row) -> str | None:
+    for position, name in row.constants:
+        if position < len(operator.inputs) and operator.inputs[position].constant is None:
+            return f"TOSA {row.name}: {name} must be a compile-time constant"
+    return None
+
+
+@lru_cache(maxsize=2)
+def _level(name: str) -> Level:
+    return Level(name)
+
+
+def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSpec:
+    if repeated := sorted({w for w in words if words.count(w) > 1}):
+        raise _wrong(text, f"{', '.join(repeated)} is there twice")
+    profiles = frozenset(w.upper() for w in words if w.upper() in PROFILES)
+    levels = [_LEVELS[w] for w in words if w in _LEVELS]
+    named = frozenset(w for w in words if w.upper() not in PROFILES and w not in _LEVELS)
+    if not profiles:
+        raise _wrong(text, "it names no profile: FP, INT or both")
+    if len(levels) > 1:
+        raise _wrong(text, "it names two levels")
+    _check_extensions(text, profiles, named)
+    return TosaSpec(version, profiles, named, levels[0] if levels else "8K")
+
+
+def _check_extensions(text: str, profiles: frozenset[str], named: frozenset[str]) -> None:
+    known = extensions()
+    if unknown := sorted(named - known.keys()):
+        raise _wrong(text, f"unknown extension {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    for name in sorted(named):
+        if not known[name] & profiles:
+            raise _wrong(text, f"extension {name} needs profile {' or '.join(sorted(known[name]))}")
+
+
+def _wrong(text: str, why: str) -> OptionError:
+    return OptionError("option-invalid", f"wrong TOSA specification {text!r}: {why}")
