@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """One setting for the backend: a key and its bytes. Order and duplicates are kept; the runtime sees the same list."""
+    """One setting for the backend: a key and its bytes. Order and duplicates are kept, for the runtime too."""
 
     key: str
     value: bytes
@@ -143,7 +143,7 @@ class BackendDetails:
     @staticmethod
     @enforcedmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Compile one partition: placeholders are the constants that it owns, then its inputs; it returns a flat tuple."""
+        """Compile one partition: its placeholders are constants, then inputs; it returns a flat tuple."""
         raise NotImplementedError
 
     @classmethod

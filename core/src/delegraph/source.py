@@ -22,7 +22,8 @@ class Source:
     code: str
 
     def __str__(self) -> str:
-        return f"{os.path.relpath(self.file) if _near(self.file) else self.file}:{self.line}, in {self.function}: {self.code}"
+        file = os.path.relpath(self.file) if _near(self.file) else self.file
+        return f"{file}:{self.line}, in {self.function}: {self.code}"
 
 
 def _near(file: str) -> bool:

@@ -1,0 +1,164 @@
+"""Running a lowered program on this host: delegates through their runtimes, the rest in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from .errors import ContractViolation, InputError, NoRuntime
+from .lowered_module import Argument, LoweredBackendModule
+from .signature import MUTATIONS, constant_tensor, placeholders, user_inputs, written_targets
+
+if TYPE_CHECKING:
+    from .registry import Registry
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+OnMissingRuntime = Literal["error", "eager"]
+CallDelegate = Callable[..., Any]
+
+
+class Delegates:
+    """Loads each blob once, when it is first called, and checks what it returns."""
+
+    def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
+        self._registry, self._on_missing = registry, on_missing
+        self._loaded: dict[LoweredBackendModule, CallDelegate] = {}
+
+    def __call__(self, module: LoweredBackendModule, *args: Any) -> tuple[Any, ...]:
+        if module not in self._loaded:
+            self._loaded[module] = self._load(module)
+        results = self._loaded[module](*args)
+        _check_results(module, results)
+        return tuple(results)
+
+    def _load(self, module: LoweredBackendModule) -> CallDelegate:
+        try:
+            runtime = self._registry.runtime_for(module.backend_id)
+        except NoRuntime:
+            if self._on_missing == "eager":
+                eager: CallDelegate = module.original_module.module(check_guards=False)
+                return eager
+            raise
+        return runtime.load(module.processed_bytes, module.compile_specs, module.named_data())
+
+
+def _check_results(module: LoweredBackendModule, results: Any) -> None:
+    given = [_type_of(r) for r in results] if isinstance(results, (tuple, list)) else type(results).__name__
+    wanted = [_type_of(a) for a in module.outputs]
+    if given != wanted and any(_static(a) for a in module.outputs):
+        text = f"the runtime of {module.backend_id} returned {given}; the calling convention says {wanted}"
+        raise ContractViolation("contract-violation", text)
+
+
+def _type_of(value: Any) -> Any:
+    described = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
+    return (value.dtype, tuple(value.shape or ())) if described else "number"
+
+
+def _static(argument: Argument) -> bool:
+    return all(isinstance(d, int) for d in argument.shape or ())
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """torch's interpreter, with calls of delegates sent to ``call``."""
+
+    def __init__(self, program: ExportedProgram, call: CallDelegate) -> None:
+        super().__init__(program.graph_module)
+        self._call = call
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._call(*args) if target is _CALL_DELEGATE else super().call_function(target, args, kwargs)
+
+
+class Executable:
+    """One method, ready to be called with the arguments of the exported module.
+
+    Buffers that the program writes live here from the first call on; the caller's module is not touched.
+    """
+
+    def __init__(self, program: ExportedProgram, call: CallDelegate) -> None:
+        self.program, self._interpreter = program, _Interpreter(program, call)
+        self._state: dict[str, torch.Tensor] = {}
+        self._written = written_targets(program)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = self._flatten(args, kwargs)
+        with torch.no_grad():
+            results = self._interpreter.run(*self._inputs(flat), enable_io_processing=False)
+        returned = self._write_back(results, flat)
+        return pytree.tree_unflatten(returned, self.program.call_spec.out_spec)
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        ordered = _ordered(kwargs, self.program)
+        flat, spec = pytree.tree_flatten((tuple(args), ordered))
+        wanted = self.program.call_spec.in_spec
+        if spec != wanted and wanted is not None:
+            text = f"the program takes {_described(wanted)}; it was given {_described(spec)}"
+            raise InputError("input-invalid", text)
+        for node, value in zip(user_inputs(self.program), flat, strict=True):
+            _check_input(node.name, node.meta.get("val"), value)
+        return flat
+
+    def _inputs(self, flat: Sequence[Any]) -> list[Any]:
+        given = iter(flat)
+        return [self._input(spec, given) for _, spec in placeholders(self.program)]
+
+    def _input(self, spec: Any, given: Any) -> Any:
+        if spec.kind is InputKind.USER_INPUT:
+            return next(given)
+        tensor = constant_tensor(self.program, spec)
+        if spec.target not in self._written:
+            return tensor
+        return self._state.setdefault(spec.target, tensor.detach().clone())
+
+    def _write_back(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
+        """Store what the signature calls mutations; return the rest."""
+        names = [n.name for n in user_inputs(self.program)]
+        specs = self.program.graph_signature.output_specs
+        for spec, value in zip(specs, results, strict=True):
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                flat[names.index(str(spec.target))].copy_(value)
+            elif spec.kind in MUTATIONS:
+                self._state[str(spec.target)] = value
+        return [v for s, v in zip(specs, results, strict=True) if s.kind not in MUTATIONS]
+
+
+def _ordered(kwargs: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
+    """Keyword arguments in the order in which the program was exported with them."""
+    spec = program.call_spec.in_spec
+    known = list(spec.child(1).context or []) if spec is not None else []
+    unknown = [k for k in kwargs if k not in known]
+    if unknown:
+        raise InputError("input-invalid", f"unknown keyword argument {unknown[0]!r}; the program takes {known}")
+    return {k: kwargs[k] for k in known if k in kwargs}
+
+
+def _described(spec: pytree.TreeSpec) -> str:
+    args, kwargs = spec.child(0), spec.child(1)
+    named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
+    leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
+    return f"{args.num_children} positional inputs{leaves}{named}"
+
+
+def _check_input(name: str, wanted: Any, value: Any) -> None:
+    if isinstance(wanted, torch.Tensor):
+        shape = getattr(value, "shape", None)
+        right = isinstance(value, torch.Tensor) and value.dtype == wanted.dtype and _fits(wanted.shape, shape)
+        if not right:
+            expected = f"{wanted.dtype} of shape {list(wanted.shape)}"
+            raise InputError("input-invalid", f"input {name} is to be {expected}; it is {_given(value)}")
+    elif isinstance(wanted, (int, float, bool, str, type(None))) and value != wanted:
+        raise InputError("input-invalid", f"input {name} was exported as {wanted!r}; it is {value!r}")
+
+
+def _fits(wanted: Sequence[Any], given: Any) -> bool:
+    return len(wanted) == len(given) and all(w == g for w, g in zip(wanted, given, strict=True) if isinstance(w, int))
+
+
+def _given(value: Any) -> str:
+    return f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

@@ -1,0 +1,82 @@
+"""``LoweredBackendModule``: a partition and what its backend made of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from .backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One input or output of a delegate: its name in the program, dtype and shape (None for a Python number)."""
+
+    name: str
+    dtype: torch.dtype | None
+    shape: tuple[Any, ...] | None
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return f"{self.name}: number"
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape or ())}"
+
+
+class LoweredBackendModule(torch.nn.Module):
+    """What a lowered graph calls through ``torch.ops.higher_order.executorch_call_delegate``.
+
+    ``processed_bytes`` joins the blob when it is first read; ``blob`` is what the backend gave. It has no
+    ``module_name``: ``torch.export.save`` of a lowered program has to fail, since it would drop the blob silently.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        original_module: ExportedProgram,
+        compile_specs: Sequence[CompileSpec],
+        inputs: Sequence[Argument] = (),
+        outputs: Sequence[Argument] = (),
+    ) -> None:
+        super().__init__()
+        self.backend_id, self.original_module, self.compile_specs = backend_id, original_module, list(compile_specs)
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.meta: dict[str, Any] = {}
+        self.blob: bytes | Blob = b""
+        self.named_data_store_output: NamedDataStoreOutput | None = None
+
+    def attach(self, result: PreprocessResult) -> None:
+        """Take over what the backend produced."""
+        self.blob, self.named_data_store_output = result.processed_bytes, result.data_store_output
+        self.meta["debug_handle_map"] = result.debug_handle_map
+        if result._delegate_info_meta is not None:
+            self.meta["_delegate_info_meta"] = result._delegate_info_meta
+
+    @property
+    def processed_bytes(self) -> bytes:
+        """The blob as the ``.pte`` stores it."""
+        if not isinstance(self.blob, bytes):
+            self.blob = joined(self.blob)
+        return self.blob
+
+    def named_data(self) -> dict[str, bytes]:
+        """Named data by key, internal and external."""
+        store = self.named_data_store_output or NamedDataStoreOutput()
+        tables = [store.pte_data, *store.external_data.values()]
+        return {k: store.buffers[e.buffer_index] for entries in tables for k, e in entries.items()}
+
+    def forward(self, *args: Any) -> Any:
+        return _CALL_DELEGATE(self, *args)
+
+
+def joined(blob: Blob) -> bytes:
+    """All bytes of ``blob``, written once: ``getvalue`` shares the buffer that was filled."""
+    buffer = io.BytesIO()
+    blob.write_to(buffer)
+    return buffer.getvalue()

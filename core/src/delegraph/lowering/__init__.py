@@ -1,0 +1,77 @@
+"""``to_backend``: hand a program, or the parts of it that a partitioner tags, to a backend (names as in ExecuTorch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from torch.export import ExportedProgram
+
+from ..backend import CompileSpec
+from ..errors import InputError
+from ..lowered_module import LoweredBackendModule
+from ..partitioner import CapabilityPartitioner, Partitioner
+from ..registry import default_registry
+from .normalise import normalise
+from .stage import collection_suspended, run_stage
+
+__all__ = ["LoweredBackendModule", "MethodProgramsPartitionerSpec", "to_backend"]
+
+
+@dataclass
+class MethodProgramsPartitionerSpec:
+    """Programs and partitioners by method name; a method without a partitioner stays as it is."""
+
+    method_to_edge_program: Mapping[str, ExportedProgram]
+    method_to_partitioner: Mapping[str, Partitioner]
+
+
+@overload
+def to_backend(
+    target: str, program: ExportedProgram, compile_specs: Sequence[CompileSpec] = ()
+) -> LoweredBackendModule: ...
+@overload
+def to_backend(target: ExportedProgram, program: Partitioner) -> ExportedProgram: ...
+@overload
+def to_backend(target: MethodProgramsPartitionerSpec) -> dict[str, ExportedProgram]: ...
+
+
+def to_backend(target: Any, program: Any = None, compile_specs: Sequence[CompileSpec] = ()) -> Any:
+    """Lower with a backend or a partitioner; three forms.
+
+    ``to_backend(backend_id, program, compile_specs)``: the whole program as one ``LoweredBackendModule``.
+    ``to_backend(program, partitioner)``: the program with what the partitioner tags delegated.
+    ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods, each backend called once for all.
+    The programs that are passed in are never changed.
+    """
+    if isinstance(target, str) and isinstance(program, ExportedProgram):
+        return _whole(target, program, compile_specs)
+    if isinstance(target, ExportedProgram) and isinstance(program, Partitioner):
+        return _methods({"forward": target}, {"forward": program})["forward"]
+    if isinstance(target, MethodProgramsPartitionerSpec) and program is None:
+        return _methods(target.method_to_edge_program, target.method_to_partitioner)
+    forms = (
+        "(backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner), (MethodProgramsPartitionerSpec)"
+    )
+    given = ", ".join(type(a).__name__ for a in (target, program) if a is not None)
+    raise InputError("input-invalid", f"to_backend takes {forms}; it was given ({given})")
+
+
+def _methods(programs: Mapping[str, Any], partitioners: Mapping[str, Any]) -> dict[str, ExportedProgram]:
+    unknown = [m for m in partitioners if m not in programs]
+    if unknown:
+        raise InputError(
+            "input-invalid", f"a partitioner is given for method {unknown[0]!r}; methods: {list(programs)}"
+        )
+    with collection_suspended():
+        normal = {m: normalise(p)[0] if m in partitioners else p for m, p in programs.items()}
+        return run_stage(normal, partitioners, default_registry()).programs
+
+
+def _whole(backend_id: str, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> LoweredBackendModule:
+    """Everything in one partition, whatever the backend says of it."""
+    with collection_suspended():
+        everything = CapabilityPartitioner(lambda node: None, backend_id, compile_specs)
+        normal, _ = normalise(program)
+        return run_stage({"forward": normal}, {"forward": everything}, default_registry()).work[0].module

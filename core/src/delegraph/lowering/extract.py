@@ -1,0 +1,95 @@
+"""Step 4: one ExportedProgram a partition, its tensors by reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Graph, Node
+
+from ..lowered_module import Argument
+from ..signature import argument_of, build_program, flat_call, placeholders
+from .plan import Partition, Plan
+
+_TO = torch.ops.aten.to.dtype
+
+
+def extract(plan: Plan, partition: Partition) -> ExportedProgram:
+    """The partition as a program: placeholders are its constants, then its inputs; it returns a flat tuple.
+
+    A value with a boundary type arrives (or leaves) in that dtype and is cast inside.
+    """
+    build = _Build(plan, partition)
+    call = flat_call(len(partition.inputs), len(partition.outputs))
+    return build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
+
+
+class _Build:
+    """The graph of one partition and its signature, made in one pass."""
+
+    def __init__(self, plan: Plan, partition: Partition) -> None:
+        self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
+        self.env: dict[Node, Node] = {}
+        specs = dict(placeholders(plan.program)) if partition.constants else {}
+        self.inputs = [self._constant(n, specs[n]) for n in partition.constants]
+        self.inputs += [self._input(n) for n in partition.inputs]
+        for node in partition.nodes:
+            self._copy(node)
+        self.outputs = self._return()
+
+    def _constant(self, node: Node, spec: InputSpec) -> InputSpec:
+        self._placeholder(node)
+        return InputSpec(spec.kind, argument_of(self.env[node]), spec.target, spec.persistent)
+
+    def _input(self, node: Node) -> InputSpec:
+        arrives = self._placeholder(node)
+        if node in self.partition.boundary:
+            self.env[node] = _cast(self.graph, arrives, self.partition.boundary[node], arrives.meta["val"].dtype)
+        return InputSpec(InputKind.USER_INPUT, argument_of(arrives), None)
+
+    def _placeholder(self, node: Node) -> Node:
+        made = self.graph.create_node("placeholder", node.name, name=node.name)
+        made.meta = {k: v for k, v in node.meta.items() if k not in ("delegation_tag", "debug_handle")}
+        self.env[node] = made
+        return made
+
+    def _copy(self, node: Node) -> None:
+        for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
+            self.env[owner] = self.graph.node_copy(owner)
+        self.env[node] = self.graph.node_copy(node, lambda n: self.env[n])
+
+    def _return(self) -> list[OutputSpec]:
+        values = [self._leaving(n) for n in self.partition.outputs]
+        self.graph.output(tuple(values))
+        return [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
+
+    def _leaving(self, node: Node) -> Node:
+        made, dtype = self.env[node], self.partition.boundary.get(node)
+        return made if dtype is None else cast(self.graph, made, dtype)
+
+
+def _cast(graph: Graph, arrives: Node, boundary: torch.dtype, inside: torch.dtype) -> Node:
+    arrives.meta["val"] = arrives.meta["val"].to(boundary)
+    return cast(graph, arrives, inside)
+
+
+def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+    """A call that casts ``node``; it inherits the node's source and debug handle."""
+    made = graph.call_function(_TO, (node, dtype))
+    made.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
+    made.meta["val"] = node.meta["val"].to(dtype)
+    return made
+
+
+def arguments(nodes: list[Node], boundary: dict[Node, torch.dtype]) -> list[Argument]:
+    """The calling convention's names and types of values that cross the border."""
+    return [_argument(n, boundary.get(n)) for n in nodes]
+
+
+def _argument(node: Node, boundary: torch.dtype | None) -> Argument:
+    val: Any = node.meta.get("val")
+    if isinstance(argument_of(node), ConstantArgument) or not isinstance(val, torch.Tensor):
+        return Argument(node.name, None, None)
+    return Argument(node.name, boundary or val.dtype, tuple(val.shape))

@@ -1,0 +1,131 @@
+"""Step 1: a private copy of the program in the form that backends see.
+
+Functional, without wrappers that only switch gradients on and off, a debug handle on every call. The caller's program
+is never changed, and the graph is copied, not retraced.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.fx import Graph, GraphModule, Node
+
+from ..signature import MUTATIONS, argument_of, build_program, output_node, root_call
+from .functional import Mutations, functionalise
+
+aten = torch.ops.aten
+_GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
+_DROPPED = frozenset({aten._assert_tensor_metadata.default})
+"""Checks of what an exported program fixes anyway."""
+_IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
+"""Calls that give their argument once nothing is written in place."""
+
+
+def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
+    """The normalised copy of ``program``, and notes for the report."""
+    graph = _Copy(program.graph_module).graph
+    mutations = functionalise(graph)
+    if mutations.unproven:
+        functional, _ = normalise(program.run_decompositions({}))
+        return functional, [f"retraced, because of {text}" for text in mutations.unproven]
+    inputs, outputs = _specs(program, graph, mutations)
+    _drop_identities(graph)
+    _drop_dead(graph)
+    _refresh(outputs, graph)
+    number_calls(graph)
+    return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program)), []
+
+
+def number_calls(graph: Graph) -> None:
+    """Give every call that has none a debug handle: ints from 1 in graph order."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    highest = max((n.meta.get("debug_handle", 0) for n in calls), default=0)
+    for node in calls:
+        if "debug_handle" not in node.meta:
+            highest += 1
+            node.meta["debug_handle"] = highest
+
+
+class _Copy:
+    """A copy of a graph with gradient wrappers inlined."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.graph = Graph(owning_module=module)
+        self.env: dict[Node, Any] = {}
+        self._body(module)
+
+    def _body(self, module: GraphModule) -> Any:
+        for node in module.graph.nodes:
+            self.env[node] = self._node(node, module)
+        return self.env[output_node(module.graph)]
+
+    def _node(self, node: Node, module: GraphModule) -> Any:
+        if node.target is _GRADIENT_WRAPPER:
+            return self._inline(node, module)
+        if node.target is operator.getitem and isinstance(self.env[node.args[0]], tuple):  # type: ignore[index]
+            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.op == "get_attr" and all(u.target is _GRADIENT_WRAPPER for u in node.users):
+            return None
+        if node.op == "placeholder" and node in self.env:
+            return self.env[node]
+        if node.op == "output" and module is not self.graph.owning_module:
+            return torch.fx.map_arg(node.args[0], lambda n: self.env[n])
+        return None if node.target in _DROPPED else self.graph.node_copy(node, lambda n: self.env[n])
+
+    def _inline(self, node: Node, module: GraphModule) -> tuple[Any, ...]:
+        owner: Any = node.args[1]
+        body: Any = getattr(module, owner.target)
+        inner = [n for n in body.graph.nodes if n.op == "placeholder"]
+        self.env.update(zip(inner, torch.fx.map_arg(node.args[2:], lambda n: self.env[n]), strict=True))
+        return tuple(self._body(body))
+
+
+def _specs(program: ExportedProgram, graph: Graph, found: Mutations) -> tuple[list[InputSpec], list[OutputSpec]]:
+    """Signature of the copy: mutations first, then what the program returned; the output node is rewritten to match."""
+    inputs = list(program.graph_signature.input_specs)
+    known = [s for s in program.graph_signature.output_specs if s.kind in MUTATIONS]
+    new = [
+        _write(spec, node, found.last_value[node]) for node, spec in _pairs(graph, inputs) if node in found.last_value
+    ]
+    output = output_node(graph)
+    values: Any = output.args[0]
+    results = [*values[: len(known)], *(found.last_value[n] for n, _ in _pairs(graph, inputs) if n in found.last_value)]
+    output.args = ((*results, *values[len(known) :]),)
+    rest = program.graph_signature.output_specs[len(known) :]
+    return inputs, [*known, *new, *rest]
+
+
+def _pairs(graph: Graph, inputs: Sequence[InputSpec]) -> list[tuple[Node, InputSpec]]:
+    return list(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
+
+
+def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
+    kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
+    kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
+    target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target
+    return OutputSpec(kind, TensorArgument(value.name), target)
+
+
+def _drop_identities(graph: Graph) -> None:
+    for node in [n for n in graph.nodes if n.target in _IDENTITIES]:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _drop_dead(graph: Graph) -> None:
+    """Remove calls that nobody uses; safe now that a write shows as a use."""
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
+            graph.erase_node(node)
+
+
+def _refresh(outputs: list[OutputSpec], graph: Graph) -> None:
+    """Let every output spec name the node that the graph returns at its place."""
+    values: Any = output_node(graph).args[0]
+    for k, value in enumerate(values):
+        outputs[k] = OutputSpec(outputs[k].kind, argument_of(value), outputs[k].target)

@@ -1,0 +1,168 @@
+"""Which nodes go where: the partitioner's tags, checked, as one plan from which parent and children are built."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..errors import ContractViolation
+from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Refusal
+from ..signature import constant_placeholders
+from ..source import source_of
+
+
+@dataclass
+class Partition:
+    """What one delegate computes. All lists are in graph order.
+
+    ``nodes``: its calls; ``constants``: placeholders of parameters, buffers and constants that it owns; ``inputs``:
+    values that it gets at run time; ``outputs``: values that others use. ``boundary``: dtypes in which values cross.
+    """
+
+    tag: str
+    spec: DelegationSpec
+    nodes: list[Node]
+    constants: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    boundary: dict[Node, torch.dtype] = field(default_factory=dict)
+
+
+@dataclass
+class Plan:
+    """The partitions of one program, who provides each delegated value, and what stayed behind."""
+
+    program: ExportedProgram
+    partitions: list[Partition]
+    tags: dict[Node, tuple[str, ...]]
+    provider: dict[Node, Partition]
+    refusals: list[Refusal]
+
+
+def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
+    """Ask ``partitioner`` about ``program`` and check that it did what the contract allows."""
+    before = _fingerprint(program)
+    result = partitioner(program)
+    _check_result(partitioner, result, program, before)
+    tags = _tags(program, result.partition_tags, partitioner)
+    partitions = _collect(program, tags, result)
+    provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder"}
+    position = {n: k for k, n in enumerate(program.graph.nodes)}
+    for partition in partitions.values():
+        _connect(partition, tags, position)
+    return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals))
+
+
+def _fingerprint(program: ExportedProgram) -> list[tuple[Any, ...]]:
+    return [(n, n.op, n.target, n.args, n.kwargs) for n in program.graph.nodes]
+
+
+def unchanged(program: ExportedProgram, before: list[tuple[Any, ...]]) -> bool:
+    """Whether the graph is what it was when ``before`` was taken; literal arguments count."""
+    return _fingerprint(program) == before
+
+
+fingerprint = _fingerprint
+
+
+def _check_result(who: Partitioner, result: Any, program: ExportedProgram, before: list[tuple[Any, ...]]) -> None:
+    name = type(who).__name__
+    if not isinstance(result, PartitionResult):
+        raise _broken(f"partitioner {name} returned {type(result).__name__}, not a PartitionResult")
+    if not isinstance(result.partition_tags, Mapping):
+        raise _broken(f"partitioner {name}: `partition_tags` is to map each tag to a DelegationSpec")
+    if result.tagged_exported_program is not program:
+        raise _broken(f"partitioner {name} returned another program; it is to tag the one that it was given")
+    if not unchanged(program, before):
+        raise _broken(f"partitioner {name} changed the graph; it may only set meta['delegation_tag']")
+
+
+def _broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
+    return ContractViolation("contract-violation", text, node, source_of(node) if node else None, hint)
+
+
+def _tags(program: ExportedProgram, known: Mapping[str, Any], who: Partitioner) -> dict[Node, tuple[str, ...]]:
+    """Node -> its tags; checks that only what may be delegated is tagged."""
+    constant = constant_placeholders(program)
+    tags: dict[Node, tuple[str, ...]] = {}
+    for node in program.graph.nodes:
+        listed = _listed(node, tags)
+        if listed:
+            _check_tag(node, listed, known, constant, type(who).__name__)
+            tags[node] = listed
+    return tags
+
+
+def _listed(node: Node, tags: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]:
+    given = node.meta.get("delegation_tag")
+    listed = (given,) if isinstance(given, str) else tuple(given or ())
+    if node.target is not operator.getitem or node.op != "call_function":
+        return listed
+    producer: tuple[str, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
+    if listed and listed != producer:
+        raise _broken(f"{node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}", node)
+    return producer
+
+
+def _check_tag(node: Node, listed: tuple[str, ...], known: Mapping[str, Any], constant: set[Node], who: str) -> None:
+    if node.op == "output":
+        raise _broken(f"partitioner {who}: output node {node.name} should not be tagged")
+    if node.op == "placeholder" and node not in constant:
+        what = "placeholder node for non-params, non-buffer, and non-tensor constants, or for a buffer that is written,"
+        raise _broken(f"partitioner {who}: {what} should not be tagged: {node.name}")
+    for tag in listed:
+        if tag not in known:
+            raise _broken(f"partitioner {who}: tag {tag!r} of {node.name} is not in partition_tags {list(known)}", node)
+
+
+def _collect(
+    program: ExportedProgram, tags: Mapping[Node, tuple[str, ...]], result: PartitionResult
+) -> dict[str, Partition]:
+    """Partitions with their calls and the constants that they own."""
+    partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
+    owned = {n for n in tags if n.op == "placeholder"}
+    for node in program.graph.nodes:
+        for tag in tags.get(node, ()) if node.op != "placeholder" else ():
+            partitions[tag].nodes.append(node)
+    for partition in partitions.values():
+        used = {i for n in partition.nodes for i in n.all_input_nodes if i in owned}
+        _check_no_copy(used, tags, partition.tag)
+        partition.constants = list(used)
+        partition.boundary = _boundary(result, partition)
+    return partitions
+
+
+def _check_no_copy(used: set[Node], tags: Mapping[Node, tuple[str, ...]], tag: str) -> None:
+    for node in (n for n in used if n.meta.get("no_copy")):
+        for user in node.users:
+            if tags.get(user) != (tag,):
+                text = (
+                    f"constant {node.name} is tagged with {tag} but has user {user.name} which has tag {tags.get(user)}"
+                )
+                raise _broken(text, user)
+
+
+def _boundary(result: PartitionResult, partition: Partition) -> dict[Node, torch.dtype]:
+    near = {n for call in partition.nodes for n in (call, *call.all_input_nodes)} if result.boundary_types else ()
+    return {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
+
+
+def _connect(partition: Partition, tags: Mapping[Node, tuple[str, ...]], position: Mapping[Node, int]) -> None:
+    """Find what crosses the partition's border."""
+    inside = {*partition.nodes, *partition.constants}
+    incoming = {i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr"}
+    partition.constants.sort(key=position.__getitem__)
+    partition.inputs = sorted(incoming, key=position.__getitem__)
+    partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags)]
+
+
+def _leaves(node: Node, tags: Mapping[Node, tuple[str, ...]]) -> bool:
+    """Whether somebody who does not compute ``node`` for itself needs it; what returns several is unpacked first."""
+    several = isinstance(node.meta.get("val"), (list, tuple))
+    return not several and any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in node.users)

@@ -1,0 +1,75 @@
+"""Who decides which nodes a backend gets: the ``Partitioner`` contract (names as in ExecuTorch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ..backend import CompileSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch._ops import OpOverload
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+
+@dataclass(frozen=True)
+class DelegationSpec:
+    """Which backend a partition goes to (its class's name or its short name), with which settings."""
+
+    backend_id: str
+    compile_specs: tuple[CompileSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compile_specs", tuple(self.compile_specs))
+
+
+@dataclass
+class Refusal:
+    """A node that stays behind, and why, in the user's terms."""
+
+    node: Node
+    reason: str
+
+
+@dataclass
+class PartitionResult:
+    """The tagged program; tag -> spec; and what the partitioner has to say.
+
+    A delegated node has ``node.meta["delegation_tag"]``: a key of ``partition_tags``, or a tuple of such keys for a
+    constant that several partitions use (each gets its own). ``boundary_types`` maps node names to the dtype in which
+    that value crosses into or out of its delegate. ``refusals`` end up in the report.
+    """
+
+    tagged_exported_program: ExportedProgram
+    partition_tags: Mapping[str, DelegationSpec]
+    boundary_types: Mapping[str, torch.dtype] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+class Partitioner:
+    """Tags the nodes that a backend takes, and changes nothing else; the core checks that."""
+
+    def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
+        self._spec = MappingProxyType(dict(spec))
+
+    def __call__(self, exported_program: ExportedProgram) -> PartitionResult:
+        return self.partition(exported_program)
+
+    @property
+    def spec(self) -> Mapping[Any, Any]:
+        """The settings of this partitioner, read-only."""
+        return self._spec
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""
+        raise NotImplementedError
+
+    def ops_to_not_decompose(
+        self, exported_program: ExportedProgram
+    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        """Operators that this backend wants whole, and a filter that says for which nodes."""
+        return [], None

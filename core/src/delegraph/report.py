@@ -1,0 +1,183 @@
+"""What went where, and a readable reason for every operator that stayed behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .lowered_module import Argument
+from .source import Source, source_of
+
+SCHEMA = "delegraph.report/1"
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+
+
+@dataclass(frozen=True)
+class DelegateRow:
+    """One delegate: where it is called, whose it is, what it computes (operator -> count), its border and size."""
+
+    method: str
+    name: str
+    backend: str
+    producer: str
+    operators: Mapping[str, int]
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    bytes: int
+    facts: Mapping[str, str]
+
+    def __str__(self) -> str:
+        border = f"{_counted(len(self.inputs), 'input')}, {_counted(len(self.outputs), 'output')}"
+        facts = "".join(f", {k} {v}" for k, v in self.facts.items())
+        size = f"{_counted(sum(self.operators.values()), 'operator')}, {_size(self.bytes)}, {border}{facts}"
+        return f"{self.name}  {self.backend} ({self.producer})  {size}"
+
+
+@dataclass(frozen=True)
+class RefusalRow:
+    """Calls of one operator that stayed on the host for one reason: how many, and the first of them."""
+
+    method: str
+    operator: str
+    backend: str
+    reason: str
+    count: int
+    source: Source | None
+
+    def __str__(self) -> str:
+        where = f"\n      first at {self.source}" if self.source else ""
+        return f"{self.count} x {self.operator}  {self.backend}: {self.reason}{where}"
+
+
+@dataclass
+class Report:
+    """The account of one lowering; ``print`` it, or take ``to_json()``."""
+
+    delegates: list[DelegateRow] = field(default_factory=list)
+    host: dict[str, dict[str, int]] = field(default_factory=dict)
+    refusals: list[RefusalRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def host_operators(self) -> int:
+        """How many calls the host runs, over all methods; moving values in and out of delegates does not count."""
+        return sum(sum(counts.values()) for counts in self.host.values())
+
+    @property
+    def delegated_operators(self) -> int:
+        return sum(sum(row.operators.values()) for row in self.delegates)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary of plain values; the form is stable within its ``schema``."""
+        return {
+            "schema": SCHEMA,
+            "delegated_operators": self.delegated_operators,
+            "host_operators": self.host_operators,
+            "delegates": [_delegate_json(row) for row in self.delegates],
+            "host": {m: dict(sorted(counts.items())) for m, counts in self.host.items()},
+            "refusals": [_refusal_json(row) for row in self.refusals],
+            "notes": list(self.notes),
+            "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        total = self.delegated_operators + self.host_operators
+        count = _counted(len(self.delegates), "delegate")
+        share = f"{self.delegated_operators} of {_counted(total, 'operator')} delegated"
+        yield f"{share}, in {count}; {self.host_operators} on the host"
+        for method in self.host:
+            yield from self._method(method)
+        yield from (f"note: {text}" for text in self.notes)
+        yield "time: " + ", ".join(f"{phase} {_duration(s)}" for phase, s in self.seconds.items())
+
+    def _method(self, method: str) -> Iterator[str]:
+        yield f"{method}:"
+        yield from (f"  {row}" for row in self.delegates if row.method == method)
+        if self.host[method]:
+            yield "  left to the host:"
+        yield from (f"    {row}" for row in self.refusals if row.method == method)
+
+
+def _delegate_json(row: DelegateRow) -> dict[str, Any]:
+    border = {"inputs": [str(a) for a in row.inputs], "outputs": [str(a) for a in row.outputs]}
+    named = {k: getattr(row, k) for k in ("method", "name", "backend", "producer", "bytes")}
+    return {**named, **border, "operators": dict(sorted(row.operators.items())), "facts": dict(row.facts)}
+
+
+def _refusal_json(row: RefusalRow) -> dict[str, Any]:
+    named = {k: getattr(row, k) for k in ("method", "operator", "backend", "reason", "count")}
+    where = None if row.source is None else {"file": row.source.file, "line": row.source.line, "code": row.source.code}
+    return {**named, "source": where}
+
+
+def host_calls(nodes: Iterable[Node]) -> list[Node]:
+    """Calls that the host computes: not delegates, nor what unpacks them or casts at their border."""
+    moved: set[Node] = set()
+    found: list[Node] = []
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is _CALL_DELEGATE or "boundary" in node.meta or _unpacks(node, moved):
+            moved.add(node)
+        else:
+            found.append(node)
+    return found
+
+
+def _unpacks(node: Node, moved: set[Node]) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem" and node.args[0] in moved
+
+
+def operator_name(node: Node) -> str:
+    """``aten.add.Tensor`` and the like."""
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else getattr(node.target, "__name__", str(node.target))
+    )
+
+
+def count_operators(nodes: Iterable[Node]) -> dict[str, int]:
+    """Operator -> number of calls; unpacking results is no operator."""
+    names = (operator_name(n) for n in nodes)
+    return dict(Counter(name for name in names if name != "getitem"))
+
+
+def refusal_rows(
+    method: str, left: Sequence[Node], reasons: Mapping[tuple[str, int], str], backends: Sequence[str]
+) -> list[RefusalRow]:
+    """One row an operator, backend and reason; ``reasons`` maps (backend, debug handle) to why it was refused."""
+    found: dict[tuple[str, str, str], list[Node]] = {}
+    for node in left:
+        if operator_name(node) != "getitem":
+            for backend in backends:
+                why = reasons.get((backend, node.meta.get("debug_handle", 0)), "not tagged by its partitioner")
+                found.setdefault((operator_name(node), backend, why), []).append(node)
+    return [
+        RefusalRow(method, op, backend, why, len(nodes), next((s for n in nodes if (s := source_of(n))), None))
+        for (op, backend, why), nodes in found.items()
+    ]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,124 @@
+"""Reading and making the signatures of exported programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._export.verifier import Verifier
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ArgumentSpec,
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+STATE_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)
+
+
+def placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
+    """Placeholders with their specs, in calling order."""
+    nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
+    return list(zip(nodes, program.graph_signature.input_specs, strict=True))
+
+
+def written_targets(program: ExportedProgram) -> set[str]:
+    """Names of the parameters and buffers that the program writes."""
+    return {s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES and s.target}
+
+
+def constant_placeholders(program: ExportedProgram) -> set[Node]:
+    """Placeholders of parameters, buffers and constants that the program never writes."""
+    written = written_targets(program)
+    return {n for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target not in written}
+
+
+def user_inputs(program: ExportedProgram) -> list[Node]:
+    """Placeholders of what the caller passes, in calling order."""
+    return [n for n, s in placeholders(program) if s.kind is InputKind.USER_INPUT]
+
+
+def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
+    """The tensor behind a parameter, buffer or constant; non-persistent buffers are among the constants."""
+    target = str(spec.target)
+    tensor: Any = program.state_dict[target] if target in program.state_dict else program.constants[target]
+    return tensor  # type: ignore[no-any-return]
+
+
+def output_node(graph: Graph) -> Node:
+    """The node that returns the graph's results."""
+    return graph.output_node()
+
+
+def argument_of(value: Any) -> ArgumentSpec:
+    """The argument spec of a node, by what it stands for, or of a Python constant."""
+    if not isinstance(value, Node):
+        return ConstantArgument("", value)
+    kinds: dict[type, Any] = {
+        torch.SymInt: SymIntArgument,
+        torch.SymFloat: SymFloatArgument,
+        torch.SymBool: SymBoolArgument,
+    }
+    val = value.meta.get("val")
+    if isinstance(val, (int, float, bool, str)) or (val is None and value.op == "placeholder"):
+        return ConstantArgument(value.name, val)
+    made: ArgumentSpec = kinds.get(type(val), TensorArgument)(name=value.name)
+    return made
+
+
+def build_program(
+    root: Any,
+    graph: Graph,
+    inputs: Sequence[InputSpec],
+    outputs: Sequence[OutputSpec],
+    like: ExportedProgram,
+    call: Any,
+) -> ExportedProgram:
+    """An ExportedProgram of ``graph`` with the tensors of ``like`` that it names, by reference.
+
+    ``call`` is the ``ModuleCallEntry`` list that says how callers flatten and unflatten.
+    """
+    named = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
+    return ExportedProgram(
+        root=root,
+        graph=graph,
+        graph_signature=ExportGraphSignature(list(inputs), list(outputs)),
+        state_dict=_only(like.state_dict, named),
+        range_constraints=dict(like.range_constraints),
+        module_call_graph=call,
+        constants=_only(like.constants, named),
+        verifiers=[Verifier],
+    )
+
+
+def _only(tensors: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
+    return {k: v for k, v in tensors.items() if k in named}
+
+
+def root_call(program: ExportedProgram) -> list[ModuleCallEntry]:
+    """How the whole program is called, without what it says about nodes and submodules."""
+    spec = program.call_spec
+    signature = program.module_call_graph[0].signature
+    names = signature.forward_arg_names if signature else None
+    return [ModuleCallEntry("", ModuleCallSignature([], [], spec.in_spec, spec.out_spec, names))]
+
+
+def flat_call(inputs: int, outputs: int) -> list[ModuleCallEntry]:
+    """A call with positional inputs that returns a flat tuple."""
+    in_spec = pytree.tree_structure(((0,) * inputs, {}))
+    out_spec = pytree.tree_structure((0,) * outputs)
+    return [ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))]

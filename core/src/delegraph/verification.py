@@ -1,0 +1,85 @@
+"""Comparing a lowered program with eager PyTorch, in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class OutputFigures:
+    """How one output compares: largest absolute difference, largest value of eager, and elements not comparable.
+
+    ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
+    outputs are compared exactly; their ``max_abs_error`` is of integers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    max_abs_error: float
+    max_abs_value: float
+    mismatched: int
+
+    @property
+    def relative_error(self) -> float:
+        """Largest difference divided by the largest value; 0 if both are 0."""
+        if self.max_abs_error == 0:
+            return 0.0
+        return self.max_abs_error / self.max_abs_value if self.max_abs_value else float("inf")
+
+    def __str__(self) -> str:
+        odd = f", {self.mismatched} elements differ in being finite" if self.mismatched else ""
+        largest = f"largest error {self.max_abs_error:.3g}, largest value {self.max_abs_value:.3g}"
+        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{odd}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Figures of every output against eager."""
+
+    outputs: tuple[OutputFigures, ...]
+
+    @property
+    def relative_error(self) -> float:
+        """The largest of all outputs; infinite if an element differs in being finite."""
+        if any(o.mismatched for o in self.outputs):
+            return float("inf")
+        return max((o.relative_error for o in self.outputs), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary; infinite ratios become None."""
+        rows = [{**asdict(o), "relative_error": _finite(o.relative_error)} for o in self.outputs]
+        return {"relative_error": _finite(self.relative_error), "outputs": rows}
+
+    def __str__(self) -> str:
+        return "\n".join(["compared with eager:", *(f"  {o}" for o in self.outputs)])
+
+
+def _finite(x: float) -> float | None:
+    return x if x != float("inf") else None
+
+
+def compare(got: Any, wanted: Any) -> Verification:
+    """Compare two results of the same structure, output by output."""
+    ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(wanted)
+    pairs: Sequence[tuple[Any, Any]] = list(zip(ours, theirs, strict=True))
+    return Verification(tuple(_figures(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+
+
+def _figures(name: str, got: Any, wanted: Any) -> OutputFigures:
+    a, b = torch.as_tensor(got).detach().double(), torch.as_tensor(wanted).detach().double()
+    if a.shape != b.shape:
+        return OutputFigures(name, tuple(b.shape), float("inf"), _largest(b), b.numel())
+    same = (a == b) | (a.isnan() & b.isnan())
+    finite = a.isfinite() & b.isfinite()
+    error = torch.where(finite, (a - b).abs(), torch.zeros_like(a))
+    odd = int((~finite & ~same).sum())
+    return OutputFigures(name, tuple(b.shape), _largest(error), _largest(torch.where(finite, b, 0.0)), odd)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
