@@ -1,0 +1,30 @@
+"""Passes that make a lowered graph small: layout, constants, duplicates. Each is one sweep and leaves its input alone.
+
+Values and operators are immutable and shared between the graph before and after; what changes is made anew and keeps
+the source of what it was made from.
+"""
+
+from __future__ import annotations
+
+from ..ir.graph import Graph
+from ..spec import TosaSpec
+from .affine import fold_affine
+from .tidy import drop_dead, merge_equal, separate_outputs
+from .transposes import sink_transposes
+
+__all__ = ["PASSES", "drop_dead", "fold_affine", "legalise", "merge_equal", "separate_outputs", "sink_transposes"]
+
+PASSES = (
+    sink_transposes,  # first: layouts between a convolution and its batch norm hide what fold_affine looks for
+    fold_affine,
+    merge_equal,
+    drop_dead,  # after all that leaves operators without use
+    separate_outputs,  # last: merge_equal can give two outputs one value
+)
+
+
+def legalise(graph: Graph, spec: TosaSpec) -> Graph:
+    """An equivalent graph for ``spec`` with fewer operators, each output of which is a value of its own."""
+    for run in PASSES:
+        graph = run(graph, spec)
+    return graph
