@@ -1,0 +1,111 @@
+"""How everything here is timed: CPU seconds on one thread, in processes of their own that the scripts talk to.
+
+A worker imports what it needs, lowers a throw-away model, and then makes one run for every line that it is sent; so two
+workers, one of them perhaps in another environment, can take turns. Needs torch and the standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+Run = Callable[[], dict[str, float]]
+
+MODELS = {
+    "MobileNetV2": "mobilenet_v2.py:mobilenet_v2",
+    "ResNet-18": "resnet.py:resnet18",
+    "ResNet-50": "resnet.py:resnet50",
+}
+_EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def model(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """The module in eval mode and its inputs, from examples/; ``throw-away`` is one convolution."""
+    import torch
+
+    if name == "throw-away":
+        return torch.nn.Conv2d(3, 4, 3).eval(), (torch.ones(1, 3, 8, 8),)
+    file, function = MODELS[name].split(":")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, _EXAMPLES / file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, function)()  # type: ignore[no-any-return]
+
+
+def cpu_seconds(function: Callable[[], Result]) -> tuple[Result, float]:
+    """The result, and the CPU seconds of this process that it took."""
+    start = time.process_time()
+    result = function()
+    return result, time.process_time() - start
+
+
+class Worker:
+    """A child process that runs ``script --worker KIND MODEL`` and answers each line with one measurement."""
+
+    def __init__(self, script: str, kind: str, name: str, python: str = sys.executable) -> None:
+        command = [python, "-W", "ignore", script, "--worker", kind, name]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self) -> dict[str, float]:
+        """One measurement; SystemExit if the worker died (its error is on stderr)."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("run\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"the worker {self._process.args} died")
+        return json.loads(answer)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Let the worker end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(make_run: Callable[[], Run]) -> None:
+    """The worker's side: prepare, then one measurement a line. What libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    import torch
+
+    torch.set_num_threads(1)
+    run = make_run()
+    for _ in sys.stdin:
+        answers.write(json.dumps(run()) + "\n")
+        answers.flush()
+
+
+def once(script: str, kind: str, name: str, python: str = sys.executable) -> dict[str, float]:
+    """One measurement in a fresh process."""
+    worker = Worker(script, kind, name, python)
+    result = worker.run()
+    worker.close()
+    return result
+
+
+def heading(command: str, packages: Iterable[str]) -> str:
+    """What a reader has to know about the figures below it."""
+    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
+    where = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return f"`{command}`, {time.strftime('%Y-%m-%d')}; {versions}; {where}\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A markdown table: first column left, the others right."""
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"

@@ -1,0 +1,146 @@
+"""Lowering to TOSA: delegraph against ExecuTorch, taking turns.
+
+    python benchmarks/rivals.py --rival-python OTHER/bin/python [MobileNetV2] [--repeats 5]
+
+ExecuTorch pins other versions of its dependencies, so it needs an environment of its own: a virtual environment with
+`pip install executorch==1.5.1 torchao==0.18.0 torch==2.13.0`, whose interpreter is given with --rival-python or in
+DELEGRAPH_RIVAL_PYTHON. Measured there: `to_edge_transform_and_lower(program, partitioner=[TOSAPartitioner(...)])`, and
+here: `delegraph.lower(program)` with the blob joined to bytes, as ExecuTorch's is; both for TOSA-1.0+FP, from an
+exported program, CPU seconds on one thread, after imports and a throw-away model. Cold is the first lowering of a
+process, with its imports but after the export.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+from statistics import median
+from typing import Any
+
+import measuring
+
+SPEC = "TOSA-1.0+FP"
+PACKAGES = ("executorch", "torchao", "torch")
+
+
+def main() -> None:
+    """Measure the models that are named, or MobileNetV2, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=["MobileNetV2"], help=", ".join(measuring.MODELS))
+    parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        kind, name = arguments.worker
+        measuring.serve(lambda: WORKERS[kind](name))
+        return
+    if not arguments.rival_python:
+        parser.error("--rival-python names the interpreter of an environment with executorch")
+    _print(arguments.models, arguments.rival_python, arguments.repeats)
+
+
+def _print(models: list[str], rival_python: str, repeats: int) -> None:
+    versions = "import importlib.metadata as m, sys; print(*(f'{p} {m.version(p)}' for p in sys.argv[1:]), sep=', ')"
+    rival = subprocess.run(
+        [rival_python, "-c", versions, *PACKAGES], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    command = " ".join(["python benchmarks/rivals.py --rival-python OTHER/bin/python", *models])
+    print(measuring.heading(f"{command} --repeats {repeats}", ["torch", "delegraph", "delegraph-tosa"]))
+    print(f"The rival: {rival}\n")
+    print(measuring.table(HEADER, [row for name in models for row in _rows(name, rival_python, repeats)]))
+
+
+HEADER = ("model", "ExecuTorch, s", "delegraph, s", "ratio", "ExecuTorch: of export", "delegraph: of export")
+
+
+def _rows(name: str, rival_python: str, repeats: int) -> list[list[str]]:
+    ours = measuring.Worker(__file__, "delegraph", name)
+    theirs = measuring.Worker(__file__, "executorch", name, rival_python)
+    pairs = [(theirs.run(), ours.run()) for _ in range(repeats)]
+    ours.close()
+    theirs.close()
+    cold = (
+        measuring.once(__file__, "executorch-cold", name, rival_python),
+        measuring.once(__file__, "delegraph-cold", name),
+    )
+    return [_row(f"{name}, warm", pairs), _row(f"{name}, cold", [cold])]
+
+
+def _row(label: str, pairs: list[tuple[dict[str, float], dict[str, float]]]) -> list[str]:
+    (rival_export, rival), (export, lower) = (
+        (median(pair[side]["export"] for pair in pairs), median(pair[side]["lower"] for pair in pairs))
+        for side in (0, 1)
+    )
+    return [
+        label,
+        *(f"{rival:.2f}", f"{lower:.4f}", f"{rival / lower:.0f}"),
+        *(f"{rival / rival_export:.1f}", f"{lower / export:.3f}"),
+    ]
+
+
+def _delegraph(model: Any) -> dict[str, float]:
+    import torch
+
+    program, export = measuring.cpu_seconds(lambda: torch.export.export(*model))
+
+    def lower() -> int:
+        import delegraph
+
+        lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": SPEC}}, require_full=True)
+        return sum(len(delegate.processed_bytes) for delegate in lowered.delegates)
+
+    size, seconds = measuring.cpu_seconds(lower)
+    return {"export": export, "lower": seconds, "bytes": size}
+
+
+def _executorch(model: Any) -> dict[str, float]:
+    import torch
+
+    program, export = measuring.cpu_seconds(lambda: torch.export.export(*model))
+
+    def lower() -> Any:
+        from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec  # type: ignore[import-not-found]
+        from executorch.backends.arm.tosa.partitioner import TOSAPartitioner  # type: ignore[import-not-found]
+        from executorch.exir import to_edge_transform_and_lower  # type: ignore[import-not-found]
+
+        logging.disable(logging.WARNING)
+        return to_edge_transform_and_lower(program, partitioner=[TOSAPartitioner(TosaCompileSpec(SPEC))])
+
+    manager, seconds = measuring.cpu_seconds(lower)
+    return {"export": export, "lower": seconds, "bytes": _only_delegate(manager.exported_program())}
+
+
+def _only_delegate(program: Any) -> int:
+    """Bytes of the one delegate; SystemExit if the rival did not take the whole model, which would flatter it."""
+    calls = [
+        n for n in program.graph.nodes if n.op == "call_function" and n.name.startswith("executorch_call_delegate")
+    ]
+    others = [n for n in program.graph.nodes if n.op == "call_function" and n not in calls and "getitem" not in n.name]
+    if len(calls) != 1 or others:
+        raise SystemExit(f"{len(calls)} delegates and the host operators {[str(n.target) for n in others]}")
+    return len(getattr(program.graph_module, calls[0].args[0].target).processed_bytes)
+
+
+def _warm(measure: Any, name: str) -> measuring.Run:
+    measure(measuring.model("throw-away"))
+    model = measuring.model(name)
+    return lambda: measure(model)  # type: ignore[no-any-return]
+
+
+def _cold(measure: Any, name: str) -> measuring.Run:
+    model = measuring.model(name)
+    return lambda: measure(model)  # type: ignore[no-any-return]
+
+
+WORKERS = {
+    "delegraph": lambda name: _warm(_delegraph, name),
+    "delegraph-cold": lambda name: _cold(_delegraph, name),
+    "executorch": lambda name: _warm(_executorch, name),
+    "executorch-cold": lambda name: _cold(_executorch, name),
+}
+
+if __name__ == "__main__":
+    main()
