@@ -4,8 +4,8 @@
 
 CPU seconds on one thread, the median of ``repeats``; graphs of 1,000 nodes and twice as many each time. ``exponent`` is
 the slope of log(seconds) over log(nodes), by least squares: 1 is linear. Garbage collection is suspended, as
-delegraph.lower does, because a full collection takes longer than most of these runs. One node in ten is of an operator that the
-backend refuses, at random places (seeded), but in the shape "all taken".
+delegraph.lower does, because a full collection takes longer than most of these runs. One node in ten is of an
+operator that the backend refuses, at random places (seeded), but in the shape "all taken".
 """
 
 from __future__ import annotations
