@@ -1,1 +1,82 @@
-"""delegraph: lower PyTorch programs to hardware backends that are installed with pip."""
+"""delegraph: lower PyTorch programs to hardware backends that are installed with pip.
+
+Importing this package imports neither torch nor the plugins; both come with the first name that needs them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    BackendNotFound,
+    ContractViolation,
+    DelegraphError,
+    DelegraphWarning,
+    FormatError,
+    InputError,
+    InternalError,
+    NoRuntime,
+    NotFullyDelegated,
+    OptionError,
+    PluginBroken,
+    PluginConflict,
+    PluginIncompatible,
+    PluginUnavailable,
+    Unsupported,
+    WriteError,
+)
+
+if TYPE_CHECKING:
+    from .api import lower
+    from .registry import Registry, backends, get_backend, get_partitioner, register
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendNotFound",
+    "ContractViolation",
+    "DelegraphError",
+    "DelegraphWarning",
+    "FormatError",
+    "InputError",
+    "InternalError",
+    "NoRuntime",
+    "NotFullyDelegated",
+    "OptionError",
+    "PluginBroken",
+    "PluginConflict",
+    "PluginIncompatible",
+    "PluginUnavailable",
+    "Registry",
+    "Unsupported",
+    "WriteError",
+    "__version__",
+    "backends",
+    "get_backend",
+    "get_partitioner",
+    "lower",
+    "register",
+]
+
+_HOME = {
+    "Registry": "registry",
+    "backends": "registry",
+    "get_backend": "registry",
+    "get_partitioner": "registry",
+    "register": "registry",
+    "lower": "api",
+}
+"""Public name -> the module that has it, imported when the name is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

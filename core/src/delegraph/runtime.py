@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .backend import CompileSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -24,3 +26,28 @@ class BackendRuntime:
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Make a blob callable. Raises FormatError if it is damaged."""
         raise NotImplementedError
+
+
+class Inspection(Protocol):
+    """What is in a file: ``str()`` for people, ``to_json()`` for programs."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class FileFormat(Protocol):
+    """Reads a backend's own files; declared with a ``FormatSpec`` and called on the class. Raises FormatError."""
+
+    @staticmethod
+    def inspect(path: Path) -> Inspection:
+        """Statistics and the text form."""
+        ...
+
+    @staticmethod
+    def inputs(path: Path) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        """Name, element type and shape of each input."""
+        ...
+
+    @staticmethod
+    def run(path: Path, inputs: Sequence[np.ndarray[Any, Any]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
+        """Execute the file with one array an input; returns name and value of each output. Raises InputError."""
+        ...

@@ -1,0 +1,127 @@
+"""From a declaration to the object that it names, checked against what it claims to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from .discovery import IN_PROCESS, PluginRecord, describe
+from .errors import PluginBroken
+from .plugin import (
+    API_VERSION,
+    BackendSpec,
+    Declaration,
+    FormatSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+)
+from .targets import load
+
+
+def resolve(spec: Declaration, record: PluginRecord) -> Any:
+    """Import the target. Raises PluginBroken with the cause if that fails or the object is of the wrong kind."""
+    what = f"{_KINDS[type(spec)]} {spec.target!r} of {record.owner}"
+    try:
+        found = load(spec.target)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # SystemExit included
+        hint = (
+            f"reinstall or upgrade {record.distribution}, or tell its authors; `delegraph doctor` examines all plugins"
+        )
+        raise PluginBroken("plugin-broken", f"{what} cannot be loaded: {describe(e)}", hint=hint) from e
+    reason = _why_not(spec, found)
+    if reason is not None:
+        raise PluginBroken("plugin-broken", f"{what} {reason}", hint=f"this is a defect of {record.distribution}")
+    return found
+
+
+_KINDS: dict[type, str] = {
+    BackendSpec: "backend",
+    PartitionerSpec: "partitioner",
+    RuntimeSpec: "runtime",
+    QuantizerSpec: "quantiser",
+    FormatSpec: "file format",
+}
+
+
+def _why_not(spec: Declaration, found: Any) -> str | None:
+    """Why the object is not what the declaration says, or None."""
+    if isinstance(spec, BackendSpec):
+        from .backend import BackendDetails
+
+        return _not_subclass(found, BackendDetails) or _other_id(found, spec)
+    if isinstance(spec, PartitionerSpec):
+        from .partitioner import Partitioner
+
+        return _not_subclass(found, Partitioner)
+    if isinstance(spec, RuntimeSpec):
+        from .runtime import BackendRuntime
+
+        return _not_subclass(found, BackendRuntime)
+    if isinstance(spec, FormatSpec):
+        absent = [n for n in ("inspect", "inputs", "run") if not callable(getattr(found, n, None))]
+        return f"has no {' and no '.join(absent)}; see delegraph.runtime.FileFormat" if absent else None
+    return None if callable(found) else "cannot be called"
+
+
+def _not_subclass(found: Any, base: type) -> str | None:
+    if isinstance(found, type) and issubclass(found, base):
+        return None
+    return f"is no subclass of {base.__module__}.{base.__name__} but {type(found).__name__} {found!r:.60}"
+
+
+def _other_id(found: type, spec: BackendSpec) -> str | None:
+    if found.__name__ == spec.backend_id:
+        return None
+    return f"is called {found.__name__}, and backend_id says {spec.backend_id!r}; the class's name is the backend id"
+
+
+# --- registering objects ----------------------------------------------------------------------------------------------
+
+
+def in_process(
+    given: Any, partitioner: Any, runtime: Any, name: str | None, options: tuple[OptionSpec, ...]
+) -> PluginRecord:
+    """The record of a backend that is registered as its class or its declaration. Raises PluginBroken."""
+    objects: dict[str, Any] = {}
+    if isinstance(given, BackendSpec):
+        spec = replace(given, name=name or given.name, options=options or given.options)
+    else:
+        backend_id = given.__name__
+        spec = BackendSpec(
+            name or backend_id.lower(), _target(given, objects), backend_id, API_VERSION, options=options
+        )
+    record = PluginRecord(spec.name, IN_PROCESS, "", spec.target)
+    others: list[Declaration] = []
+    if partitioner is not None:
+        others.append(PartitionerSpec(spec.name, spec.name, _target(partitioner, objects), default=True))
+    if runtime is not None:
+        others.append(RuntimeSpec(spec.name, _target(runtime, objects)))
+    for declaration in (spec, *others):
+        _check_object(declaration, objects, record)
+    return replace(record, declarations=(spec, *others), objects=objects)
+
+
+def _target(given: Any, objects: dict[str, Any]) -> str:
+    """The name of an object, which is looked up under it; text is a target already."""
+    if isinstance(given, str):
+        return given
+    named = given if isinstance(given, type) else type(given)
+    target = f"{named.__module__}:{named.__qualname__}"
+    objects[target] = given
+    return target
+
+
+def _check_object(spec: Declaration, objects: dict[str, Any], record: PluginRecord) -> None:
+    if spec.target not in objects:
+        return
+    from .partitioner import Partitioner
+
+    found = objects[spec.target]
+    instance = isinstance(spec, PartitionerSpec) and isinstance(found, Partitioner)
+    reason = None if instance else _why_not(spec, found)
+    if reason is not None:
+        raise PluginBroken("plugin-broken", f"{_KINDS[type(spec)]} {spec.target!r} {reason}")
