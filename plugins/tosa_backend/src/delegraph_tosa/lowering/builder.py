@@ -1,0 +1,306 @@
+"""``Tosa``, the ``t`` of every rule: one method an operator, named as the specification names it, in lower case.
+
+A method adds the operands that are the same everywhere (zero points, the shift of MUL, shapes), infers the result's
+type, asks the target whether it takes the operator, and appends it. An operator whose operands are all constant is a
+constant: nothing is emitted, and it is computed when the file is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir import operators as tosa
+from ..ir.graph import Folded, Illegal, Literal, Operator, Value, literal
+from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, Type
+from ..spec import TosaSpec
+from ..torch_types import refused
+
+Operand = Value | float
+"""A value, or a Python number that becomes a constant of the other operand's type."""
+Shape = tuple[int, ...]
+
+FOLDED_BYTES = 64 * 1024
+"""A folded constant may be this large even if its operands are smaller; a larger one would make the file explode."""
+
+
+class Tosa:
+    """Builds operators for the target ``spec``.
+
+    ``operators`` are those made so far, ``source`` is where the next ones come from.
+    """
+
+    def __init__(self, spec: TosaSpec) -> None:
+        self.spec = spec
+        self.operators: list[Operator] = []
+        self.source: Any = None
+        self._constants: dict[Any, Value] = {}
+
+    def require(self, ok: bool, why: str) -> None:
+        """Raise Unsupported(why) unless ``ok``."""
+        if not ok:
+            raise refused(why)
+
+    # ---- making operators and constants
+
+    def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
+        """The (first) result of a new operator; a constant, and nothing emitted, if its operands are constant."""
+        operator = cls(inputs, self.source, **attributes)
+        try:
+            types = operator.infer()
+        except Illegal as illegal:
+            raise refused(f"TOSA {operator.name}: {illegal}") from illegal
+        if fold and _folds(operator.inputs, types):
+            operator.outputs = tuple([Value(type, Folded(operator, i)) for i, type in enumerate(types)])
+            return operator.outputs[0]
+        operator.outputs = tuple([Value(type, producer=operator) for type in types])
+        why = self.spec.why_not(operator)
+        if why is not None:
+            raise refused(why)
+        self.operators.append(operator)
+        return operator.outputs[0]
+
+    def shape(self, entries: Sequence[int]) -> Value:
+        """A SHAPE constant."""
+        key = tuple(entries)
+        if key not in self._constants:
+            self._constants[key] = literal(key, DType.SHAPE, np.int64)
+        return self._constants[key]
+
+    def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
+        """A constant filled with ``number``, made once; 0.0 and -0.0 are two."""
+        number = float(number) if dtype in FLOATS else int(number)
+        key = (repr(number), dtype, shape)
+        if key not in self._constants:
+            self._constants[key] = Value(Type(shape, dtype), Literal(_filled(number, dtype, shape)))
+        return self._constants[key]
+
+    def like(self, number: float, value: Value) -> Value:
+        """``number`` as a constant that broadcasts with ``value``."""
+        return self.constant(number, value.dtype, (1,) * value.rank)
+
+    def zero(self, value: Value) -> Value:
+        """The zero point of a value that is not quantised, [1]."""
+        return self.constant(0, value.dtype)
+
+    def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
+        """Both operands as values of one rank: the lower one gets leading axes of size 1."""
+        if not isinstance(left, Value):
+            assert isinstance(right, Value)
+            return self.like(left, right), right
+        if not isinstance(right, Value):
+            return left, self.like(right, left)
+        rank = max(left.rank, right.rank)
+        return self.ranked(left, rank), self.ranked(right, rank)
+
+    def ranked(self, x: Value, rank: int) -> Value:
+        """``x`` with leading axes of size 1 up to ``rank``."""
+        return x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
+
+    def _binary(self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any) -> Value:
+        return self.emit(cls, self._pair(left, right), **attributes)
+
+    # ---- elementwise, one operand
+
+    def abs(self, x: Value) -> Value:
+        return self.emit(tosa.ABS, (x,))
+
+    def ceil(self, x: Value) -> Value:
+        return self.emit(tosa.CEIL, (x,))
+
+    def cos(self, x: Value) -> Value:
+        return self.emit(tosa.COS, (x,))
+
+    def erf(self, x: Value) -> Value:
+        return self.emit(tosa.ERF, (x,))
+
+    def exp(self, x: Value) -> Value:
+        return self.emit(tosa.EXP, (x,))
+
+    def floor(self, x: Value) -> Value:
+        return self.emit(tosa.FLOOR, (x,))
+
+    def identity(self, x: Value) -> Value:
+        """Always an operator of its own: what makes an input or a constant a result of the graph."""
+        return self.emit(tosa.IDENTITY, (x,), fold=False)
+
+    def log(self, x: Value) -> Value:
+        return self.emit(tosa.LOG, (x,))
+
+    def logical_not(self, x: Value) -> Value:
+        return self.emit(tosa.LOGICAL_NOT, (x,))
+
+    def negate(self, x: Value) -> Value:
+        return self.emit(tosa.NEGATE, (x, self.zero(x), self.zero(x)))
+
+    def reciprocal(self, x: Value) -> Value:
+        return self.emit(tosa.RECIPROCAL, (x,))
+
+    def rsqrt(self, x: Value) -> Value:
+        return self.emit(tosa.RSQRT, (x,))
+
+    def sigmoid(self, x: Value) -> Value:
+        return self.emit(tosa.SIGMOID, (x,))
+
+    def sin(self, x: Value) -> Value:
+        return self.emit(tosa.SIN, (x,))
+
+    def tanh(self, x: Value) -> Value:
+        return self.emit(tosa.TANH, (x,))
+
+    def clamp(self, x: Value, low: float, high: float) -> Value:
+        """``low`` .. ``high`` may be infinite; NaN stays NaN."""
+        return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
+
+    def cast(self, x: Value, dtype: DType) -> Value:
+        """TOSA's own CAST: a float becomes the nearest integer (torch cuts: see ``cast.converted``)."""
+        return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
+
+    # ---- elementwise, two and three operands that broadcast; numbers become constants
+
+    def add(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.ADD, left, right)
+
+    def sub(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.SUB, left, right)
+
+    def mul(self, left: Operand, right: Operand) -> Value:
+        return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(0, DType.INT8)))
+
+    def pow(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.POW, left, right)
+
+    def maximum(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.MAXIMUM, left, right, nan_mode=NanMode.PROPAGATE)
+
+    def minimum(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.MINIMUM, left, right, nan_mode=NanMode.PROPAGATE)
+
+    def equal(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.EQUAL, left, right)
+
+    def greater(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.GREATER, left, right)
+
+    def greater_equal(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.GREATER_EQUAL, left, right)
+
+    def logical_and(self, left: Value, right: Value) -> Value:
+        return self._binary(tosa.LOGICAL_AND, left, right)
+
+    def logical_or(self, left: Value, right: Value) -> Value:
+        return self._binary(tosa.LOGICAL_OR, left, right)
+
+    def logical_xor(self, left: Value, right: Value) -> Value:
+        return self._binary(tosa.LOGICAL_XOR, left, right)
+
+    def select(self, condition: Value, on_true: Operand, on_false: Operand) -> Value:
+        """Broadcasts its three operands; two numbers need one of them as a value."""
+        on_true, on_false = self._pair(on_true, on_false)
+        rank = max(condition.rank, on_true.rank)
+        return self.emit(tosa.SELECT, [self.ranked(v, rank) for v in (condition, on_true, on_false)])
+
+    # ---- reductions: the axis keeps size 1
+
+    def reduce_max(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_MAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
+
+    def reduce_min(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_MIN, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
+
+    def reduce_sum(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
+
+    # ---- data layout; what would change nothing emits nothing
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        return x if x.type.shape == tuple(shape) else self.emit(tosa.RESHAPE, (x, self.shape(shape)))
+
+    def transpose(self, x: Value, perms: Sequence[int]) -> Value:
+        """Axis i of the result is axis ``perms[i]`` of ``x``. A constant transposed twice is transposed once."""
+        folded = x.constant
+        if isinstance(folded, Folded) and isinstance(folded.operator, tosa.TRANSPOSE):
+            return self.transpose(folded.operator.input1, [folded.operator.perms[p] for p in perms])
+        return x if list(perms) == list(range(x.rank)) else self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
+
+    def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
+        if x.type.shape == tuple(size):
+            return x
+        return self.emit(tosa.SLICE, (x, self.shape(start), self.shape(size)))
+
+    def tile(self, x: Value, multiples: Sequence[int]) -> Value:
+        return x if set(multiples) <= {1} else self.emit(tosa.TILE, (x, self.shape(multiples)))
+
+    def pad(self, x: Value, padding: Sequence[int], number: float = 0) -> Value:
+        """``padding`` is (before, after) for each axis."""
+        if not any(padding):
+            return x
+        return self.emit(tosa.PAD, (x, self.shape(padding), self.constant(number, x.dtype)))
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        return values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
+
+    def reverse(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REVERSE, (x,), axis=axis)
+
+    # ---- convolution, pooling, matrices: images are NHWC
+
+    def conv2d(self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape) -> Value:
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
+        return self._convolution(tosa.CONV2D, x, weight, bias, pad, stride, dilation)
+
+    def depthwise_conv2d(
+        self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
+    ) -> Value:
+        """x [N,H,W,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,H',W',C*M]; accumulated in fp32."""
+        return self._convolution(tosa.DEPTHWISE_CONV2D, x, weight, bias, pad, stride, dilation)
+
+    def _convolution(
+        self, cls: type[Operator], x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
+    ) -> Value:
+        operands = (x, weight, bias, self.zero(x), self.zero(weight))
+        return self.emit(cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=DType.FP32)
+
+    def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
+        """x [N,H,W,C] -> [N,H',W',C]; padding does not count; accumulated in fp32."""
+        operands = (x, self.zero(x), self.zero(x))
+        return self.emit(tosa.AVG_POOL2D, operands, kernel=kernel, stride=stride, pad=pad, acc_type=DType.FP32)
+
+    def max_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
+        """x [N,H,W,C] -> [N,H',W',C]; NaN wins."""
+        return self.emit(tosa.MAX_POOL2D, (x,), kernel=kernel, stride=stride, pad=pad, nan_mode=NanMode.PROPAGATE)
+
+    def matmul(self, left: Value, right: Value) -> Value:
+        """left [B,L,K], right [B,K,M] -> [B,L,M]; accumulated in fp32, also for fp16."""
+        operands = (left, right, self.zero(left), self.zero(right))
+        return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
+
+    def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
+        """x [N,H,W,C] -> [N,H',W',C]; scale is (y_n, y_d, x_n, x_d), the others (y, x)."""
+        operands = (x, self.shape(scale), self.shape(offset), self.shape(border))
+        return self.emit(tosa.RESIZE, operands, mode=mode)
+
+
+def _folds(inputs: Sequence[Value], types: Sequence[Type]) -> bool:
+    """Whether the operator is computed when the file is written: constant operands, and no file that explodes."""
+    for value in inputs:
+        if value.constant is None:
+            return False
+    size = _bytes(types)
+    return size <= FOLDED_BYTES or size <= _bytes([v.type for v in inputs])
+
+
+def _bytes(types: Sequence[Type]) -> int:
+    return sum([math.prod(shape) * BYTES[dtype] for shape, dtype in types])
+
+
+def _filled(number: float, dtype: DType, shape: Shape) -> Any:
+    """An array of ``number``; Unsupported if an integer type cannot hold it. Floats overflow to infinity."""
+    try:
+        with np.errstate(over="ignore"):
+            return np.full(shape, number, ARRAY_DTYPES[dtype])
+    except (OverflowError, ValueError) as error:
+        raise refused(f"the number {number} does not fit into {dtype}") from error

@@ -1,0 +1,55 @@
+"""Torch's type promotion: what the operands of one operator are computed in."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..ir.graph import Value
+from ..ir.types import FLOATS, DType
+from ..torch_types import TORCH_DTYPES, dtype_of
+from .builder import Operand, Tosa
+from .cast import converted
+
+
+def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
+    """Both operands in their common type; numbers stay numbers, but may ask for another type of the value."""
+    if isinstance(left, Value) and isinstance(right, Value):
+        if left.dtype is right.dtype:
+            return left, right
+        common = _common(left.dtype, left.rank > 0, right.dtype, right.rank > 0)
+        return converted(t, left, common), converted(t, right, common)
+    if isinstance(left, Value):
+        return _beside(t, left, right), right  # type: ignore[arg-type]
+    return left, _beside(t, right, left)  # type: ignore[arg-type]
+
+
+def floating(t: Tosa, operand: Operand) -> Operand:
+    """Integers and truth values as fp32, torch's default type; floats and numbers as they are."""
+    if isinstance(operand, Value) and operand.dtype not in FLOATS:
+        return converted(t, operand, DType.FP32)
+    return operand
+
+
+def _beside(t: Tosa, value: Value, number: float) -> Value:
+    """``value`` in the type that torch computes in when its other operand is a Python number."""
+    if value.dtype in FLOATS:
+        return value
+    return converted(t, value, _with_number(value.dtype, type(number)))
+
+
+@cache
+def _with_number(dtype: DType, kind: Any) -> DType:
+    return dtype_of(torch.result_type(torch.empty(1, dtype=TORCH_DTYPES[dtype]), kind(1)))
+
+
+@cache
+def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) -> DType:
+    return dtype_of(torch.result_type(_sample(left, left_ranked), _sample(right, right_ranked)))
+
+
+def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
+    """A tensor of that type; one without axes promotes less."""
+    return torch.empty((1,) if ranked else (), dtype=TORCH_DTYPES[dtype])

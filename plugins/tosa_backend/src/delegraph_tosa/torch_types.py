@@ -1,0 +1,83 @@
+"""torch's tensor types as TOSA types, and torch tensors as constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from delegraph.errors import ContractViolation, Unsupported
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .ir.graph import Array, Deferred, Value
+from .ir.types import DType, Type
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.FP32,
+    torch.float16: DType.FP16,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.bool: DType.BOOL,
+}
+"""INT64 is for constants only: no operator of TOSA 1.0 takes it, so it has to fold away."""
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()}
+
+
+def refused(why: str) -> Unsupported:
+    """The error for what this target cannot express; ``why`` is in the user's terms."""
+    return Unsupported("unsupported", why)
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """The TOSA element type; Unsupported where there is none."""
+    found = DTYPES.get(dtype)
+    if found is not None:
+        return found
+    if dtype is torch.bfloat16:
+        raise refused("bfloat16 is not lowered yet: numpy, in which constants are folded, does not have it")
+    raise refused(f"TOSA has no {dtype}")
+
+
+def type_of(val: Any, what: str = "a value") -> Type:
+    """The type of a fake (or real) tensor; Unsupported if it is no tensor of known, positive sizes."""
+    if not isinstance(val, torch.Tensor):
+        raise refused(_no_tensor(val, what))
+    shape = tuple(val.shape)
+    for size in shape:
+        if type(size) is not int:
+            raise refused(f"{what} has the dynamic shape {list(shape)}; TOSA 1.0 wants every size at compile time")
+        if size < 1:
+            raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
+    return Type(shape, dtype_of(val.dtype))
+
+
+def _no_tensor(val: Any, what: str) -> str:
+    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f"{what} is the symbolic number {val}; TOSA 1.0 wants every size at compile time"
+    return f"{what} is {val!r}, not a tensor"
+
+
+def constant_of(name: str, tensor: torch.Tensor) -> Value:
+    """A parameter, buffer or constant by reference: nothing is read before it is written.
+
+    Writing raises ContractViolation if the tensor was changed in place in between.
+    """
+    value_type = type_of(tensor, f"the constant {name}")
+    if isinstance(tensor, FakeTensor):
+        raise refused(f"the constant {name} is a fake tensor: the program was exported without weights")
+    version = _version(tensor)
+
+    def load() -> Array:
+        if _version(tensor) != version:
+            raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
+        array: Array = tensor.detach().cpu().numpy()
+        return array
+
+    return Value(value_type, Deferred(load), name)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often the tensor was written in place; inference tensors do not count it."""
+    return None if tensor.is_inference() else tensor._version
