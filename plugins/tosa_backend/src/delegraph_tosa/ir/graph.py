@@ -51,12 +51,16 @@ class Deferred:
 
 
 class Folded:
-    """Result ``index`` of an operator whose operands are all constant; evaluated when it is written."""
+    """Result ``index`` of an operator whose operands are all constant; evaluated when it is written.
 
-    __slots__ = ("index", "operator")
+    ``elements`` keeps a small result once it was evaluated.
+    """
+
+    __slots__ = ("elements", "index", "operator")
 
     def __init__(self, operator: Operator, index: int = 0) -> None:
         self.operator, self.index = operator, index
+        self.elements: Array | None = None
 
 
 Constant = Literal | Deferred | Folded

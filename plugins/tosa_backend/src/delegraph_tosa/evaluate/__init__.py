@@ -1,0 +1,10 @@
+"""What each TOSA operator computes, on numpy arrays: folds constants and runs graphs on the host. Imports no torch."""
+
+from __future__ import annotations
+
+from . import control, convert, convolution, elementwise, fourier, image, layout, matmul, reduce  # noqa: F401 (registers)
+from .constants import materialise
+from .kernels import KERNELS, computes, why_not
+from .program import Program, check_inputs, evaluate
+
+__all__ = ["KERNELS", "Program", "check_inputs", "computes", "evaluate", "materialise", "why_not"]

@@ -1,0 +1,65 @@
+"""Kernels of CAST and RESCALE (specification 2.12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir import operators as ops
+from ..ir.graph import Array
+from ..ir.types import ARRAY_DTYPES, DType, RoundingMode
+from .kernels import Result, computes
+
+
+@computes(ops.CAST)
+def cast(op: ops.CAST, x: Array) -> Result:
+    """Floats round to the nearest even integer and saturate; integers wrap; what is not zero is true."""
+    to = op.dtype
+    if to is DType.BOOL:
+        return x != 0
+    kind = "f" if to is DType.BF16 else ARRAY_DTYPES[to].kind
+    if x.dtype.kind == "f" and kind == "i":
+        return _saturated(x, ARRAY_DTYPES[to])
+    if x.dtype.kind == "i" and kind == "f":
+        # Through fp64, which holds every int32: numpy would round int32 twice on the way to fp16.
+        return x.astype(np.float64)
+    return x.astype(np.float32) if to is DType.BF16 else x
+
+
+def _saturated(x: Array, dtype: np.dtype[Any]) -> Result:
+    limits = np.iinfo(dtype)
+    nearest = np.rint(x.astype(np.float64))
+    inside = np.where((nearest >= limits.min) & (nearest < -float(limits.min)), nearest, 0).astype(dtype)
+    above = np.where(nearest > 0, limits.max, limits.min)
+    return np.where(np.abs(nearest) >= -float(limits.min), above, inside).astype(dtype)
+
+
+@computes(ops.RESCALE)
+def rescale(op: ops.RESCALE, x: Array, multiplier: Array, shift: Array, input_zp: Array, output_zp: Array) -> Result:
+    """Fixed-point multiplication in int64; multiplier and shift are for all, or one for each index of the last axis."""
+    value = _extended(x, op.input_unsigned) - _extended(input_zp, op.input_unsigned).item()
+    scaled = value * multiplier.astype(np.int64) + _rounding(value, shift.astype(np.int64), op.rounding_mode)
+    result = (scaled >> shift.astype(np.int64)).astype(np.int32).astype(np.int64)
+    result += _extended(output_zp, op.output_unsigned).item()
+    return _narrowed(result, ARRAY_DTYPES[op.dtype], op.output_unsigned)
+
+
+def _extended(x: Array, unsigned: bool) -> Result:
+    return (x.view(f"u{x.dtype.itemsize}") if unsigned else x).astype(np.int64)
+
+
+def _rounding(value: Array, shift: Array, mode: RoundingMode) -> Result:
+    """Half of the last bit kept; DOUBLE_ROUND moves it by 2**30 away from zero (``apply_scale_32``)."""
+    half = np.left_shift(np.int64(1), shift - 1)
+    if mode is not RoundingMode.DOUBLE_ROUND:
+        return half
+    away = np.where(value >= 0, np.int64(1 << 30), np.int64(-(1 << 30)))
+    return half + np.where(shift > 31, away, 0)
+
+
+def _narrowed(result: Array, dtype: np.dtype[Any], unsigned: bool) -> Result:
+    """Saturated; an unsigned result is kept as the bits of the signed type."""
+    held = np.dtype(f"u{dtype.itemsize}") if unsigned else dtype
+    limits = np.iinfo(held)
+    return np.clip(result, limits.min, limits.max).astype(held).view(dtype)

@@ -1,0 +1,136 @@
+"""Kernels of the convolutions (specification 2.2): windows are copied to a matrix, some rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ..ir import operators as ops
+from ..ir.graph import Array
+from ..ir.operators.convolution import Windowed
+from .kernels import computes
+from .matmul import accumulator, centred, finished
+
+BLOCK = 1 << 19
+"""Elements of a temporary: large enough for a fast product, small enough to stay near the processor."""
+
+
+@computes(ops.CONV2D, ops.CONV3D)
+def conv(op: Windowed, input: Array, weight: Array, bias: Array, input_zp: Array, weight_zp: Array) -> Array:
+    """[N,*S,IC], weight [OC,*K,IC] -> [N,*S',OC]."""
+    dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
+    x = padded(centred(input, input_zp, dtype), op.pad)
+    sums = _correlate(x, centred(weight, weight_zp, dtype), op.stride, op.dilation)
+    return _biased(op, sums, bias)
+
+
+@computes(ops.DEPTHWISE_CONV2D)
+def depthwise_conv2d(
+    op: ops.DEPTHWISE_CONV2D, input: Array, weight: Array, bias: Array, input_zp: Array, weight_zp: Array
+) -> Array:
+    """[N,IH,IW,C], weight [KH,KW,C,M] -> [N,OH,OW,C*M]: a sum over the KH*KW taps."""
+    kernel, multiplier = weight.shape[:2], weight.shape[3]
+    dtype = accumulator(input, weight, math.prod(kernel))
+    x = padded(centred(input, input_zp, dtype), op.pad)
+    if multiplier > 1:
+        x = np.repeat(x, multiplier, axis=3)
+    taps = centred(weight, weight_zp, dtype).reshape(*kernel, -1)
+    return _biased(op, _correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias)
+
+
+@computes(ops.TRANSPOSE_CONV2D)
+def transpose_conv2d(
+    op: ops.TRANSPOSE_CONV2D, input: Array, weight: Array, bias: Array, input_zp: Array, weight_zp: Array
+) -> Array:
+    """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC]: each tap adds a product to every stride-th output."""
+    dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
+    x, taps = centred(input, input_zp, dtype), centred(weight, weight_zp, dtype)
+    (n, ih, iw, _), (oc, kh, kw, _) = x.shape, taps.shape
+    sy, sx = op.stride
+    whole = np.zeros((n, (ih - 1) * sy + kh, (iw - 1) * sx + kw, oc), dtype)
+    for ky, kx in np.ndindex(kh, kw):
+        whole[:, ky : ky + (ih - 1) * sy + 1 : sy, kx : kx + (iw - 1) * sx + 1 : sx] += x @ taps[:, ky, kx].T
+    return _biased(op, _framed(whole, op.out_pad), bias)
+
+
+def _biased(op: Windowed | ops.TRANSPOSE_CONV2D, sums: Array, bias: Array) -> Array:
+    """Accumulator -> result type, then the bias, as the specification orders them."""
+    out = finished(sums, op.acc_type, op.input.dtype.name.startswith("INT"))
+    if out.dtype.kind == "f":
+        out = out.astype(bias.dtype, copy=False)
+    out += bias
+    return out
+
+
+def padded(x: Array, pad: Sequence[int]) -> Array:
+    """[N,*S,C] with zeros around the axes *S; ``pad`` is (before, after) for each. ``x`` itself if there are none."""
+    if not any(pad):
+        return x
+    sizes = [size + pad[2 * i] + pad[2 * i + 1] for i, size in enumerate(x.shape[1:-1])]
+    out = np.zeros((x.shape[0], *sizes, x.shape[-1]), x.dtype)
+    inside = [slice(pad[2 * i], pad[2 * i] + size) for i, size in enumerate(x.shape[1:-1])]
+    out[(slice(None), *inside)] = x
+    return out
+
+
+def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
+    """Zeros added around the spatial axes, or, where ``out_pad`` is negative, outputs taken away."""
+    cuts = [max(-p, 0) for p in out_pad]
+    inside = [slice(cuts[2 * i], size - cuts[2 * i + 1]) for i, size in enumerate(whole.shape[1:-1])]
+    return padded(whole[(slice(None), *inside)], [max(p, 0) for p in out_pad])
+
+
+def windows(x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Array:
+    """[N,*S,C] -> view [N,*S',*K,C] of the elements under each position of the kernel."""
+    spatial: Any = tuple(range(1, x.ndim - 1))
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    view = sliding_window_view(x, reach, axis=spatial)
+    steps = (
+        slice(None),
+        *(slice(None, None, s) for s in stride),
+        slice(None),
+        *(slice(None, None, d) for d in dilation),
+    )
+    return np.moveaxis(view[steps], len(spatial) + 1, -1)
+
+
+def _correlate(x: Array, weight: Array, stride: Sequence[int], dilation: Sequence[int]) -> Array:
+    """[N,*S,IC] padded, [OC,*K,IC] -> [N,*S',OC]."""
+    oc, *kernel, ic = weight.shape
+    matrix = weight.reshape(oc, -1).T
+    if math.prod(kernel) == math.prod(stride) == 1:
+        product: Array = x.reshape(-1, ic) @ matrix
+        return product.reshape(*x.shape[:-1], oc)
+    view = windows(x, kernel, stride, dilation)
+    out = np.empty((*view.shape[: x.ndim - 1], oc), x.dtype)
+    for block in _blocks(view.shape[0], view.shape[1], math.prod(view.shape[2:])):
+        rows = view[block].reshape(-1, matrix.shape[0])
+        out[block] = (rows @ matrix).reshape(out[block].shape)
+    return out
+
+
+def _correlate_channels(view: Array, taps: Array) -> Array:
+    """[N,OH,OW,KH,KW,C], [KH,KW,C] -> [N,OH,OW,C]."""
+    n, oh, ow, kh, kw, c = view.shape
+    out = np.empty((n, oh, ow, c), view.dtype)
+    for block in _blocks(n, oh, ow * c * 16):
+        rows, sums = view[block], out[block]
+        product = np.empty_like(sums)
+        np.multiply(rows[:, :, :, 0, 0], taps[0, 0], out=sums)
+        for ky, kx in list(np.ndindex(kh, kw))[1:]:
+            np.multiply(rows[:, :, :, ky, kx], taps[ky, kx], out=product)
+            sums += product
+    return out
+
+
+def _blocks(images: int, rows: int, row_elements: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of images and rows that together cover all, each of about ``BLOCK`` elements."""
+    together = max(1, BLOCK // (rows * row_elements))
+    step = rows if together > 1 else max(1, BLOCK // row_elements)
+    for image in range(0, images, together):
+        for row in range(0, rows, step):
+            yield slice(image, image + together), slice(row, row + step)

@@ -1,0 +1,177 @@
+"""Kernels of the elementwise operators (specification 2.3 to 2.7)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numpy.polynomial import Chebyshev, Polynomial
+
+from ..ir import operators as ops
+from ..ir.graph import Array, Operator
+from ..ir.types import DType, NanMode
+from .kernels import Result, computes
+
+_UFUNCS: dict[type[Operator], np.ufunc] = {
+    ops.ABS: np.absolute,
+    ops.BITWISE_NOT: np.invert,
+    ops.CEIL: np.ceil,
+    ops.COS: np.cos,
+    ops.EXP: np.exp,
+    ops.FLOOR: np.floor,
+    ops.LOG: np.log,
+    ops.LOGICAL_NOT: np.logical_not,
+    ops.SIN: np.sin,
+    ops.TANH: np.tanh,
+    ops.ADD: np.add,
+    ops.BITWISE_AND: np.bitwise_and,
+    ops.BITWISE_OR: np.bitwise_or,
+    ops.BITWISE_XOR: np.bitwise_xor,
+    ops.LOGICAL_AND: np.logical_and,
+    ops.LOGICAL_LEFT_SHIFT: np.left_shift,
+    ops.LOGICAL_OR: np.logical_or,
+    ops.LOGICAL_XOR: np.logical_xor,
+    ops.POW: np.power,
+    ops.SUB: np.subtract,
+    ops.EQUAL: np.equal,
+    ops.GREATER: np.greater,
+    ops.GREATER_EQUAL: np.greater_equal,
+}
+
+
+@computes(*_UFUNCS)
+def ufunc(op: Operator, *operands: Array) -> Result:
+    """Operators that are a function of numpy."""
+    return _UFUNCS[type(op)](*operands)
+
+
+@computes(ops.RECIPROCAL)
+def reciprocal(op: ops.RECIPROCAL, x: Array) -> Result:
+    return np.true_divide(x.dtype.type(1), x)
+
+
+@computes(ops.RSQRT)
+def rsqrt(op: ops.RSQRT, x: Array) -> Result:
+    return np.true_divide(x.dtype.type(1), np.sqrt(x))
+
+
+@computes(ops.SIGMOID)
+def sigmoid(op: ops.SIGMOID, x: Array) -> Result:
+    y = np.exp(-x)
+    y += y.dtype.type(1)
+    return np.true_divide(y.dtype.type(1), y)
+
+
+_ERF_LIMIT = 4.0
+"""erf(4) is 1 - 1.5e-8, which is 1 in fp32."""
+
+
+@functools.cache
+def _erf_quotient() -> Polynomial:
+    """erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, with a relative error below 1e-9 for |x| <= 4."""
+
+    def quotient(t: Array) -> Result:
+        x = _ERF_LIMIT * np.sqrt((t + 1) / 2)
+        return np.array([math.erf(v) / v for v in x])
+
+    series = Chebyshev.interpolate(quotient, 24)
+    return series.convert(kind=Polynomial)
+
+
+@computes(ops.ERF)
+def erf(op: ops.ERF, x: Array) -> Result:
+    """An odd polynomial that is fitted to the one of the standard library: numpy has none."""
+    limited = np.clip(x, -_ERF_LIMIT, _ERF_LIMIT).astype(np.float64)
+    t = limited * limited * (2 / _ERF_LIMIT**2) - 1
+    coefficients = _erf_quotient().coef
+    sum = np.full_like(t, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        sum *= t
+        sum += coefficient
+    return limited * sum
+
+
+@computes(ops.CLAMP)
+def clamp(op: ops.CLAMP, x: Array) -> Result:
+    """With IGNORE a NaN becomes ``min_val``, as ``apply_clip_s`` has it."""
+    low, high = x.dtype.type(op.min_val), x.dtype.type(op.max_val)
+    if op.nan_mode is NanMode.IGNORE and x.dtype.kind == "f":
+        return np.fmin(np.fmax(x, low), high)
+    return np.clip(x, low, high)
+
+
+@computes(ops.MAXIMUM)
+def maximum(op: ops.MAXIMUM, x: Array, y: Array) -> Result:
+    larger = np.fmax if op.nan_mode is NanMode.IGNORE else np.maximum
+    return larger(x, y)
+
+
+@computes(ops.MINIMUM)
+def minimum(op: ops.MINIMUM, x: Array, y: Array) -> Result:
+    smaller = np.fmin if op.nan_mode is NanMode.IGNORE else np.minimum
+    return smaller(x, y)
+
+
+@computes(ops.MUL)
+def mul(op: ops.MUL, x: Array, y: Array, shift: Array) -> Result:
+    """int32 products keep their low bits, or are shifted right with rounding; narrower ones cannot overflow int32."""
+    bits = int(shift.item())
+    if x.dtype.kind == "f":
+        return np.multiply(x, y)
+    product = np.multiply(x, y, dtype=np.int64)
+    return (product + (1 << (bits - 1))) >> bits if bits else product
+
+
+@computes(ops.NEGATE)
+def negate(op: ops.NEGATE, x: Array, input_zp: Array, output_zp: Array) -> Result:
+    """Integers saturate: -(-128) is 127."""
+    if x.dtype.kind == "f":
+        return np.negative(x)
+    wide = output_zp.astype(np.int64).item() - (x.astype(np.int64) - input_zp.astype(np.int64).item())
+    limits = np.iinfo(x.dtype)
+    return np.clip(wide, limits.min, limits.max)
+
+
+@computes(ops.INTDIV)
+def intdiv(op: ops.INTDIV, x: Array, y: Array) -> Result:
+    """Truncated towards zero, where numpy rounds down."""
+    quotient, remainder = np.divmod(x, y)
+    return quotient + ((remainder != 0) & ((x < 0) != (y < 0)))
+
+
+@computes(ops.ARITHMETIC_RIGHT_SHIFT)
+def arithmetic_right_shift(op: ops.ARITHMETIC_RIGHT_SHIFT, x: Array, y: Array) -> Result:
+    shifted = np.right_shift(x, y)
+    if not op.round:
+        return shifted
+    last_lost = np.right_shift(x, np.maximum(y, 1) - y.dtype.type(1)) & x.dtype.type(1)
+    return np.where(y > 0, shifted + last_lost, shifted)
+
+
+@computes(ops.LOGICAL_RIGHT_SHIFT)
+def logical_right_shift(op: ops.LOGICAL_RIGHT_SHIFT, x: Array, y: Array) -> Result:
+    unsigned = f"u{x.dtype.itemsize}"
+    return np.right_shift(x.view(unsigned), y.view(unsigned)).view(x.dtype)
+
+
+@computes(ops.CLZ)
+def clz(op: ops.CLZ, x: Array) -> Result:
+    """The binary exponent of an unsigned int32, which fp64 holds exactly, is the position of its first one bit."""
+    _, position = np.frexp(x.view(np.uint32).astype(np.float64))
+    return 32 - position
+
+
+@computes(ops.SELECT)
+def select(op: ops.SELECT, condition: Array, x: Array, y: Array) -> Result:
+    return np.where(condition, x, y)
+
+
+@computes(ops.TABLE)
+def table(op: ops.TABLE, x: Array, table: Array) -> Result:
+    """int8 looks up; int16 interpolates between entries that lie 128 apart, giving 7 more bits."""
+    if op.input1.dtype is DType.INT8:
+        return table[x.astype(np.int16) + 128]
+    index = (x.astype(np.int32) + 32768) >> 7
+    base, following = table[index].astype(np.int32), table[index + 1].astype(np.int32)
+    return (base << 7) + (following - base) * (x & 127)

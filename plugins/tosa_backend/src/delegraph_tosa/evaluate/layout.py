@@ -1,0 +1,76 @@
+"""Kernels of data layout, GATHER, SCATTER and IDENTITY (specification 2.9, 2.11, 2.13). Views where possible."""
+
+from __future__ import annotations
+
+import numpy as np
+from delegraph.errors import InputError
+
+from ..ir import operators as ops
+from ..ir.graph import Array
+from .kernels import computes
+
+
+@computes(ops.IDENTITY)
+def identity(op: ops.IDENTITY, x: Array) -> Array:
+    return x
+
+
+@computes(ops.CONCAT)
+def concat(op: ops.CONCAT, *arrays: Array) -> Array:
+    return np.concatenate(arrays, axis=op.axis)
+
+
+@computes(ops.PAD)
+def pad(op: ops.PAD, x: Array, padding: Array, pad_const: Array) -> Array:
+    pairs = padding.reshape(-1, 2).tolist()
+    shape = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
+    padded = np.full(shape, pad_const.item(), x.dtype)
+    padded[tuple(slice(before, before + size) for size, (before, _) in zip(x.shape, pairs, strict=True))] = x
+    return padded
+
+
+@computes(ops.RESHAPE)
+def reshape(op: ops.RESHAPE, x: Array, shape: Array) -> Array:
+    return x.reshape(shape.tolist())
+
+
+@computes(ops.REVERSE)
+def reverse(op: ops.REVERSE, x: Array) -> Array:
+    return np.flip(x, op.axis)
+
+
+@computes(ops.SLICE)
+def slice_(op: ops.SLICE, x: Array, start: Array, size: Array) -> Array:
+    return x[tuple(slice(s, s + n) for s, n in zip(start.tolist(), size.tolist(), strict=True))]
+
+
+@computes(ops.TILE)
+def tile(op: ops.TILE, x: Array, multiples: Array) -> Array:
+    return np.tile(x, multiples.tolist())
+
+
+@computes(ops.TRANSPOSE)
+def transpose(op: ops.TRANSPOSE, x: Array) -> Array:
+    return x.transpose(op.perms)
+
+
+@computes(ops.GATHER)
+def gather(op: ops.GATHER, values: Array, indices: Array) -> Array:
+    """[N,K,C], [N,W] -> [N,W,C]."""
+    return values[_rows(indices, values.shape[1], "GATHER")]
+
+
+@computes(ops.SCATTER)
+def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> Array:
+    """[N,K,C], [N,W], [N,W,C] -> [N,K,C]."""
+    result = values_in.copy()
+    result[_rows(indices, values_in.shape[1], "SCATTER")] = input
+    return result
+
+
+def _rows(indices: Array, rows: int, name: str) -> tuple[Array, Array]:
+    """Index of ``values[n, indices[n, w]]``. Checked, since numpy counts negative ones from the end."""
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= rows:
+        raise InputError("input-invalid", f"{name}: index {low if low < 0 else high} is outside 0 .. {rows - 1}")
+    return np.arange(indices.shape[0])[:, None], indices

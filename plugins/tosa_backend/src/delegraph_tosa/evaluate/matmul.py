@@ -1,0 +1,56 @@
+"""Matrix products: the arithmetic that MATMUL and the convolutions share (specification 2.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ir import operators as ops
+from ..ir.graph import Array
+from ..ir.types import DType
+from .kernels import computes
+
+_EXACT: dict[np.dtype[Any], int] = {np.dtype(np.float32): 1 << 24, np.dtype(np.float64): 1 << 53}
+"""Integers up to this magnitude are exact in the float type."""
+
+
+def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
+    """The type in which a sum of ``terms`` products is computed: a float if possible, since floats have fast products.
+
+    Integers stay exact: the narrowest float that holds every partial sum, else int64. Floats are summed in fp32, which
+    is no less exact than the accumulator types that TOSA has for them.
+    """
+    if left.dtype.kind == "f":
+        return np.dtype(np.float32)
+    bound = _magnitude(left) * _magnitude(right) * terms
+    return next((t for t, limit in _EXACT.items() if bound <= limit), np.dtype(np.int64))
+
+
+def _magnitude(x: Array) -> int:
+    """A bound of abs(x - zero point): data and zero point have the same type."""
+    limits = np.iinfo(x.dtype)
+    return int(limits.max) - int(limits.min)
+
+
+def centred(x: Array, zero_point: Array, dtype: npt.DTypeLike) -> Array:
+    """``x - zero_point`` in a type that does not overflow."""
+    wide = x.astype(dtype, copy=False)
+    zero = zero_point.item()
+    return wide - wide.dtype.type(zero) if zero else wide
+
+
+def finished(sums: Array, acc_type: DType, integer: bool) -> Array:
+    """Sums in the accumulator's type: integers leave the float type, fp16 accumulators round."""
+    if integer:
+        return sums.astype(np.int64)
+    return sums.astype(np.float16) if acc_type is DType.FP16 else sums
+
+
+@computes(ops.MATMUL)
+def matmul(op: ops.MATMUL, a: Array, b: Array, a_zp: Array, b_zp: Array) -> Array:
+    """[N,H,C], [N,C,W] -> [N,H,W]."""
+    dtype = accumulator(a, b, a.shape[2])
+    sums = np.matmul(centred(a, a_zp, dtype), centred(b, b_zp, dtype))
+    return finished(sums, op.dtype, a.dtype.kind == "i")

@@ -1,0 +1,79 @@
+"""A graph made ready to run on numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from delegraph.errors import InputError, InternalError
+
+from ..ir.graph import Array, Graph, Value
+from ..ir.types import ARRAY_DTYPES
+from .constants import materialise
+from .kernels import compute, expect_computable
+
+
+class Program:
+    """Constants materialised once, operators in order, each with the values that nobody needs after it.
+
+    Calls share nothing that is written: one program may be called from many threads.
+    Raises Unsupported, naming the operator, for a graph that cannot be computed here.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        for operator in graph.operators:
+            expect_computable(operator)
+        self.constants: dict[Value, Array] = {v: materialise(v) for v in graph.constants()}
+        self._dead = _last_uses(graph)
+
+    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        """Outputs in order; they may be views of inputs, of constants and of each other. Raises InputError."""
+        check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
+        values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
+        with np.errstate(all="ignore"):
+            for operator, dead in zip(self.graph.operators, self._dead, strict=True):
+                operands = [values[v] for v in operator.inputs]
+                results = compute(operator, operands, [v.type for v in operator.outputs])
+                values.update(zip(operator.outputs, results, strict=True))
+                del operands, results
+                for value in dead:
+                    del values[value]
+        return [values[v] for v in self.graph.outputs]
+
+
+def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """Outputs of a graph for numpy inputs in the order of ``graph.inputs`` (element types as in ``ARRAY_DTYPES``).
+
+    Raises InputError for inputs of another number, shape or type, and Unsupported for an operator without kernel.
+    """
+    return Program(graph)(inputs)
+
+
+def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...], str]]) -> None:
+    """Raise InputError unless ``given``, shapes and names of element types, are what the graph takes."""
+    if len(given) != len(wanted):
+        raise InputError("input-invalid", f"{len(wanted)} inputs are wanted, {len(given)} were given")
+    for position, (value, (shape, dtype)) in enumerate(zip(wanted, given, strict=True)):
+        expected = ARRAY_DTYPES[value.dtype].name
+        if tuple(shape) != value.shape or dtype != expected:
+            name = f" ({value.name})" if value.name else ""
+            text = f"{expected} {list(value.shape)} is wanted, {dtype} {list(shape)} was given"
+            raise InputError("input-invalid", f"input {position}{name}: {text}")
+
+
+def _last_uses(graph: Graph) -> list[list[Value]]:
+    """For each operator the computed values and inputs that are not needed after it."""
+    needed = set(graph.outputs) | set(graph.constants())
+    known = set(graph.inputs) | needed
+    for operator in graph.operators:
+        missing = next((v for v in operator.inputs if v not in known), None)
+        if missing is not None:
+            raise InternalError("internal", f"{operator!r} uses {missing!r} before it is computed")
+        known.update(operator.outputs)
+    dead: list[list[Value]] = []
+    for operator in reversed(graph.operators):
+        now = [v for v in dict.fromkeys((*operator.inputs, *operator.outputs)) if v not in needed]
+        needed.update(now)
+        dead.append(now)
+    return dead[::-1]

@@ -1,0 +1,54 @@
+"""Kernels of the reductions and of ARGMAX (specification 2.2 and 2.8)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..ir import operators as ops
+from ..ir.graph import Array
+from ..ir.types import NanMode
+from .kernels import Result, computes
+
+
+@computes(ops.REDUCE_ALL)
+def reduce_all(op: ops.REDUCE_ALL, x: Array) -> Result:
+    return np.all(x, axis=op.axis, keepdims=True)
+
+
+@computes(ops.REDUCE_ANY)
+def reduce_any(op: ops.REDUCE_ANY, x: Array) -> Result:
+    return np.any(x, axis=op.axis, keepdims=True)
+
+
+@computes(ops.REDUCE_MAX)
+def reduce_max(op: ops.REDUCE_MAX, x: Array) -> Result:
+    larger = np.fmax if op.nan_mode is NanMode.IGNORE else np.maximum
+    return larger.reduce(x, axis=op.axis, keepdims=True)
+
+
+@computes(ops.REDUCE_MIN)
+def reduce_min(op: ops.REDUCE_MIN, x: Array) -> Result:
+    smaller = np.fmin if op.nan_mode is NanMode.IGNORE else np.minimum
+    return smaller.reduce(x, axis=op.axis, keepdims=True)
+
+
+@computes(ops.REDUCE_SUM)
+def reduce_sum(op: ops.REDUCE_SUM, x: Array) -> Result:
+    """In fp64: numpy adds in order along an axis that is not the last, which costs fp32 digits on long axes."""
+    accumulator = np.float64 if x.dtype.kind == "f" else np.int64
+    return np.add.reduce(x, axis=op.axis, keepdims=True, dtype=accumulator)
+
+
+@computes(ops.REDUCE_PRODUCT)
+def reduce_product(op: ops.REDUCE_PRODUCT, x: Array) -> Result:
+    return np.multiply.reduce(x, axis=op.axis, keepdims=True, dtype=np.float64)
+
+
+@computes(ops.ARGMAX)
+def argmax(op: ops.ARGMAX, x: Array) -> Result:
+    """The first maximum; NaN is the maximum with PROPAGATE, and none with IGNORE unless there is nothing else."""
+    if op.nan_mode is not NanMode.IGNORE or x.dtype.kind != "f":
+        return np.argmax(x, axis=op.axis)
+    lowest = np.where(np.isnan(x), -np.inf, x)
+    maximum = np.fmax.reduce(x, axis=op.axis, keepdims=True)
+    return np.argmax((lowest == maximum) & ~np.isnan(x), axis=op.axis)
