@@ -1,0 +1,6 @@
+"""TOSA flatbuffer files: a writer that streams the weights and a reader that trusts nothing."""
+
+from .reader import read
+from .writer import TosaFile
+
+__all__ = ["TosaFile", "read"]

@@ -1,0 +1,104 @@
+"""Elements of constants in memory and in files (``ir.types.ARRAY_DTYPES`` says how memory holds them)."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+from delegraph.errors import InternalError
+
+from ..ir.graph import Array, Illegal, Number
+from ..ir.types import ARRAY_DTYPES, BYTES, DType, Type
+
+_INT48_LIMIT = 1 << 47
+
+
+def size_in_file(type: Type) -> int:
+    """Bytes that the elements take in a file: little endian, INT4 two in a byte, INT48 six bytes, SHAPE int64."""
+    count = math.prod(type.shape)
+    return (count + 1) // 2 if type.dtype is DType.INT4 else count * BYTES[type.dtype]
+
+
+def pack(array: Array, type: Type) -> memoryview:
+    """The file's bytes of a constant of this type; without a copy where memory holds them already."""
+    if array.shape != type.shape or array.dtype != ARRAY_DTYPES[type.dtype]:
+        held = f"{array.dtype}{list(array.shape)}"
+        raise InternalError("internal", f"a constant of type {type} was computed as {held}, please report this")
+    if type.dtype is DType.INT4:
+        return memoryview(_pack_int4(array.reshape(-1)))
+    if type.dtype is DType.INT48:
+        six = np.ascontiguousarray(array.reshape(-1).astype("<i8")).view(np.uint8).reshape(-1, 8)[:, :6]
+        return memoryview(six.tobytes())
+    flat = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1)
+    return flat.view(np.uint8).data
+
+
+def _pack_int4(values: Array) -> bytes:
+    nibbles = np.zeros(values.size + values.size % 2, np.uint8)
+    nibbles[: values.size] = values.view(np.uint8) & 15
+    packed: bytes = (nibbles[0::2] | nibbles[1::2] << 4).tobytes()
+    return packed
+
+
+def unpack(data: memoryview, type: Type) -> Array:
+    """The constant's elements, a view of ``data`` unless the type is INT4 or INT48; Illegal for a BOOL besides 0, 1."""
+    raw = np.frombuffer(data, np.uint8, size_in_file(type))
+    if type.dtype is DType.INT4:
+        return _unpack_int4(raw)[: math.prod(type.shape)].reshape(type.shape)
+    if type.dtype is DType.INT48:
+        return _unpack_int48(raw.reshape(-1, 6)).reshape(type.shape)
+    if type.dtype is DType.BOOL and raw.size and raw.max() > 1:
+        raise Illegal(f"a bool constant holds {raw.max()}")
+    return raw.view(ARRAY_DTYPES[type.dtype].newbyteorder("<")).reshape(type.shape)
+
+
+def _unpack_int4(raw: Array) -> Array:
+    nibbles = np.stack([raw & 15, raw >> 4], axis=1).reshape(-1)
+    return ((nibbles ^ 8).astype(np.int8) - 8).astype(np.int8)
+
+
+def _unpack_int48(raw: Array) -> Array:
+    wide = np.zeros((len(raw), 8), np.uint8)
+    wide[:, :6] = raw
+    values = wide.view("<i8").reshape(-1).astype(np.int64)
+    signed: Array = (values ^ _INT48_LIMIT) - _INT48_LIMIT
+    return signed
+
+
+def pack_number(number: Number, dtype: DType) -> bytes:
+    """One Python number as the file's bytes of this type, rounded to nearest even; Illegal if it is out of range."""
+    if dtype is DType.BF16:
+        return bfloat16_bits(number).to_bytes(2, "little")
+    array = ARRAY_DTYPES[dtype]
+    if array.kind == "f":
+        with np.errstate(over="ignore"):
+            return np.asarray(number).astype(array.newbyteorder("<")).tobytes()
+    if dtype not in (DType.INT8, DType.INT16, DType.INT32):
+        raise Illegal(f"no attribute is of type {dtype}")
+    info = np.iinfo(array)
+    if number != int(number) or not info.min <= number <= info.max:
+        raise Illegal(f"{number} is not in the range of {dtype}")
+    return int(number).to_bytes(array.itemsize, "little", signed=True)
+
+
+def unpack_number(data: bytes, dtype: DType) -> Number:
+    """The Python number that ``pack_number`` wrote; Illegal if there are too few bytes."""
+    width = BYTES.get(dtype, 0)
+    if not width <= len(data) < width + 8 or dtype in (DType.INT4, DType.INT48, DType.SHAPE, DType.BOOL):
+        raise Illegal(f"{len(data)} bytes are no number of type {dtype}")
+    if dtype is DType.BF16:
+        return float(struct.unpack("<f", b"\0\0" + data[:2])[0])
+    if dtype in (DType.FP8E4M3, DType.FP8E5M2):
+        raise Illegal(f"no attribute is of type {dtype}")
+    number: Number = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), 1)[0].item()
+    return number
+
+
+def bfloat16_bits(number: Number) -> int:
+    """Bit pattern of the nearest bfloat16, ties to even, of a number rounded to float32 before."""
+    with np.errstate(over="ignore"):
+        bits = int(np.asarray(number).astype(np.float32).view(np.uint32))
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return 0x7FC0
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16

@@ -1,0 +1,101 @@
+"""Numbers of the flatbuffer schema (``tosa.fbs`` of the specification): field ids and operator codes."""
+
+from __future__ import annotations
+
+import enum
+from functools import cache
+
+from ..ir.graph import Operator
+from ..ir.operators import OPERATORS
+
+IDENTIFIER = "TOSA"
+DATA_ALIGNMENT = 16
+"""Alignment of constants in the files that we write; the schema asks for 8."""
+IMPLIED_KINDS = frozenset({"ResultDType", "ResultTypes"})
+"""Kinds of attributes that the declared results say; no file stores them."""
+
+
+class GraphField(enum.IntEnum):
+    """Fields of TosaGraph."""
+
+    VERSION = 0
+    REGIONS = 1
+
+
+class RegionField(enum.IntEnum):
+    """Fields of TosaRegion."""
+
+    NAME = 0
+    BLOCKS = 1
+
+
+class BlockField(enum.IntEnum):
+    """Fields of TosaBasicBlock."""
+
+    NAME = 0
+    OPERATORS = 1
+    TENSORS = 2
+    INPUTS = 3
+    OUTPUTS = 4
+    SHAPES = 5
+
+
+class TensorField(enum.IntEnum):
+    """Fields of TosaTensor. ``OFFSET`` and ``SIZE`` stand in for ``DATA`` in files beyond 2 GiB."""
+
+    NAME = 0
+    SHAPE = 1
+    TYPE = 2
+    DATA = 3
+    VARIABLE = 4
+    IS_UNRANKED = 5
+    VARIABLE_NAME = 6
+    OFFSET = 7
+    SIZE = 8
+
+
+class ShapeField(enum.IntEnum):
+    """Fields of TosaShape."""
+
+    NAME = 0
+    RANK = 1
+    DATA = 2
+
+
+class OperatorField(enum.IntEnum):
+    """Fields of TosaOperator."""
+
+    CODE = 0
+    ATTRIBUTE_TYPE = 1
+    ATTRIBUTE = 2
+    INPUTS = 3
+    OUTPUTS = 4
+    LOCATION = 5
+
+
+_ORDER = (
+    "ARGMAX AVG_POOL2D CONV2D CONV3D DEPTHWISE_CONV2D FFT2D MATMUL MAX_POOL2D RFFT2D TRANSPOSE_CONV2D CLAMP ERF SIGMOID "
+    "TANH ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_LEFT_SHIFT "
+    "LOGICAL_RIGHT_SHIFT LOGICAL_OR LOGICAL_XOR MAXIMUM MINIMUM MUL POW SUB TABLE ABS BITWISE_NOT CEIL CLZ COS EXP FLOOR "
+    "LOG LOGICAL_NOT NEGATE RECIPROCAL RSQRT SIN SELECT EQUAL GREATER GREATER_EQUAL REDUCE_ALL REDUCE_ANY REDUCE_MAX "
+    "REDUCE_MIN REDUCE_PRODUCT REDUCE_SUM CONCAT PAD RESHAPE REVERSE SLICE TILE TRANSPOSE GATHER SCATTER RESIZE CAST "
+    "RESCALE CONST IDENTITY CUSTOM COND_IF WHILE_LOOP VARIABLE VARIABLE_WRITE VARIABLE_READ CONST_SHAPE"
+)
+CODES: dict[str, int] = {name: code for code, name in enumerate(_ORDER.split(), start=1)}
+"""Operator -> its ``Op`` number, which is the tag of its attribute table as well."""
+NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
+
+
+@cache
+def stored_attributes(operator: type[Operator]) -> tuple[tuple[str, str], ...]:
+    """(name, kind) of the attributes that a file stores; the position is the field id."""
+    return tuple((name, kind) for name, kind in operator.attributes.items() if kind not in IMPLIED_KINDS)
+
+
+@cache
+def implied_attributes(operator: type[Operator]) -> tuple[tuple[str, str], ...]:
+    """(name, kind) of the attributes that the declared results say."""
+    return tuple((name, kind) for name, kind in operator.attributes.items() if kind in IMPLIED_KINDS)
+
+
+assert OPERATORS.keys() <= CODES.keys()

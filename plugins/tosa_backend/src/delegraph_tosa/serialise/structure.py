@@ -1,0 +1,290 @@
+"""The structure of a TOSA file: everything but the elements of its constants."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from delegraph.errors import Unsupported
+
+from ..ir.graph import Graph, Illegal, Operator, Value
+from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from ..ir.types import DType
+from .building import Field, SharingBuilder
+from .elements import pack_number, size_in_file
+from .names import Names
+from .schema import (
+    CODES,
+    DATA_ALIGNMENT,
+    IDENTIFIER,
+    BlockField,
+    GraphField,
+    OperatorField,
+    RegionField,
+    ShapeField,
+    TensorField,
+    stored_attributes,
+)
+
+MAIN = "main"
+"""Name of the first region, which is the program; the others are bodies of control flow."""
+
+
+class Placed(NamedTuple):
+    """A constant and where its vector, or without ``has_length`` its bare elements, start in the file."""
+
+    value: Value
+    start: int
+    has_length: bool
+
+
+class _Slot(NamedTuple):
+    """A field that gets the position of a constant, by its distance from the end of the structure."""
+
+    value: Value
+    distance: int
+    wide: bool
+
+
+def lay_out(
+    graph: Graph, version: tuple[int, int], locations: bool, *, external: bool
+) -> tuple[bytes, list[Placed], int]:
+    """(structure, constants in file order, length of the file).
+
+    ``external`` names the constants by ``TosaTensor.offset`` and ``size``, for files that 32-bit offsets do not reach.
+    """
+    writer = _Structure(graph, locations, external)
+    structure = writer.finish(version)
+    placed, end = [], len(structure)
+    for slot in sorted(writer.slots, key=lambda slot: slot.wide):  # what 32-bit offsets must reach comes first
+        data = _aligned(end + (0 if slot.wide else 4))
+        address = len(structure) - slot.distance
+        struct.pack_into("<Q" if slot.wide else "<I", structure, address, data if slot.wide else data - 4 - address)
+        placed.append(Placed(slot.value, data if slot.wide else data - 4, not slot.wide))
+        end = data + size_in_file(slot.value.type)
+    return bytes(structure), placed, end
+
+
+def _aligned(position: int) -> int:
+    return -(-position // DATA_ALIGNMENT) * DATA_ALIGNMENT
+
+
+class _Structure:
+    """One pass over a graph and the graphs of its control flow."""
+
+    def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
+        self.build = SharingBuilder()
+        self.locations, self.external = locations, external
+        self.slots: list[_Slot] = []
+        self.graphs = [_with_distinct_outputs(g) for g in _reachable(graph)]
+        self.names = Names(v for g in self.graphs for v in _values(g))
+        self.regions = dict(zip(_reachable(graph), _region_names(self.graphs), strict=True))
+
+    def finish(self, version: tuple[int, int]) -> bytearray:
+        regions = [self.region(graph, name) for graph, name in zip(self.graphs, self.regions.values(), strict=True)]
+        root = [
+            Field(GraphField.VERSION, "offset", self.version(*version)),
+            Field(GraphField.REGIONS, "offset", self.build.offsets(regions)),
+        ]
+        return self.build.finish(self.build.table(4, root), IDENTIFIER)
+
+    def version(self, major: int, minor: int) -> int:
+        numbers = [Field(i, "int32", number, -1) for i, number in enumerate((major, minor, 0))]
+        return self.build.table(4, [*numbers, Field(3, "bool", 0, 1)])
+
+    def region(self, graph: Graph, name: str) -> int:
+        block = _Block(self, graph).table(name)
+        fields = [
+            Field(RegionField.NAME, "offset", self.build.string(name)),
+            Field(RegionField.BLOCKS, "offset", self.build.offsets([block])),
+        ]
+        return self.build.table(2, fields)
+
+    def attributes(self, operator: Operator) -> int:
+        """The operator's attribute table, shared by operators with equal attributes."""
+        fields = [
+            Field(i, *self.attribute(kind, getattr(operator, name), operator))
+            for i, (name, kind) in enumerate(stored_attributes(type(operator)))
+        ]
+        return self.build.shared_table(len(fields), fields)
+
+    def attribute(self, kind: str, value: Any, operator: Operator) -> tuple[str, int]:
+        """(kind of field, its value) of one attribute."""
+        if kind == "Ints":
+            return "offset", self.build.int32s(value)
+        if kind == "Number":
+            return "offset", self.build.raw(pack_number(value, operator.inputs[0].dtype))
+        if kind == "bytes":
+            return "offset", self.build.raw(value)
+        if kind in ("str", "Graph"):
+            return "offset", self.build.string(self.regions[value] if kind == "Graph" else value)
+        return {"int": "int32", "bool": "bool"}.get(kind, "uint32"), int(value)
+
+
+class _Block:
+    """The one basic block of a region: its tensors, shapes and operators, in the order in which they are first used."""
+
+    def __init__(self, structure: _Structure, graph: Graph) -> None:
+        self.structure, self.build, self.graph = structure, structure.build, graph
+        self.names: dict[Value, str] = {}
+        self.variables: dict[str, str] = {}
+        self.tensors: list[int] = []
+        self.shapes: list[int] = []
+        self.operators: list[int] = []
+
+    def table(self, name: str) -> int:
+        self.name_boundary()
+        for value in self.graph.inputs:
+            self.tensor(value)
+        for value in _constants(self.graph):
+            self.constant(value)
+        for operator in self.graph.operators:
+            self.operator(operator)
+        build = self.build
+        fields = [
+            Field(BlockField.NAME, "offset", build.string(name)),
+            Field(BlockField.OPERATORS, "offset", build.offsets(self.operators)),
+            Field(BlockField.TENSORS, "offset", build.offsets(self.tensors)),
+            Field(BlockField.INPUTS, "offset", build.strings([self.names[v] for v in self.graph.inputs])),
+            Field(BlockField.OUTPUTS, "offset", build.strings([self.names[v] for v in self.graph.outputs])),
+            Field(BlockField.SHAPES, "offset", build.offsets(self.shapes)),
+        ]
+        return build.table(6, fields)
+
+    def name_boundary(self) -> None:
+        for kind, values in (("input", self.graph.inputs), ("output", self.graph.outputs)):
+            for position, value in enumerate(values):
+                self.names[value] = self.structure.names.name(value, kind, position)
+
+    def named(self, value: Value, kind: str) -> str:
+        if value not in self.names:
+            self.names[value] = self.structure.names.name(value, kind)
+        return self.names[value]
+
+    def constant(self, value: Value) -> None:
+        """A constant's tensor or shape, and the CONST or CONST_SHAPE that makes it a value of the block."""
+        is_shape = value.dtype is DType.SHAPE
+        name = self.named(value, "shape" if is_shape else "const")
+        if is_shape:
+            self.shape(value, name)
+        else:
+            self.tensor(value)
+        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.shared_table(0, []), [], [name])
+
+    def shape(self, value: Value, name: str) -> None:
+        entries = value.shape[0] if value.shape else 0
+        fields = [
+            Field(ShapeField.NAME, "offset", self.build.string(name)),
+            Field(ShapeField.RANK, "uint32", entries),
+        ]
+        table, distance = self.build.table_with_slot(3, fields, ShapeField.DATA, wide=False)
+        self.structure.slots.append(_Slot(value, distance, False))
+        self.shapes.append(table)
+
+    def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
+        fields = [
+            Field(TensorField.NAME, "offset", self.build.string(name or self.names[value])),
+            Field(TensorField.SHAPE, "offset", self.build.int32s(value.shape)),
+            Field(TensorField.TYPE, "uint32", value.dtype),
+        ]
+        if variable is not None:
+            fields.append(Field(TensorField.VARIABLE, "bool", 1))
+            fields.append(Field(TensorField.VARIABLE_NAME, "offset", self.build.string(variable)))
+        if value.constant is None:
+            self.tensors.append(self.build.table(14, fields))
+        else:
+            self.tensors.append(self.with_data(value, fields))
+
+    def with_data(self, value: Value, fields: Sequence[Field]) -> int:
+        external = self.structure.external
+        where = TensorField.OFFSET if external else TensorField.DATA
+        size = [Field(TensorField.SIZE, "uint64", size_in_file(value.type))] if external else []
+        table, distance = self.build.table_with_slot(14, [*size, *fields], where, wide=external)
+        self.structure.slots.append(_Slot(value, distance, external))
+        return table
+
+    def operator(self, operator: Operator) -> None:
+        if isinstance(operator, VARIABLE):
+            return self.variable(operator)
+        try:
+            attributes = self.structure.attributes(operator)
+        except Illegal as problem:
+            raise Unsupported("unsupported", f"TOSA {operator.name}: {problem}", source=operator.source) from None
+        kind = operator.name.lower()
+        results = [self.named(value, kind) for value in operator.outputs]
+        for value in operator.outputs:
+            self.tensor(value)
+        inputs = [self.names[value] for value in operator.inputs]
+        if isinstance(operator, VARIABLE_READ):
+            inputs = [self.variables[operator.variable]]
+        if isinstance(operator, VARIABLE_WRITE):
+            results = [self.variables[operator.variable]]
+        self.append(operator.name, attributes, inputs, results, operator.source)
+        return None
+
+    def variable(self, operator: VARIABLE) -> None:
+        """A variable is a tensor with its initial value; the file has no operator that declares it."""
+        name = self.variables[operator.variable] = self.structure.names.fresh("variable")
+        self.tensor(operator.initial_value, operator.variable, name)
+
+    def append(
+        self, name: str, attributes: int, inputs: Sequence[str], outputs: Sequence[str], source: object = None
+    ) -> None:
+        code = CODES[name]
+        fields = [
+            Field(OperatorField.ATTRIBUTE, "offset", attributes),
+            Field(OperatorField.CODE, "uint32", code),
+            Field(OperatorField.ATTRIBUTE_TYPE, "uint8", code),
+            Field(OperatorField.INPUTS, "offset", self.build.strings(inputs)),
+            Field(OperatorField.OUTPUTS, "offset", self.build.strings(outputs)),
+        ]
+        if source is not None and self.structure.locations:
+            text = Field(0, "offset", self.build.string(str(source)))
+            fields.append(Field(OperatorField.LOCATION, "offset", self.build.shared_table(1, [text])))
+        self.operators.append(self.build.table(6, fields))
+
+
+def _reachable(graph: Graph) -> list[Graph]:
+    """The graph and, each once, the graphs of control flow inside of it."""
+    found = {graph: None}
+    for operator in graph.operators:
+        for body in operator.attribute_values().values():
+            if isinstance(body, Graph):
+                found.update(dict.fromkeys(_reachable(body)))
+    return list(found)
+
+
+def _region_names(graphs: list[Graph]) -> list[str]:
+    names = [MAIN]
+    for number, graph in enumerate(graphs[1:], start=1):
+        names.append(graph.name if graph.name and graph.name not in names else f"body_{number}")
+    return names
+
+
+def _with_distinct_outputs(graph: Graph) -> Graph:
+    """The format names outputs, so each is a result of its own: inputs, constants and repeated ones get an IDENTITY."""
+    taken = set(graph.inputs)
+    outputs, copies = [], []
+    for value in graph.outputs:
+        if value in taken or value.constant is not None:
+            copy = IDENTITY((value,))
+            value = Value(value.type, producer=copy)
+            copy.outputs = (value,)
+            copies.append(copy)
+        taken.add(value)
+        outputs.append(value)
+    return Graph(graph.inputs, outputs, [*graph.operators, *copies], graph.name)
+
+
+def _constants(graph: Graph) -> list[Value]:
+    """Constants that operators use; initial values of variables are none."""
+    used = (v for op in graph.operators if not isinstance(op, VARIABLE) for v in op.inputs)
+    return list(dict.fromkeys(v for v in used if v.constant is not None))
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.inputs
+    for operator in graph.operators:
+        yield from operator.inputs
+        yield from operator.outputs
