@@ -138,7 +138,7 @@ class Table:
         target = self._target(field, name)
         return self._buffer.string(*target) if target else ""
 
-    def bytes(self, field: int, name: str) -> memoryview:
+    def raw(self, field: int, name: str) -> memoryview:
         """A vector of bytes, as a view of the file; empty if absent."""
         target = self._target(field, name)
         if target is None:

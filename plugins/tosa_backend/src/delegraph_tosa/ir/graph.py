@@ -97,9 +97,10 @@ class Value:
 
 def shape_of(value: Value) -> tuple[int, ...]:
     """The elements of a constant SHAPE value."""
-    check(value.dtype is DType.SHAPE and isinstance(value.constant, Literal), f"{value!r} is not a constant shape")
-    assert isinstance(value.constant, Literal)
-    return tuple(value.constant.array.tolist())
+    constant = value.constant
+    if value.type.dtype is not DType.SHAPE or not isinstance(constant, Literal):
+        raise Illegal(f"{value!r} is not a constant shape")
+    return tuple(constant.array.tolist())
 
 
 class Operator:

@@ -55,7 +55,8 @@ def unpack(data: memoryview, type: Type) -> Array:
 
 def _unpack_int4(raw: Array) -> Array:
     nibbles = np.stack([raw & 15, raw >> 4], axis=1).reshape(-1)
-    return ((nibbles ^ 8).astype(np.int8) - 8).astype(np.int8)
+    values: Array = ((nibbles ^ 8).astype(np.int8) - 8).astype(np.int8)
+    return values
 
 
 def _unpack_int48(raw: Array) -> Array:

@@ -18,15 +18,15 @@ from .elements import size_in_file, unpack, unpack_number
 from .schema import (
     CODES,
     IDENTIFIER,
+    IMPLIED,
     NAMES,
+    STORED,
     BlockField,
     GraphField,
     OperatorField,
     RegionField,
     ShapeField,
     TensorField,
-    implied_attributes,
-    stored_attributes,
 )
 
 MAX_RANK = 32
@@ -176,7 +176,7 @@ class _Block:
         type = self.type_of(name)
         is_shape = type.dtype is DType.SHAPE
         size = size_in_file(type)
-        data = declared.bytes(ShapeField.DATA if is_shape else TensorField.DATA, "data")
+        data = declared.raw(ShapeField.DATA if is_shape else TensorField.DATA, "data")
         if not is_shape and not data and declared.scalar(TensorField.OFFSET, "Q") > 1:
             start, length = declared.scalar(TensorField.OFFSET, "Q"), declared.scalar(TensorField.SIZE, "Q")
             data = declared.extent(start, length, "data")
@@ -256,7 +256,7 @@ class _Block:
             self.define(name, value)
 
     def attributes(self, kind: type[Operator], table: Table, operands: list[Value]) -> dict[str, Any]:
-        stored = stored_attributes(kind)
+        stored = STORED[kind]
         held = table.table(OperatorField.ATTRIBUTE, "attributes") if stored else None
         if held is None and stored:
             raise table.damaged(f"{kind.__name__} has no attributes")
@@ -274,7 +274,7 @@ class _Block:
         if kind == "Ints":
             return tuple(held.numbers(field, "i4", f"field {field}"))
         if kind == "bytes":
-            return bytes(held.bytes(field, f"field {field}"))
+            return bytes(held.raw(field, f"field {field}"))
         if kind == "str":
             return held.string(field, f"field {field}")
         return held.flag(field) if kind == "bool" else held.scalar(field, "i")
@@ -286,7 +286,7 @@ def _fits(count: int, kind: type[Operator]) -> bool:
 
 def _implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[str, Any]:
     """Attributes that the declared results say."""
-    implied = implied_attributes(kind)
+    implied = IMPLIED[kind]
     if implied and not declared:
         raise table.damaged(f"{kind.__name__} has no result")
     return {name: declared[0].dtype if form == "ResultDType" else tuple(declared) for name, form in implied}
@@ -301,6 +301,6 @@ def _member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
 
 def _number(held: Table, field: int, dtype: DType) -> float | int:
     try:
-        return unpack_number(bytes(held.bytes(field, f"field {field}")), dtype)
+        return unpack_number(bytes(held.raw(field, f"field {field}")), dtype)
     except Illegal as problem:
         raise held.damaged(str(problem)) from None

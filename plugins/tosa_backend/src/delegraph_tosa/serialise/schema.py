@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from functools import cache
 
 from ..ir.graph import Operator
 from ..ir.operators import OPERATORS
@@ -73,29 +72,27 @@ class OperatorField(enum.IntEnum):
     LOCATION = 5
 
 
-_ORDER = (
-    "ARGMAX AVG_POOL2D CONV2D CONV3D DEPTHWISE_CONV2D FFT2D MATMUL MAX_POOL2D RFFT2D TRANSPOSE_CONV2D CLAMP ERF SIGMOID "
-    "TANH ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_LEFT_SHIFT "
-    "LOGICAL_RIGHT_SHIFT LOGICAL_OR LOGICAL_XOR MAXIMUM MINIMUM MUL POW SUB TABLE ABS BITWISE_NOT CEIL CLZ COS EXP FLOOR "
-    "LOG LOGICAL_NOT NEGATE RECIPROCAL RSQRT SIN SELECT EQUAL GREATER GREATER_EQUAL REDUCE_ALL REDUCE_ANY REDUCE_MAX "
-    "REDUCE_MIN REDUCE_PRODUCT REDUCE_SUM CONCAT PAD RESHAPE REVERSE SLICE TILE TRANSPOSE GATHER SCATTER RESIZE CAST "
-    "RESCALE CONST IDENTITY CUSTOM COND_IF WHILE_LOOP VARIABLE VARIABLE_WRITE VARIABLE_READ CONST_SHAPE"
-)
+_ORDER = """
+ARGMAX AVG_POOL2D CONV2D CONV3D DEPTHWISE_CONV2D FFT2D MATMUL MAX_POOL2D RFFT2D TRANSPOSE_CONV2D CLAMP ERF
+SIGMOID TANH ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND
+LOGICAL_LEFT_SHIFT LOGICAL_RIGHT_SHIFT LOGICAL_OR LOGICAL_XOR MAXIMUM MINIMUM MUL POW SUB TABLE ABS
+BITWISE_NOT CEIL CLZ COS EXP FLOOR LOG LOGICAL_NOT NEGATE RECIPROCAL RSQRT SIN SELECT EQUAL GREATER
+GREATER_EQUAL REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PRODUCT REDUCE_SUM CONCAT PAD RESHAPE REVERSE
+SLICE TILE TRANSPOSE GATHER SCATTER RESIZE CAST RESCALE CONST IDENTITY CUSTOM COND_IF WHILE_LOOP VARIABLE
+VARIABLE_WRITE VARIABLE_READ CONST_SHAPE
+"""
 CODES: dict[str, int] = {name: code for code, name in enumerate(_ORDER.split(), start=1)}
 """Operator -> its ``Op`` number, which is the tag of its attribute table as well."""
 NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 
-@cache
-def stored_attributes(operator: type[Operator]) -> tuple[tuple[str, str], ...]:
-    """(name, kind) of the attributes that a file stores; the position is the field id."""
-    return tuple((name, kind) for name, kind in operator.attributes.items() if kind not in IMPLIED_KINDS)
-
-
-@cache
-def implied_attributes(operator: type[Operator]) -> tuple[tuple[str, str], ...]:
-    """(name, kind) of the attributes that the declared results say."""
-    return tuple((name, kind) for name, kind in operator.attributes.items() if kind in IMPLIED_KINDS)
-
-
-assert OPERATORS.keys() <= CODES.keys()
+STORED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
+    operator: tuple((name, kind) for name, kind in operator.attributes.items() if kind not in IMPLIED_KINDS)
+    for operator in OPERATORS.values()
+}
+"""Operator -> (name, kind) of the attributes that a file stores; the position is the field id."""
+IMPLIED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
+    operator: tuple((name, kind) for name, kind in operator.attributes.items() if kind in IMPLIED_KINDS)
+    for operator in OPERATORS.values()
+}
+"""Operator -> (name, kind) of the attributes that the declared results say."""

@@ -18,13 +18,13 @@ from .schema import (
     CODES,
     DATA_ALIGNMENT,
     IDENTIFIER,
+    STORED,
     BlockField,
     GraphField,
     OperatorField,
     RegionField,
     ShapeField,
     TensorField,
-    stored_attributes,
 )
 
 MAIN = "main"
@@ -105,7 +105,7 @@ class _Structure:
         """The operator's attribute table, shared by operators with equal attributes."""
         fields = [
             Field(i, *self.attribute(kind, getattr(operator, name), operator))
-            for i, (name, kind) in enumerate(stored_attributes(type(operator)))
+            for i, (name, kind) in enumerate(STORED[type(operator)])
         ]
         return self.build.shared_table(len(fields), fields)
 
