@@ -24,7 +24,8 @@ class Program:
         self.graph = graph
         for operator in graph.operators:
             expect_computable(operator)
-        self.constants: dict[Value, Array] = {v: materialise(v) for v in graph.constants()}
+        # In order and aligned, once, so that no call rearranges a weight; most are already and stay where they are.
+        self.constants: dict[Value, Array] = {v: np.require(materialise(v), None, "CA") for v in graph.constants()}
         self._dead = _last_uses(graph)
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:

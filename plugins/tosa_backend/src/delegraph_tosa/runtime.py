@@ -1,0 +1,78 @@
+"""Runs TOSA blobs on this host: torch tensors in, torch tensors out, numpy in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import InputError
+from delegraph.runtime import BackendRuntime, Delegate
+
+from .evaluate import Program, check_inputs
+from .ir.graph import Array, Graph
+from .serialise import read
+
+Scalar = int | float | bool
+
+
+class TOSARuntime(BackendRuntime):
+    """The TOSA plugin's default runtime."""
+
+    @staticmethod
+    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+        """Read a ``.tosa`` blob and prepare it for calls; the compile specs do not matter here.
+
+        Raises FormatError if it is damaged, Unsupported if it contains an operator that this host does not compute.
+        """
+        return LoadedGraph(read(processed_bytes))
+
+
+class LoadedGraph:
+    """A TOSA graph that is called with CPU tensors in the order of its inputs; returns a tuple of new tensors.
+
+    Raises InputError for inputs of another number, shape or element type. May be called from many threads.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.program = Program(graph)
+        self._constants = frozenset(_root(array) for array in self.program.constants.values())
+
+    def __call__(self, *args: torch.Tensor | Scalar) -> tuple[torch.Tensor, ...]:
+        tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
+        check_inputs(
+            self.program.graph.inputs, [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+        )
+        inputs = [_array(tensor) for tensor in tensors]
+        taken = self._constants | {_root(array) for array in inputs}
+        results = []
+        for output in self.program(inputs):
+            results.append(torch.from_numpy(_owned(output, taken)))
+            taken = taken | {_root(output)}
+        return tuple(results)
+
+
+def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
+    if isinstance(arg, torch.Tensor) and arg.device.type == "cpu":
+        return arg
+    given = f"a tensor on {arg.device}" if isinstance(arg, torch.Tensor) else repr(arg)
+    raise InputError("input-invalid", f"input {position}: a tensor on the CPU is wanted, {given} was given")
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    """The tensor's memory as an array."""
+    array: Array = tensor.detach().resolve_neg().numpy()
+    return array
+
+
+def _owned(output: Array, taken: frozenset[int]) -> Array:
+    """An array in memory of its own, in order: torch must not write through it to an input, a constant or a sibling."""
+    return np.array(output, order="C") if _root(output) in taken else np.asarray(output, order="C")
+
+
+def _root(array: Array) -> int:
+    """Identity of the memory that an array is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return id(array)
