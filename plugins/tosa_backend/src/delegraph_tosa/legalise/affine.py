@@ -6,10 +6,10 @@ from collections import Counter
 
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import ADD, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, SUB, TRANSPOSE_CONV2D
-from ..ir.types import FLOATS
+from ..ir.types import FLOATS, Type
 from ..spec import TosaSpec
 from .axes import Shape
-from .rewrite import Rewrite, both, rebuilt
+from .rewrite import Rewrite, both, replaced
 
 CONVOLUTIONS = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D})
 AFFINE = frozenset({ADD, MUL, SUB})
@@ -45,7 +45,7 @@ class _Fold(Rewrite):
         if type(operator) in AFFINE and self._folded(operator):
             return
         if not self._values.keys().isdisjoint(operator.inputs):
-            new = rebuilt(operator, [self.value(v) for v in operator.inputs])
+            new = replaced(operator, [self.value(v) for v in operator.inputs])
             self._values.update(zip(operator.outputs, new.outputs, strict=True))
             operator = new
         if type(operator) in CONVOLUTIONS:
@@ -69,7 +69,8 @@ class _Fold(Rewrite):
             scale = self.reshape(constant, _weight_scale(convolution, constant), operator.source)
             weight = self._apply(operator, weight, scale)
         bias = self._apply(operator, bias, self.reshape(constant, constant.shape[-1:], operator.source))
-        new = rebuilt(convolution, (x, weight, bias, *zero_points), source=both(convolution.source, operator.source))
+        source = both(convolution.source, operator.source)
+        new = replaced(convolution, (x, weight, bias, *zero_points), source)
         new.outputs[0].name = operator.outputs[0].name
         place = self._places.pop(convolution)
         self._places[new], self.operators[place] = place, new
@@ -77,7 +78,8 @@ class _Fold(Rewrite):
 
     def _apply(self, operator: Operator, left: Value, right: Value) -> Value:
         """The folded ``operator``; the shift operand of MUL is kept."""
-        return self.make(type(operator), (left, right, *operator.inputs[2:]), operator.source)
+        shape = left.shape if right.shape[-1] == 1 or left.rank > 1 else right.shape
+        return self.make(type(operator), (left, right, *operator.inputs[2:]), Type(shape, left.dtype), operator.source)
 
 
 def _sides(operator: Operator) -> tuple[Value, Value | None]:

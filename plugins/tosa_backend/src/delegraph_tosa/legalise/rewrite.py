@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..ir.graph import Folded, Operator, Value, literal
-from ..ir.operators import RESHAPE
-from ..ir.types import DType
-from .axes import Shape
+from ..ir.operators import RESHAPE, TRANSPOSE
+from ..ir.types import DType, Type
+from .axes import Shape, plain
 
 
-def rebuilt(operator: Operator, inputs: Sequence[Value], **attributes: Any) -> Operator:
-    """``operator`` with other operands and attributes; its results are new values of the same names."""
+def rebuilt(
+    operator: Operator, inputs: Sequence[Value], types: Iterable[Type] | None = None, **attributes: Any
+) -> Operator:
+    """``operator`` with other operands and attributes; its results are new values of the same names.
+
+    ``types`` of the results are inferred if they are not given.
+    """
     cls = type(operator)
     new = cls.__new__(cls)
     new.__dict__.update(operator.__dict__, inputs=tuple(inputs), **attributes)
-    new.outputs = tuple(
-        [Value(type, None, old.name, new) for type, old in zip(new.infer(), operator.outputs, strict=True)]
-    )
+    found = new.infer() if types is None else types
+    new.outputs = tuple([Value(type, None, old.name, new) for type, old in zip(found, operator.outputs, strict=True)])
     return new
+
+
+def replaced(operator: Operator, inputs: Sequence[Value], source: Any = None) -> Operator:
+    """``operator`` with other operands of the same types, so that the types of its results stay."""
+    types = [v.type for v in operator.outputs]
+    return rebuilt(operator, inputs, types, source=operator.source if source is None else source)
 
 
 def origin(value: Value) -> Operator | None:
@@ -49,20 +59,22 @@ class Rewrite:
         self._shapes: dict[Shape, Value] = {}
         self._made: dict[Any, Value] = {}
 
-    def make(self, cls: type[Operator], inputs: tuple[Value, ...], source: Any, **attributes: Any) -> Value:
-        """Result of a new operator: a constant if its operands are, and the same one if it was made before."""
+    def make(self, cls: type[Operator], inputs: tuple[Value, ...], type: Type, source: Any, **attributes: Any) -> Value:
+        """Result, of ``type``, of a new operator: a constant if its operands are, and the same one as before."""
         key = (cls, inputs, *attributes.values())
-        if key not in self._made:
-            self._made[key] = self._new(cls(inputs, source, **attributes))
-        return self._made[key]
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._new(cls(inputs, source, **attributes), type)
+        return found
 
-    def _new(self, operator: Operator) -> Value:
-        (type,) = operator.infer()
-        if all(v.constant is not None for v in operator.inputs):
-            result = Value(type, Folded(operator))
+    def _new(self, operator: Operator, type: Type) -> Value:
+        for operand in operator.inputs:
+            if operand.constant is None:
+                result = Value(type, producer=operator)
+                self.operators.append(operator)
+                break
         else:
-            result = Value(type, producer=operator)
-            self.operators.append(operator)
+            result = Value(type, Folded(operator))
         operator.outputs = (result,)
         return result
 
@@ -75,8 +87,18 @@ class Rewrite:
     def reshape(self, value: Value, shape: Shape, source: Any) -> Value:
         """``value`` with another shape. RESHAPE(RESHAPE(x)) is RESHAPE(x), and none at all if the shape is x's."""
         before = origin(value)
-        if type(before) is RESHAPE and value.shape != shape:
+        if type(before) is RESHAPE and value.type.shape != shape:
             value = before.inputs[0]
-        if value.shape == shape:
+        if value.type.shape == shape:
             return value
-        return self.make(RESHAPE, (value, self.shape(shape)), source)
+        return self.make(RESHAPE, (value, self.shape(shape)), Type(shape, value.type.dtype), source)
+
+    def transpose(self, value: Value, perms: tuple[int, ...], source: Any) -> Value:
+        """TRANSPOSE, joined with the one before it, and none at all if nothing moves."""
+        before = origin(value)
+        if isinstance(before, TRANSPOSE):
+            value, perms = before.inputs[0], tuple([before.perms[p] for p in perms])
+        if perms == plain(len(perms)):
+            return value
+        shape, dtype = value.type
+        return self.make(TRANSPOSE, (value,), Type(tuple([shape[p] for p in perms]), dtype), source, perms=perms)

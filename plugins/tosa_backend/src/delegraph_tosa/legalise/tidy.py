@@ -9,7 +9,7 @@ from typing import Any
 from ..ir.graph import Graph, Literal, Operator, Value
 from ..ir.operators import COND_IF, CUSTOM, IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE, WHILE_LOOP
 from ..spec import TosaSpec
-from .rewrite import both, rebuilt
+from .rewrite import both, replaced
 
 EFFECTS = frozenset({COND_IF, CUSTOM, VARIABLE, VARIABLE_WRITE, WHILE_LOOP})
 """Operators that may do more than compute their results."""
@@ -30,7 +30,7 @@ def merge_equal(graph: Graph, spec: TosaSpec) -> Graph:
         found.visit(operator)
     if not found.sources:
         return graph
-    operators = [new for operator in graph.operators if (new := found.replaced(operator))]
+    operators = [new for operator in graph.operators if (new := found.rewritten(operator))]
     return Graph(graph.inputs, [found.final(v) for v in graph.outputs], operators, graph.name)
 
 
@@ -60,14 +60,14 @@ class _Duplicates:
             return self._same.get(value, value)
         return self._constants.setdefault((value.type, constant.array.tobytes()), value)
 
-    def replaced(self, operator: Operator) -> Operator | None:
+    def rewritten(self, operator: Operator) -> Operator | None:
         """``operator`` with its final operands and source; None if an earlier one stands for it."""
         if any(v in self._same for v in operator.outputs):
             return None
         inputs = tuple([self.final(v) for v in operator.inputs])
         if inputs == operator.inputs and operator not in self.sources:
             return operator
-        new = rebuilt(operator, inputs, source=self.sources.get(operator, operator.source))
+        new = replaced(operator, inputs, self.sources.get(operator))
         self._new.update(zip(operator.outputs, new.outputs, strict=True))
         return new
 

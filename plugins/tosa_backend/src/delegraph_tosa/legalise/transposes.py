@@ -14,7 +14,7 @@ from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from . import axes as ax
 from .axes import Axes, Shape
-from .rewrite import Rewrite, origin, rebuilt
+from .rewrite import Rewrite, rebuilt, replaced
 
 MAX_RANK = 6
 """Highest rank of level 8K (specification 1.5.2); no RESHAPE here makes a higher one than this."""
@@ -70,7 +70,8 @@ class Sweep(Rewrite):
         if inputs == operator.inputs:
             self.operators.append(operator)
         else:
-            new = self.rebuild(operator, inputs)
+            new = replaced(operator, inputs)
+            self.operators.append(new)
             self._values.update(zip(operator.outputs, new.outputs, strict=True))
 
     def rebuild(self, operator: Operator, inputs: Sequence[Value], **attributes: Any) -> Operator:
@@ -108,8 +109,8 @@ class Sweep(Rewrite):
         """Whether the target has TRANSPOSE and RESHAPE for ``dtype``: int32 ones need PRO-INT, for example."""
         if dtype not in self._movable:
             value, scratch = Value(Type((1, 1), dtype)), Rewrite()
-            scratch.make(TRANSPOSE, (value,), None, perms=(1, 0))
-            scratch.make(RESHAPE, (value, scratch.shape((1,))), None)
+            scratch.transpose(value, (1, 0), None)
+            scratch.reshape(value, (1,), None)
             self._movable[dtype] = all(self._spec.why_not(operator) is None for operator in scratch.operators)
         return self._movable[dtype]
 
@@ -128,13 +129,6 @@ class Sweep(Rewrite):
         places = sorted(range(len(axes)), key=lambda i: -1 if single[i] else axes[i])  # type: ignore[arg-type,return-value]
         reshaped = self.reshape(base, tuple([shape[i] for i in places]), source)
         return reshaped, tuple([places.index(i) for i in range(len(axes))])
-
-    def transpose(self, value: Value, perms: tuple[int, ...], source: Any) -> Value:
-        """TRANSPOSE, joined with the one before it."""
-        before = origin(value)
-        if isinstance(before, TRANSPOSE):
-            value, perms = before.inputs[0], tuple([before.perms[p] for p in perms])
-        return value if perms == ax.plain(value.rank) else self.make(TRANSPOSE, (value,), source, perms=perms)
 
     def lead(self, operands: Sequence[Value], shape: Shape) -> View:
         """The view whose arrangement an operator of several operands and a result of ``shape`` takes: the cheapest.
@@ -162,7 +156,21 @@ class Sweep(Rewrite):
     def follow(self, operand: Value, lead: View, source: Any) -> Value:
         """``operand`` in the arrangement of ``lead``."""
         base, axes, made_by = self.view(operand)
-        return self.arrange(base, ax.through(axes, lead.axes, lead.base.rank), made_by or source)
+        rank = lead.base.rank
+        if axes == lead.axes and base.rank == rank:
+            return base
+        return self.arrange(base, ax.through(axes, lead.axes, rank), made_by or source)
+
+    def lead_by(self, lead: View, operator: Operator, count: int, **attributes: Any) -> None:
+        """Apply ``operator`` to its first ``count`` operands in the arrangement of ``lead``."""
+        result, source = operator.outputs[0], operator.source
+        operands = [self.follow(v, lead, source) for v in operator.inputs[:count]]
+        operands += [self.value(v) for v in operator.inputs[count:]]
+        arranged = ax.through(ax.plain(result.rank), lead.axes, lead.base.rank)
+        type = Type(ax.viewed(result.shape, arranged), result.dtype)
+        new = rebuilt(operator, operands, (type,), **attributes)
+        self.operators.append(new)
+        self.see(result, View(new.outputs[0], lead.axes, lead.source))
 
 
 def _holds(view: View, shape: Shape) -> bool:
@@ -320,22 +328,19 @@ def _rescale(sweep: Sweep, operator: Operator) -> None:
 def _broadcast(sweep: Sweep, operator: Operator, count: int = 2) -> None:
     """Elementwise operators of ``count`` operands: all in the arrangement of one of them."""
     result = operator.outputs[0]
-    if not sweep.movable(result.dtype):
-        return sweep.keep(operator)
-    lead = sweep.lead(operator.inputs[:count], result.shape)
-    operands = [sweep.follow(v, lead, operator.source) for v in operator.inputs[:count]]
-    new = sweep.rebuild(operator, (*operands, *[sweep.value(v) for v in operator.inputs[count:]]))
-    return sweep.see(result, View(new.outputs[0], lead.axes, lead.source))
+    if sweep.movable(result.dtype):
+        sweep.lead_by(sweep.lead(operator.inputs[:count], result.shape), operator, count)
+    else:
+        sweep.keep(operator)
 
 
 def _concat(sweep: Sweep, operator: Operator) -> None:
-    result = operator.outputs[0]
-    lead = sweep.lead(operator.inputs, result.shape)
+    lead = sweep.lead(operator.inputs, operator.outputs[0].shape)
     axis = lead.axes[operator.axis]  # type: ignore[attr-defined]
     if axis is None:
-        return sweep.keep(operator)
-    new = sweep.rebuild(operator, [sweep.follow(v, lead, operator.source) for v in operator.inputs], axis=axis)
-    return sweep.see(result, View(new.outputs[0], lead.axes, lead.source))
+        sweep.keep(operator)
+    else:
+        sweep.lead_by(lead, operator, len(operator.inputs), axis=axis)
 
 
 Rule = Callable[[Sweep, Operator], None]
