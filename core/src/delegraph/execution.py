@@ -44,7 +44,8 @@ class Delegates:
                 eager: CallDelegate = module.original_module.module(check_guards=False)
                 return eager
             raise
-        return runtime.load(module.processed_bytes, module.compile_specs, module.named_data())
+        loaded: CallDelegate = runtime.load(module.processed_bytes, module.compile_specs, module.named_data())
+        return loaded
 
 
 def _check_results(module: LoweredBackendModule, results: Any) -> None:

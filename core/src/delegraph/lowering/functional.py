@@ -21,8 +21,7 @@ aten = torch.ops.aten
 
 UNDECLARED_ALIASES = frozenset(
     {
-        "aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout", "aten::einsum",
-        "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::meshgrid", "aten::cartesian_prod",
+        "aten::einsum", "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::meshgrid", "aten::cartesian_prod",
     }
 )  # fmt: skip
 """Composite operators that may return their argument, or a view of it, although their schemas do not say so."""
@@ -51,7 +50,7 @@ def effects(op: OpOverload) -> Effects:
 
 @cache
 def twin(op: OpOverload) -> OpOverload | None:
-    """The functional form of an in-place operator, of the same arguments: ``relu_`` -> ``relu``; None if there is none."""
+    """The functional form of an in-place operator with the same arguments, if there is one: ``relu_`` -> ``relu``."""
     namespace, name = op._schema.name.split("::")
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
     found: OpOverload | None = getattr(packet, op._overloadname, None)

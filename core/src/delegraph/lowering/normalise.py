@@ -7,7 +7,8 @@ is never changed, and the graph is copied, not retraced.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,21 +25,32 @@ _DROPPED = frozenset({aten._assert_tensor_metadata.default})
 """Checks of what an exported program fixes anyway."""
 _IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
 """Calls that give their argument once nothing is written in place."""
+_DROPOUTS = frozenset(
+    {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default}
+)
 
 
 def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     """The normalised copy of ``program``, and notes for the report."""
     graph = _Copy(program.graph_module).graph
+    _drop(graph, _returns_itself)
     mutations = functionalise(graph)
     if mutations.unproven:
-        functional, _ = normalise(program.run_decompositions({}))
+        functional, _ = normalise(_retraced(program))
         return functional, [f"retraced, because of {text}" for text in mutations.unproven]
     inputs, outputs = _specs(program, graph, mutations)
-    _drop_identities(graph)
+    _drop(graph, lambda node: node.target in _IDENTITIES)
     _drop_dead(graph)
     _refresh(outputs, graph)
     number_calls(graph)
     return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program)), []
+
+
+def _retraced(program: ExportedProgram) -> ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
+        functional: ExportedProgram = program.run_decompositions({})
+        return functional
 
 
 def number_calls(graph: Graph) -> None:
@@ -111,8 +123,14 @@ def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
     return OutputSpec(kind, TensorArgument(value.name), target)
 
 
-def _drop_identities(graph: Graph) -> None:
-    for node in [n for n in graph.nodes if n.target in _IDENTITIES]:
+def _returns_itself(node: Node) -> bool:
+    """Dropout in eval mode gives the very tensor that it was given."""
+    return node.target in _DROPOUTS and node.args[2] is False
+
+
+def _drop(graph: Graph, identity: Callable[[Node], bool]) -> None:
+    """Let users of identities use their argument."""
+    for node in [n for n in graph.nodes if identity(n)]:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
 

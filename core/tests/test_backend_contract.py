@@ -1,0 +1,139 @@
+"""The classes that backend authors use: BackendDetails, NamedDataStore, DelegateMappingBuilder."""
+
+import pytest
+import torch
+
+from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.errors import ContractViolation, DelegraphError
+from delegraph.partitioner import DelegationSpec, Partitioner
+
+
+def test_concrete_backend_needs_preprocess():
+    with pytest.raises(ContractViolation, match="backend Half does not define preprocess"):
+        type("Half", (BackendDetails,), {})
+
+
+def test_shared_base_and_inheritance():
+    class Base(BackendDetails, abstract=True):
+        pass
+
+    class Whole(Base):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            return PreprocessResult(b"x")
+
+    class Derived(Whole):
+        pass
+
+    assert Derived.preprocess(None, []).processed_bytes == b"x"
+
+
+class Counting(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(f"{edge_program}{compile_specs}".encode())
+
+
+def test_default_multimethod_keeps_order():
+    results = Counting.preprocess_multimethod({"a": [1, 2], "b": [3]}, {"a": [[], ["s"]], "b": [[]]})
+    assert {m: [r.processed_bytes for r in rs] for m, rs in results.items()} == {
+        "a": [b"1[]", b"2['s']"],
+        "b": [b"3[]"],
+    }
+
+
+@pytest.mark.parametrize("specs", [{}, {"a": [[]]}, {"a": [[], [], []]}])
+def test_default_multimethod_counts_specs(specs):
+    with pytest.raises(ContractViolation, match="method 'a' has 2 partitions and . lists of compile specs"):
+        Counting.preprocess_multimethod({"a": [1, 2]}, specs)
+
+
+def test_named_data_is_stored_once_by_content():
+    store = NamedDataStore()
+    store.add_named_data("a", b"same", alignment=4)
+    store.add_named_data("b", b"same")
+    store.add_named_data("c", b"other", external_tag="weights.ptd")
+    out = store.get_named_data_store_output()
+    assert out.buffers == [b"same", b"other"]
+    assert out.pte_data["a"].buffer_index == out.pte_data["b"].buffer_index == 0
+    assert list(out.external_data["weights.ptd"]) == ["c"]
+
+
+def test_named_data_added_again():
+    store = NamedDataStore()
+    store.add_named_data("a", b"x", alignment=4)
+    store.add_named_data("a", b"x", alignment=6)
+    assert store.get_named_data_store_output().pte_data["a"].alignment == 12
+    with pytest.raises(ContractViolation, match="'a' was added before with different data"):
+        store.add_named_data("a", b"y")
+    with pytest.raises(ContractViolation, match="'a' is in the program file already"):
+        store.add_named_data("a", b"x", external_tag="weights.ptd")
+    with pytest.raises(ContractViolation, match="alignment 0 is not positive"):
+        store.add_named_data("b", b"x", alignment=0)
+
+
+def test_named_data_merges():
+    one, two = NamedDataStore(), NamedDataStore()
+    one.add_named_data("a", b"x", alignment=2)
+    two.add_named_data("a", b"x", alignment=3)
+    two.add_named_data("b", b"y", external_tag="f")
+    one.merge_named_data_store(two.get_named_data_store_output())
+    out = one.get_named_data_store_output()
+    assert out.pte_data["a"].alignment == 6 and "b" in out.external_data["f"]
+
+
+def nodes_with_handles(*handles):
+    graph = torch.fx.Graph()
+    made = [graph.placeholder(f"x{k}") for k in range(len(handles))]
+    for node, handle in zip(made, handles, strict=True):
+        node.meta["debug_handle"] = handle
+    return made
+
+
+def test_generated_identifiers():
+    builder = DelegateMappingBuilder(generated_identifiers=True)
+    assert builder.insert_delegate_mapping_entry(nodes_with_handles(3, 1)) == 0
+    assert builder.insert_delegate_mapping_entry(nodes_with_handles(7)[0]) == 1
+    assert builder.insert_delegate_mapping_entry(handles=[9, None, 4]) == 2
+    assert builder.get_delegate_mapping() == {0: (1, 3), 1: (7,), 2: (4, 9)}
+
+
+@pytest.mark.parametrize("identifier", [22, "22"])
+def test_manual_identifiers(identifier):
+    builder = DelegateMappingBuilder()
+    assert builder.insert_delegate_mapping_entry(handles=5, identifier=identifier) == identifier
+    with pytest.raises(ContractViolation, match="used already"):
+        builder.insert_delegate_mapping_entry(handles=6, identifier=identifier)
+
+
+def test_mapping_entries_are_checked():
+    generated, manual = DelegateMappingBuilder(generated_identifiers=True), DelegateMappingBuilder()
+    bad = [
+        (generated, {"handles": 1, "identifier": 3}, "generates its identifiers"),
+        (manual, {"handles": 1}, "needs an identifier"),
+        (manual, {"identifier": 1}, "nodes or handles"),
+        (manual, {"handles": 1, "nodes": nodes_with_handles(1), "identifier": 1}, "nodes or handles"),
+        (manual, {"handles": [None], "identifier": 1}, "at least one debug handle"),
+        (manual, {"nodes": nodes_with_handles(None), "identifier": 1}, "at least one debug handle"),
+    ]
+    for builder, arguments, message in bad:
+        with pytest.raises(ContractViolation, match=message):
+            builder.insert_delegate_mapping_entry(**arguments)
+
+
+def test_partitioner_spec_is_read_only():
+    partitioner = Partitioner({"k": 1})
+    assert partitioner.spec["k"] == 1
+    with pytest.raises(TypeError):
+        partitioner.spec["k"] = 2
+    with pytest.raises(AttributeError):
+        partitioner.spec = {}
+
+
+def test_delegation_spec_is_hashable_whatever_sequence_it_gets():
+    assert hash(DelegationSpec("B", [CompileSpec("k", b"v")])) == hash(DelegationSpec("B", (CompileSpec("k", b"v"),)))
+
+
+def test_error_text_has_source_and_hint():
+    error = DelegraphError("unsupported", "no sine", source="model.py:3", hint="take cosine")
+    assert str(error) == "no sine\n  at model.py:3\n  hint: take cosine"

@@ -1,0 +1,112 @@
+"""Partitions of CapabilityPartitioner on random graphs: as few as possible, convex, exactly the accepted nodes."""
+
+import operator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delegraph.partitioner.levels import connected, groups, levels, limited, sink
+
+
+@st.composite
+def graphs(draw):
+    """A graph of calls (some return a pair, unpacked), and the set of accepted ones."""
+    graph = torch.fx.Graph()
+    values, calls = [graph.placeholder("x")], []
+    for _ in range(draw(st.integers(1, 40))):
+        args = draw(st.lists(st.sampled_from(values[-8:]), min_size=1, max_size=3))
+        node = graph.call_function(torch.relu, tuple(args))
+        calls.append(node)
+        if draw(st.integers(0, 5)) == 0:
+            parts = [graph.call_function(operator.getitem, (node, k)) for k in (0, 1)]
+            calls += parts
+            values += parts
+        else:
+            values.append(node)
+    graph.output(values[-1])
+    mask = draw(st.lists(st.booleans(), min_size=len(calls), max_size=len(calls)))
+    accepted = {n for n, m in zip(calls, mask, strict=True) if m and n.target is not operator.getitem}
+    accepted |= {n for n in calls if n.target is operator.getitem and n.args[0] in accepted}
+    return calls, accepted
+
+
+def partition(calls, accepted):
+    level = levels(calls, accepted, ())
+    sink(calls, level, accepted)
+    return groups(calls, level, accepted)
+
+
+def acyclic(calls, parts):
+    """Contract each part to one node and look for a topological order."""
+    home = {n: k for k, part in enumerate(parts) for n in part}
+    unit = {n: home.get(n, n) for n in calls}
+    needs = {}
+    for n in calls:
+        inputs = {unit[i] for i in n.all_input_nodes if i in unit} - {unit[n]}
+        needs.setdefault(unit[n], set()).update(inputs)
+    while ready := {u for u, ns in needs.items() if not ns}:
+        needs = {u: ns - ready for u, ns in needs.items() if u not in ready}
+    return not needs
+
+
+def fewest(calls, accepted):
+    """The most accepted segments on one path: no convex grouping has fewer parts."""
+    most = {}
+    for n in calls:
+        before = [(most[i], i in accepted) for i in n.all_input_nodes if i in most]
+        inside = max((c for c, a in before), default=0)
+        fresh = max((c + (not a) for c, a in before), default=1)
+        most[n] = max(fresh, inside, 1) if n in accepted else inside
+    return max((most[n] for n in accepted), default=0)
+
+
+@given(graphs())
+@settings(max_examples=300, deadline=None)
+def test_random_graphs(case):
+    calls, accepted = case
+    parts = partition(calls, accepted)
+    assert {n for part in parts for n in part} == accepted
+    assert sum(map(len, parts)) == len(accepted)
+    assert acyclic(calls, parts)
+    assert len(parts) == fewest(calls, accepted)
+    for part in parts:
+        for node in part:
+            assert node.target is not operator.getitem or node.args[0] in part
+
+
+@given(graphs(), st.integers(1, 4))
+@settings(max_examples=150, deadline=None)
+def test_options(case, largest):
+    calls, accepted = case
+    pieces = [p for part in partition(calls, accepted) for p in connected(part)]
+    assert acyclic(calls, pieces)
+    small = [p for piece in pieces for p in limited(piece, largest)]
+    assert acyclic(calls, small)
+    assert {n for p in small for n in p} == accepted
+    assert all(sum(n.target is not operator.getitem for n in p) <= largest for p in small)
+
+
+def test_a_sunken_value_crosses_once():
+    """relu(x) is used only behind the host call: computing it there lets x cross, not relu(x) and y."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    early = graph.call_function(torch.relu, (x,))
+    host = graph.call_function(torch.sort, (x,))
+    late = graph.call_function(torch.add, (early, host))
+    graph.output(late)
+    assert partition([early, host, late], {early, late}) == [[early, late]]
+
+
+@pytest.mark.parametrize("size", [20_000])
+def test_large_graphs_do_not_recurse(size):
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    calls = []
+    for _ in range(size):
+        node = graph.call_function(torch.relu, (node,))
+        calls.append(node)
+    graph.output(node)
+    accepted = {n for k, n in enumerate(calls) if k % 10}
+    assert len(partition(calls, accepted)) == size // 10

@@ -1,0 +1,412 @@
+"""``delegraph.lower`` with a backend that runs what it was given: structure, values, contract, errors."""
+
+import copy
+import gc
+import json
+import operator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import delegraph.api as api
+from delegraph import errors
+from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
+from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.registry import Registry
+
+aten = torch.ops.aten
+
+
+def echo(refuse=lambda node: False, **options):
+    return CapabilityPartitioner(lambda n: "refused here" if refuse(n) else None, "EchoBackend", **options)
+
+
+class Middle(nn.Module):
+    """Two linear layers around a sort, which the partitioner of these tests refuses."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = self.a(x).relu()
+        s = torch.sort(y)[0]
+        return self.b(s), y
+
+
+class Cache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total.add_(x)
+        return self.total * 2
+
+
+def is_sort(node):
+    return node.target is aten.sort.default
+
+
+def test_two_partitions_around_a_host_operator(registry):
+    module, x = Middle().eval(), torch.randn(3, 4)
+    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    assert [d.name for d in lowered.delegates] == ["lowered_module_0", "lowered_module_1"]
+    assert lowered.report.host == {"forward": {"aten.sort.default": 1}}
+    torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0)
+    assert lowered.verify(x).relative_error == 0
+    program = lowered.exported_program()
+    assert program.state_dict == {}, "weights went with their delegates"
+    calls = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.executorch_call_delegate]
+    assert len(calls) == 2 and all("debug_handle" in n.meta for n in calls)
+    torch.testing.assert_close(program.module(check_guards=False)(x), module(x))
+
+
+def test_delegates_share_weights_by_reference(registry):
+    module = Middle().eval()
+    lowered = api.lower(module, (torch.randn(3, 4),), backends=[echo(is_sort)], registry=registry)
+    held = {k: v for d in lowered.delegates for k, v in d.module.original_module.state_dict.items()}
+    assert {k: v.data_ptr() for k, v in held.items()} == {k: v.data_ptr() for k, v in module.state_dict().items()}
+
+
+def test_report_says_who_and_why(registry):
+    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo(is_sort)], registry=registry)
+    text = str(lowered.report)
+    assert "1 x aten.sort.default  CapabilityPartitioner: refused here" in text
+    assert "in forward: s = torch.sort(y)[0]" in text
+    data = json.loads(json.dumps(lowered.report.to_json()))
+    assert data["schema"] == "delegraph.report/1" and data["host_operators"] == 1
+    assert data["refusals"][0]["source"]["code"] == "s = torch.sort(y)[0]"
+
+
+def test_require_full_lists_what_is_left(registry):
+    with pytest.raises(errors.NotFullyDelegated) as e:
+        api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo(is_sort)], require_full=True, registry=registry)
+    assert e.value.code == "not-fully-delegated"
+    for part in ("aten.sort.default", "refused here", "test_lower.py", "torch.sort(y)"):
+        assert part in str(e.value)
+
+
+def test_host_only(registry):
+    module, x = Middle().eval(), torch.randn(3, 4)
+    lowered = api.lower(module, (x,), backends=[], registry=registry)
+    assert lowered.delegates == [] and lowered.report.delegated_operators == 0
+    torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_two_methods_share_weights(registry):
+    module, x = Middle().eval(), torch.randn(3, 4)
+    whole = torch.export.export(module, (x,))
+    lowered = api.lower({"forward": module, "again": whole}, {"forward": (x,)}, backends=[echo()], registry=registry)
+    assert lowered.methods == ["forward", "again"]
+    torch.testing.assert_close(lowered.method("again")(x), module(x))
+    torch.testing.assert_close(lowered(x), module(x))
+    assert lowered.verify(x, method="again").relative_error == 0
+    pointers = [{k: v.data_ptr() for k, v in d.module.original_module.state_dict.items()} for d in lowered.delegates]
+    assert pointers[0] == pointers[1]
+    with pytest.raises(errors.InputError, match="no method 'nothing'"):
+        lowered.method("nothing")
+
+
+def test_second_partitioner_sees_what_the_first_left(registry):
+    module, x = Middle().eval(), torch.randn(3, 4)
+    first = echo(lambda n: n.target is not aten.linear.default)
+    lowered = api.lower(module, (x,), backends=[first, echo(is_sort)], registry=registry)
+    assert lowered.report.host_operators == 1 and len(lowered.delegates) == 3
+    torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_state_is_kept_between_calls_and_not_shared(registry):
+    module, x = Cache().eval(), torch.ones(3)
+    reference = copy.deepcopy(module)
+    lowered = api.lower(module, (x,), backends=[echo()], registry=registry)
+    for _ in range(3):
+        torch.testing.assert_close(lowered(x), reference(x))
+    assert lowered.verify(x).relative_error == 0
+    assert module.total.abs().sum() == 0, "the caller's buffer was written"
+
+
+class Casting(Partitioner):
+    """Tags the embedding and lets its int64 indices cross as int32."""
+
+    def partition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function" or node.name.startswith("p_"):
+                node.meta["delegation_tag"] = "t0"
+        types = {"ids": torch.int32}
+        return PartitionResult(exported_program, {"t0": DelegationSpec("EchoBackend")}, boundary_types=types)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(10, 4)
+
+    def forward(self, ids):
+        return self.e(ids + 1), ids * 2
+
+
+def test_boundary_types_are_cast_outside(registry):
+    module, ids = Tokens().eval(), torch.tensor([1, 2, 3])
+    lowered = api.lower(module, (ids,), backends=[Casting()], registry=registry)
+    assert [str(a) for a in lowered.delegates[0].inputs] == ["ids: int32[3]"]
+    torch.testing.assert_close(lowered(ids), module(ids))
+    assert lowered.report.host_operators == 0
+
+
+class Bad(Partitioner):
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def partition(self, exported_program):
+        return self.act(exported_program) or PartitionResult(exported_program, {"t": DelegationSpec("EchoBackend")})
+
+
+def tag(program, wanted):
+    for node in program.graph.nodes:
+        if wanted(node):
+            node.meta["delegation_tag"] = "t"
+
+
+def rewrite(program):
+    next(n for n in program.graph.nodes if n.target is aten.relu.default).target = aten.sin.default
+
+
+def change_literal(program):
+    node = next(n for n in program.graph.nodes if n.target is aten.sort.default)
+    node.args = (node.args[0], 0)
+
+
+CONTRACT = {
+    "changed the graph": rewrite,
+    "changed the graph; it may only": change_literal,
+    "output node output should not be tagged": lambda p: tag(p, lambda n: n.op == "output"),
+    "should not be tagged: x": lambda p: tag(p, lambda n: n.name == "x"),
+    "depend on themselves: partition t -> .*sort.* -> partition t": lambda p: tag(
+        p, lambda n: n.target in (aten.linear.default, aten.relu.default)
+    ),
+    "unpacks sort and is to have its tag": lambda p: tag(p, lambda n: n.name.startswith("getitem")),
+    "partition_tags": lambda p: PartitionResult(p, None),
+    "returned another program": lambda p: PartitionResult(copy.deepcopy(p), {}),
+    "returned int": lambda p: 3,
+    "'u' of relu is not in partition_tags": lambda p: next(
+        n for n in p.graph.nodes if n.target is aten.relu.default
+    ).meta.update(delegation_tag="u"),
+}
+
+
+@pytest.mark.parametrize("message", CONTRACT)
+def test_partitioner_contract(message, registry):
+    with pytest.raises(errors.ContractViolation, match=message):
+        api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[Bad(CONTRACT[message])], registry=registry)
+
+
+def test_untagged_constants_arrive_at_run_time(registry):
+    module, x = Middle().eval(), torch.randn(3, 4)
+    only_linear = Bad(lambda p: tag(p, lambda n: n.name == "linear"))
+    lowered = api.lower(module, (x,), backends=[only_linear], registry=registry)
+    assert [a.name for a in lowered.delegates[0].inputs] == ["p_a_weight", "p_a_bias", "x"]
+    torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_no_copy_refuses_to_share(registry):
+    def share(program):
+        for node in program.graph.nodes:
+            node.meta.update(no_copy=True) if node.op == "placeholder" else None
+            if node.name in ("p_w", "add"):
+                node.meta["delegation_tag"] = "t"
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return (x + self.w) * self.w
+
+    with pytest.raises(errors.ContractViolation, match="p_w is tagged with t but has user mul"):
+        api.lower(Shared().eval(), (torch.randn(3),), backends=[Bad(share)], registry=registry)
+
+
+def backend_that(preprocess, **members):
+    return type("OddBackend", (BackendDetails,), {"preprocess": staticmethod(preprocess), **members})
+
+
+def lower_with(backend):
+    registry = Registry(discover=False)
+    registry.register(backend)
+    partitioner = CapabilityPartitioner(lambda n: None, "OddBackend", [CompileSpec("k", b"v")])
+    return api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[partitioner], registry=registry)
+
+
+def test_backend_results_are_checked():
+    with pytest.raises(errors.ContractViolation, match="a PreprocessResult with bytes"):
+        lower_with(backend_that(lambda program, specs: b"blob"))
+    few = backend_that(lambda p, s: None, preprocess_multimethod=classmethod(lambda cls, p, s: {"forward": []}))
+    with pytest.raises(errors.ContractViolation, match="returned {'forward': 0} results"):
+        lower_with(few)
+
+
+def test_backend_may_rewrite_its_program_but_not_the_weights():
+    def swaps(program, specs):
+        for node in program.graph.nodes:
+            node.target = aten.sin.default if node.target is aten.relu.default else node.target
+        return PreprocessResult(b"blob")
+
+    lowered = lower_with(backend_that(swaps))
+    x, module = torch.randn(3, 4), Middle().eval()
+    torch.testing.assert_close(lowered.exported_program().module(check_guards=False)(x), module(x))
+
+    def writes(program, specs):
+        next(iter(program.state_dict.values())).data.zero_()
+        program.state_dict["a.weight"].detach().add_(1)
+        return PreprocessResult(b"blob")
+
+    with pytest.raises(errors.ContractViolation, match="changed weights"):
+        lower_with(backend_that(writes))
+
+
+def test_backend_error_passes_through_and_garbage_collection_comes_back():
+    def fails(program, specs):
+        raise RuntimeError("aten.cos.default is not supported in backend OddBackend")
+
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="not supported in backend OddBackend"):
+        lower_with(backend_that(fails))
+    assert gc.isenabled()
+
+
+def test_missing_runtime_is_an_error_unless_eager_was_asked_for():
+    lowered = lower_with(backend_that(lambda p, s: PreprocessResult(b"blob")))
+    with pytest.raises(errors.NoRuntime, match="oddbackend.* declares no runtime"):
+        lowered(torch.randn(3, 4))
+    registry = Registry(discover=False)
+    registry.register(backend_that(lambda p, s: PreprocessResult(b"blob")))
+    partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
+    x, module = torch.randn(3, 4), Middle().eval()
+    eager = api.lower(module, (x,), backends=[partitioner], registry=registry, on_missing_runtime="eager")
+    torch.testing.assert_close(eager(x), module(x))
+    assert any("eager" in note for note in eager.report.notes)
+
+
+class NoInput(nn.Module):
+    def forward(self):
+        return torch.ones(3)
+
+
+class Breaks(nn.Module):
+    def forward(self, x):
+        return x.numpy()
+
+
+BAD_PROGRAMS = {
+    "no_inputs": (lambda: (NoInput().eval(), ()), "input-invalid", "takes no inputs"),
+    "no_examples": (lambda: (Middle().eval(), None), "input-invalid", "example_inputs are needed"),
+    "training": (lambda: (Middle(), (torch.randn(3, 4),)), "training-mode", "training mode"),
+    "not_a_module": (lambda: (lambda x: x, (torch.randn(3),)), "input-invalid", "an nn.Module or an ExportedProgram"),
+    "tensor_examples": (lambda: (Middle().eval(), torch.randn(3, 4)), "input-invalid", "is a tuple"),
+    "not_exportable": (lambda: (Breaks().eval(), (torch.randn(3),)), "export-failed", "could not export Breaks"),
+    "no_methods": (lambda: ({}, None), "input-invalid", "no method to lower"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PROGRAMS)
+def test_bad_programs(case, registry):
+    make, code, message = BAD_PROGRAMS[case]
+    program, inputs = make()
+    with pytest.raises(errors.DelegraphError, match=message) as e:
+        api.lower(program, inputs, backends=[echo()], registry=registry)
+    assert e.value.code == code
+
+
+BAD_CALLS = [
+    (
+        (torch.randn(2, 4),),
+        {},
+        r"input x is to be torch.float32 of shape \[3, 4\]; it is torch.float32 of shape \[2, 4\]",
+    ),
+    ((torch.randn(3, 4).double(),), {}, "it is torch.float64"),
+    ((3,), {}, "it is 3"),
+    ((), {}, "1 positional inputs; it was given 0"),
+    ((torch.randn(3, 4),), {"y": 1}, "unknown keyword argument 'y'"),
+]
+
+
+@pytest.mark.parametrize("args, kwargs, message", BAD_CALLS)
+def test_bad_calls(args, kwargs, message, registry):
+    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry)
+    with pytest.raises(errors.InputError, match=message):
+        lowered(*args, **kwargs)
+
+
+def test_lowered_programs_cannot_be_saved_by_torch(registry, tmp_path):
+    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry)
+    with pytest.raises(Exception, match="module_name"):
+        torch.export.save(lowered.exported_program(), tmp_path / "p.pt2")
+
+
+def test_transforms_run_on_the_normalised_program(registry):
+    def relu_to_sin(program):
+        for node in program.graph.nodes:
+            node.target = aten.sin.default if node.target is aten.relu.default else node.target
+        return program
+
+    module, x = Middle().eval(), torch.randn(3, 4)
+    lowered = api.lower(module, (x,), backends=[echo()], transforms=[relu_to_sin], registry=registry)
+    torch.testing.assert_close(lowered(x)[1], module.a(x).sin())
+    with pytest.raises(errors.ContractViolation, match="transform <lambda> returned NoneType"):
+        api.lower(module, (x,), backends=[echo()], transforms=[lambda p: None], registry=registry)
+
+
+@st.composite
+def programs(draw):
+    """Random programs with pairs, in-place calls, constants and views, as lists of steps on a pool of values."""
+    names = ["sin", "add", "split", "relu_", "view", "weight", "constant", "mul_"]
+    return draw(
+        st.lists(st.tuples(st.sampled_from(names), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=14)
+    )
+
+
+class Random(nn.Module):
+    def __init__(self, steps):
+        super().__init__()
+        self.steps, self.w = steps, nn.Parameter(torch.arange(6.0).reshape(2, 3) / 6)
+
+    def forward(self, x):
+        pool = [x + 0]
+        for name, i, j in self.steps:
+            self._step(pool, name, pool[i % len(pool)], pool[j % len(pool)])
+        return tuple(pool[-3:])
+
+    def _step(self, pool, name, a, b):
+        if name == "split":
+            pool.extend(c.repeat(2, 1) for c in torch.split(a, 1))
+        elif name == "relu_":
+            pool.append(torch.relu_(a.clone()))
+        elif name == "mul_":
+            a.mul_(1.5)
+        elif name == "view":
+            pool.append(a.reshape(3, 2).t())
+        elif name == "weight":
+            pool.append(a * self.w)
+        elif name == "constant":
+            pool.append(a + torch.sin(self.w))
+        else:
+            pool.append(torch.sin(a) if name == "sin" else a + b)
+
+
+@given(programs(), st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_random_support_on_random_programs(echo_registry, steps, mask):
+    module, x = Random(steps).eval(), torch.randn(2, 3)
+    refuse = lambda n: bool(mask >> (n.meta["debug_handle"] % 41) & 1)  # noqa: E731
+    lowered = api.lower(module, (x.clone(),), backends=[echo(refuse)], registry=echo_registry)
+    torch.testing.assert_close(lowered(x.clone()), module(x.clone()), rtol=0, atol=0)
+    calls = api.host_calls(lowered.exported_program().graph.nodes)
+    left = {n.meta["debug_handle"] for n in calls if n.target is not operator.getitem}
+    assert all(mask >> (h % 41) & 1 for h in left), "an accepted call stayed on the host"

@@ -1,0 +1,94 @@
+"""``to_backend`` in its three forms, through the process-wide registry."""
+
+import pytest
+import torch
+from torch import nn
+
+import delegraph
+from delegraph.backend import CompileSpec
+from delegraph.errors import InputError
+from delegraph.lowering import LoweredBackendModule, MethodProgramsPartitionerSpec, to_backend
+from delegraph.partitioner import CapabilityPartitioner
+
+
+class Sine(nn.Module):
+    def forward(self, x):
+        return torch.sin(x) * 2
+
+
+@pytest.fixture
+def installed(registry):
+    """EchoBackend in the process-wide registry, for as long as a test."""
+    from delegraph.runtime import BackendRuntime
+
+    spec = registry.spec("EchoBackend")
+    with delegraph.register(registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")):
+        yield spec
+    assert issubclass(registry.runtime_for("EchoBackend"), BackendRuntime)
+
+
+def program():
+    return torch.export.export(Sine().eval(), (torch.randn(3),))
+
+
+def test_whole_program(installed):
+    specs = [CompileSpec("k", b"v"), CompileSpec("k", b"w")]
+    given = program()
+    before = str(given.graph)
+    lowered = to_backend("EchoBackend", given, specs)
+    assert isinstance(lowered, LoweredBackendModule) and lowered.compile_specs == specs
+    x = torch.randn(3)
+    torch.testing.assert_close(lowered(x)[0], torch.sin(x) * 2)
+    assert str(given.graph) == before
+
+
+def test_partitioner(installed):
+    keep_sine = CapabilityPartitioner(lambda n: None if "sin" in n.name else "no", "EchoBackend")
+    lowered = to_backend(program(), keep_sine)
+    x = torch.randn(3)
+    torch.testing.assert_close(lowered.module(check_guards=False)(x), torch.sin(x) * 2)
+    assert [n.target for n in lowered.graph.nodes if n.op == "get_attr"] == ["lowered_module_0"]
+
+
+def test_methods(installed):
+    everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
+    spec = MethodProgramsPartitionerSpec({"a": program(), "b": program()}, {"a": everything})
+    lowered = to_backend(spec)
+    delegates = {m: sum(n.op == "get_attr" for n in p.graph.nodes) for m, p in lowered.items()}
+    assert delegates == {"a": 1, "b": 0}
+
+
+def test_unknown_backend():
+    with pytest.raises(NotImplementedError, match="FakeBackend"):
+        to_backend("FakeBackend", program(), [])
+
+
+@pytest.mark.parametrize("arguments", [(3,), ("EchoBackend", 3), (3, 4)])
+def test_other_arguments_are_refused(arguments):
+    with pytest.raises(InputError, match="to_backend takes"):
+        to_backend(*arguments)
+
+
+def test_partitioner_for_an_unknown_method(installed):
+    everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
+    with pytest.raises(InputError, match="'b'"):
+        to_backend(MethodProgramsPartitionerSpec({"a": program()}, {"b": everything}))
+
+
+def test_lowered_module_inside_another_module(installed):
+    """A lowered module can be called from a module that is exported again, twice if wanted."""
+    lowered = to_backend("EchoBackend", program(), [])
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = lowered
+
+        def forward(self, x):
+            return self.inner(x)[0] + self.inner(x)[0]
+
+    x = torch.randn(3)
+    again = torch.export.export(Outer().eval(), (x,))
+    calls = [n for n in again.graph.nodes if n.target is torch.ops.higher_order.executorch_call_delegate]
+    assert len(calls) == 2
+    torch.testing.assert_close(again.module(check_guards=False)(x), 4 * torch.sin(x))
