@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +51,18 @@ class Level:
         self._accepted: set[Type] = set()
         self._compiled: dict[str, tuple[Limit, ...]] = {}
 
-    def why_not(self, operator: Operator, row: Row) -> str | None:
-        """The first limit that ``operator`` exceeds, or None."""
+    def exceeded(self, operator: Operator, row: Row) -> Iterator[str]:
+        """The limits that ``operator`` exceeds."""
         accepted = self._accepted
         for value in (*operator.inputs, *operator.outputs):
             if value.type not in accepted and (text := self.why_not_type(value.type)):
-                return f"TOSA {operator.name}: {text}"
+                yield f"TOSA {operator.name}: {text}"
         limits = self._compiled.get(row.name)
         if limits is None:
             limits = self._compiled[row.name] = self._compile(row)
-        return next((text for limit in limits if (text := limit.violated(operator))), None)
+        for limit in limits:
+            if text := limit.violated(operator):
+                yield text
 
     def why_not_type(self, type: Type) -> str | None:
         """Why a tensor or shape of this type exceeds the level, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ from delegraph.errors import OptionError
 from ..ir.graph import Operator
 from ..ir.types import DType, Type
 from .levels import Level
-from .table import Row, load, rows
+from .table import load, rows
 
 _FORM = re.compile(r"TOSA-(\d+)\.(\d+)(?:\.\d+)?((?:\+[\w-]+)*)", re.IGNORECASE)
 _ALIASES = {"var": "variable", "cf": "controlflow"}
@@ -75,8 +76,19 @@ class TosaSpec:
             text = self._verdicts[key]
         except KeyError:
             text = self._verdicts[key] = self._why_not_types(operator)
+        return text or next(self._limits(operator), None)
+
+    def violations(self, operator: Operator) -> list[str]:
+        """Everything that this target refuses about ``operator``, where ``why_not`` gives the first."""
+        types = self._why_not_types(operator)
+        return ([types] if types else []) + list(self._limits(operator))
+
+    def _limits(self, operator: Operator) -> Iterator[str]:
         row = rows()[operator.name]
-        return text or _why_not_constant(operator, row) or _level(self.level).why_not(operator, row)
+        for position, name in row.constants:
+            if position < len(operator.inputs) and operator.inputs[position].constant is None:
+                yield f"TOSA {row.name}: {name} must be a compile-time constant"
+        yield from _level(self.level).exceeded(operator, row)
 
     def why_not_constant(self, type: Type) -> str | None:
         """Why this target does not take a constant of this type, or None."""
@@ -137,13 +149,6 @@ def _subject(operator: Operator) -> str:
     if results == given[:1] or not results or not given:
         return f"{operator.name} on {', '.join(given or results)}{accumulator}" if given or results else operator.name
     return f"{operator.name} from {', '.join(given)} to {', '.join(results)}{accumulator}"
-
-
-def _why_not_constant(operator: Operator, row: Row) -> str | None:
-    for position, name in row.constants:
-        if position < len(operator.inputs) and operator.inputs[position].constant is None:
-            return f"TOSA {row.name}: {name} must be a compile-time constant"
-    return None
 
 
 @lru_cache(maxsize=2)
