@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.registry import Registry
 from delegraph.runtime import BackendRuntime

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
 from delegraph.errors import ContractViolation, DelegraphError
 from delegraph.partitioner import DelegationSpec, Partitioner

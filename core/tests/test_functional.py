@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-
 from delegraph.execution import Executable
 from delegraph.lowering.normalise import normalise
+from torch import nn
 
 F = nn.functional
 

@@ -4,10 +4,9 @@ import operator
 
 import pytest
 import torch
+from delegraph.partitioner.levels import connected, groups, levels, limited, sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from delegraph.partitioner.levels import connected, groups, levels, limited, sink
 
 
 @st.composite

@@ -5,17 +5,16 @@ import gc
 import json
 import operator
 
+import delegraph.api as api
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
-
-import delegraph.api as api
 from delegraph import errors
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.registry import Registry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
 aten = torch.ops.aten
 

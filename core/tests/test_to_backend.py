@@ -1,14 +1,13 @@
 """``to_backend`` in its three forms, through the process-wide registry."""
 
+import delegraph
 import pytest
 import torch
-from torch import nn
-
-import delegraph
 from delegraph.backend import CompileSpec
 from delegraph.errors import InputError
 from delegraph.lowering import LoweredBackendModule, MethodProgramsPartitionerSpec, to_backend
 from delegraph.partitioner import CapabilityPartitioner
+from torch import nn
 
 
 class Sine(nn.Module):

@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-
 from delegraph.errors import ContractViolation, WriteError
 from delegraph.files import write_whole
 from delegraph.verification import compare

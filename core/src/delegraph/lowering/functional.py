@@ -19,11 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 
-UNDECLARED_ALIASES = frozenset(
-    {
-        "aten::einsum", "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::meshgrid", "aten::cartesian_prod",
-    }
-)  # fmt: skip
+_UNDECLARED = ("einsum", "atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "cartesian_prod")
+UNDECLARED_ALIASES = frozenset(f"aten::{name}" for name in _UNDECLARED)
 """Composite operators that may return their argument, or a view of it, although their schemas do not say so."""
 
 HIDDEN_WRITES = {aten.batch_norm.default: 5, aten.instance_norm.default: 5}
