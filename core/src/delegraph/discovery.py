@@ -267,7 +267,7 @@ def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
     manager.add_hookspecs(Hooks)
     manager.register(plugin, f"{record.distribution}/{record.name}")
     backends = _collect(manager, "delegraph_backends")
-    faults = {s.name: f for s in backends if (f := _fault(s, record)) is not None}
+    faults = {s.name: f for s in backends if (f := fault_of(s, record)) is not None}
     worst = next(iter(faults.values()), None)
     if worst is not None and worst.status is Status.INCOMPATIBLE:  # its other hooks may be of that other version
         return replace(record, declarations=tuple(backends), faults=faults).failed(worst)
@@ -327,7 +327,8 @@ def _refuse_twice(backends: Iterable[BackendSpec]) -> None:
         seen.add(spec.name)
 
 
-def _fault(spec: BackendSpec, record: PluginRecord) -> Fault | None:
+def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
+    """Why this backend of ``record`` cannot be used here, or None; imports nothing."""
     if spec.api not in SUPPORTED_APIS:
         ours = " and ".join(map(str, SUPPORTED_APIS))
         error = f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph speaks {ours}"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from importlib_metadata import EntryPoint
 
-from .catalogue import BackendInfo, Catalogue, Offer
+from .catalogue import BackendInfo, Catalogue
 from .discovery import IN_PROCESS, Discovery, PluginRecord, Status, describe, discover, inspect
-from .errors import DelegraphWarning, FormatError, NoRuntime, OptionError, PluginBroken, PluginConflict
+from .errors import DelegraphWarning, FormatError, NoRuntime, PluginBroken, PluginConflict
 from .options import resolve as options_of
 from .plugin import (
     EVENTS,
@@ -106,12 +106,13 @@ class Registry:
         Raises OptionError, or what ``get_backend`` raises.
         """
         offer, spec, record = self._catalogue().partitioner(name)
-        target = self._resolve(spec, record)
         values = options_of(offer.spec.options, options, f"backend {offer.spec.name!r}")
-        if not isinstance(target, type):
-            return _given_instance(target, offer, options)
-        _check_signature(target, values, record)
-        made: Partitioner = target(**values)
+        found = self._resolve(spec, record)
+        if not isinstance(found, type):  # registered ready made
+            ready: Partitioner = found
+            return ready
+        _check_signature(found, values, record)
+        made: Partitioner = found(**values)
         return made
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
@@ -292,13 +293,6 @@ def _tell(record: PluginRecord, hook: str, payload: Any) -> str | None:
     except BaseException as e:  # a listener must not cost the user the result
         return f"{record.name} of {record.owner}: {hook} failed: {describe(e)}"
     return None
-
-
-def _given_instance(target: Any, offer: Offer, options: dict[str, Any]) -> Any:
-    if options:
-        text = f"the partitioner of {offer.spec.name!r} was registered ready made and takes no options"
-        raise OptionError("option-invalid", text)
-    return target
 
 
 def _check_signature(target: Callable[..., Any], options: dict[str, Any], record: PluginRecord) -> None:

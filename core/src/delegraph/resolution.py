@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .discovery import IN_PROCESS, PluginRecord, describe
+from .discovery import IN_PROCESS, PluginRecord, describe, fault_of
 from .errors import PluginBroken
 from .plugin import (
     API_VERSION,
@@ -28,9 +28,7 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # SystemExit included
-        hint = (
-            f"reinstall or upgrade {record.distribution}, or tell its authors; `delegraph doctor` examines all plugins"
-        )
+        hint = f"reinstall or upgrade {record.distribution}, or tell its authors"
         raise PluginBroken("plugin-broken", f"{what} cannot be loaded: {describe(e)}", hint=hint) from e
     reason = _why_not(spec, found)
     if reason is not None:
@@ -62,7 +60,7 @@ def _why_not(spec: Declaration, found: Any) -> str | None:
 
         return _not_subclass(found, BackendRuntime)
     if isinstance(spec, FormatSpec):
-        absent = [n for n in ("inspect", "inputs", "run") if not callable(getattr(found, n, None))]
+        absent = [n for n in ("inspect", "sample", "run") if not callable(getattr(found, n, None))]
         return f"has no {' and no '.join(absent)}; see delegraph.runtime.FileFormat" if absent else None
     return None if callable(found) else "cannot be called"
 
@@ -102,7 +100,12 @@ def in_process(
         others.append(RuntimeSpec(spec.name, _target(runtime, objects)))
     for declaration in (spec, *others):
         _check_object(declaration, objects, record)
-    return replace(record, declarations=(spec, *others), objects=objects)
+    if spec.options and partitioner is not None and not isinstance(partitioner, (type, str)):
+        raise PluginBroken("plugin-broken", f"the partitioner of {spec.name!r} is ready made and can take no options")
+    fault = fault_of(spec, record)
+    faults = {} if fault is None else {spec.name: fault}
+    record = record if fault is None else record.failed(fault)
+    return replace(record, declarations=(spec, *others), objects=objects, faults=faults)
 
 
 def _target(given: Any, objects: dict[str, Any]) -> str:

@@ -43,8 +43,8 @@ class FileFormat(Protocol):
         ...
 
     @staticmethod
-    def inputs(path: Path) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """Name, element type and shape of each input."""
+    def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
+        """Random inputs that fit the file: standard normal where they are floating point."""
         ...
 
     @staticmethod

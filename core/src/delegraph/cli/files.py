@@ -1,0 +1,104 @@
+"""``delegraph run`` and ``delegraph inspect``: a backend's own files, read by the format that its plugin declares."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, WriteError
+from ..registry import default_registry
+from .outcome import Outcome, UsageError, progress, table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the commands to the parser."""
+    run = commands.add_parser("run", parents=[common], help="run a file such as .tosa on this host")
+    run.add_argument("file", type=Path, metavar="FILE")
+    run.add_argument("--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input")
+    run.add_argument("--output", type=Path, metavar="DIR", help="folder that gets output_0.npy, output_1.npy, ...")
+    run.add_argument("--seed", type=int, default=0, help="of the random inputs that are used without --input")
+    run.set_defaults(command=_run)
+    inspect = commands.add_parser("inspect", parents=[common], help="show what is in a file such as .tosa")
+    inspect.add_argument("file", type=Path, metavar="FILE")
+    inspect.set_defaults(command=_inspect)
+
+
+def _inspect(args: argparse.Namespace) -> Outcome:
+    with progress(f"reading {args.file}"):
+        inspection = _format(args.file).inspect(args.file)
+    return Outcome("delegraph.inspect/1", {"file": str(args.file), **inspection.to_json()}, str(inspection))
+
+
+def _run(args: argparse.Namespace) -> Outcome:
+    file_format = _format(args.file)
+    inputs = [_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
+    with progress(f"running {args.file}"):
+        outputs = file_format.run(args.file, inputs)
+    rows = [_row(name, value) for name, value in outputs]
+    if args.output:
+        _save(args.output, [value for _, value in outputs])
+    origin = "from files" if args.input else f"random, seed {args.seed}"
+    shown = [[r["name"], r["dtype"], str(r["shape"]), *(_figure(r[k]) for k in _FIGURES)] for r in rows]
+    text = f"inputs: {origin}\n" + table([["OUTPUT", "DTYPE", "SHAPE", *(f.upper() for f in _FIGURES)], *shown])
+    content = {"inputs": {"random": not args.input, "seed": args.seed}, "outputs": rows}
+    return Outcome("delegraph.run/1", content, text)
+
+
+_FIGURES = ("min", "max", "mean", "nonfinite")
+
+
+def _format(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError("usage-invalid", f"there is no file {path}")
+    return default_registry().get_format(path)
+
+
+def _array(path: Path) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as e:
+        raise InputError("input-invalid", f"{path} is not a readable .npy file: {e}") from e
+    if not isinstance(found, np.ndarray):
+        raise InputError("input-invalid", f"{path} holds several arrays; give one .npy file for each input")
+    return found
+
+
+def _row(name: str, value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Name, type, shape, and statistics over the finite elements."""
+    import numpy as np
+
+    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
+    figures = (finite.min(), finite.max(), finite.mean(dtype=np.float64)) if finite.size else (None, None, None)
+    return {
+        "name": name,
+        "dtype": value.dtype.name,
+        "shape": list(value.shape),
+        **{k: None if v is None else float(v) for k, v in zip(_FIGURES, figures, strict=False)},
+        "nonfinite": int(value.size - finite.size),
+    }
+
+
+def _figure(value: float | int | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _save(folder: Path, arrays: list[np.ndarray[Any, Any]]) -> None:
+    import numpy as np
+
+    from ..files import write_whole
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise WriteError("write-failed", f"cannot make the folder {folder}: {e.strerror or e}") from e
+    for k, array in enumerate(arrays):
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        write_whole(folder / f"output_{k}.npy", content.getvalue())

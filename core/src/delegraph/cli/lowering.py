@@ -1,0 +1,127 @@
+"""``delegraph lower``. What can be wrong with the command is found before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import DelegraphError, InputError, WriteError
+from ..options import from_text, split_assignments
+from ..registry import Registry, default_registry
+from . import model
+from .outcome import Outcome, UsageError, as_json, progress
+
+TOLERANCE = 1e-3
+"""Largest difference from eager that ``--verify`` accepts, relative to the largest value of eager's output."""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    lower = commands.add_parser("lower", parents=[common], help="lower a model and write what a backend makes of it")
+    lower.add_argument("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
+    lower.add_argument("--backend", action="append", default=[], metavar="NAME", help="in order of preference")
+    lower.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+    lower.add_argument("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
+    lower.add_argument("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
+    lower.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
+    lower.add_argument("--report", type=Path, metavar="FILE", help="write the report; as JSON if FILE ends in .json")
+    lower.add_argument("--require-full", action="store_true", help="fail if an operator is left to the host")
+    lower.set_defaults(command=_lower)
+
+
+def _lower(args: argparse.Namespace) -> Outcome:
+    registry = default_registry()
+    model.split(args.model)
+    backends = args.backend or [_only_backend(registry, args.output)]
+    options = _options(registry, backends, args.option)
+    _check_output(registry, backends, args.output)
+    for path in filter(None, (args.output, args.report)):
+        _check_place(path)
+    return _work(args, backends, options)
+
+
+def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]) -> Outcome:
+    with progress(f"loading {args.model}"):
+        from ..api import lower
+
+        program, inputs, kwargs = model.load(args.model)
+    with progress(f"lowering for {', '.join(backends)}"):
+        lowered = lower(program, inputs, backends=backends, options=options, require_full=args.require_full)
+    checked = _verified(lowered, inputs, kwargs, args.tolerance) if args.verify else None
+    if args.output:
+        with progress(f"writing {args.output}"):
+            lowered.save(args.output)
+    outcome = _outcome(lowered, checked, args.output)
+    if args.report:
+        _write_report(args.report, outcome, str(lowered.report))
+    return outcome
+
+
+def _outcome(lowered: Any, checked: Any, output: Path | None) -> Outcome:
+    content = {
+        "report": lowered.report.to_json(),
+        "verification": None if checked is None else checked.to_json(),
+        "output": None if output is None else {"path": str(output), "bytes": output.stat().st_size},
+    }
+    wrote = [] if output is None else [f"wrote {output} ({output.stat().st_size} bytes)"]
+    figures = [] if checked is None else [str(checked)]
+    return Outcome("delegraph.lower/1", content, "\n".join([str(lowered.report), *figures, *wrote]))
+
+
+def _verified(lowered: Any, inputs: Any, kwargs: dict[str, Any], tolerance: float) -> Any:
+    if inputs is None:
+        hint = "export the program with example inputs, or give a path.py that returns them"
+        raise InputError("input-invalid", "--verify needs inputs, and this .pt2 file has none", hint=hint)
+    with progress("comparing with eager"):
+        checked = lowered.verify(*inputs, **kwargs)
+    if not checked.relative_error <= tolerance:
+        text = f"the lowered program does not agree with eager PyTorch within {tolerance:g}; {checked}"
+        raise DelegraphError("verification-failed", text, hint="nothing was written; --tolerance sets what is accepted")
+    return checked
+
+
+def _only_backend(registry: Registry, output: Path | None) -> str:
+    """Without ``--backend``: the only usable one, or the only one that writes the output's format."""
+    usable = [b for b in registry.backends() if b.usable]
+    fitting = [b for b in usable if output is None or output.suffix in b.formats] or usable
+    if len(fitting) != 1:
+        names = ", ".join(b.name for b in usable) or "none"
+        raise UsageError("usage-invalid", f"name a backend with --backend (installed: {names})")
+    return fitting[0].name
+
+
+def _options(registry: Registry, backends: list[str], assignments: list[str]) -> dict[str, dict[str, Any]]:
+    specs = {name: registry.spec(name) for name in backends}
+    texts = split_assignments(assignments, backends)
+    return {name: from_text(specs[name].options, given, f"backend {name!r}") for name, given in texts.items()}
+
+
+def _check_output(registry: Registry, backends: list[str], output: Path | None) -> None:
+    if output is None:
+        return
+    if output.suffix == ".pte":
+        raise UsageError("usage-invalid", "writing .pte is not available in this version; use .tosa")
+    known = [f for name in backends for f in registry.spec(name).formats]
+    if output.suffix not in known:
+        text = f"{', '.join(backends)} cannot be saved as {output.name!r} (suffixes: {', '.join(known) or 'none'})"
+        raise UsageError("usage-invalid", text)
+
+
+def _check_place(path: Path) -> None:
+    """Whether a file can be written there, as far as that can be known before the work."""
+    if path.is_dir():
+        raise WriteError("write-failed", f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise WriteError("write-failed", f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise WriteError("write-failed", f"cannot write {path}: no permission to write in {path.parent}")
+
+
+def _write_report(path: Path, outcome: Outcome, text: str) -> None:
+    from ..files import write_whole
+
+    content = json.dumps(json.loads(as_json(outcome))["report"], indent=2) if path.suffix == ".json" else text
+    write_whole(path, (content + "\n").encode())

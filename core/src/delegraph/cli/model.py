@@ -1,0 +1,116 @@
+"""From MODEL on the command line to a program: a ``.pt2`` file, or ``path.py[:function]``."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import FormatError, InputError
+from ..source import Source
+from .outcome import UsageError
+
+_FORM = "a function without arguments that returns (module, example_inputs)"
+
+
+def load(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+    """The program, its example inputs (None if a ``.pt2`` has none) and its example keyword arguments.
+
+    Loading a path runs its code. Raises InputError, FormatError or UsageError.
+    """
+    path, function = split(text)
+    if path.suffix == ".pt2":
+        return _exported(path)
+    module = _module(path)
+    made = _called(_function(module, path, function), path)
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise InputError("input-invalid", f"{text} returned {type(made).__name__}; a model file has {_FORM}")
+    program, inputs = made
+    if not isinstance(inputs, (tuple, list)):
+        raise InputError("input-invalid", f"{text}: example_inputs is a tuple, not {type(inputs).__name__}")
+    return program, tuple(inputs), {}
+
+
+def split(text: str) -> tuple[Path, str | None]:
+    """``path.py:function`` -> path and function; raises UsageError for what can be no model, before anything runs."""
+    head, colon, tail = text.rpartition(":")
+    path, function = (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
+    if path.suffix not in (".py", ".pt2"):
+        raise UsageError("usage-invalid", f"MODEL is a .pt2 file or path.py[:function], not {text!r}")
+    if not path.is_file():
+        raise UsageError("usage-invalid", f"there is no file {path}")
+    return path, function
+
+
+def _exported(path: Path) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+    import torch
+
+    try:
+        program = torch.export.load(path)
+    except Exception as e:  # whatever zip, JSON and torch raise for a damaged file
+        text = f"{path} is not a program that this torch can load: {type(e).__name__}: {str(e).partition(chr(10))[0]}"
+        raise FormatError("format-invalid", text) from e
+    args, kwargs = program.example_inputs or (None, {})
+    return program, args, dict(kwargs or {})
+
+
+def _module(path: Path) -> ModuleType:
+    """Run the file as a module. Its folder goes to the end of the path: it finds its neighbours and shadows nobody."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError("input-invalid", f"{path} cannot be loaded as a Python file")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module = importlib.util.module_from_spec(spec)
+    _guarded(lambda: spec.loader.exec_module(module), path)  # type: ignore[union-attr]
+    return module
+
+
+def _function(module: ModuleType, path: Path, name: str | None) -> Callable[[], Any]:
+    """The function asked for; else ``model``, the one called like the file, or the only public one that fits."""
+    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
+    fitting = [n for n, f in functions.items() if not n.startswith("_") and _needs_nothing(f)]
+    wanted = [name] if name is not None else ["model", path.stem]
+    chosen = next((n for n in wanted if n in functions), None)
+    if chosen is None and name is None and len(fitting) == 1:
+        chosen = fitting[0]
+    if chosen is None:
+        there = f"it has {', '.join(fitting)}" if fitting else "it has none"
+        missing = f"no function {name!r}" if name else f"no function called model or {path.stem}"
+        raise UsageError("usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({there})", hint=f"{path}:FUNCTION")
+    return functions[chosen]
+
+
+def _needs_nothing(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(p.default is not p.empty or p.kind in variable for p in parameters)
+
+
+def _called(function: Callable[[], Any], path: Path) -> Any:
+    if not _needs_nothing(function):
+        raise UsageError("usage-invalid", f"{path}:{function.__name__} takes arguments; {_FORM} is wanted")
+    return _guarded(function, path)
+
+
+def _guarded(run: Callable[[], Any], path: Path) -> Any:
+    """What the user's code raises, as an error that points to the user's line."""
+    try:
+        return run()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # SystemExit included: a script that exits has not given a model
+        text = f"{path} failed: {type(e).__name__}: {str(e).partition(chr(10))[0]}"
+        raise InputError("input-invalid", text, source=_line(e, path)) from e
+
+
+def _line(error: BaseException, path: Path) -> Source | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if Path(f.filename).resolve() == path.resolve()]
+    return Source(own[-1].filename, own[-1].lineno or 0, own[-1].name, own[-1].line or "") if own else None
