@@ -413,6 +413,19 @@ def test_each_output_is_a_value_of_its_own():
     assert names(result) == {"CLAMP": 1, "IDENTITY": 4}
 
 
+def test_outputs_keep_their_names_and_nothing_else_has_them():
+    d = Draft()
+    x = d.input(1, 3, 4, 4)
+    y = d.norm(d.conv(x, 5))
+    outputs = [d.relu(y), d.op(tosa.IDENTITY, x), y, d.op(tosa.IDENTITY, y)]
+    for position, value in enumerate(outputs):
+        value.name = f"output_{position}"
+    result = check(d, *outputs)
+    assert [v.name for v in result.outputs] == [f"output_{position}" for position in range(4)]
+    named = [v.name for op in result.operators for v in op.outputs if v.name]
+    assert sorted(named) == [f"output_{position}" for position in range(4)]
+
+
 def test_the_same_graph_gives_the_same_operators():
     def listing() -> list:
         d = Draft()

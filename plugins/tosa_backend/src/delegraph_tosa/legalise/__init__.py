@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..ir.graph import Graph
 from ..spec import TosaSpec
 from .affine import fold_affine
-from .tidy import drop_dead, merge_equal, separate_outputs
+from .tidy import drop_dead, merge_equal, name_outputs, separate_outputs
 from .transposes import sink_transposes
 
 __all__ = ["PASSES", "drop_dead", "fold_affine", "legalise", "merge_equal", "separate_outputs", "sink_transposes"]
@@ -24,7 +24,11 @@ PASSES = (
 
 
 def legalise(graph: Graph, spec: TosaSpec) -> Graph:
-    """An equivalent graph for ``spec`` with fewer operators, each output of which is a value of its own."""
+    """An equivalent graph for ``spec`` with fewer operators, each output of which is a value of its own.
+
+    Inputs stay the same values; outputs keep their names.
+    """
+    names = [value.name for value in graph.outputs]
     for run in PASSES:
         graph = run(graph, spec)
-    return graph
+    return name_outputs(graph, names)

@@ -16,22 +16,24 @@ from .axes import Shape, plain
 def rebuilt(
     operator: Operator, inputs: Sequence[Value], types: Iterable[Type] | None = None, **attributes: Any
 ) -> Operator:
-    """``operator`` with other operands and attributes; its results are new values of the same names.
+    """``operator`` with other operands and attributes. Its results are new values without names.
 
     ``types`` of the results are inferred if they are not given.
     """
     cls = type(operator)
     new = cls.__new__(cls)
     new.__dict__.update(operator.__dict__, inputs=tuple(inputs), **attributes)
-    found = new.infer() if types is None else types
-    new.outputs = tuple([Value(type, None, old.name, new) for type, old in zip(found, operator.outputs, strict=True)])
+    new.outputs = tuple([Value(type, producer=new) for type in (new.infer() if types is None else types)])
     return new
 
 
 def replaced(operator: Operator, inputs: Sequence[Value], source: Any = None) -> Operator:
-    """``operator`` with other operands of the same types, so that the types of its results stay."""
+    """``operator`` with other operands of the same types and values: types and names of its results stay."""
     types = [v.type for v in operator.outputs]
-    return rebuilt(operator, inputs, types, source=operator.source if source is None else source)
+    new = rebuilt(operator, inputs, types, source=operator.source if source is None else source)
+    for value, old in zip(new.outputs, operator.outputs, strict=True):
+        value.name = old.name
+    return new
 
 
 def origin(value: Value) -> Operator | None:

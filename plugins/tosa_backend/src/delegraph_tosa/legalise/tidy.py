@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -122,5 +122,20 @@ def separate_outputs(graph: Graph, spec: TosaSpec) -> Graph:
 
 def _identity(value: Value) -> Operator:
     copy = IDENTITY((value,), None if value.producer is None else value.producer.source)
-    copy.outputs = (Value(value.type, None, value.name, copy),)
+    copy.outputs = (Value(value.type, producer=copy),)
     return copy
+
+
+def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
+    """The graph with these names of its outputs, which are values of their own; an empty name asks for none."""
+    wanted = {v: name for v, name in zip(graph.outputs, names, strict=True) if name not in ("", v.name)}
+    new: dict[Value, Value] = {}
+    operators = []
+    for operator in graph.operators:
+        if not (wanted.keys().isdisjoint(operator.outputs) and new.keys().isdisjoint(operator.inputs)):
+            old, operator = operator, replaced(operator, [new.get(v, v) for v in operator.inputs])
+            new.update(zip(old.outputs, operator.outputs, strict=True))
+            for before, value in zip(old.outputs, operator.outputs, strict=True):
+                value.name = wanted.get(before, before.name)
+        operators.append(operator)
+    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
