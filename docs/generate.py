@@ -20,8 +20,8 @@ Generated from `delegraph.errors` by docs/generate.py.
 
 Everything that delegraph raises on purpose is a `delegraph.errors.DelegraphError` with a stable `code`, and, where they
 are known, the `node`, the `source` line of your program and a `hint`. The command line prints code, message, source and
-hint on stderr (with `--json` also as an object on stdout) and exits with 1, or with 2 for wrong usage; `--debug` adds the
-traceback.
+hint on stderr (with `--json` also as an object on stdout) and exits with 1, or with 2 for wrong usage; `--debug` adds
+the traceback.
 """
 
 OPERATORS = """# Operators that delegraph-tosa lowers
