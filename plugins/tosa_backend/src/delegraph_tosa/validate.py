@@ -124,7 +124,8 @@ class _Check:
         yield from malformed
         if not malformed:
             yield from _inference(operator)
-            yield from self.spec.violations(operator)
+            if self.spec.why_not(operator):
+                yield from self.spec.violations(operator)
 
 
 def _operand_count(operator: Operator) -> Iterator[str]:

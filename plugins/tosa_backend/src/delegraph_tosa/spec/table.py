@@ -46,7 +46,7 @@ class Row:
     def bind(self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]) -> dict[str, DType] | str:
         """Type variable -> element type; or the text that says which operand does not fit."""
         bound: dict[str, DType] = {}
-        elements = (*_spread(self.inputs, len(inputs)), *_spread(self.outputs, len(outputs)))
+        elements = (*spread(self.inputs, len(inputs)), *spread(self.outputs, len(outputs)))
         for element, dtype in zip(elements, inputs + outputs, strict=True):
             fixed = element not in self.variables
             wanted = _fixed(element) if fixed else bound.setdefault(element, dtype)
@@ -59,7 +59,7 @@ class Row:
         return [m for m in self.modes if all(m.types.get(k, v) == v for k, v in bound.items())]
 
 
-def _spread(elements: tuple[str, ...], count: int) -> tuple[str, ...]:
+def spread(elements: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Elements of ``count`` operands, where the last one stands for a list if there are more or fewer."""
     return elements[:count] + elements[-1:] * (count - len(elements))
 

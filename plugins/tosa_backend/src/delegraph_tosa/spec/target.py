@@ -12,7 +12,7 @@ from delegraph.errors import OptionError
 from ..ir.graph import Operator
 from ..ir.types import DType, Type
 from .levels import Level
-from .table import load, rows
+from .table import load, rows, spread
 
 _FORM = re.compile(r"TOSA-(\d+)\.(\d+)(?:\.\d+)?((?:\+[\w-]+)*)", re.IGNORECASE)
 _ALIASES = {"var": "variable", "cf": "controlflow"}
@@ -143,7 +143,10 @@ def alternatives(operator: Operator) -> list[frozenset[str]] | str:
 
 def _subject(operator: Operator) -> str:
     """``CAST from bool to fp32``, ``CLAMP on bf16``, ``MATMUL on fp16 with result fp32``."""
-    given = list(dict.fromkeys(str(v.dtype) for v in operator.inputs if v.dtype is not DType.SHAPE))
+    row = rows()[operator.name]
+    elements = spread(row.inputs, len(operator.inputs))
+    variable = [v for v, e in zip(operator.inputs, elements, strict=True) if e in row.variables]
+    given = list(dict.fromkeys(str(v.dtype) for v in variable or operator.inputs if v.dtype is not DType.SHAPE))
     results = list(dict.fromkeys(str(v.dtype) for v in operator.outputs))
     accumulator = f" accumulated in {operator.acc_type}" if hasattr(operator, "acc_type") else ""
     if results == given[:1] or not results or not given:

@@ -1,0 +1,115 @@
+"""Elements of constants as text: exact, short where they are few, base64 where they are many."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from typing import Any
+
+import numpy as np
+
+from .graph import Array, Illegal, Number
+from .types import ARRAY_DTYPES, DType, Type
+
+MOST_NUMBERS = 16
+"""Constants of more elements are written in base64, unless all elements are equal."""
+
+
+def text_of(array: Array, type: Type) -> str:
+    """``[1.0, 2.0]``, ``splat 0.0`` or ``base64 "..."``, whichever is the shortest that gives the same bytes back."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.size > 1 and _bits(flat, type.dtype) == _bits(np.repeat(flat[:1], flat.size), type.dtype):
+        splat = _numeral(flat[:1], type.dtype)
+        if splat is not None:
+            return f"splat {splat}"
+    numerals = [_numeral(flat[i : i + 1], type.dtype) for i in range(flat.size if flat.size <= MOST_NUMBERS else 0)]
+    if flat.size > MOST_NUMBERS or None in numerals:
+        return f'base64 "{base64.b64encode(_bits(flat, type.dtype)).decode()}"'
+    return f"[{', '.join(n for n in numerals if n is not None)}]"
+
+
+def _bits(array: Array, dtype: DType) -> bytes:
+    return array.astype(ARRAY_DTYPES[dtype].newbyteorder("<"), copy=False).tobytes()
+
+
+def _numeral(element: Array, dtype: DType) -> str | None:
+    """The text of one element; None if only its bits say it (a NaN with a payload)."""
+    for text in _candidates(element, dtype):
+        if _bits(_array([_number(text)], dtype), dtype) == _bits(element, dtype):
+            return text
+    return None
+
+
+def _candidates(element: Array, dtype: DType) -> list[str]:
+    if dtype is DType.BF16:
+        wide = np.left_shift(element.astype(np.uint32), 16).view(np.float32)
+        return [repr(float(wide[0]))]
+    if element.dtype.kind == "f":
+        return [str(element[0]), repr(float(element[0]))]
+    return [str(element[0]).lower()]
+
+
+def _array(numbers: list[Number], dtype: DType) -> Array:
+    """The elements in memory; a bfloat16 is given by its value and must be exact."""
+    if dtype is DType.BF16:
+        bits: Array = np.right_shift(_as_float32(numbers).view(np.uint32), 16).astype(np.uint16)
+        return bits
+    if dtype is DType.FP32:
+        return _as_float32(numbers)
+    array = ARRAY_DTYPES[dtype]
+    if array.kind in "iu" and not all(isinstance(n, int) and _fits(n, array) for n in numbers):
+        raise Illegal(f"an element is no {dtype}")
+    with np.errstate(over="ignore"):
+        return np.array(numbers, array)
+
+
+def _as_float32(numbers: list[Number]) -> Array:
+    with np.errstate(over="ignore"):
+        return np.array(numbers, np.float64).astype(np.float32)
+
+
+def _fits(number: int, array: np.dtype[Any]) -> bool:
+    info = np.iinfo(array)
+    return bool(info.min <= number <= info.max)
+
+
+def _number(text: str) -> Number:
+    if text in ("true", "false"):
+        return int(text == "true")
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def number_of(text: str) -> Number:
+    """The number that a numeral says: an int, a float, ``inf``, ``nan``, ``true`` or ``false``."""
+    try:
+        return _number(text)
+    except ValueError:
+        raise Illegal(f"{text!r} is no number") from None
+
+
+def from_numbers(numbers: list[Number], type: Type) -> Array:
+    """A constant from all of its elements; Illegal if there are more or fewer than the type has."""
+    if len(numbers) != math.prod(type.shape):
+        raise Illegal(f"{type} has {math.prod(type.shape)} elements, {len(numbers)} are given")
+    return _array(numbers, type.dtype).reshape(type.shape)
+
+
+def from_splat(number: Number, type: Type) -> Array:
+    """A constant whose elements are all equal."""
+    return np.broadcast_to(_array([number], type.dtype), (math.prod(type.shape),)).reshape(type.shape).copy()
+
+
+def from_base64(text: str, type: Type) -> Array:
+    """A constant from the bytes of its elements, little endian as memory holds them."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise Illegal("the elements are not base64") from None
+    array = ARRAY_DTYPES[type.dtype].newbyteorder("<")
+    if len(data) != math.prod(type.shape) * array.itemsize:
+        raise Illegal(f"{type} takes {math.prod(type.shape) * array.itemsize} bytes, {len(data)} are given")
+    return np.frombuffer(data, array).reshape(type.shape)

@@ -1,0 +1,16 @@
+"""The text form of a graph, for people and for tests. ``parse(render(graph))`` is the same graph.
+
+    graph @main(%x: [1x4]fp32) {
+      %0: [1]fp32 = const [0.5]
+      %y: [1x4]fp32 = CLAMP(%x) {min_val=0.0, max_val=inf, nan_mode=PROPAGATE}  // model.py:7, in forward: ...
+      return %y
+    }
+
+Values without a name, or with one that another value has, are numbered. Graphs of control flow follow the one that
+refers to them. What an operator's result types say (``dtype`` of CAST) is not repeated among its attributes.
+"""
+
+from .parsing import parse
+from .printing import render
+
+__all__ = ["parse", "render"]
