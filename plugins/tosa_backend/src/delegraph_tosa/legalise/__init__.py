@@ -9,16 +9,19 @@ from __future__ import annotations
 from ..ir.graph import Graph
 from ..spec import TosaSpec
 from .affine import fold_affine
+from .padding import fold_pads
 from .tidy import drop_dead, merge_equal, name_outputs, separate_outputs
 from .transposes import sink_transposes
 
 __all__ = ["PASSES", "drop_dead", "fold_affine", "legalise", "merge_equal", "separate_outputs", "sink_transposes"]
 
 PASSES = (
-    sink_transposes,  # first: layouts between a convolution and its batch norm hide what fold_affine looks for
+    sink_transposes,  # first: layouts between a convolution and its neighbours hide what the next ones look for
+    fold_pads,
+    drop_dead,  # what nobody uses must not count as a use
     fold_affine,
     merge_equal,
-    drop_dead,  # after all that leaves operators without use
+    drop_dead,
     separate_outputs,  # last: merge_equal can give two outputs one value
 )
 

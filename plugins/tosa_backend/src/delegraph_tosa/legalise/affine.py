@@ -1,4 +1,4 @@
-"""Scales and offsets of channels become part of the convolution before them: batch norm, bias, output scale."""
+"""Scales and offsets of channels become part of a convolution: batch norm, bias, the 1/6 of a hard swish."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import ADD, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, SUB, TRANSPOSE_CONV2D
-from ..ir.types import FLOATS, Type
+from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
 from .axes import Shape
 from .rewrite import Rewrite, both, replaced
@@ -16,13 +16,18 @@ AFFINE = frozenset({ADD, MUL, SUB})
 
 
 def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
-    """Fold MUL, ADD and SUB by a constant for each output channel into the convolution before them.
+    """Fold operators by a constant for each channel into convolutions with constant weights.
 
-    before: CONV2D (w, b) - MUL k - ADD s
-    after:  CONV2D (w * k, b * k + s)
+    MUL, ADD and SUB behind the convolution:
+        before: CONV2D (w, b) - MUL k - ADD s
+        after:  CONV2D (w * k, b * k + s)
+    MUL before it (padding is zero, scaled or not):
+        before: MUL k - CONV2D (w, b)
+        after:  CONV2D (w * k, b)
 
     Only where nothing else uses what lies between, and only for floats: scales of integers are RESCALE. The folded
     operators are the ones that were there, on the same element types. The new convolution stands for all of them.
+    The MUL before a convolution is left without use.
     """
     fold = _Fold(graph)
     for operator in graph.operators:
@@ -44,13 +49,28 @@ class _Fold(Rewrite):
     def visit(self, operator: Operator) -> None:
         if type(operator) in AFFINE and self._folded(operator):
             return
+        new = operator
         if not self._values.keys().isdisjoint(operator.inputs):
             new = replaced(operator, [self.value(v) for v in operator.inputs])
-            self._values.update(zip(operator.outputs, new.outputs, strict=True))
-            operator = new
         if type(operator) in CONVOLUTIONS:
-            self._places[operator] = len(self.operators)
-        self.operators.append(operator)
+            new = self._scaled(new, self._uses[operator.inputs[0]])
+            self._places[new] = len(self.operators)
+        if new is not operator:
+            self._values.update(zip(operator.outputs, new.outputs, strict=True))
+        self.operators.append(new)
+
+    def _scaled(self, convolution: Operator, uses: int) -> Operator:
+        """``convolution`` with the factor of its operand, which has that many uses, in its weight."""
+        x, weight, *others = convolution.inputs
+        factor = x.producer
+        if not isinstance(factor, MUL) or uses != 1 or weight.constant is None or x.dtype is not weight.dtype:
+            return convolution
+        operand, constant = _sides(factor)
+        if constant is None or operand.shape != x.shape or not _of_channels(constant, x) or x.dtype is DType.FP16:
+            return convolution  # fp16: a weight times a small factor leaves the normal numbers
+        shape = _operand_factor(convolution, constant.shape[-1])
+        weight = self._apply(factor, weight, self.reshape(constant, shape, factor.source))
+        return replaced(convolution, (operand, weight, *others), both(factor.source, convolution.source))
 
     def _folded(self, operator: Operator) -> bool:
         """Put ``operator`` into the convolution whose result it takes, if it can be."""
@@ -66,7 +86,7 @@ class _Fold(Rewrite):
     def _replace(self, convolution: Operator, operator: Operator, constant: Value) -> None:
         x, weight, bias, *zero_points = convolution.inputs
         if isinstance(operator, MUL):
-            scale = self.reshape(constant, _weight_scale(convolution, constant), operator.source)
+            scale = self.reshape(constant, _result_factor(convolution, constant.shape[-1]), operator.source)
             weight = self._apply(operator, weight, scale)
         bias = self._apply(operator, bias, self.reshape(constant, constant.shape[-1:], operator.source))
         source = both(convolution.source, operator.source)
@@ -102,13 +122,16 @@ def _constant(operator: Operator, convolution: Operator) -> bool:
     return all(v.constant is not None and v.dtype is operator.outputs[0].dtype for v in changed)
 
 
-def _weight_scale(convolution: Operator, constant: Value) -> Shape:
-    """Shape in which one factor an output channel meets the weight: the first axis, or C and M of depthwise HWCM."""
-    weight, channels = convolution.inputs[1], constant.shape[-1]
-    if channels == 1:
-        return (1,) * weight.rank
-    return (
-        (1, 1, *weight.shape[2:])
-        if isinstance(convolution, DEPTHWISE_CONV2D)
-        else (channels, *(1,) * (weight.rank - 1))
-    )
+def _result_factor(convolution: Operator, channels: int) -> Shape:
+    """Shape in which a factor for each output channel meets the weight: first axis, or C and M of depthwise HWCM."""
+    weight = convolution.inputs[1]
+    if channels > 1 and isinstance(convolution, DEPTHWISE_CONV2D):
+        return (1, 1, *weight.shape[2:])
+    return (channels, *(1,) * (weight.rank - 1))
+
+
+def _operand_factor(convolution: Operator, channels: int) -> Shape:
+    """Shape in which a factor for each input channel meets the weight: the last axis, or C of depthwise HWCM."""
+    if isinstance(convolution, DEPTHWISE_CONV2D):
+        return (1, 1, channels, 1)
+    return (*(1,) * (convolution.inputs[1].rank - 1), channels)
