@@ -1,0 +1,65 @@
+"""The examples are what they say, and the scripts of examples/ and benchmarks/ run."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PARAMETERS = {
+    "mobilenet_v2.py:mobilenet_v2": 3_504_872,
+    "resnet.py:resnet18": 11_689_512,
+    "resnet.py:resnet50": 25_557_032,
+}
+
+
+def example(name):
+    file, function = name.split(":")
+    return runpy.run_path(str(ROOT / "examples" / file))[function]()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_network_has_the_parameters_that_its_paper_gives_it(name):
+    model, _ = example(name)
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_network_does_not_shrink_its_signal(name):
+    model, inputs = example(name)
+    assert not model.training
+    with torch.no_grad():
+        assert model(*inputs).abs().max() > 0.1
+
+
+def test_an_example_is_the_same_each_time_and_leaves_the_random_state_alone():
+    torch.manual_seed(7)
+    (first, inputs), (second, same_inputs) = example("resnet.py:resnet18"), example("resnet.py:resnet18")
+    drawn = torch.rand(1)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(1))
+    assert torch.equal(*inputs, *same_inputs)
+    assert all(torch.equal(v, second.state_dict()[k]) for k, v in first.state_dict().items())
+
+
+def run(*command):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_partitioning_benchmark_runs():
+    output = run("benchmarks/partitioning.py", "--largest", "2000", "--repeats", "1")
+    assert "| dense, all taken |" in output
+
+
+def test_backends_can_be_compared():
+    output = run("examples/compare_backends.py", "examples/two_partitions.py:two_partitions")
+    rows = {line.split()[0]: line for line in output.splitlines()}
+    assert "aten.linalg_cholesky_ex.default" in rows["tosa"]
+    assert rows["demo"].split()[1] == "2"
