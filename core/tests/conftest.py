@@ -1,6 +1,9 @@
-"""A backend for tests of the core: its blob names the program that it was given, its runtime runs exactly that."""
+"""A backend whose blob names the program that it was given and whose runtime runs exactly that; plugins on disk."""
 
 from __future__ import annotations
+
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -41,3 +44,58 @@ def echo_registry():
     made = Registry(discover=False)
     made.register(EchoBackend, runtime=EchoRuntime)
     return made
+
+
+class Site:
+    """A folder on the path with distributions that are made of a light module and its metadata."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def plugin(self, distribution, source, version="1.0", module=None, name=None, value=None):
+        module = module or distribution.replace("-", "_")
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(source))
+        self.metadata(distribution, f"{name or distribution} = {value or module}", version)
+
+    def metadata(self, distribution, entry, version="1.0"):
+        info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[delegraph]\n{entry}\n")
+
+    def backend(self, distribution, name, **fields):
+        """A distribution with one backend that works; ``fields`` are of its BackendSpec."""
+        self.plugin(distribution, backend_source(distribution.replace("-", "_"), name, **fields), name=name)
+
+
+def backend_source(module, name, **fields):
+    spec = {"name": name, "backend_id": f"{name.title()}Backend", "api": 1, **fields}
+    spec.setdefault("target", f"{module}:{spec['backend_id']}")
+    return f"""
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+class {spec["backend_id"]}(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec({", ".join(f"{k}={v!r}" for k, v in spec.items())})]
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An empty installation folder at the front of the path; what is imported from it is forgotten afterwards."""
+    made = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(made.folder))
+    for variable in ("DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("delegraph.registry._warned", set())
+    yield made
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]

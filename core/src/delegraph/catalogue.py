@@ -186,7 +186,7 @@ class Catalogue:
         installed = ", ".join(self.names()) or "none"
         silent = [r.name for r in self.records if r.status is Status.BROKEN]
         failed = f"; {', '.join(silent)} could not be loaded, see `delegraph doctor`" if silent else ""
-        guess = suggestion(name, [*self._by_key])
+        guess = suggestion(name, [*self.names(), *(o.spec.backend_id for o in self.offers), *sorted(self._by_key)])
         text = f"no installed plugin offers a backend {name!r}{guess} (installed: {installed}{failed})"
         return BackendNotFound("backend-not-found", text)
 

@@ -265,7 +265,10 @@ def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
     """Validate the hook implementations of ``plugin`` and collect its declarations; raises PluginDefect."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(Hooks)
-    manager.register(plugin, f"{record.distribution}/{record.name}")
+    try:
+        manager.register(plugin, f"{record.distribution}/{record.name}")
+    except pluggy.PluginValidationError as e:
+        raise PluginDefect(" ".join(str(e).split())) from e
     backends = _collect(manager, "delegraph_backends")
     faults = {s.name: f for s in backends if (f := fault_of(s, record)) is not None}
     worst = next(iter(faults.values()), None)
@@ -311,10 +314,12 @@ def _refuse_misspelt(manager: pluggy.PluginManager, plugin: Any) -> None:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the closest of ``known``, or nothing."""
+    """``"; did you mean 'x'?"`` for the closest of ``known`` (of those that differ in case, the first), or nothing."""
     from difflib import get_close_matches
 
-    by_lower = {k.lower(): k for k in known}
+    by_lower: dict[str, str] = {}
+    for k in known:
+        by_lower.setdefault(k.lower(), k)
     close = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 

@@ -1,0 +1,246 @@
+"""No plugin can stop the others, and whatever is wrong with one is said: what, whose, and what to do."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from delegraph.discovery import Status, discover
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec
+
+
+def found(name):
+    return next(r for r in discover().records if r.name == name)
+
+
+HOOK = """
+from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
+
+@hookimpl
+def {name}():
+    return {answer}
+"""
+
+BAD = {
+    "import-error": ("import a_module_that_nobody_has", Status.BROKEN, "No module named 'a_module_that_nobody_has'"),
+    "syntax-error": ("def (:", Status.BROKEN, "SyntaxError"),
+    "exits": ("raise SystemExit(3)", Status.BROKEN, "SystemExit: 3"),
+    "raises-base": ("class Odd(BaseException): pass\nraise Odd('x')", Status.BROKEN, "Odd: x"),
+    "misspelt": (
+        HOOK.format(name="delegraph_backend", answer="[]"),
+        Status.BROKEN,
+        "did you mean 'delegraph_backends'",
+    ),
+    "no-mark": (
+        "def delegraph_backends(): return []",
+        Status.BROKEN,
+        "delegraph_backends lacks the decorator @hookimpl",
+    ),
+    "argument": (
+        "from delegraph.plugin import hookimpl\n@hookimpl\ndef delegraph_backends(wrong): return []",
+        Status.BROKEN,
+        "wrong",
+    ),
+    "none": (HOOK.format(name="delegraph_backends", answer="None"), Status.BROKEN, "delegraph_backends returned None"),
+    "text": (HOOK.format(name="delegraph_backends", answer="'tosa'"), Status.BROKEN, "returned 'tosa' (str)"),
+    "foreign": (
+        HOOK.format(name="delegraph_backends", answer="[object]"),
+        Status.BROKEN,
+        "a list with <class 'object'>",
+    ),
+    "other-kind": (
+        HOOK.format(name="delegraph_backends", answer="[PartitionerSpec('a', 'a', 'a:B')]"),
+        Status.BROKEN,
+        "each item is a BackendSpec",
+    ),
+    "bad-field": (
+        HOOK.format(name="delegraph_backends", answer="[BackendSpec('a', 'no target', 'A', 1)]"),
+        Status.BROKEN,
+        "target is 'package.module:Name', not 'no target'",
+    ),
+    "twice": (
+        HOOK.format(name="delegraph_backends", answer="[BackendSpec('a', 'a:B', 'B', 1)] * 2"),
+        Status.BROKEN,
+        "declares backend 'a' twice",
+    ),
+    "hook-raises": (HOOK.format(name="delegraph_backends", answer="1 / 0"), Status.BROKEN, "ZeroDivisionError"),
+    "wrong-api": (
+        HOOK.format(name="delegraph_backends", answer="[BackendSpec('b', 'a:B', 'B', 99)]"),
+        Status.INCOMPATIBLE,
+        "written for plugin API 99",
+    ),
+    "unavailable": (
+        HOOK.format(name="delegraph_backends", answer="[BackendSpec('c', 'a:C', 'C', 1, requires=('nobody_has_it',))]"),
+        Status.UNAVAILABLE,
+        "needs 'nobody_has_it', which is not installed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_plugin_is_a_row_and_the_good_one_works(site, case):
+    source, status, words = BAD[case]
+    site.plugin("bad-one", source, version="0.7")
+    site.backend("good-one", "good")
+    record = found("bad-one")
+    assert record.status is status
+    assert words in record.error
+    assert (record.distribution, record.version) == ("bad-one", "0.7")
+    assert record.location == str(site.folder / "bad_one.py")
+    assert record.hint
+    assert found("good").status is Status.OK
+
+
+def test_the_line_that_failed_is_named(site):
+    site.plugin("bad-one", "\n\nraise ValueError('no luck')")
+    assert found("bad-one").error == f"ValueError: no luck ({site.folder / 'bad_one.py'}:3)"
+
+
+def test_keyboard_interrupt_is_not_a_fault_of_the_plugin(site):
+    site.plugin("slow-one", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        discover()
+
+
+def test_required_modules_are_found_without_importing_them(site):
+    (site.folder / "needed").mkdir()
+    (site.folder / "needed" / "__init__.py").write_text("raise SystemExit")
+    (site.folder / "needed" / "inner.py").write_text("")
+    site.backend("with-inner", "inner", requires=("needed.inner",))
+    site.backend("without", "without", requires=("needed.missing",))
+    assert found("inner").status is Status.OK
+    assert found("without").status is Status.UNAVAILABLE
+
+
+def test_install_hint_is_shown(site):
+    site.backend("hinted", "hinted", requires=("nobody_has_it",), install_hint="pip install hinted[all]")
+    assert found("hinted").hint == "pip install hinted[all]"
+
+
+@pytest.mark.parametrize("named", ["exiter", "Exiter", "the_entry", "exiter/the_entry", " x , exiter"])
+def test_disabled_before_it_is_imported(site, monkeypatch, named):
+    site.plugin("exiter", "import os; os._exit(3)", name="the_entry")
+    monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", named)
+    record = found("the_entry")
+    assert record.status is Status.DISABLED
+    assert "DELEGRAPH_DISABLE_PLUGINS" in record.error
+
+
+def test_only_what_is_allowed_is_imported(site, monkeypatch):
+    site.plugin("exiter", "import os; os._exit(3)")
+    site.backend("good-one", "good")
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "good-one")
+    assert found("exiter").status is Status.DISABLED
+    assert found("good").status is Status.OK
+    monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "good")
+    assert found("good").status is Status.DISABLED
+
+
+def test_unknown_names_in_the_variables_are_noted(site, monkeypatch):
+    monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "tipo")
+    assert discover().notes == ("DELEGRAPH_DISABLE_PLUGINS names 'tipo', which is not installed",)
+
+
+def test_same_entry_point_name_in_two_distributions(site):
+    site.plugin("first-one", "", name="same")
+    site.plugin("second-one", "raise ValueError", name="same")
+    records = [r for r in discover().records if r.name == "same"]
+    assert {r.distribution: r.status for r in records} == {"first-one": Status.OK, "second-one": Status.BROKEN}
+
+
+def test_duplicate_metadata_counts_once_and_the_first_on_the_path_wins(site, tmp_path, monkeypatch):
+    site.backend("doubled", "doubled")
+    other = type(site)(tmp_path / "other")
+    other.plugin("doubled", "raise SystemExit", version="0.1", name="doubled")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(other.folder)])
+    records = [r for r in discover().records if r.distribution == "doubled"]
+    assert [(r.version, r.status) for r in records] == [("1.0", Status.OK)]
+    assert records[0].notes == (f"a second copy at {other.folder} (0.1) is not used",)
+
+
+def test_a_shadowed_copy_is_not_used_even_if_the_first_offers_nothing(site, tmp_path, monkeypatch):
+    (site.folder / "plain-2.0.dist-info").mkdir()
+    (site.folder / "plain-2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plain\nVersion: 2.0\n")
+    other = type(site)(tmp_path / "other")
+    other.plugin("plain", "raise SystemExit")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(other.folder)])
+    assert [r for r in discover().records if r.distribution == "plain"] == []
+
+
+def test_metadata_without_a_name_takes_the_folders(site):
+    site.plugin("nameless", "")
+    (site.folder / "nameless-1.0.dist-info" / "METADATA").unlink()
+    assert (found("nameless").distribution, found("nameless").version) == ("nameless", "1.0")
+
+
+def test_damaged_metadata_of_others_is_not_our_business(site):
+    info = site.folder / "odd-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_bytes(b"\xff\xfe[delegraph]")
+    site.backend("good-one", "good")
+    assert found("good").status is Status.OK
+
+
+def test_a_light_module_that_imports_numpy_is_told(site):
+    site.plugin("heavy", "import numpy")
+    program = (
+        "from delegraph.discovery import discover; print([r.notes for r in discover().records if r.name == 'heavy'])"
+    )
+    shown = run_python("-c", program, cwd=site.folder.parent, path=site.folder)
+    assert "its light module imports numpy" in shown.stdout
+
+
+def run_python(*arguments, cwd, path=None):
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")}
+    environ.pop("PYTHONPATH", None)
+    if path is not None:
+        environ["PYTHONPATH"] = str(path)
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("start", [["-m", "delegraph"], ["-c", "from delegraph.cli import main; main(['backends'])"]])
+def test_nothing_is_loaded_from_the_working_directory(site, start):
+    site.plugin("intruder", "print('intruder was here')")
+    arguments = [*start, "backends"] if start[0] == "-m" else start
+    shown = run_python(*arguments, cwd=site.folder)
+    assert shown.returncode == 0
+    assert "intruder" not in shown.stdout + shown.stderr
+
+
+def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(site, tmp_path):
+    site.backend("honest", "honest")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "honest.py").write_text("print('stand-in was here')")
+    shown = run_python("-m", "delegraph", "backends", cwd=work, path=site.folder)
+    assert "stand-in was here" not in shown.stdout + shown.stderr
+    assert "would be loaded from the working directory" in shown.stdout
+
+
+def test_pythonpath_may_name_the_working_directory(site):
+    site.backend("chosen", "chosen")
+    shown = run_python("-m", "delegraph", "backends", cwd=site.folder, path=site.folder)
+    assert "chosen  ok" in shown.stdout
+
+
+def test_an_editable_install_may_be_the_working_directory(site, tmp_path):
+    """As ``pip install -e`` does it: metadata in one place, a ``.pth`` entry behind the standard library."""
+    source = tmp_path / "source"
+    source.mkdir()
+    site.backend("edited", "edited")
+    (site.folder / "edited.py").rename(source / "edited.py")
+    program = f"import sys; sys.path.append({str(source)!r}); from delegraph.cli import main; main(['backends'])"
+    shown = run_python("-c", program, cwd=source, path=site.folder)
+    assert "edited  ok" in shown.stdout
+
+
+def test_declarations_are_checked_where_they_are_written():
+    with pytest.raises(TypeError, match="requires is a tuple"):
+        BackendSpec("a", "a:B", "B", 1, requires="torch")
+    with pytest.raises(ValueError, match="name is a short name"):
+        PartitionerSpec("a/b", "a", "a:B")
+    with pytest.raises(ValueError, match="its own default 3 is not one of 1, 2"):
+        OptionSpec("n", int, 3, choices=(1, 2))
+    with pytest.raises(TypeError, match="type is str, int, float or bool"):
+        OptionSpec("n", list)
+    assert BackendSpec("a", "a:B", "B", 1, requires=["x"]).requires == ("x",)

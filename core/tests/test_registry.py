@@ -1,0 +1,380 @@
+"""Look-up by name gets what was asked for or an error that says why not; registration leaves no trace."""
+
+import subprocess
+import sys
+import threading
+
+import delegraph
+import pytest
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery import Status
+from delegraph.errors import (
+    BackendNotFound,
+    DelegraphWarning,
+    FormatError,
+    NoRuntime,
+    OptionError,
+    PluginBroken,
+    PluginConflict,
+    PluginIncompatible,
+    PluginUnavailable,
+)
+from delegraph.partitioner import Partitioner
+from delegraph.plugin import BackendSpec, OptionSpec, hookimpl
+from delegraph.registry import Registry
+from delegraph.runtime import BackendRuntime
+
+
+class Chip(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+
+class Other(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+
+class ChipPartitioner(Partitioner):
+    def __init__(self, level=None, fast=False):
+        super().__init__({"level": level, "fast": fast})
+
+
+class ChipRuntime(BackendRuntime):
+    pass
+
+
+OPTIONS = (OptionSpec("level", int, 2, choices=(1, 2, 3)), OptionSpec("fast", bool))
+
+
+@pytest.fixture
+def hermetic():
+    return Registry(discover=False)
+
+
+def test_a_backend_is_found_by_all_of_its_names(site):
+    site.backend("Some_Vendor", "npu")
+    registry = Registry()
+    found = registry.get_backend("npu")
+    assert found.__name__ == "NpuBackend"
+    for name in ("NpuBackend", "Some_Vendor/npu", "some-vendor/npu", "some.vendor/NpuBackend"):
+        assert registry.get_backend(name) is found
+    assert registry.producer("npu") == ("Some_Vendor", "1.0")
+    assert registry.full_name("NpuBackend") == "Some_Vendor/npu"
+
+
+def test_backends_are_sorted_and_described(site):
+    site.backend("zebra", "z", summary="last")
+    site.backend("ape", "a", summary="first")
+    rows = [b for b in Registry().backends() if b.distribution in ("zebra", "ape")]
+    assert [(b.name, b.summary, b.status, b.version, b.has_runtime) for b in rows] == [
+        ("a", "first", Status.OK, "1.0", False),
+        ("z", "last", Status.OK, "1.0", False),
+    ]
+
+
+def test_a_wrong_name_gets_a_suggestion_and_what_is_installed(hermetic):
+    hermetic.register(Chip)
+    with pytest.raises(BackendNotFound, match=r"'chipp'; did you mean 'chip'\? \(installed: chip\)"):
+        hermetic.get_backend("chipp")
+    with pytest.raises(NotImplementedError):
+        hermetic.get_backend("nothing like it")
+
+
+def test_two_providers_of_a_name(site):
+    site.backend("vendor-a", "npu")
+    site.backend("vendor-b", "npu", requires=("nobody_has_it",))
+    site.backend("vendor-c", "good")
+    registry = Registry()
+    for ask in (registry.get_backend, registry.spec, registry.get_partitioner, registry.runtime_for, registry.producer):
+        for name in ("npu", "NpuBackend"):
+            with pytest.raises(PluginConflict, match=r"vendor-a 1.0 and vendor-b 1.0") as caught:
+                ask(name)
+            assert "'vendor-a/npu' or 'vendor-b/npu'" in caught.value.hint
+    assert registry.get_backend("vendor-a/npu").__module__ == "vendor_a"
+    assert registry.get_backend("good").__module__ == "vendor_c"
+    statuses = {b.distribution: b.status for b in registry.backends() if b.name in ("npu", "good")}
+    assert statuses == {"vendor-a": Status.CONFLICT, "vendor-b": Status.CONFLICT, "vendor-c": Status.OK}
+
+
+def test_disabling_one_of_two_resolves_the_conflict(site, monkeypatch):
+    site.backend("vendor-a", "npu")
+    site.backend("vendor-b", "npu")
+    monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "vendor-a")
+    assert Registry().get_backend("npu").__module__ == "vendor_b"
+
+
+def test_unusable_backends_say_why_when_they_are_asked_for(site):
+    site.backend("old-one", "old", api=99)
+    site.backend("poor-one", "poor", requires=("nobody_has_it",), install_hint="pip install it")
+    registry = Registry()
+    with pytest.warns(DelegraphWarning, match="old of old-one 1.0 is incompatible"):
+        registry.backends()
+    with pytest.raises(PluginIncompatible, match="written for plugin API 99"):
+        registry.get_backend("old")
+    with pytest.raises(PluginUnavailable, match="needs 'nobody_has_it'") as caught:
+        registry.get_backend("PoorBackend")
+    assert caught.value.hint == "pip install it"
+    assert registry.spec("poor").install_hint == "pip install it"
+
+
+def test_a_broken_plugin_warns_once_and_fails_with_its_cause_when_asked_for(site):
+    site.plugin("bad-one", "raise ValueError('no luck')", name="bad")
+    site.backend("good-one", "good")
+    with pytest.warns(DelegraphWarning, match="bad of bad-one 1.0 is broken: ValueError: no luck") as caught:
+        assert Registry().get_backend("good")
+    assert len(caught) == 1
+    again = Registry()
+    assert again.get_backend("good")
+    for name in ("bad", "bad-one", "bad-one/bad"):
+        with pytest.raises(PluginBroken, match="no luck") as error:
+            again.get_backend(name)
+        assert isinstance(error.value.__cause__, ValueError)
+    with pytest.raises(BackendNotFound, match="bad could not be loaded, see `delegraph doctor`"):
+        again.get_backend("something")
+
+
+def test_a_disabled_plugin_says_so_when_it_is_asked_for(site, monkeypatch):
+    site.plugin("exiter", "import os; os._exit(3)")
+    monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "exiter")
+    with pytest.raises(BackendNotFound, match="exiter 1.0 is disabled: DELEGRAPH_DISABLE_PLUGINS names it"):
+        Registry().get_backend("exiter")
+
+
+TARGETS = {
+    "no_such_module:X": "No module named 'no_such_module'",
+    "chip_plugin:Absent": "has no attribute 'Absent'",
+    "collections:OrderedDict": "no subclass of delegraph.backend.BackendDetails",
+    "os:getcwd": "no subclass of delegraph.backend.BackendDetails",
+    "leaves:Chip": "SystemExit: 4",
+    "renamed:Renamed": "is called Renamed, and backend_id says 'NpuBackend'",
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_that_is_not_there_or_of_the_wrong_kind(site, target):
+    (site.folder / "leaves.py").write_text("raise SystemExit(4)")
+    (site.folder / "renamed.py").write_text(
+        "from delegraph.backend import BackendDetails\n"
+        "class Renamed(BackendDetails):\n"
+        "    @staticmethod\n"
+        "    def preprocess(edge_program, compile_specs): ...\n"
+    )
+    site.backend("chip-plugin", "npu", target=target)
+    registry = Registry()
+    assert registry.spec("npu").target == target
+    with pytest.raises(PluginBroken) as caught:
+        registry.get_backend("npu")
+    assert TARGETS[target] in str(caught.value)
+    assert "chip-plugin 1.0" in str(caught.value)
+
+
+def test_targets_are_imported_when_they_are_first_used(site):
+    (site.folder / "heavy_part.py").write_text(
+        "from delegraph.backend import BackendDetails\n"
+        "class NpuBackend(BackendDetails):\n"
+        "    @staticmethod\n"
+        "    def preprocess(edge_program, compile_specs): ...\n"
+    )
+    site.backend("lazy-one", "npu", target="heavy_part:NpuBackend")
+    registry = Registry()
+    assert registry.backends()
+    assert "heavy_part" not in sys.modules
+    assert registry.get_backend("npu") is sys.modules["heavy_part"].NpuBackend
+
+
+def test_registering_a_class(hermetic):
+    with hermetic.register(Chip, partitioner=ChipPartitioner, runtime=ChipRuntime, options=OPTIONS):
+        assert hermetic.get_backend("chip") is Chip
+        assert hermetic.get_backend("Chip") is Chip
+        assert hermetic.get_backend("in-process/chip") is Chip
+        assert hermetic.runtime_for("Chip") is ChipRuntime
+        assert hermetic.producer("chip") == ("in-process", "")
+        assert hermetic.get_partitioner("chip", fast=True).spec == {"level": 2, "fast": True}
+    assert hermetic.backends() == []
+    with pytest.raises(BackendNotFound):
+        hermetic.get_backend("chip")
+
+
+def test_registering_a_spec_and_a_ready_partitioner(hermetic):
+    ready = ChipPartitioner()
+    spec = BackendSpec("npu", f"{__name__}:Chip", "Chip", 1)
+    hermetic.register(spec, partitioner=ready)
+    assert hermetic.get_partitioner("npu") is ready
+    with pytest.raises(OptionError, match="has no option 'level'"):
+        hermetic.get_partitioner("npu", level=1)
+    with pytest.raises(PluginBroken, match="ready made"):
+        Registry(discover=False).register(Chip, partitioner=ready, options=OPTIONS)
+
+
+def test_registrations_stack_and_unregister_in_any_order_and_twice(hermetic):
+    first = hermetic.register(Chip)
+    second = hermetic.register(Other, name="second")
+    third = hermetic.register(BackendSpec("third", "a:Third", "Third", 1))
+    first.unregister()
+    first.unregister()
+    assert [b.name for b in hermetic.backends()] == ["second", "third"]
+    again = hermetic.register(Chip)
+    for handle in (third, second, again):
+        handle.unregister()
+    assert hermetic.backends() == []
+
+
+@pytest.mark.parametrize("name", ["chip", None])
+def test_a_name_that_exists_is_a_conflict(hermetic, name):
+    hermetic.register(Chip)
+    with pytest.raises(PluginConflict, match="exists already"):
+        hermetic.register(Chip if name is None else Other, name=name or "another")
+    assert [b.name for b in hermetic.backends()] == ["chip"]
+
+
+def test_what_is_no_backend_is_refused_at_once(hermetic):
+    with pytest.raises(PluginBroken, match="no subclass of delegraph.backend.BackendDetails"):
+        hermetic.register(dict)
+    with pytest.raises(PluginBroken, match=r"no subclass of delegraph\.partitioner.*Partitioner"):
+        hermetic.register(Chip, partitioner=ChipRuntime)
+    assert hermetic.backends() == []
+
+
+def test_the_registry_of_the_process(site):
+    with delegraph.register(Chip):
+        assert delegraph.get_backend("chip") is Chip
+        assert "chip" in [b.name for b in delegraph.backends()]
+    assert "chip" not in [b.name for b in delegraph.backends()]
+
+
+def test_registering_from_many_threads(hermetic):
+    def work(k):
+        for n in range(20):
+            with hermetic.register(BackendSpec(f"b{k}-{n}", "a:B", f"B{k}_{n}", 1)):
+                assert hermetic.spec(f"b{k}-{n}").backend_id == f"B{k}_{n}"
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hermetic.backends() == []
+
+
+def test_no_runtime_says_what_to_do(hermetic):
+    hermetic.register(Chip)
+    with pytest.raises(NoRuntime, match="declares no runtime for this host") as caught:
+        hermetic.runtime_for("chip")
+    assert "on_missing_runtime" in caught.value.hint
+
+
+def test_a_backend_without_partitioner(hermetic):
+    hermetic.register(Chip)
+    with pytest.raises(PluginBroken, match="declares no partitioner"):
+        hermetic.get_partitioner("chip")
+
+
+def test_options_that_the_partitioner_does_not_take_are_the_plugins_defect(hermetic):
+    hermetic.register(Chip, partitioner=ChipPartitioner, options=(OptionSpec("other", int, 1),))
+    with pytest.raises(PluginBroken, match="does not take the options that are declared"):
+        hermetic.get_partitioner("chip")
+
+
+class Listener:
+    def __init__(self):
+        self.heard = []
+
+    @hookimpl
+    def delegraph_after_lower(self, result):
+        self.heard.append(result)
+
+
+class Failing:
+    @hookimpl
+    def delegraph_after_lower(self):
+        raise SystemExit("no")
+
+
+def test_a_failing_listener_is_a_line(hermetic):
+    listener = Listener()
+    hermetic.register(Failing(), name="failing")
+    with hermetic.register(listener, name="listening"):
+        errors = hermetic.notify("after_lower", 7)
+        assert hermetic.notify("delegraph_after_partition", 1) == []
+    hermetic.notify("after_lower", 8)
+    assert listener.heard == [7]
+    assert len(errors) == 1
+    assert errors[0].startswith("failing of in-process: delegraph_after_lower failed: SystemExit: no")
+    with pytest.raises(ValueError, match="no event"):
+        hermetic.notify("afterlower", 1)
+
+
+def test_runtime_of_another_distribution(site):
+    """A vendor's backend, and somebody else who runs its blobs on the host."""
+    site.backend("vendor-a", "npu")
+    site.plugin(
+        "simulator",
+        """
+        from delegraph.plugin import RuntimeSpec, hookimpl
+        from delegraph.runtime import BackendRuntime
+        class Simulator(BackendRuntime): pass
+        @hookimpl
+        def delegraph_runtimes(): return [RuntimeSpec("npu", "simulator:Simulator")]
+        """,
+    )
+    assert Registry().runtime_for("NpuBackend").__name__ == "Simulator"
+
+
+def test_a_light_module_must_not_use_the_registry(site):
+    site.plugin(
+        "nosy", "import delegraph; delegraph.registry.default_registry().backends(); delegraph.Registry().backends()"
+    )
+    with pytest.warns(DelegraphWarning, match="nosy of nosy 1.0 is broken"):
+        records = Registry().plugins()
+    assert next(r for r in records if r.name == "nosy").status is Status.BROKEN
+
+
+def test_no_plugin_reads_the_file(hermetic):
+    with pytest.raises(FormatError, match="no installed plugin reads 'x.bin'"):
+        hermetic.get_format("x.bin")
+
+
+def test_doctor_examines_targets(site):
+    site.backend("hollow", "hollow", target="no_such_module:HollowBackend")
+    site.backend("good-one", "good")
+    site.plugin("idle", "")
+    report = Registry().doctor()
+    rows = {r.name: r for r in report.plugins}
+    assert not report.healthy
+    assert rows["hollow"].status is Status.BROKEN
+    assert "No module named 'no_such_module'" in rows["hollow"].problems[0].error
+    assert rows["hollow"].problems[0].hint
+    assert rows["good"].status is Status.OK
+    assert rows["idle"].notes == ("it declares nothing",)
+    assert "hollow 1.0" in str(report)
+
+
+def test_doctor_notes_declarations_for_backends_that_are_not_there(site):
+    site.plugin(
+        "simulator",
+        """
+        from delegraph.plugin import RuntimeSpec, hookimpl
+        @hookimpl
+        def delegraph_runtimes(): return [RuntimeSpec("absent", "collections:OrderedDict")]
+        """,
+    )
+    assert "simulator 1.0 declares a RuntimeSpec for 'absent', which is not installed" in Registry().notes()
+
+
+def test_importing_and_listing_import_neither_torch_nor_numpy():
+    program = (
+        "import sys, delegraph; delegraph.backends(); delegraph.Registry().plugins(); "
+        "assert not {'torch', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_public_names():
+    for name in delegraph.__all__:
+        assert getattr(delegraph, name) is not None
+        assert name in dir(delegraph)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = delegraph.nonsense
