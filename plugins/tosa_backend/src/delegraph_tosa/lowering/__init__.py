@@ -1,8 +1,11 @@
 """From ATen to TOSA: one rule an operator, which is support check, type rule and lowering at once."""
 
-from . import elementwise
+from . import activation, cast, conv, elementwise, linear, noop, norm, pool, reduce, resize, shape
 from .builder import Tosa
 from .program import Origin, lower_program
 from .rules import RULES, lowers
 
-__all__ = ["RULES", "Origin", "Tosa", "elementwise", "lower_program", "lowers"]
+FAMILIES = (activation, cast, conv, elementwise, linear, noop, norm, pool, reduce, resize, shape)
+"""The modules whose import registers the rules."""
+
+__all__ = ["FAMILIES", "RULES", "Origin", "Tosa", "lower_program", "lowers"]

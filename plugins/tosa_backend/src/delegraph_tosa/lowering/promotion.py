@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,15 @@ def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
     return left, _beside(t, right, left)  # type: ignore[arg-type]
 
 
+def common_type(values: Sequence[Value]) -> DType:
+    """The type in which values are joined."""
+    dtype, ranked = values[0].dtype, values[0].rank > 0
+    for value in values[1:]:
+        dtype = dtype if value.dtype is dtype else _common(dtype, ranked, value.dtype, value.rank > 0)
+        ranked = ranked or value.rank > 0
+    return dtype
+
+
 def floating(t: Tosa, operand: Operand) -> Operand:
     """Integers and truth values as fp32, torch's default type; floats and numbers as they are."""
     if isinstance(operand, Value) and operand.dtype not in FLOATS:
@@ -37,7 +47,8 @@ def _beside(t: Tosa, value: Value, number: float) -> Value:
     """``value`` in the type that torch computes in when its other operand is a Python number."""
     if value.dtype in FLOATS:
         return value
-    return converted(t, value, _with_number(value.dtype, type(number)))
+    kind: Any = type(number)
+    return converted(t, value, _with_number(value.dtype, kind))
 
 
 @cache

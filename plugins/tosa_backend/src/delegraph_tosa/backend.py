@@ -1,0 +1,118 @@
+"""``TOSABackend``: one partition becomes one TOSA file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
+from delegraph.errors import DelegraphError, WriteError
+from torch.export import ExportedProgram
+
+from .ir.graph import Graph, Operator
+from .legalise import legalise
+from .lowering import Origin, Tosa, lower_program
+from .options import Options, filter_tosa_compile_specs
+from .serialise import TosaFile
+from .spec import TosaSpec
+from .validate import validate
+
+__all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
+
+
+class TOSABackend(BackendDetails):
+    """Writes TOSA 1.0 flatbuffers; the compile specs are those of ``delegraph_tosa.options``."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """The partition as a ``.tosa`` file whose weights are read when it is written.
+
+        Delegate debug identifiers are the names of the file's tensors. Raises Unsupported with the node for what the
+        target cannot express, OptionError for wrong compile specs.
+        """
+        options = Options.parse(compile_specs)
+        graph = _compiled(edge_program, options)
+        return PreprocessResult(TosaFile(graph, options.spec), debug_handle_map=_debug_handles(graph))
+
+
+def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
+    """The legal TOSA graph of a functional program: lowered, legalised, validated, every result named."""
+    return _finished(lower_program(program, spec), Options(spec))
+
+
+def _compiled(program: ExportedProgram, options: Options) -> Graph:
+    """As ``compile_program``, with the debug file that was asked for; of what there is, if it fails."""
+    t = Tosa(options.spec)
+    try:
+        graph = _finished(lower_program(program, options.spec, t), options)
+    except DelegraphError:
+        _dump(_partial(t.operators), program, options, "_failed")
+        raise
+    _dump(graph, program, options)
+    return graph
+
+
+def _finished(graph: Graph, options: Options) -> Graph:
+    graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
+    graph = legalise(graph, options.spec)
+    validate(graph, options.spec)
+    _name_results(graph)
+    return graph
+
+
+def _name_results(graph: Graph) -> None:
+    """Name what is neither input nor output by its operator and position: what a file's tensors are called."""
+    kept = {*graph.inputs, *graph.outputs}
+    taken = {value.name for value in kept}
+    for position, operator in enumerate(graph.operators):
+        for value in operator.outputs:
+            if value not in kept:
+                value.name = f"{operator.name.lower()}_{position}"
+                while value.name in taken:
+                    value.name += "_"
+                taken.add(value.name)
+
+
+def _debug_handles(graph: Graph) -> dict[Any, tuple[int, ...]]:
+    """Tensor name -> debug handle of the node that its operator comes from."""
+    mapping = DelegateMappingBuilder()
+    for operator in graph.operators:
+        origin = operator.source
+        if isinstance(origin, Origin) and origin.handle is not None:
+            for value in operator.outputs:
+                mapping.insert_delegate_mapping_entry(handles=origin.handle, identifier=value.name)
+    return mapping.get_delegate_mapping()
+
+
+def _partial(operators: list[Operator]) -> Graph:
+    """The operators that were built before something failed; what they lack are inputs, what nobody uses outputs."""
+    made = [value for operator in operators for value in operator.outputs]
+    used = list(dict.fromkeys(value for operator in operators for value in operator.inputs))
+    inputs = [value for value in used if value.producer is None and value.constant is None]
+    unused = [value for value in made if value not in set(used)]
+    return Graph(inputs, unused, operators)
+
+
+def _dump(graph: Graph, program: ExportedProgram, options: Options, suffix: str = "") -> None:
+    """Write ``output_<tag>_<spec>.tosa``, with the user's lines, into the folder for debug files if there is one."""
+    folder = options.debug_artifact_path
+    if folder is None:
+        return
+    name = "_".join(["output", *_tag(program), str(options.spec)]) + f"{suffix}.tosa"
+    _write(TosaFile(graph, options.spec, locations=True), folder / name)
+
+
+def _tag(program: ExportedProgram) -> list[str]:
+    """The partition's tag. What several partitions compute has a tuple of tags, so those that are text come first."""
+    tags = [node.meta.get("delegation_tag") for node in program.graph.nodes if node.op == "call_function"]
+    named = [tag for tag in tags if isinstance(tag, str)] + [tag[0] for tag in tags if isinstance(tag, tuple)]
+    return named[:1]
+
+
+def _write(file: TosaFile, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as stream:
+            file.write_to(stream)
+    except OSError as error:
+        raise WriteError("write-failed", f"the debug file {path} could not be written: {error.strerror}") from error

@@ -1,0 +1,102 @@
+"""The compile specs of ``TOSABackend``: what may be in the list, and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from delegraph.backend import CompileSpec
+from delegraph.errors import OptionError
+
+from .spec import TosaSpec
+
+KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compile specs, read.
+
+    ``debug_artifact_path``: folder that gets a .tosa file of every partition, also of what was built when lowering
+    fails. ``input_order``: the file's input i is input ``input_order[i]`` of the delegate.
+    """
+
+    spec: TosaSpec
+    debug_artifact_path: Path | None = None
+    input_order: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(spec: str, debug_artifact_path: str | None = None, input_order: str | None = None) -> Options:
+        """Options from text; OptionError says what is wrong."""
+        folder = Path(debug_artifact_path) if debug_artifact_path else None
+        return Options(TosaSpec.parse(spec), folder, _permutation(input_order) if input_order else None)
+
+    @staticmethod
+    def parse(compile_specs: Iterable[CompileSpec]) -> Options:
+        """Options from compile specs, of which each key is there at most once."""
+        given = _unique(compile_specs)
+        if given.pop("output_format", "tosa") != "tosa":
+            raise _wrong("output_format is to be 'tosa'")
+        if "tosa_spec" not in given:
+            raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
+        if flags := given.pop("compile_flags", ""):
+            raise _wrong(f"compile_flags {flags!r}: TOSA itself knows none")
+        return Options.of(given["tosa_spec"], given.get("debug_artifact_path"), given.get("input_order"))
+
+    def compile_specs(self) -> list[CompileSpec]:
+        """The compile specs that ``parse`` reads back."""
+        texts = {"output_format": "tosa", "tosa_spec": str(self.spec)}
+        if self.debug_artifact_path is not None:
+            texts["debug_artifact_path"] = str(self.debug_artifact_path)
+        if self.input_order is not None:
+            texts["input_order"] = ",".join(map(str, self.input_order))
+        return [CompileSpec(key, text.encode()) for key, text in texts.items()]
+
+    def ordered(self, inputs: Sequence[object]) -> list[int]:
+        """The positions of a delegate's inputs in the file's order; OptionError if their number is another."""
+        order = self.input_order
+        if order is None:
+            return list(range(len(inputs)))
+        if len(order) != len(inputs):
+            text = ",".join(map(str, order))
+            raise _wrong(f"input_order {text!r} has {len(order)} entries, the delegate has {len(inputs)} inputs")
+        return list(order)
+
+
+def filter_tosa_compile_specs(compile_specs: Iterable[CompileSpec]) -> list[CompileSpec]:
+    """What a backend that consumes TOSA passes on to ``TOSABackend``: the target and the folder for debug files."""
+    kept = [s for s in compile_specs if s.key in ("tosa_spec", "debug_artifact_path")]
+    return [CompileSpec("output_format", b"tosa"), *kept]
+
+
+def _unique(compile_specs: Iterable[CompileSpec]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for spec in compile_specs:
+        if spec.key not in KEYS:
+            raise _wrong(f"unknown key {spec.key!r}; known: {', '.join(KEYS)}")
+        if spec.key in given:
+            raise _wrong(f"{spec.key} is there twice")
+        given[spec.key] = _text(spec)
+    return given
+
+
+def _text(spec: CompileSpec) -> str:
+    try:
+        return spec.value.decode()
+    except UnicodeDecodeError as error:
+        raise _wrong(f"{spec.key} is not utf-8: {error}") from error
+
+
+def _permutation(text: str) -> tuple[int, ...]:
+    try:
+        order = tuple(int(entry) for entry in text.split(","))
+    except ValueError:
+        order = ()
+    if not order or sorted(order) != list(range(len(order))):
+        raise _wrong(f"input_order {text!r} is no permutation like '1,0,2'")
+    return order
+
+
+def _wrong(why: str) -> OptionError:
+    return OptionError("option-invalid", f"compile spec: {why}")
