@@ -1,0 +1,309 @@
+"""Constant folding, the life of intermediate values, large operators in blocks, and what evaluate refuses."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from delegraph.errors import InputError, InternalError, Unsupported
+from delegraph_tosa.evaluate import Program, convolution, evaluate, materialise, why_not
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
+from delegraph_tosa.ir.types import DType, NanMode, Type
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FP32 = DType.FP32
+ZERO = literal([0.0], FP32, np.float32)
+
+
+def node(cls, *operands, **attributes):
+    operator = cls(operands, **attributes)
+    operator.outputs = tuple(Value(t, producer=operator) for t in operator.infer())
+    return operator
+
+
+def folded(cls, *operands, **attributes):
+    operator = cls(operands, **attributes)
+    return Value(operator.infer()[0], Folded(operator))
+
+
+def fp32(elements):
+    return literal(elements, FP32, np.float32)
+
+
+def shape(*sizes):
+    return literal(sizes, DType.SHAPE, np.int64)
+
+
+def unary(cls, size):
+    x = Value(Type(size, FP32), name="x")
+    operator = node(cls, x)
+    return Graph([x], operator.outputs, [operator])
+
+
+# ---- constants
+
+
+def test_batch_norm_expression():
+    weight, variance = np.random.default_rng(0).standard_normal((5, 3)), [0.5, 2.0, 4.0]
+    scale = folded(ops.RSQRT, fp32([variance]))
+    scaled = folded(ops.MUL, fp32(weight), scale, literal([0], DType.INT8, np.int8))
+    turned = folded(ops.TRANSPOSE, scaled, perms=(1, 0))
+    np.testing.assert_allclose(materialise(turned), (weight / np.sqrt(variance)).T, rtol=1e-6)
+
+
+def test_weights_are_loaded_when_they_are_asked_for():
+    loads = []
+    weight = Value(Type((2, 3), FP32), Deferred(lambda: loads.append(1) or np.ones((2, 3), np.float32)))
+    turned = folded(ops.TRANSPOSE, weight, perms=(1, 0))
+    assert not loads
+    assert materialise(turned).shape == (3, 2)
+    assert loads == [1]
+
+
+def test_chain_longer_than_the_recursion_limit():
+    value = fp32([1.0])
+    for _ in range(20_000):
+        value = folded(ops.NEGATE, value, ZERO, ZERO)
+    assert materialise(value).tolist() == [1.0]
+
+
+def test_shared_expressions_are_computed_once():
+    """Forty doublings of one value: 2**40 evaluations unless each is remembered."""
+    big = value = Value(Type((1 << 16,), FP32), Deferred(lambda: np.ones(1 << 16, np.float32)))
+    for _ in range(40):
+        value = folded(ops.ADD, value, value)
+    assert materialise(value)[0] == 2.0**40
+    assert value.constant.elements is None
+    assert big.constant.load()[0] == 1.0
+
+
+def test_temporaries_are_dropped_after_their_last_use():
+    megabytes = 4
+    value = Value(Type((megabytes << 18,), FP32), Deferred(lambda: np.ones(megabytes << 18, np.float32)))
+    for _ in range(12):
+        value = folded(ops.ABS, value)
+    tracemalloc.start()
+    try:
+        materialise(value)
+        assert tracemalloc.get_traced_memory()[1] < 4 * megabytes << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_small_results_are_kept_and_do_not_hold_the_weight():
+    weight = Value(Type((1 << 18,), FP32), Deferred(lambda: np.ones(1 << 18, np.float32)))
+    part = folded(ops.SLICE, weight, shape(5), shape(2))
+    assert materialise(folded(ops.ABS, part)).tolist() == [1, 1]
+    assert materialise(part) is materialise(part)
+    assert part.constant.elements.base is None
+
+
+def test_scalar_constants_stay_arrays():
+    total = folded(ops.ADD, fp32(1.5), fp32(2.0))
+    array = materialise(total)
+    assert isinstance(array, np.ndarray)
+    assert (array.shape, array.dtype, array.item()) == ((), np.float32, 3.5)
+
+
+def test_int64_indices_fold():
+    ids = literal(np.arange(12).reshape(3, 4), DType.INT64, np.int64)
+    row = folded(ops.SLICE, ids, shape(1, 0), shape(1, 4))
+    narrow = folded(ops.CAST, folded(ops.ADD, row, row), dtype=DType.INT32)
+    array = materialise(narrow)
+    assert (array.tolist(), array.dtype) == ([[8, 10, 12, 14]], np.int32)
+
+
+def test_int64_saturates_as_int32_does():
+    edges = folded(ops.CAST, fp32([2.0**63, -(2.0**63), 1e30, -np.inf, np.nan, 3.5]), dtype=DType.INT64)
+    largest = 2**63 - 1
+    assert materialise(edges).tolist() == [largest, -largest - 1, largest, -largest - 1, 0, 4]
+
+
+def test_bf16_is_computed_in_fp32_and_rounded_to_even():
+    values = torch.tensor([1.0, 1.00390625, -3.1415, 1e38, math.inf, math.nan, 1e-40]).to(torch.bfloat16)
+    bits = values.view(torch.uint16).numpy()
+    squares = folded(ops.MUL, *[literal(bits, DType.BF16, np.uint16)] * 2, literal([0], DType.INT8, np.int8))
+    result = torch.from_numpy(materialise(squares).copy()).view(torch.bfloat16)
+    torch.testing.assert_close(result, values * values, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_value_that_is_no_constant():
+    with pytest.raises(InternalError, match="not a constant"):
+        materialise(Value(Type((2,), FP32)))
+
+
+def test_elements_must_fit_the_type():
+    with pytest.raises(InternalError, match=r"constant .* float64 \[2\]"):
+        materialise(Value(Type((2,), FP32), Literal(np.zeros(2))))
+
+
+# ---- graphs
+
+
+def test_inputs_are_checked():
+    graph = unary(ops.EXP, (2, 3))
+    given = np.zeros((2, 3), np.float32)
+    with pytest.raises(InputError, match=r"1 inputs are wanted, 2 were given"):
+        evaluate(graph, [given, given])
+    with pytest.raises(InputError, match=r"input 0 \(x\): float32 \[2, 3\] is wanted, float32 \[3, 2\] was given"):
+        evaluate(graph, [given.T])
+    with pytest.raises(InputError, match=r"float32 \[2, 3\] is wanted, float64 \[2, 3\] was given"):
+        evaluate(graph, [given.astype(np.float64)])
+
+
+def test_operators_without_kernel_are_refused_before_anything_runs():
+    x = Value(Type((2,), FP32))
+    custom = node(ops.CUSTOM, x, operator_name="f", domain_name="d", implementation_attrs=b"", types=(x.type,))
+    assert why_not(custom) == "the host runtime does not compute CUSTOM"
+    with pytest.raises(Unsupported, match="does not compute CUSTOM"):
+        Program(Graph([x], custom.outputs, [custom]))
+    small = Value(Type((2,), DType.FP8E4M3))
+    with pytest.raises(Unsupported, match="IDENTITY on fp8e4m3"):
+        Program(Graph([small], [small], [node(ops.IDENTITY, small)]))
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_indices_outside_are_an_error(index):
+    values, indices = Value(Type((1, 4, 2), FP32)), Value(Type((1, 1), DType.INT32))
+    gather = node(ops.GATHER, values, indices)
+    given = [np.zeros((1, 4, 2), np.float32), np.array([[index]], np.int32)]
+    with pytest.raises(InputError, match=rf"GATHER: index {index} is outside 0 \.\. 3"):
+        evaluate(Graph([values, indices], gather.outputs, [gather]), given)
+
+
+def test_operators_out_of_order():
+    x = Value(Type((2,), FP32))
+    first = node(ops.EXP, x)
+    second = node(ops.LOG, first.outputs[0])
+    with pytest.raises(InternalError, match="before it is computed"):
+        Program(Graph([x], second.outputs, [second, first]))
+
+
+def test_outputs_that_are_inputs_constants_and_shared():
+    x, one = Value(Type((2,), FP32)), fp32([1.0, 2.0])
+    total = node(ops.ADD, x, one).outputs[0]
+    given = np.array([3.0, 4.0], np.float32)
+    results = evaluate(Graph([x], [total, x, one, total], [total.producer]), [given])
+    assert [r.tolist() for r in results] == [[4, 6], [3, 4], [1, 2], [4, 6]]
+
+
+def test_intermediate_values_are_freed():
+    x = value = Value(Type((1 << 20,), FP32))
+    operators = []
+    for _ in range(20):
+        operators.append(node(ops.ABS, value))
+        value = operators[-1].outputs[0]
+    program, given = Program(Graph([x], [value], operators)), np.zeros(1 << 20, np.float32)
+    tracemalloc.start()
+    try:
+        program([given])
+        assert tracemalloc.get_traced_memory()[1] < 3 * given.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+# ---- kernels where the reference model says little
+
+
+def test_erf_against_the_standard_library():
+    x = np.concatenate([np.linspace(-6, 6, 20001), np.geomspace(1e-30, 1, 500)]).astype(np.float32)
+    (result,) = evaluate(unary(ops.ERF, x.shape), [x])
+    exact = np.array([math.erf(v) for v in x.tolist()])
+    np.testing.assert_allclose(result, exact, rtol=1.2e-7)
+
+
+def test_long_sums_keep_their_digits():
+    x = np.random.default_rng(0).random((100_000, 2)).astype(np.float32)
+    value = Value(Type(x.shape, FP32))
+    operator = node(ops.REDUCE_SUM, value, axis=0)
+    (result,) = evaluate(Graph([value], operator.outputs, [operator]), [x])
+    np.testing.assert_allclose(result[0], x.astype(np.float64).sum(0), rtol=6e-8)
+
+
+def test_relu_keeps_nan_and_infinity():
+    x = Value(Type((4,), FP32))
+    clamp = node(ops.CLAMP, x, min_val=0, max_val=math.inf)
+    (result,) = evaluate(Graph([x], clamp.outputs, [clamp]), [np.array([-1, np.inf, -np.inf, np.nan], np.float32)])
+    np.testing.assert_array_equal(result, [0, np.inf, 0, np.nan])
+
+
+def test_max_pool_of_minus_infinity():
+    x = Value(Type((1, 2, 2, 1), FP32))
+    pool = node(ops.MAX_POOL2D, x, kernel=(2, 2), stride=(1, 1), pad=(1, 0, 0, 0), nan_mode=NanMode.PROPAGATE)
+    (result,) = evaluate(Graph([x], pool.outputs, [pool]), [np.full((1, 2, 2, 1), -np.inf, np.float32)])
+    assert np.isneginf(result).all()
+
+
+@pytest.mark.parametrize("block", [1, 300, 1 << 19])
+@pytest.mark.parametrize("images", [1, 5])
+def test_convolution_in_blocks(block, images, monkeypatch):
+    monkeypatch.setattr(convolution, "BLOCK", block)
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((images, 9, 7, 4)), rng.standard_normal((6, 3, 3, 4))
+    channelwise = rng.standard_normal((3, 3, 4, 1))
+    for cls, weight, groups in ((ops.CONV2D, w, 1), (ops.DEPTHWISE_CONV2D, channelwise, 4)):
+        weight_oihw = weight.transpose(0, 3, 1, 2) if groups == 1 else weight.transpose(2, 3, 0, 1)
+        expected = _torch_conv(x, weight_oihw, (2, 1), (1, 1), (1, 1), groups)
+        result = _conv(cls, x, weight, (2, 1), (1, 1, 1, 1), (1, 1))
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def _conv(cls, x, weight, stride, pad, dilation):
+    value = Value(Type(x.shape, FP32))
+    attributes = dict(pad=pad, stride=stride, dilation=dilation, acc_type=FP32)
+    operator = node(cls, value, fp32(weight), fp32([0.0]), ZERO, ZERO, **attributes)
+    return evaluate(Graph([value], operator.outputs, [operator]), [x.astype(np.float32)])[0]
+
+
+def _torch_conv(x, weight_oihw, stride, pad, dilation, groups=1):
+    nchw = torch.from_numpy(x.transpose(0, 3, 1, 2))
+    result = torch.nn.functional.conv2d(nchw, torch.from_numpy(weight_oihw.copy()), None, stride, pad, dilation, groups)
+    return result.numpy().transpose(0, 2, 3, 1)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_convolution_of_any_geometry(data):
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    n, ic, oc = draw(1, 3), draw(1, 4), draw(1, 4)
+    kernel, stride, dilation, pad = (
+        (draw(1, 3), draw(1, 3)),
+        (draw(1, 3), draw(1, 3)),
+        (draw(1, 2), draw(1, 2)),
+        (draw(0, 2), draw(0, 2)),
+    )
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    size = [s * draw(0, 4) + r - 2 * p for s, r, p in zip(stride, reach, pad, strict=True)]
+    size = [max(v, v + s * math.ceil((1 - v) / s)) for v, s in zip(size, stride, strict=True)]
+    rng = np.random.default_rng(draw(0, 99))
+    x, weight = rng.standard_normal((n, *size, ic)), rng.standard_normal((oc, *kernel, ic))
+    expected = _torch_conv(x, weight.transpose(0, 3, 1, 2), stride, pad, dilation)
+    result = _conv(ops.CONV2D, x, weight, stride, (pad[0], pad[0], pad[1], pad[1]), dilation)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_im2col_of_a_large_convolution_stays_small():
+    """3x3 over 56x56x64 is 7 MB of windows; whole they are not made."""
+    x, weight = np.zeros((4, 56, 56, 64)), np.zeros((64, 3, 3, 64))
+    tracemalloc.start()
+    try:
+        _conv(ops.CONV2D, x, weight, (1, 1), (1, 1, 1, 1), (1, 1))
+        assert tracemalloc.get_traced_memory()[1] < 18 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_integer_products_beyond_fp64_stay_exact():
+    a = np.full((1, 1, 1 << 22), -(1 << 15), np.int16)
+    left, right = Value(Type(a.shape, DType.INT16)), Value(Type((1, 1 << 22, 1), DType.INT16))
+    zero = literal([0], DType.INT16, np.int16)
+    operator = node(ops.MATMUL, left, right, zero, zero, dtype=DType.INT48)
+    b = a.reshape(1, -1, 1).copy()
+    b[0, 0, 0] = 1
+    (result,) = evaluate(Graph([left, right], operator.outputs, [operator]), [a, b])
+    assert result.item() == ((1 << 22) - 1) * (1 << 30) - (1 << 15)

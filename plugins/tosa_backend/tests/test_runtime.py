@@ -1,0 +1,148 @@
+"""A .tosa blob as a callable on torch tensors."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from delegraph.errors import FormatError, InputError, Unsupported
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Graph, Value, literal
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.runtime import TOSARuntime
+from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.spec import TosaSpec
+
+SPEC = TosaSpec.parse("TOSA-1.0+FP+INT")
+
+
+def node(cls, *operands, **attributes):
+    operator = cls(operands, **attributes)
+    operator.outputs = tuple(Value(t, producer=operator) for t in operator.infer())
+    return operator
+
+
+def load(inputs, outputs, operators):
+    return TOSARuntime.load(TosaFile(Graph(inputs, outputs, operators), SPEC).join(), [], {})
+
+
+@pytest.fixture
+def layer():
+    """relu(conv(x) + bias) and the channel-first input, as two outputs."""
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(5, 3, 3, 2, generator=generator), torch.randn(5, generator=generator)
+    x = Value(Type((1, 6, 7, 2), DType.FP32), name="x")
+    zero = literal([0], DType.FP32, np.float32)
+    weights = literal(weight.numpy(), DType.FP32, np.float32), literal(bias.numpy(), DType.FP32, np.float32)
+    window = dict(pad=(1, 1, 1, 1), stride=(1, 1), dilation=(1, 1), acc_type=DType.FP32)
+    conv = node(ops.CONV2D, x, *weights, zero, zero, **window)
+    relu = node(ops.CLAMP, conv.outputs[0], min_val=0, max_val=float("inf"))
+    turned = node(ops.TRANSPOSE, x, perms=(0, 3, 1, 2))
+    delegate = load([x], [relu.outputs[0], turned.outputs[0]], [conv, relu, turned])
+    return delegate, weight, bias
+
+
+def test_equals_torch(layer):
+    delegate, weight, bias = layer
+    x = torch.randn(1, 6, 7, 2)
+    result, turned = delegate(x)
+    expected = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, padding=1).relu()
+    torch.testing.assert_close(result.permute(0, 3, 1, 2), expected)
+    assert torch.equal(turned, x.permute(0, 3, 1, 2)) and turned.is_contiguous()
+
+
+def test_inputs_of_any_strides_and_with_gradients(layer):
+    delegate, *_ = layer
+    x = torch.randn(7, 2, 1, 6).permute(2, 3, 0, 1).requires_grad_()
+    for result, expected in zip(delegate(x), delegate(x.detach().contiguous()), strict=True):
+        assert torch.equal(result, expected) and not result.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "1 inputs are wanted, 0 were given"),
+        ((torch.zeros(1, 6, 7, 2),) * 2, "1 inputs are wanted, 2 were given"),
+        (
+            (torch.zeros(1, 2, 6, 7),),
+            r"input 0 \(x\): float32 \[1, 6, 7, 2\] is wanted, float32 \[1, 2, 6, 7\] was given",
+        ),
+        ((torch.zeros(1, 6, 7, 2, dtype=torch.float64),), r"wanted, float64 \[1, 6, 7, 2\] was given"),
+        ((torch.zeros(1, 6, 7, 2, dtype=torch.bfloat16),), r"wanted, bfloat16 \[1, 6, 7, 2\] was given"),
+        (
+            (torch.zeros(1, 6, 7, 2, device="meta"),),
+            "input 0: a tensor on the CPU is wanted, a tensor on meta was given",
+        ),
+        ((3.5,), r"input 0: a tensor on the CPU is wanted, 3\.5 was given"),
+    ],
+)
+def test_wrong_inputs(layer, arguments, message):
+    with pytest.raises(InputError, match=message) as caught:
+        layer[0](*arguments)
+    assert caught.value.code == "input-invalid"
+
+
+def test_outputs_are_memory_of_their_own():
+    """Writing to an output must change neither the input, nor a constant of the next call, nor another output."""
+    x, one = Value(Type((2, 3), DType.FP32)), literal(np.ones((2, 3)), DType.FP32, np.float32)
+    flat = node(ops.RESHAPE, x, literal([6], DType.SHAPE, np.int64))
+    constant = node(ops.IDENTITY, one)
+    total = node(ops.ADD, x, one)
+    same = node(ops.RESHAPE, total.outputs[0], literal([3, 2], DType.SHAPE, np.int64))
+    operators = [flat, constant, total, same]
+    delegate = load([x], [op.outputs[0] for op in operators], operators)
+    given = torch.arange(6.0).reshape(2, 3)
+    expected = [given.flatten(), torch.ones(2, 3), given + 1, (given + 1).reshape(3, 2)]
+    for _ in range(2):
+        results = delegate(given)
+        for result, value in zip(results, expected, strict=True):
+            assert torch.equal(result, value)
+            result.zero_()
+    assert torch.equal(given, torch.arange(6.0).reshape(2, 3))
+
+
+def test_reversed_and_rank_0_outputs():
+    x = Value(Type((3,), DType.INT32))
+    backwards = node(ops.REVERSE, x, axis=0)
+    total = node(ops.REDUCE_SUM, x, axis=0)
+    scalar = node(ops.RESHAPE, total.outputs[0], literal([], DType.SHAPE, np.int64))
+    delegate = load([x], [backwards.outputs[0], scalar.outputs[0]], [backwards, total, scalar])
+    reverse, sum = delegate(torch.tensor([1, 2, 3], dtype=torch.int32))
+    assert reverse.tolist() == [3, 2, 1]
+    assert (sum.item(), sum.shape, sum.dtype) == (6, torch.Size([]), torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.int32, torch.float16, torch.float32])
+def test_every_element_type_goes_in_and_out(dtype):
+    x = Value(Type((2, 2), {torch.float16: DType.FP16, torch.float32: DType.FP32}.get(dtype) or _named(dtype)))
+    turned = node(ops.TRANSPOSE, x, perms=(1, 0))
+    given = torch.tensor([[0, 1], [2, 3]]).to(dtype)
+    (result,) = load([x], turned.outputs, [turned])(given)
+    assert result.dtype is dtype and torch.equal(result, given.T)
+
+
+def _named(dtype):
+    return DType[str(dtype).removeprefix("torch.").upper()]
+
+
+def test_threads_share_a_delegate(layer):
+    delegate, *_ = layer
+    inputs = [torch.randn(1, 6, 7, 2) for _ in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(delegate, inputs))
+    for x, results in zip(inputs, together, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(results, delegate(x), strict=True))
+
+
+def test_damaged_blob():
+    with pytest.raises(FormatError):
+        TOSARuntime.load(b"not a tosa file", [], {})
+
+
+def test_operator_that_the_host_cannot_compute():
+    x = Value(Type((2,), DType.FP32))
+    custom = node(ops.CUSTOM, x, operator_name="f", domain_name="d", implementation_attrs=b"", types=(x.type,))
+    with pytest.raises(Unsupported, match="does not compute CUSTOM"):
+        load([x], custom.outputs, [custom])
