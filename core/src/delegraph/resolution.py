@@ -24,7 +24,7 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
     """Import the target. Raises PluginBroken with the cause if that fails or the object is of the wrong kind."""
     what = f"{_KINDS[type(spec)]} {spec.target!r} of {record.owner}"
     try:
-        found = load(spec.target)
+        found = load(spec.target, installed=record.distribution != IN_PROCESS)
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # SystemExit included

@@ -91,10 +91,13 @@ def _location(spec: ModuleSpec) -> str | None:
     return os.path.abspath(spec.origin) if spec.has_location and spec.origin else None
 
 
-def load(target: str) -> Any:
-    """The object that ``"package.module:Qualified.name"`` names. Raises what the import raises, or AttributeError."""
+def load(target: str, installed: bool = True) -> Any:
+    """The object that ``"package.module:Qualified.name"`` names. Raises what the import raises, or AttributeError.
+
+    ``installed=False`` imports from the working directory too: for what this program itself registered.
+    """
     module, _, qualified = target.partition(":")
-    found = import_installed(module)
+    found = import_installed(module) if installed else importlib.import_module(module)
     for part in qualified.split("."):
         found = getattr(found, part)
     return found

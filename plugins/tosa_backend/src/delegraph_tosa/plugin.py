@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 
 OPTIONS = (
     OptionSpec("spec", str, "TOSA-1.0+FP+INT", help="target: version, profiles, extensions, level (TOSA-1.0+FP+8k)"),
@@ -34,3 +34,8 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     return [RuntimeSpec("tosa", target="delegraph_tosa.runtime:TOSARuntime")]
+
+
+@hookimpl
+def delegraph_formats() -> list[FormatSpec]:
+    return [FormatSpec(".tosa", backend="tosa", target="delegraph_tosa.format:TosaFormat")]

@@ -1,0 +1,327 @@
+"""The command line: what it prints, its exit codes, and that an error is one paragraph and leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import delegraph
+import pytest
+import torch
+from delegraph.cli import main
+from delegraph.cli.outcome import Outcome, as_json
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, OptionSpec
+from delegraph.registry import default_registry
+
+from .conftest import COMPILED, EchoBackend, EchoRuntime
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(torch.sin(x))
+
+def model():
+    return Model().eval(), (torch.randn(2, 3),)
+
+def training():
+    return Model(), (torch.randn(2, 3),)
+
+def failing():
+    raise ValueError("no weights here")
+
+def wrong():
+    return 7
+"""
+
+
+class EchoPartitioner(CapabilityPartitioner):
+    """Takes everything but sin, which it refuses with a reason, unless ``all`` is set."""
+
+    def __init__(self, all=False, level=1):
+        super().__init__(lambda n: None if all or "sin" not in str(n.target) else "echo has no sin", "EchoBackend")
+
+
+OPTIONS = (OptionSpec("all", bool, False), OptionSpec("level", int, 1, choices=(1, 2)))
+
+
+@pytest.fixture
+def echo(site):
+    """The echo backend, which writes .echo files, in the registry of the process."""
+    target = f"{EchoBackend.__module__}:EchoBackend"
+    spec = BackendSpec("echo", target, "EchoBackend", 1, options=OPTIONS, formats=(".echo",))
+    with delegraph.register(spec, partitioner=EchoPartitioner, runtime=EchoRuntime):
+        yield
+    COMPILED.clear()
+
+
+@pytest.fixture
+def model(tmp_path, echo):
+    path = tmp_path / "net.py"
+    path.write_text(textwrap.dedent(MODEL))
+    return path
+
+
+def run(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def fails(capsys, *arguments, code=1, error):
+    """One paragraph on stderr, nothing on stdout, no traceback; and the same as JSON."""
+    got, out, err = run(capsys, *arguments)
+    assert (got, out) == (code, "")
+    assert err.startswith(f"error [{error}]: ")
+    assert "Traceback" not in err
+    got, out, _ = run(capsys, *arguments, "--json")
+    found = json.loads(out)
+    assert (got, found["schema"], found["code"]) == (code, "delegraph.error/1", error)
+    return err
+
+
+def test_lower_prints_the_report(model, capsys):
+    code, out, err = run(capsys, "lower", model, "--backend", "echo")
+    assert code == 0
+    assert "1 of 2 operators delegated, in 1 delegate; 1 on the host" in out
+    assert "echo has no sin" in out
+    assert "net.py:6" in out
+    assert err == ""
+
+
+def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
+    output, report = tmp_path / "net.echo", tmp_path / "report.json"
+    code, out, _ = run(
+        capsys,
+        *(
+            "lower",
+            model,
+            "--backend",
+            "echo",
+            "--option",
+            "echo.all=yes",
+            "-o",
+            output,
+            "--verify",
+            "--report",
+            report,
+        ),
+    )
+    assert code == 0
+    assert output.read_bytes() == b"program 0"
+    assert "largest error 0" in out
+    assert f"wrote {output} (9 bytes)" in out
+    assert json.loads(report.read_text())["schema"] == "delegraph.report/1"
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.echo", "net.py", "report.json"]
+
+
+def test_lower_as_json(model, tmp_path, capsys):
+    output = tmp_path / "net.echo"
+    code, out, _ = run(
+        capsys, "lower", model, "--option", "echo.all=1", "--backend=echo", "-o", output, "--verify", "--json"
+    )
+    found = json.loads(out)
+    assert (code, found["schema"]) == (0, "delegraph.lower/1")
+    assert found["report"]["host_operators"] == 0
+    assert found["verification"]["relative_error"] == 0
+    assert found["output"] == {"path": str(output), "bytes": 9}
+
+
+def test_the_backend_follows_from_the_output(model, tmp_path, capsys):
+    assert run(capsys, "lower", model, "--option", "all=1", "-o", tmp_path / "net.echo")[0] == 0
+
+
+def test_an_exported_program(tmp_path, echo, capsys):
+    program = torch.export.export(torch.nn.ReLU().eval(), (torch.randn(4),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    code, out, _ = run(capsys, "lower", tmp_path / "net.pt2", "--backend", "echo", "--verify")
+    assert code == 0
+    assert "1 of 1 operator delegated" in out
+    assert "largest error 0" in out
+
+
+def test_what_a_model_prints_does_not_disturb_the_result(model, capsys):
+    model.write_text(model.read_text() + "\nprint('loading weights')\n")
+    _, out, err = run(capsys, "lower", model, "--backend", "echo", "--json")
+    assert json.loads(out)["schema"] == "delegraph.lower/1"
+    assert err == "loading weights\n"
+
+
+def test_a_model_file_finds_its_neighbours(model, capsys):
+    (model.parent / "neighbour_of_net.py").write_text("WIDTH = 3")
+    model.write_text("from neighbour_of_net import WIDTH\n" + model.read_text())
+    assert run(capsys, "lower", model, "--backend", "echo")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("def model(): return 1\ndef net(): return 2\ndef other(): return 3", 1),
+        ("def net(): return 2\ndef other(): return 3", 2),
+        ("def other(): return 3\ndef _hidden(): return 4\ndef with_argument(x): return 5", 3),
+    ],
+)
+def test_which_function_is_the_model(tmp_path, text, chosen, capsys):
+    (tmp_path / "net.py").write_text(text.replace("return ", "return torch, ").replace("def", "import torch\ndef", 1))
+    from delegraph.cli.model import _function, _module
+
+    assert _function(_module(tmp_path / "net.py"), tmp_path / "net.py", None)()[1] == chosen
+
+
+def test_wrong_usage(model, tmp_path, capsys):
+    lower = ("lower", model, "--backend", "echo")
+    fails(capsys, code=2, error="usage-invalid")
+    fails(capsys, "lwer", code=2, error="usage-invalid")
+    fails(capsys, "lower", code=2, error="usage-invalid")
+    fails(capsys, "lower", tmp_path / "absent.py", code=2, error="usage-invalid")
+    fails(capsys, "lower", tmp_path / "net.onnx", code=2, error="usage-invalid")
+    assert "no function 'nothing'" in fails(
+        capsys, "lower", f"{model}:nothing", *lower[2:], code=2, error="usage-invalid"
+    )
+    wrong = fails(capsys, "lower", model, "--backend", "ecko", code=2, error="backend-not-found")
+    assert "did you mean 'echo'" in wrong
+    wrong = fails(capsys, *lower, "--option", "echo.al=1", code=2, error="option-invalid")
+    assert "did you mean 'all'" in wrong
+    wrong = fails(capsys, *lower, "--option", "echo.level=3", code=2, error="option-invalid")
+    assert "one of 1, 2, not 3" in wrong
+    fails(capsys, *lower, "--option", "other.level=3", code=2, error="option-invalid")
+    wrong = fails(capsys, *lower, "-o", tmp_path / "net.pte", code=2, error="usage-invalid")
+    assert "writing .pte is not available in this version; use .tosa" in wrong
+    wrong = fails(capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="usage-invalid")
+    assert "suffixes: .echo" in wrong
+    fails(capsys, "run", tmp_path / "absent.tosa", code=2, error="usage-invalid")
+
+
+def test_work_that_fails(model, tmp_path, capsys):
+    lower = ("--backend", "echo")
+    fails(capsys, "lower", f"{model}:training", *lower, error="training-mode")
+    wrong = fails(capsys, "lower", f"{model}:failing", *lower, error="input-invalid")
+    assert "ValueError: no weights here" in wrong
+    assert "net.py:15, in failing" in wrong
+    assert "returned int" in fails(capsys, "lower", f"{model}:wrong", *lower, error="input-invalid")
+    wrong = fails(capsys, "lower", model, *lower, "--require-full", error="not-fully-delegated")
+    assert "aten.sin.default" in wrong
+    assert "net.py:6" in wrong
+    fails(capsys, "lower", model, *lower, "-o", tmp_path / "net.echo", error="not-fully-delegated")
+    model.write_text("def (:")
+    assert "SyntaxError" in fails(capsys, "lower", model, *lower, error="input-invalid")
+    (tmp_path / "net.pt2").write_bytes(b"no archive")
+    fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.pt2", "net.py"]
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(model, tmp_path, capsys):
+    model.write_text("raise SystemExit('the model ran')")
+    lower = ("lower", model, "--backend", "echo")
+    for option in ("-o", "--report"):
+        fails(capsys, *lower, option, tmp_path / "no_folder" / "net.echo", error="write-failed")
+    (tmp_path / "folder.echo").mkdir()
+    assert "is a folder" in fails(capsys, *lower, "-o", tmp_path / "folder.echo", error="write-failed")
+    assert "the model ran" in fails(capsys, *lower, error="input-invalid")
+
+
+class LyingRuntime(EchoRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        load = EchoRuntime.load(processed_bytes, compile_specs, named_data)
+        return lambda *args: tuple(r + 1 for r in load(*args))
+
+
+def test_results_that_differ_from_eager_are_a_failure_and_nothing_is_written(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(default_registry(), "runtime_for", lambda name: LyingRuntime)
+    lower = ("lower", model, "--backend=echo", "--option=echo.all=1", "--verify", "-o", tmp_path / "net.echo")
+    assert "does not agree with eager" in fails(capsys, *lower, error="verification-failed")
+    assert not (tmp_path / "net.echo").exists()
+    assert run(capsys, *lower, "--tolerance", "100")[0] == 0
+
+
+def test_debug_shows_the_traceback(model, capsys):
+    code, _, err = run(capsys, "lower", f"{model}:failing", "--backend", "echo", "--debug")
+    assert code == 1
+    assert "Traceback" in err
+    assert "no weights here" in err
+
+
+def test_a_defect_is_one_paragraph_too(model, capsys, monkeypatch):
+    monkeypatch.setattr("delegraph.api.lower", lambda *a, **k: 1 / 0)
+    assert "ZeroDivisionError" in fails(capsys, "lower", model, "--backend", "echo", error="internal")
+
+
+def test_backends(site):
+    site.backend("chip-vendor", "npu", summary="a chip", formats=(".npu",))
+    site.plugin("bad-one", "raise ValueError('no luck')")
+    shown = python("-m", "delegraph", "backends", path=site.folder)
+    assert shown.returncode == 0
+    assert "npu   ok      chip-vendor 1.0" in shown.stdout
+    assert "bad-one (bad-one 1.0) is broken: ValueError: no luck" in shown.stdout
+    assert shown.stderr == ""
+    found = json.loads(python("-m", "delegraph", "backends", "--json", path=site.folder).stdout)
+    assert found["schema"] == "delegraph.backends/1"
+    row = next(b for b in found["backends"] if b["name"] == "npu")
+    assert (row["status"], row["distribution"], row["formats"]) == ("ok", "chip-vendor", [".npu"])
+    assert [p["name"] for p in found["plugins_without_backends"]] == ["bad-one"]
+
+
+def test_backends_verbose_shows_options(echo, capsys):
+    code, out, _ = run(capsys, "backends", "-v")
+    assert code == 0
+    assert "level (one of 1, 2, default 1)" in out
+    assert "all (bool, default False)" in out
+
+
+def test_doctor(site):
+    site.backend("chip-vendor", "npu")
+    only = {"DELEGRAPH_PLUGINS": "chip-vendor,bad-one"}
+    shown = python("-m", "delegraph", "doctor", path=site.folder, **only)
+    assert "DELEGRAPH_PLUGINS names 'bad-one', which is not installed" in shown.stdout
+    assert shown.returncode == 0
+    site.plugin("bad-one", "raise ValueError('no luck')")
+    shown = python("-m", "delegraph", "doctor", "--json", path=site.folder, **only)
+    assert shown.returncode == 1
+    rows = {p["name"]: p for p in json.loads(shown.stdout)["plugins"]}
+    assert (rows["npu"]["status"], rows["bad-one"]["status"]) == ("ok", "broken")
+    assert rows["bad-one"]["location"] == str(site.folder / "bad_one.py")
+
+
+def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model):
+    site.plugin("bad-one", "raise ValueError('no luck')")
+    shown = python("-m", "delegraph", "lower", str(model), "--backend", "absent", path=site.folder)
+    assert "warning: bad-one of bad-one 1.0 is broken: ValueError: no luck" in shown.stderr
+    assert "error [backend-not-found]" in shown.stderr
+
+
+def test_backends_imports_neither_torch_nor_numpy():
+    program = (
+        "import sys; from delegraph.cli import main; code = main(['backends', '-v']);"
+        "assert code == 0 and not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    assert python("-c", program).returncode == 0
+
+
+def test_version_and_help(capsys):
+    assert run(capsys, "--version")[:2] == (0, f"delegraph {delegraph.__version__}\n")
+    code, out, _ = run(capsys, "lower", "--help")
+    assert code == 0
+    assert "--require-full" in out
+
+
+def test_json_has_no_infinities():
+    content = {"x": [float("inf"), float("nan"), 1.5], "type": int}
+    assert json.loads(as_json(Outcome("s/1", content, ""))) == {"schema": "s/1", "x": [None, None, 1.5], "type": "int"}
+
+
+def test_a_closed_pipe_is_quiet():
+    shown = subprocess.run(
+        f"{sys.executable} -m delegraph backends -v | true", shell=True, capture_output=True, text=True
+    )
+    assert shown.stderr == ""
+
+
+def python(*arguments, path=None, **variables):
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
+    if path is not None:
+        environ["PYTHONPATH"] = str(path)
+    return subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True)

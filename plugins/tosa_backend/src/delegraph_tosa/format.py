@@ -1,0 +1,121 @@
+"""``.tosa`` files for ``delegraph inspect`` and ``delegraph run``. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .evaluate import evaluate
+from .ir.graph import Array, Graph, Value
+from .ir.text import render
+from .ir.types import ARRAY_DTYPES, DType, Type
+from .serialise import read
+from .serialise.elements import size_in_file
+from .spec import required
+
+ELIDED = 16
+"""Constants of more elements are left out of the text form."""
+
+
+@dataclass(frozen=True)
+class TosaInspection:
+    """Statistics of a file, and its text form with large constants left out."""
+
+    name: str
+    bytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: dict[str, int]
+    constants: int
+    constant_bytes: int
+    profiles: tuple[str, ...]
+    extensions: tuple[str, ...]
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The statistics, as comments before the text form."""
+        operators = ", ".join(f"{count} {name}" for name, count in self.operators.items())
+        needs = " and ".join(self.profiles) + "".join(f", extension {e}" for e in self.extensions)
+        lines = (
+            f"{self.bytes} bytes, of which {self.constant_bytes} are the elements of {self.constants} constants",
+            f"needs profile {needs}",
+            f"inputs: {', '.join(self.inputs)}",
+            f"outputs: {', '.join(self.outputs)}",
+            f"{sum(self.operators.values())} operators: {operators}",
+        )
+        return "\n".join([*(f"// {line}" for line in lines), self.text])
+
+
+class TosaFormat:
+    """Reads ``.tosa`` files; see ``delegraph.runtime.FileFormat``. Raises FormatError for a damaged one."""
+
+    @staticmethod
+    def inspect(path: Path) -> TosaInspection:
+        """Statistics and the text form."""
+        data = path.read_bytes()
+        graph = read(data)
+        constants, needs = graph.constants(), required(graph)
+        return TosaInspection(
+            name=graph.name,
+            bytes=len(data),
+            inputs=tuple(map(repr, graph.inputs)),
+            outputs=tuple(map(repr, graph.outputs)),
+            operators=dict(Counter(op.name for op in graph.operators).most_common()),
+            constants=len(constants),
+            constant_bytes=sum(size_in_file(v.type) for v in constants),
+            profiles=tuple(sorted(needs.profiles)),
+            extensions=tuple(sorted(needs.extensions)),
+            text=render(graph, elide=ELIDED),
+        )
+
+    @staticmethod
+    def sample(path: Path, seed: int) -> list[Array]:
+        """One random array an input: standard normal for floating point, small numbers for integers."""
+        rng = np.random.default_rng(seed)
+        return [_random(v.type, rng) for v in _graph(path).inputs]
+
+    @staticmethod
+    def run(path: Path, inputs: Sequence[Array]) -> list[tuple[str, Array]]:
+        """Outputs by name, for one array an input (BF16: its bits, as uint16); BF16 outputs come as float32.
+
+        Raises InputError for arrays of another number, shape or type, Unsupported for what numpy cannot compute.
+        """
+        graph = _graph(path)
+        results = evaluate(graph, inputs)
+        return [
+            (_name(k, v), _readable(r, v.dtype)) for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))
+        ]
+
+
+def _graph(path: Path) -> Graph:
+    return read(path.read_bytes())
+
+
+def _name(position: int, value: Value) -> str:
+    return value.name or f"output_{position}"
+
+
+def _readable(array: Array, dtype: DType) -> Array:
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype is DType.BF16 else array
+
+
+def _random(type: Type, rng: np.random.Generator) -> Array:
+    """Elements that are valid in any integer type; BF16 is the upper half of a float32."""
+    array = ARRAY_DTYPES[type.dtype]
+    if type.dtype is DType.BF16:
+        return (rng.standard_normal(type.shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if array.kind == "f":
+        return rng.standard_normal(type.shape).astype(array)
+    if array.kind == "b":
+        return rng.integers(0, 2, type.shape).astype(bool)
+    smallest, largest = (-8, 8) if type.dtype is DType.INT4 else (-128, 128)
+    return rng.integers(smallest if array.kind == "i" else 0, largest, type.shape).astype(array)

@@ -1,0 +1,113 @@
+"""``delegraph inspect`` and ``delegraph run`` on .tosa files, without torch."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from delegraph.cli import main
+from delegraph.errors import InputError
+from delegraph_tosa.format import TosaFormat
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Graph, Value, literal
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.spec import TosaSpec
+
+
+@pytest.fixture
+def path(tmp_path):
+    """``sum = x + [0..31]`` on fp32, and ``wide``, its bf16 form."""
+    x = Value(Type((2, 32), DType.FP32), name="x")
+    row = literal(np.arange(32).reshape(1, 32), DType.FP32, np.float32)
+    add = ops.ADD((x, row))
+    total = Value(Type((2, 32), DType.FP32), name="sum", producer=add)
+    add.outputs = (total,)
+    cast = ops.CAST((total,), dtype=DType.BF16)
+    wide = Value(Type((2, 32), DType.BF16), name="wide", producer=cast)
+    cast.outputs = (wide,)
+    file = tmp_path / "add.tosa"
+    file.write_bytes(TosaFile(Graph([x], [total, wide], [add, cast]), TosaSpec.parse("TOSA-1.0+FP+bf16")).join())
+    return file
+
+
+def test_statistics(path):
+    found = TosaFormat.inspect(path)
+    assert found.operators == {"ADD": 1, "CAST": 1}
+    assert (found.constants, found.constant_bytes) == (1, 128)
+    assert found.bytes == path.stat().st_size
+    assert (found.profiles, found.extensions) == (("FP",), ("bf16",))
+    assert found.inputs == ("%x: [2x32]fp32",)
+    assert json.loads(json.dumps(found.to_json()))["outputs"] == ["%sum: [2x32]fp32", "%wide: [2x32]bf16"]
+
+
+def test_the_text_says_what_was_left_out(path):
+    text = str(TosaFormat.inspect(path))
+    assert "// needs profile FP, extension bf16" in text
+    assert "ADD(%x" in text
+    assert "const ..." in text
+
+
+def test_running(path):
+    x = np.ones((2, 32), np.float32)
+    (name, total), (_, wide) = TosaFormat.run(path, [x])
+    assert name == "sum"
+    np.testing.assert_array_equal(total, np.broadcast_to(np.arange(32) + 1.0, (2, 32)))
+    np.testing.assert_array_equal(wide, total)
+    with pytest.raises(InputError, match="1 inputs are wanted, 0 were given"):
+        TosaFormat.run(path, [])
+
+
+def test_samples_fit_and_depend_on_the_seed_only(path):
+    (first,), (again,), (other,) = (TosaFormat.sample(path, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert (first.dtype, first.shape) == (np.float32, (2, 32))
+    TosaFormat.run(path, [first])
+
+
+def test_the_command_runs_a_file(path, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros((2, 32), np.float32))
+    arguments = ["run", str(path), "--input", str(tmp_path / "x.npy"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "delegraph.run/1"
+    row = {"name": "sum", "dtype": "float32", "shape": [2, 32], "min": 0.0, "max": 31.0, "mean": 15.5, "nonfinite": 0}
+    assert found["outputs"][0] == row
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "output_0.npy")[1], np.arange(32))
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["output_0.npy", "output_1.npy"]
+    assert main(arguments) == 0
+    assert "sum     float32  [2, 32]  0" in capsys.readouterr().out
+
+
+def test_the_command_inspects_a_file(path, capsys):
+    assert main(["inspect", str(path)]) == 0
+    assert "// 2 operators: 1 ADD, 1 CAST" in capsys.readouterr().out
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["operators"] == {"ADD": 1, "CAST": 1}
+
+
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_a_truncated_file_is_one_error(path, command, capsys):
+    path.write_bytes(path.read_bytes()[:-40])
+    assert main([command, str(path)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error [format-invalid]")
+    assert "Traceback" not in shown.err
+
+
+def test_a_wrong_input_is_one_error(path, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros((3, 32), np.float32))
+    assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1
+    assert "float32 [2, 32] is wanted, float32 [3, 32] was given" in capsys.readouterr().err
+    (tmp_path / "x.npy").write_bytes(b"no array")
+    assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1
+    assert "is not a readable .npy file" in capsys.readouterr().err
+
+
+def test_neither_command_imports_torch(path):
+    program = "import sys; from delegraph.cli import main; codes = [main([c, sys.argv[1]]) for c in ('run', 'inspect')]"
+    check = f"{program}; assert codes == [0, 0]; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check, str(path)], check=True, capture_output=True)

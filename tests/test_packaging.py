@@ -1,0 +1,74 @@
+"""The three wheels build without network, and work without the checkout."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DISTRIBUTIONS = ("core", "plugins/tosa_backend", "plugins/demo_backend")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheels")
+    sources = [str(ROOT / d) for d in DISTRIBUTIONS]
+    pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), *sources)
+    return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheels, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", str(folder), *map(str, wheels))
+    return folder
+
+
+def pip(*arguments):
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *arguments]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def delegraph(installed, *arguments):
+    """The command, with the wheels in front of what the environment has, and from a folder that has nothing."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-m", "delegraph", *arguments]
+    return subprocess.run(command, env=environ, cwd=installed.parent, capture_output=True, text=True)
+
+
+def test_the_wheels_are_pure_and_typed(wheels):
+    names = [w.name.split("-")[0] for w in wheels]
+    assert names == ["delegraph", "delegraph_demo", "delegraph_tosa"]
+    for wheel, package in zip(wheels, names, strict=True):
+        assert wheel.name.endswith("-py3-none-any.whl")
+        files = zipfile.ZipFile(wheel).namelist()
+        assert f"{package}/py.typed" in files
+        assert not [f for f in files if "tests/" in f or f.endswith(".pyc")]
+        assert {f.split("/")[0].split("-")[0] for f in files} == {package}
+
+
+def test_both_plugins_are_listed_from_the_wheels(installed):
+    shown = delegraph(installed, "backends", "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = {b["name"]: b for b in json.loads(shown.stdout)["backends"]}
+    assert {n: b["status"] for n, b in found.items()} == {"demo": "ok", "tosa": "ok"}
+    for name, row in found.items():
+        assert row["location"] == str(installed / f"delegraph_{name}" / "plugin.py")
+
+
+def test_everything_that_the_wheels_declare_can_be_imported(installed):
+    shown = delegraph(installed, "doctor", "--json")
+    assert shown.returncode == 0, shown.stdout
+    assert all(p["location"].startswith(str(installed)) for p in json.loads(shown.stdout)["plugins"])
+
+
+def test_the_package_knows_its_version(installed):
+    metadata = next(installed.glob("delegraph-*.dist-info"))
+    assert delegraph(installed, "--version").stdout.split() == [
+        "delegraph",
+        metadata.name.split("-")[1][: -len(".dist")],
+    ]
