@@ -51,6 +51,24 @@ def is_sort(node):
     return node.target is aten.sort.default
 
 
+class BuiltinNames(nn.Module):
+    """Inputs with names that fx would change, because Python has them."""
+
+    def forward(self, input, input_1, abs):
+        input.add_(1)
+        return (input * input_1).sort()[0] + abs
+
+
+def test_inputs_keep_names_that_python_has_too(registry):
+    module, inputs = BuiltinNames().eval(), (torch.ones(3), torch.arange(3.0), torch.ones(3))
+    lowered = api.lower(module, inputs, backends=[echo(is_sort)], registry=registry)
+    assert [p.name for p in lowered.exported_program().graph.nodes][:3] == ["input", "input_1", "abs"]
+    assert lowered.verify(*inputs).relative_error == 0
+    passed = [torch.ones(3) for _ in inputs]
+    lowered(*passed)
+    assert passed[0].tolist() == [2, 2, 2]
+
+
 def test_two_partitions_around_a_host_operator(registry):
     module, x = Middle().eval(), torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)

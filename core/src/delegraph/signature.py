@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,14 @@ def constant_placeholders(program: ExportedProgram) -> set[Node]:
 def user_inputs(program: ExportedProgram) -> list[Node]:
     """Placeholders of what the caller passes, in calling order."""
     return [n for n, s in placeholders(program) if s.kind is InputKind.USER_INPUT]
+
+
+def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node:
+    """A copy of ``node`` in ``graph``. An input keeps its name, also one such as ``input``, which fx would rename."""
+    made = graph.node_copy(node, value_of)
+    if node.op == "placeholder":
+        made.name = node.name
+    return made
 
 
 def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:

@@ -51,6 +51,7 @@ class _Build:
 
     def _placeholder(self, node: Node) -> Node:
         made = self.graph.create_node("placeholder", node.name, name=node.name)
+        made.target = made.name  # two inputs `input` and `input_1` would be one in torch's generated code
         made.meta = {k: v for k, v in node.meta.items() if k not in ("delegation_tag", "debug_handle")}
         self.env[node] = made
         return made

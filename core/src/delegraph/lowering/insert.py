@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from ..errors import ContractViolation
 from ..lowered_module import LoweredBackendModule
-from ..signature import argument_of, build_program, output_node, placeholders, root_call
+from ..signature import argument_of, build_program, copy_node, output_node, placeholders, root_call
 from .extract import cast
 from .plan import Partition, Plan
 
@@ -121,7 +121,7 @@ class _Parent:
         return bool(theirs) and {*theirs} <= {*self.plan.tags.get(constant, ())}
 
     def _copy(self, node: Node) -> Node:
-        made = self.graph.node_copy(node, lambda n: self.env[n])
+        made = copy_node(self.graph, node, lambda n: self.env[n])
         made.meta.pop("delegation_tag", None)
         self.env[node] = made
         return made

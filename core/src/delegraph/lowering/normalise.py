@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from ..signature import MUTATIONS, argument_of, build_program, output_node, root_call
+from ..signature import MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
 from .functional import Mutations, functionalise
 
 aten = torch.ops.aten
@@ -87,7 +87,7 @@ class _Copy:
             return self.env[node]
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self.env[n])
-        return None if node.target in _DROPPED else self.graph.node_copy(node, lambda n: self.env[n])
+        return None if node.target in _DROPPED else copy_node(self.graph, node, lambda n: self.env[n])
 
     def _inline(self, node: Node, module: GraphModule) -> tuple[Any, ...]:
         owner: Any = node.args[1]
