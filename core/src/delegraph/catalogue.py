@@ -82,6 +82,11 @@ class Catalogue:
         self.offers = sorted(map(self._judged, offers), key=lambda o: (o.spec.name, o.record.distribution))
         conflicts = {id(o.record): o.fault for o in self.offers if o.fault and o.fault.status is Status.CONFLICT}
         self.records = tuple(_with_conflict(r, conflicts.get(id(r))) for r in discovery.records)
+        self._declared: dict[tuple[type, str], list[tuple[Any, PluginRecord]]] = {}
+        for record in self.records:
+            for d in record.declarations:
+                if not isinstance(d, BackendSpec):
+                    self._declared.setdefault((type(d), _key(d.backend)), []).append((d, record))
         self.notes = (*discovery.notes, *self._orphans())
 
     def _judged(self, offer: Offer) -> Offer:
@@ -93,10 +98,10 @@ class Catalogue:
         return offer
 
     def _orphans(self) -> Iterable[str]:
-        for record in self.records:
-            for d in record.declarations:
-                if not isinstance(d, BackendSpec) and _key(d.backend) not in self._by_key:
-                    yield f"{record.owner} declares a {type(d).__name__} for {d.backend!r}, which is not installed"
+        for (kind, key), found in self._declared.items():
+            if key not in self._by_key:
+                owners = " and ".join(record.owner for _, record in found)
+                yield f"{owners} declares a {kind.__name__} for {key!r}, which is not installed"
 
     def infos(self) -> list[BackendInfo]:
         """All declared backends, sorted by name."""
@@ -167,13 +172,10 @@ class Catalogue:
 
     def _of(self, offer: Offer, kind: type[S]) -> list[tuple[S, PluginRecord]]:
         """What the backend's own distribution declares for it; else what others do, who mean no backend of theirs."""
-        found = [(d, r) for r in self.records for d in r.declarations if isinstance(d, kind)]
-        meant = [(d, r) for d, r in found if _key(d.backend) in offer.keys]
+        meant = [found for key in sorted(offer.keys) for found in self._declared.get((kind, key), [])]
         owner = canonical(offer.record.distribution)
         own = [(d, r) for d, r in meant if canonical(r.distribution) == owner]
-        return own or [
-            (d, r) for d, r in meant if d.backend not in {n for s in _backends_of(r) for n in (s.name, s.backend_id)}
-        ]
+        return own or [(d, r) for d, r in meant if d.backend not in _own_names(r)]
 
     def formats(self) -> list[tuple[FormatSpec, PluginRecord]]:
         """All declared file formats."""
@@ -193,6 +195,10 @@ class Catalogue:
 
 def _backends_of(record: PluginRecord) -> list[BackendSpec]:
     return [d for d in record.declarations if isinstance(d, BackendSpec)]
+
+
+def _own_names(record: PluginRecord) -> set[str]:
+    return {n for s in _backends_of(record) for n in (s.name, s.backend_id)}
 
 
 def _key(name: str) -> str:

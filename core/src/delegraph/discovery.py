@@ -144,14 +144,14 @@ def _identify(entry: EntryPoint) -> tuple[EntryPoint, PluginRecord]:
 
 
 def _name_and_version(distribution: _Distribution) -> tuple[str, str]:
-    """From METADATA; from the folder's name if that file is missing or names nothing."""
-    try:
-        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
-    except Exception:  # what a missing file raises differs between versions of importlib-metadata
-        name = version = None
-    stem = os.path.basename(str(getattr(distribution, "_path", ""))).rpartition(".")[0]
-    by_folder, _, its_version = stem.partition("-")
-    return name or by_folder, version or its_version
+    """From the head of METADATA (all of it is parsed only by those who want it), else from the folder's name."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    lines = (line.partition(": ") for line in text.partition("\n\n")[0].splitlines())
+    fields = {name: value.strip() for name, _, value in lines}
+    by_folder, _, its_version = (
+        os.path.basename(str(getattr(distribution, "_path", ""))).rpartition(".")[0].partition("-")
+    )
+    return fields.get("Name") or by_folder, fields.get("Version") or its_version
 
 
 def _place(distribution: _Distribution) -> str:
