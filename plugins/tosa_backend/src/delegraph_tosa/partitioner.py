@@ -143,10 +143,13 @@ class TOSASupport:
 
     def _why_not_result(self, run: DryRun, node: Node, inside: set[Node]) -> str | None:
         """Why a value that others use cannot leave the partition."""
-        value = run.values.get(node)
-        if not isinstance(value, Value) or not self._leaves(node, value, inside):
+        if not any(u not in inside for u in node.users) or isinstance(node.meta["val"], (list, tuple)):
             return None
-        why = self._t.spec.why_not_tensor(value.type)
+        try:
+            value = run.value_of(node)
+        except Unsupported as refusal:
+            return refusal.message
+        why = self._t.spec.why_not_tensor(value.type) if self._leaves(node, value, inside) else None
         return why and f"the result leaves the delegate: {why}"
 
     def _leaves(self, node: Node, value: Value, inside: set[Node]) -> bool:

@@ -123,6 +123,18 @@ def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) ->
     return t.select(t.greater(self, 0), _times(t, self, scale), _times(t, below, alpha * scale))
 
 
+@lowers(aten.celu.default)
+def celu(t: Tosa, self: Value, alpha: float) -> Value:
+    """[*S] -> [*S]: x above 0, alpha * (exp(x / alpha) - 1) below"""
+    return elu(t, self, alpha, 1, inverse(t, alpha, self.dtype))
+
+
+@lowers(aten.selu.default)
+def selu(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]: the ELU that keeps mean and variance"""
+    return elu(t, self, 1.6732632423543772, 1.0507009873554805, 1)
+
+
 def _times(t: Tosa, x: Value, factor: float) -> Value:
     result = scaled(t, x, factor)
     assert isinstance(result, Value)

@@ -188,13 +188,13 @@ class Tosa:
     def greater_equal(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.GREATER_EQUAL, left, right)
 
-    def logical_and(self, left: Value, right: Value) -> Value:
+    def logical_and(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.LOGICAL_AND, left, right)
 
-    def logical_or(self, left: Value, right: Value) -> Value:
+    def logical_or(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.LOGICAL_OR, left, right)
 
-    def logical_xor(self, left: Value, right: Value) -> Value:
+    def logical_xor(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.LOGICAL_XOR, left, right)
 
     def select(self, condition: Value, on_true: Operand, on_false: Operand) -> Value:

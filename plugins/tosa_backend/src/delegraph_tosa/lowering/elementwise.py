@@ -121,8 +121,9 @@ def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
 
 
 def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
-    """left + alpha * right."""
-    t.require(not _both_bool(left, right), "a sum of truth values is not lowered")
+    """left + alpha * right; of truth values: either."""
+    if _both_bool(left, right):
+        return t.logical_or(left, right)
     return t.add(*promoted(t, left, scaled(t, right, alpha)))
 
 
@@ -157,7 +158,6 @@ def rsub(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
 def mul(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     if _both_bool(self, other):
-        assert isinstance(self, Value) and isinstance(other, Value)
         return t.logical_and(self, other)
     return product(t, self, other)
 
@@ -165,7 +165,7 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Value:
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; TOSA has no division of floats: x * (1 / y), within 1.5 ulp of the quotient"""
-    left, right = promoted(t, floating(t, self), floating(t, other))
+    left, right = (floating(t, operand) for operand in promoted(t, self, other))
     if isinstance(right, Value):
         return t.mul(left, t.reciprocal(right))
     assert isinstance(left, Value)

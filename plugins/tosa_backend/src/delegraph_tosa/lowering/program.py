@@ -15,7 +15,7 @@ from ..ir.graph import Graph, Value
 from ..spec import TosaSpec
 from ..torch_types import constant_of, refused, type_of
 from .builder import Tosa
-from .rules import Result, apply, bind, is_unpacking, rule_of, unpack
+from .rules import Result, apply, bind, is_unpacking, rule_of
 
 
 class Origin(NamedTuple):
@@ -49,9 +49,18 @@ class Interpreter:
         return found  # type: ignore[return-value]
 
     def _first_use(self, node: Node) -> Value:
-        if is_unpacking(node) and node.args[0] in self.values:
-            return unpack(node, self.values[node.args[0]])  # type: ignore[index]
-        return self.constant(node) or self.input(node)
+        producer, index = self._unpacked(node)
+        several = self.values.get(producer)
+        if several is None:
+            return self.constant(node) or self.input(node)
+        found: Value | None = several[index]  # type: ignore[index]
+        if found is None:
+            raise refused(f"result {index} of {producer.target} is not lowered")
+        return found
+
+    def _unpacked(self, node: Node) -> tuple[Any, Any]:
+        """The call that ``node`` takes one of several results of, and which; (None, None) if it is no such node."""
+        return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
 
     def input(self, node: Node) -> Value:
         """A value that arrives at run time; Unsupported if the target has no such tensor."""
@@ -64,7 +73,7 @@ class Interpreter:
     def run(self, node: Node) -> Result:
         """Lower one call; Unsupported says why it cannot be."""
         if is_unpacking(node):
-            return self.value_of(node)
+            return None  # when it is used: of several results, those that nobody uses need not be there
         rule = rule_of(node)
         result = self.values[node] = apply(self.t, rule, node, bind(rule, node, self.value_of))
         return result

@@ -58,7 +58,7 @@ def rule_of(node: Node) -> Rule:
     try:
         return RULES[node.target]  # type: ignore[index]
     except (KeyError, TypeError):
-        raise refused(f"{node.target} has no TOSA lowering") from None
+        raise refused("no TOSA lowering for this operator") from None
 
 
 def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> list[Any]:
@@ -104,14 +104,6 @@ def _check(rule: Rule, node: Node, value: Any, wanted: Any) -> None:
 def _defect(rule: Rule, node: Node, found: str, wanted: str) -> InternalError:
     name = f"{rule.function.__module__}.{rule.function.__name__}"
     return InternalError("internal", f"rule {name} made {found} of {node.target}, which returns {wanted}", node)
-
-
-def unpack(node: Node, producer: Any) -> Value:
-    """The value of a ``getitem`` node whose producer has the results ``producer``."""
-    found = producer[node.args[1]]
-    if found is None:
-        raise refused(f"result {node.args[1]} of {node.args[0].target} is not lowered")  # type: ignore[union-attr]
-    return found  # type: ignore[no-any-return]
 
 
 def is_unpacking(node: Node) -> bool:
