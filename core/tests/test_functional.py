@@ -179,3 +179,24 @@ def test_loaded_from_disk(tmp_path):
     x = torch.randn(3, 4)
     assert notes
     torch.testing.assert_close(Executable(normal, None)(x), (x + 1) * 2)
+
+
+def test_programs_are_what_the_constructor_makes():
+    """Programs are assembled without generating code; their attributes are the constructor's."""
+    made, _ = normalise(torch.export.export(Counter(), (torch.randn(3),)))
+    constructed = torch.export.ExportedProgram(
+        made.graph_module,
+        made.graph,
+        made.graph_signature,
+        made.state_dict,
+        made.range_constraints,
+        made.module_call_graph,
+        constants=made.constants,
+        verifiers=made.verifiers,
+    )
+    assert vars(made).keys() == vars(constructed).keys()
+    for name, value in vars(constructed).items():
+        assert type(vars(made)[name]) is type(value) or name == "_graph_module"
+    copied = copy.deepcopy(made)
+    torch.testing.assert_close(copied.module(check_guards=False)(torch.ones(3)), torch.full((3,), 2.0))
+    assert "add" in str(made) and "add" in made.graph_module.code

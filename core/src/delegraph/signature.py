@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature, _convert_guards_to_code
 from torch.export.graph_signature import (
     ArgumentSpec,
     ConstantArgument,
@@ -23,6 +23,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -101,16 +102,34 @@ def build_program(
     ``call`` is the ``ModuleCallEntry`` list that says how callers flatten and unflatten.
     """
     named = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
-    return ExportedProgram(
-        root=root,
-        graph=graph,
-        graph_signature=ExportGraphSignature(list(inputs), list(outputs)),
-        state_dict=_only(like.state_dict, named),
-        range_constraints=dict(like.range_constraints),
-        module_call_graph=call,
-        constants=_only(like.constants, named),
-        verifiers=[Verifier],
+    signature = ExportGraphSignature(list(inputs), list(outputs))
+    state, constants = _only(like.state_dict, named), _only(like.constants, named)
+    return _assembled(root, graph, signature, state, constants, dict(like.range_constraints), call)
+
+
+def _assembled(
+    root: Any, graph: Graph, signature: Any, state: Any, constants: Any, ranges: Any, call: Any
+) -> ExportedProgram:
+    """What ``ExportedProgram(...)`` makes, validated as it is there, but with Python code generated when it is called.
+
+    Generating it takes more than half of the constructor's time, and most programs on the way are never called.
+    """
+    module = _LazyGraphModule(root, graph)
+    module.meta.update(getattr(root, "meta", {}))
+    made = object.__new__(ExportedProgram)
+    made.__dict__.update(
+        _graph_module=module,
+        _graph_signature=signature,
+        _state_dict=state,
+        _range_constraints=ranges,
+        _module_call_graph=call,
+        _example_inputs=None,
+        _constants=constants,
+        _verifiers=[Verifier],
+        _guards_code=_convert_guards_to_code(module),
     )
+    made.validate()
+    return made
 
 
 def _only(tensors: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
