@@ -6,6 +6,7 @@ import threading
 
 import delegraph
 import pytest
+import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery import Status
 from delegraph.errors import (
@@ -97,6 +98,44 @@ def test_two_providers_of_a_name(site):
     assert registry.get_backend("good").__module__ == "vendor_c"
     statuses = {b.distribution: b.status for b in registry.backends() if b.name in ("npu", "good")}
     assert statuses == {"vendor-a": Status.CONFLICT, "vendor-b": Status.CONFLICT, "vendor-c": Status.OK}
+
+
+PARTITIONED = """
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
+
+class NpuBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"MODULE")
+
+class Everything(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: None, "NpuBackend")
+
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec("npu", "MODULE:NpuBackend", "NpuBackend", 1)]
+
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec("npu", "npu", "MODULE:Everything")]
+"""
+
+
+def test_lowering_for_one_of_two_providers_of_a_name(site):
+    for module in ("vendor_a", "vendor_b"):
+        site.plugin(module.replace("_", "-"), PARTITIONED.replace("MODULE", module))
+    program, inputs, registry = torch.nn.ReLU().eval(), (torch.randn(3),), Registry()
+    for name, blob in (("vendor-a/npu", b"vendor_a"), ("vendor-b/NpuBackend", b"vendor_b")):
+        lowered = delegraph.lower(program, inputs, backends=[name], registry=registry)
+        assert lowered.delegates[0].processed_bytes == blob
+        assert lowered.report.delegates[0].producer == f"{blob.decode().replace('_', '-')} 1.0"
+    with pytest.raises(PluginConflict, match="vendor-a 1.0 and vendor-b 1.0"):
+        delegraph.lower(program, inputs, backends=["npu"], registry=registry)
+    with pytest.raises(PluginConflict, match="are both 'npu'"):
+        delegraph.lower(program, inputs, backends=["vendor-a/npu", "vendor-b/npu"], registry=registry)
 
 
 def test_disabling_one_of_two_resolves_the_conflict(site, monkeypatch):

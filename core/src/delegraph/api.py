@@ -178,8 +178,9 @@ def lower(
 
     Raises a ``delegraph.errors.DelegraphError`` with a stable code.
     """
-    chosen = registry or default_registry()
-    named = _partitioners(backends, dict(options or {}), chosen)
+    registry = registry or default_registry()
+    named = _partitioners(backends, dict(options or {}), registry)
+    chosen = registry.preferring(b for b in backends if isinstance(b, str))
     seconds: dict[str, float] = {}
     sources = _by_method(program, example_inputs, example_kwargs, dynamic_shapes)
     with _timed(seconds, "export"):

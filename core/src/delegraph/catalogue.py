@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -142,6 +143,21 @@ class Catalogue:
         if offer.fault is not None:
             raise _unusable(offer.record, offer.fault)
         return offer
+
+    def preferring(self, names: Iterable[str]) -> Catalogue:
+        """The same, with the bare names of backends that are asked for in full meaning those. Raises PluginConflict."""
+        chosen: dict[str, Offer] = {}
+        for offer in (self.find(n) for n in names if "/" in n):
+            for key in (offer.spec.name, offer.spec.backend_id):
+                if chosen.setdefault(key, offer) is not offer:
+                    both = f"{chosen[key].full_name} and {offer.full_name}"
+                    text = f"{both} are both {key!r}, which is what a program stores"
+                    raise PluginConflict("plugin-conflict", text, hint="lower for one of them at a time")
+        if not chosen:
+            return self
+        view = copy.copy(self)
+        view._by_key = {**self._by_key, **{key: [offer] for key, offer in chosen.items()}}
+        return view
 
     def names(self) -> list[str]:
         """The short names that are installed."""

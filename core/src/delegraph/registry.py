@@ -82,6 +82,15 @@ class Registry:
         record = self._catalogue().find(name).record
         return record.distribution, record.version
 
+    def preferring(self, names: Iterable[str]) -> Registry:
+        """A view in which the bare name and id of each ``distribution/name`` given mean that backend.
+
+        A program stores bare backend ids; two distributions may have the same. Raises PluginConflict if two of the
+        names given do.
+        """
+        full = tuple(n for n in names if "/" in n)
+        return _View(self, full) if full else self
+
     def doctor(self) -> DoctorReport:
         """Examine every plugin, importing all of its targets."""
         from .doctor import examine
@@ -250,6 +259,22 @@ class Registry:
             self._current = None
         if first:
             _warn(found.records)
+
+
+class _View(Registry):
+    """A registry with preferences, see ``Registry.preferring``; everything else is the registry's that it looks at."""
+
+    def __init__(self, base: Registry, preferred: tuple[str, ...]) -> None:
+        super().__init__(discover=False)
+        self._base, self._preferred = base, preferred
+        self._resolved = base._resolved
+        self._catalogue()
+
+    def _catalogue(self) -> Catalogue:
+        return self._base._catalogue().preferring(self._preferred)
+
+    def _add(self, record: PluginRecord) -> Registration:
+        return self._base._add(record)
 
 
 class Registration:
