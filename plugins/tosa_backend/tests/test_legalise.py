@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as tosa
-from delegraph_tosa.ir.graph import Graph, Literal, Operator, Value, literal
-from delegraph_tosa.ir.types import DType, RoundingMode, Type
+from delegraph_tosa.ir.graph import Folded, Graph, Literal, Operator, Value, literal
+from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
 from delegraph_tosa.legalise import legalise
 from delegraph_tosa.spec import TosaSpec
 from hypothesis import HealthCheck, given, settings
@@ -23,14 +23,15 @@ NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 class Draft:
     """A graph under construction. ``conv`` and ``norm`` emit what lowering does: NCHW outside, NHWC inside."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, dtype: DType = DType.FP32) -> None:
+        self.dtype = dtype
         self.random = np.random.default_rng(seed)
         self.inputs: list[Value] = []
         self.operators: list[Operator] = []
         self.no_shift = literal([0], DType.INT8, np.int8)
 
-    def input(self, *shape: int, dtype: DType = DType.FP32) -> Value:
-        self.inputs.append(Value(Type(shape, dtype), name=f"x{len(self.inputs)}"))
+    def input(self, *shape: int, dtype: DType | None = None) -> Value:
+        self.inputs.append(Value(Type(shape, dtype or self.dtype), name=f"x{len(self.inputs)}"))
         return self.inputs[-1]
 
     def op(self, cls: type[Operator], *inputs: Value, **attributes) -> Value:
@@ -41,7 +42,10 @@ class Draft:
 
     def constant(self, *shape: int) -> Value:
         elements = self.random.integers(-8, 9, shape) / 4
-        return Value(Type(shape, DType.FP32), Literal(elements.astype(np.float32)))
+        return Value(Type(shape, self.dtype), Literal(elements.astype(ARRAY_DTYPES[self.dtype])))
+
+    def zero(self) -> Value:
+        return literal([0], self.dtype, ARRAY_DTYPES[self.dtype])
 
     def transpose(self, x: Value, *perms: int) -> Value:
         return self.op(tosa.TRANSPOSE, x, perms=perms)
@@ -75,12 +79,13 @@ class Draft:
         return self.around(x, tosa.DEPTHWISE_CONV2D, weight, self.constant(x.shape[1] * multiplier))
 
     def around(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
+        return self.transpose(self.bare(self.transpose(x, *NHWC), cls, weight, bias), *NCHW)
+
+    def bare(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
+        """x [N,H,W,C], a convolution that keeps height and width"""
         kernel = weight.shape[1] if cls is tosa.CONV2D else weight.shape[0]
-        zero = literal([0], DType.FP32, np.float32)
-        pad = (kernel // 2,) * 4
-        attributes = {"pad": pad, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.FP32}
-        y = self.op(cls, self.transpose(x, *NHWC), weight, bias, zero, zero, **attributes)
-        return self.transpose(y, *NCHW)
+        attributes = {"pad": (kernel // 2,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.FP32}
+        return self.op(cls, x, weight, bias, self.zero(), self.zero(), **attributes)
 
     def norm(self, x: Value) -> Value:
         """x [N,C,H,W], scaled and shifted by channel, as batch norm is."""
@@ -93,8 +98,7 @@ class Draft:
         return self.mul(total, self.constant(1, 1, 1, 1))
 
     def matmul(self, a: Value, b: Value) -> Value:
-        zero = literal([0], DType.FP32, np.float32)
-        return self.op(tosa.MATMUL, a, b, zero, zero, dtype=DType.FP32)
+        return self.op(tosa.MATMUL, a, b, self.zero(), self.zero(), dtype=DType.FP32)
 
     def graph(self, *outputs: Value) -> Graph:
         return Graph(self.inputs, outputs, self.operators)
@@ -180,8 +184,8 @@ def test_a_convolution_that_something_else_uses_keeps_its_value():
 
 def test_a_convolution_that_is_a_result_keeps_its_value():
     d = Draft()
-    y = d.conv(d.input(1, 3, 4, 4), 5)
-    assert names(check(d, d.norm(y), y))["MUL"] == 1
+    y = d.bare(d.input(1, 4, 4, 3), tosa.CONV2D, d.constant(5, 1, 1, 3), d.constant(5))
+    assert names(check(d, d.mul(y, d.constant(1, 1, 1, 5)), y)) == {"CONV2D": 1, "MUL": 1}
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 3, 1, 1)], ids=str)
@@ -195,7 +199,22 @@ def test_a_factor_before_a_convolution_folds_into_its_weight(shape):
 def test_a_factor_that_something_else_uses_stays():
     d = Draft()
     x = d.mul(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), d.constant(1, 1, 1, 1))
-    assert names(check(d, d.add(x, d.conv(x, 3))))["MUL"] == 1
+    result = check(d, d.add(x, d.conv(x, 3)))
+    convolution = [op for op in result.operators if op.name == "CONV2D"][1]
+    assert convolution.inputs[0].producer.name == "MUL"
+
+
+def test_a_factor_that_makes_channels_stays():
+    d = Draft()
+    x = d.relu(d.conv(d.input(1, 3, 6, 6), 1))
+    assert names(check(d, d.conv(d.mul(x, d.constant(1, 5, 1, 1)), 3)))["MUL"] == 1
+
+
+def test_a_factor_before_a_half_precision_convolution_stays_and_one_behind_it_folds():
+    d = Draft(dtype=DType.FP16)
+    x = d.mul(d.relu(d.mul(d.conv(d.input(1, 3, 6, 6), 3), d.constant(1, 1, 1, 1))), d.constant(1, 1, 1, 1))
+    result = legalise(d.graph(d.conv(x, 2)), FP)
+    assert [op.name for op in result.operators] == ["TRANSPOSE", "CONV2D", "CLAMP", "MUL", "CONV2D", "TRANSPOSE"]
 
 
 def test_hard_swish_between_convolutions_costs_one_product():
@@ -220,6 +239,12 @@ def test_padding_that_a_convolution_cannot_do_stays(padding, number):
     d = Draft()
     x = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), *padding, number=number)
     assert names(check(d, d.conv(x, 4)))["PAD"] == 1
+
+
+def test_padding_beyond_the_level_stays():
+    d = Draft()
+    x = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 0, 0, 8193, 0, number=0.0)
+    assert names(legalise(d.graph(d.conv(x, 4)), FP))["PAD"] == 1
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4, 1), (1, 5, 4, 1), (2, 5, 1, 1)], ids=str)
@@ -349,6 +374,42 @@ def test_flattening_a_feature_map_keeps_the_order_of_its_elements():
 def test_a_transpose_that_only_moves_single_axes_is_a_reshape():
     d = Draft()
     assert names(check(d, d.transpose(d.input(1, 1, 7, 1), 2, 1, 0, 3))) == {"RESHAPE": 1}
+
+
+def test_a_view_meets_operands_that_are_larger_along_an_axis_that_it_added():
+    d = Draft()
+    x = d.reshape(d.input(2, 3), 2, 3, 1)
+    assert names(check(d, d.add(x, d.input(2, 3, 4)), d.add(d.constant(2, 3, 4), x)))["RESHAPE"] == 1
+
+
+def test_a_constant_that_is_transposed_already_is_transposed_once():
+    d = Draft()
+    folded = tosa.TRANSPOSE((d.constant(3, 2, 4),), perms=(0, 2, 1))
+    constant = Value(folded.infer()[0], Folded(folded))
+    folded.outputs = (constant,)
+    y = d.op(tosa.MAXIMUM, d.transpose(d.input(4, 2, 3), 2, 0, 1), constant)
+    maximum, _ = check(d, y).operators
+    assert maximum.inputs[1].constant.operator.inputs[0] is folded.inputs[0]
+
+
+def test_axes_of_size_one_inside_a_group_that_is_joined():
+    d = Draft()
+    y = d.reshape(d.transpose(d.input(1, 5, 2, 3), 2, 0, 3, 1), 6, 5)
+    assert names(check(d, y)) == {"TRANSPOSE": 1, "RESHAPE": 1}
+
+
+def test_no_rank_above_the_level_arises():
+    d = Draft()
+    y = d.transpose(d.reshape(d.input(1, 1, 1, 2, 3, 4), 2, 3, 4), 2, 1, 0)
+    check(d, d.relu(d.reshape(y, 2, 2, 3, 2)))
+
+
+def test_operators_without_a_form_of_rank_0_keep_their_rank():
+    d = Draft()
+    scalar = d.slice(d.relu(d.reshape(d.input(), 1, 1)), (0, 0), (1, 1))
+    index = d.op(tosa.ARGMAX, d.relu(d.reshape(d.input(5), 1, 5)), axis=1)
+    result = check(d, scalar, d.slice(index, (0,), (1,)), spec=TosaSpec.parse("TOSA-1.0+FP+INT"))
+    assert all(op.inputs[0].rank for op in result.operators if op.name == "SLICE")
 
 
 def test_reshapes_in_a_row_are_one():
