@@ -42,9 +42,9 @@ def origin(value: Value) -> Operator | None:
 
 
 def both(first: Any, second: Any) -> Any:
-    """The sources of two operators that became one: a tuple of those that differ."""
+    """The sources of two operators that became one: a tuple of those that differ, None if neither has one."""
     merged = _all(first)
-    return (*merged, *[source for source in _all(second) if source not in merged])
+    return (*merged, *[source for source in _all(second) if source not in merged]) or None
 
 
 def _all(source: Any) -> tuple[Any, ...]:

@@ -136,13 +136,13 @@ class Sweep(Rewrite):
         Constants follow for free. Between equals a view wins over a value as it is, so that residual branches stay
         in the layout of their convolutions.
         """
-        straight = View(operands[0], ax.plain(len(shape)), None)
         views = [self.view(v) for v in operands if v.constant is None]
-        first = views[0] if views else straight
-        if all(v.axes == first.axes and v.base.rank == first.base.rank for v in views) and _holds(first, shape):
-            return first
-        candidates = {(v.axes, v.base.rank): v for v in views if v.axes != ax.plain(v.base.rank) and _holds(v, shape)}
-        return min((*candidates.values(), straight), key=lambda lead: sum(self._cost(v, lead) for v in views))
+        layouts = {(v.axes, v.base.rank): v for v in views}
+        if len(layouts) == 1 and _holds(views[0], shape):
+            return views[0]
+        candidates = [v for v in layouts.values() if v.axes != ax.plain(v.base.rank) and _holds(v, shape)]
+        candidates.append(View(operands[0], ax.plain(len(shape)), None))
+        return min(candidates, key=lambda lead: sum(self._cost(v, lead) for v in views))
 
     def _cost(self, view: View, lead: View) -> float:
         """What ``view`` costs in the arrangement of ``lead``: a TRANSPOSE its elements, a RESHAPE next to nothing."""
@@ -175,7 +175,9 @@ class Sweep(Rewrite):
 
 def _holds(view: View, shape: Shape) -> bool:
     """Whether a result of ``shape`` fits the axes: one that the view adds must stay of size 1."""
-    return all(axis is not None or size == 1 for axis, size in zip(view.axes, shape, strict=True))
+    return None not in view.axes or all(
+        axis is not None or size == 1 for axis, size in zip(view.axes, shape, strict=True)
+    )
 
 
 def _identity(sweep: Sweep, operator: Operator) -> None:
