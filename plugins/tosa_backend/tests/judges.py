@@ -111,6 +111,16 @@ def dump(tosa: bytes) -> dict[str, Any]:
         return json.loads(re.sub(r":\s*(-?inf|nan)\b", r': "\1"', text))
 
 
+def assemble(dumped: dict[str, Any]) -> bytes:
+    """The file of a (changed) ``dump``, as flatc writes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "m.json").write_text(json.dumps(dumped))
+        done = _call([tools() / "flatc", "-b", "-o", folder, tools() / "tosa.fbs", Path(folder, "m.json")])
+        if done.returncode:
+            raise Refused(f"flatc, exit {done.returncode}: {done.stdout}{done.stderr}")
+        return next(Path(folder).glob("m.[!j]*")).read_bytes()
+
+
 def _call(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "gdb").exists())
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}

@@ -106,7 +106,7 @@ def apply(kind: type[Operator], *inputs: Value, **attributes: Any) -> Operator:
 
 
 def arrays(graph: Graph, seed: int = 0) -> list[np.ndarray]:
-    """Inputs for a graph: small numbers, valid as indices."""
+    """Inputs for a graph: small positive numbers, in the domain of every operator and valid as indices."""
     random = np.random.default_rng(seed)
     return [elements(v.type, random) for v in graph.inputs]
 
@@ -115,7 +115,7 @@ def elements(type: Type, random: np.random.Generator) -> np.ndarray:
     """Random elements, as memory holds them."""
     array = ARRAY_DTYPES[type.dtype]
     if array.kind == "f":
-        return random.standard_normal(type.shape).astype(array)
+        return random.uniform(0.5, 2, type.shape).astype(array)
     return random.integers(0, 2 if type.dtype is DType.BOOL else 4, type.shape).astype(array)
 
 

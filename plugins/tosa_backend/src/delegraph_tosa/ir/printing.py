@@ -12,6 +12,7 @@ from typing import Any
 
 from .graph import Array, Folded, Graph, Operator, Value
 from .numerals import text_of
+from .types import FLOATS
 
 _BARE = re.compile(r"(?![0-9]+$)[A-Za-z0-9_.$/\-]+")
 _IMPLIED = ("ResultDType", "ResultTypes")
@@ -94,9 +95,11 @@ class _Printer:
     def attributes(self, operator: Operator) -> Iterator[str]:
         for name, kind in operator.attributes.items():
             if kind not in _IMPLIED:
-                yield f"{name}={self.attribute(getattr(operator, name), kind)}"
+                yield f"{name}={self.attribute(getattr(operator, name), kind, operator)}"
 
-    def attribute(self, value: Any, kind: str) -> str:
+    def attribute(self, value: Any, kind: str, operator: Operator) -> str:
+        if kind == "Number":
+            return repr(float(value) if operator.inputs[0].dtype in FLOATS else value)
         if kind == "Graph":
             return f"@{_quoted(self.graphs[value])}"
         if kind == "Ints":

@@ -16,11 +16,11 @@ from ..ir.operators import OPERATORS, VARIABLE
 from ..ir.types import BYTES, DType, Mode, NanMode, ResizeMode, RoundingMode, Type
 from .elements import size_in_file, unpack, unpack_number
 from .schema import (
-    CODES,
     IDENTIFIER,
     IMPLIED,
     NAMES,
     STORED,
+    WRITTEN_AS,
     BlockField,
     GraphField,
     OperatorField,
@@ -191,9 +191,9 @@ class _Block:
 
     def operator(self, table: Table) -> None:
         code, tag = table.scalar(OperatorField.CODE, "I"), table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
-        if code == CODES["IDENTITY"] and tag in (CODES["VARIABLE_READ"], CODES["VARIABLE_WRITE"]):
-            code = tag  # as the official serialiser writes them
         name = NAMES.get(code)
+        if name and name == WRITTEN_AS.get(NAMES.get(tag, "")):
+            code, name = tag, NAMES[tag]
         if name is None:
             raise table.damaged(f"operator number {code} is not in TOSA 1.0")
         if tag not in (code, 0):

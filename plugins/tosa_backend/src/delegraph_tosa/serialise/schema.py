@@ -86,6 +86,9 @@ CODES: dict[str, int] = {name: code for code, name in enumerate(_ORDER.split(), 
 NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 
+WRITTEN_AS = {"VARIABLE_READ": "IDENTITY", "VARIABLE_WRITE": "IDENTITY"}
+"""The official serialiser gives access to variables the number of IDENTITY and the attributes of its own; its readers
+take nothing else."""
 STORED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
     operator: tuple((name, kind) for name, kind in operator.attributes.items() if kind not in IMPLIED_KINDS)
     for operator in OPERATORS.values()

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from delegraph.errors import Unsupported
+from delegraph.errors import InternalError, Unsupported
 
 from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
@@ -19,6 +19,7 @@ from .schema import (
     DATA_ALIGNMENT,
     IDENTIFIER,
     STORED,
+    WRITTEN_AS,
     BlockField,
     GraphField,
     OperatorField,
@@ -215,7 +216,7 @@ class _Block:
         results = [self.named(value, kind) for value in operator.outputs]
         for value in operator.outputs:
             self.tensor(value)
-        inputs = [self.names[value] for value in operator.inputs]
+        inputs = [self.defined(value, operator) for value in operator.inputs]
         if isinstance(operator, VARIABLE_READ):
             inputs = [self.variables[operator.variable]]
         if isinstance(operator, VARIABLE_WRITE):
@@ -223,19 +224,23 @@ class _Block:
         self.append(operator.name, attributes, inputs, results, operator.source)
         return None
 
+    def defined(self, value: Value, operator: Operator) -> str:
+        if value not in self.names:
+            raise InternalError("internal", f"{operator.name} uses {value!r} before it is defined")
+        return self.names[value]
+
     def variable(self, operator: VARIABLE) -> None:
         """A variable is a tensor with its initial value; the file has no operator that declares it."""
-        name = self.variables[operator.variable] = self.structure.names.fresh("variable")
+        name = self.variables[operator.variable] = self.structure.names.name(operator.initial_value, "variable")
         self.tensor(operator.initial_value, operator.variable, name)
 
     def append(
         self, name: str, attributes: int, inputs: Sequence[str], outputs: Sequence[str], source: object = None
     ) -> None:
-        code = CODES[name]
         fields = [
             Field(OperatorField.ATTRIBUTE, "offset", attributes),
-            Field(OperatorField.CODE, "uint32", code),
-            Field(OperatorField.ATTRIBUTE_TYPE, "uint8", code),
+            Field(OperatorField.CODE, "uint32", CODES[WRITTEN_AS.get(name, name)]),
+            Field(OperatorField.ATTRIBUTE_TYPE, "uint8", CODES[name]),
             Field(OperatorField.INPUTS, "offset", self.build.strings(inputs)),
             Field(OperatorField.OUTPUTS, "offset", self.build.strings(outputs)),
         ]
