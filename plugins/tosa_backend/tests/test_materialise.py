@@ -124,12 +124,23 @@ def test_int64_saturates_as_int32_does():
     assert materialise(edges).tolist() == [largest, -largest - 1, largest, -largest - 1, 0, 4]
 
 
-def test_bf16_is_computed_in_fp32_and_rounded_to_even():
+def test_bf16_rounds_to_even_as_torch_does():
+    """Ties, overflow to infinity, subnormal numbers and every kind of NaN."""
+    random = np.random.default_rng(0).integers(0, 1 << 32, 20_000, np.uint32, endpoint=False)
+    bits = np.concatenate([random, random & 0xFFFF8000, [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F7FFFFF]])
+    x = bits.astype(np.uint32).view(np.float32)
+    result = materialise(folded(ops.CAST, fp32(x), dtype=DType.BF16))
+    expected = torch.from_numpy(x).to(torch.bfloat16)
+    as_torch = torch.from_numpy(result.copy()).view(torch.bfloat16)
+    torch.testing.assert_close(as_torch, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_bf16_is_computed_in_fp32():
     values = torch.tensor([1.0, 1.00390625, -3.1415, 1e38, math.inf, math.nan, 1e-40]).to(torch.bfloat16)
-    bits = values.view(torch.uint16).numpy()
-    squares = folded(ops.MUL, *[literal(bits, DType.BF16, np.uint16)] * 2, literal([0], DType.INT8, np.int8))
-    result = torch.from_numpy(materialise(squares).copy()).view(torch.bfloat16)
-    torch.testing.assert_close(result, values * values, rtol=0, atol=0, equal_nan=True)
+    bits = literal(values.view(torch.uint16).numpy(), DType.BF16, np.uint16)
+    squares = materialise(folded(ops.MUL, bits, bits, literal([0], DType.INT8, np.int8)))
+    as_torch = torch.from_numpy(squares.copy()).view(torch.bfloat16)
+    torch.testing.assert_close(as_torch, values * values, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_value_that_is_no_constant():

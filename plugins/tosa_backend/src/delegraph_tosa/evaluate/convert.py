@@ -8,23 +8,18 @@ import numpy as np
 
 from ..ir import operators as ops
 from ..ir.graph import Array
-from ..ir.types import ARRAY_DTYPES, DType, RoundingMode
+from ..ir.types import ARRAY_DTYPES, INTEGERS, DType, RoundingMode
 from .kernels import Result, computes
 
 
 @computes(ops.CAST)
 def cast(op: ops.CAST, x: Array) -> Result:
     """Floats round to the nearest even integer and saturate; integers wrap; what is not zero is true."""
-    to = op.dtype
-    if to is DType.BOOL:
+    if op.dtype is DType.BOOL:
         return x != 0
-    kind = "f" if to is DType.BF16 else ARRAY_DTYPES[to].kind
-    if x.dtype.kind == "f" and kind == "i":
-        return _saturated(x, ARRAY_DTYPES[to])
-    if x.dtype.kind == "i" and kind == "f":
-        # Through fp64, which holds every int32: numpy would round int32 twice on the way to fp16.
-        return x.astype(np.float64)
-    return x.astype(np.float32) if to is DType.BF16 else x
+    if x.dtype.kind == "f" and op.dtype in INTEGERS:
+        return _saturated(x, ARRAY_DTYPES[op.dtype])
+    return x
 
 
 def _saturated(x: Array, dtype: np.dtype[Any]) -> Result:
@@ -40,8 +35,7 @@ def rescale(op: ops.RESCALE, x: Array, multiplier: Array, shift: Array, input_zp
     """Fixed-point multiplication in int64; multiplier and shift are for all, or one for each index of the last axis."""
     value = _extended(x, op.input_unsigned) - _extended(input_zp, op.input_unsigned).item()
     scaled = value * multiplier.astype(np.int64) + _rounding(value, shift.astype(np.int64), op.rounding_mode)
-    result = (scaled >> shift.astype(np.int64)).astype(np.int32).astype(np.int64)
-    result += _extended(output_zp, op.output_unsigned).item()
+    result = (scaled >> shift.astype(np.int64)) + _extended(output_zp, op.output_unsigned).item()
     return _narrowed(result, ARRAY_DTYPES[op.dtype], op.output_unsigned)
 
 

@@ -13,7 +13,7 @@ from ..ir import operators as ops
 from ..ir.graph import Array
 from ..ir.operators.convolution import Windowed
 from .kernels import computes
-from .matmul import accumulator, centred, finished
+from .matmul import accumulator, centred
 
 BLOCK = 1 << 19
 """Elements of a temporary: large enough for a fast product, small enough to stay near the processor."""
@@ -25,7 +25,7 @@ def conv(op: Windowed, input: Array, weight: Array, bias: Array, input_zp: Array
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
     x = padded(centred(input, input_zp, dtype), op.pad)
     sums = _correlate(x, centred(weight, weight_zp, dtype), op.stride, op.dilation)
-    return _biased(op, sums, bias)
+    return _biased(sums, bias)
 
 
 @computes(ops.DEPTHWISE_CONV2D)
@@ -39,7 +39,7 @@ def depthwise_conv2d(
     if multiplier > 1:
         x = np.repeat(x, multiplier, axis=3)
     taps = centred(weight, weight_zp, dtype).reshape(*kernel, -1)
-    return _biased(op, _correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias)
+    return _biased(_correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias)
 
 
 @computes(ops.TRANSPOSE_CONV2D)
@@ -54,14 +54,12 @@ def transpose_conv2d(
     whole = np.zeros((n, (ih - 1) * sy + kh, (iw - 1) * sx + kw, oc), dtype)
     for ky, kx in np.ndindex(kh, kw):
         whole[:, ky : ky + (ih - 1) * sy + 1 : sy, kx : kx + (iw - 1) * sx + 1 : sx] += x @ taps[:, ky, kx].T
-    return _biased(op, _framed(whole, op.out_pad), bias)
+    return _biased(_framed(whole, op.out_pad), bias)
 
 
-def _biased(op: Windowed | ops.TRANSPOSE_CONV2D, sums: Array, bias: Array) -> Array:
-    """Accumulator -> result type, then the bias, as the specification orders them."""
-    out = finished(sums, op.acc_type, op.input.dtype.name.startswith("INT"))
-    if out.dtype.kind == "f":
-        out = out.astype(bias.dtype, copy=False)
+def _biased(sums: Array, bias: Array) -> Array:
+    """Sums in the result's type, which is the bias's, and then the bias, as the specification orders them."""
+    out = sums.astype(bias.dtype if bias.dtype.kind == "f" else np.int64, copy=False)
     out += bias
     return out
 

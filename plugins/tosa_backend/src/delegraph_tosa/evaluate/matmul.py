@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from ..ir import operators as ops
 from ..ir.graph import Array
-from ..ir.types import DType
-from .kernels import computes
+from .kernels import Result, computes
 
 _EXACT: dict[np.dtype[Any], int] = {np.dtype(np.float32): 1 << 24, np.dtype(np.float64): 1 << 53}
 """Integers up to this magnitude are exact in the float type."""
@@ -41,16 +40,9 @@ def centred(x: Array, zero_point: Array, dtype: npt.DTypeLike) -> Array:
     return wide - wide.dtype.type(zero) if zero else wide
 
 
-def finished(sums: Array, acc_type: DType, integer: bool) -> Array:
-    """Sums in the accumulator's type: integers leave the float type, fp16 accumulators round."""
-    if integer:
-        return sums.astype(np.int64)
-    return sums.astype(np.float16) if acc_type is DType.FP16 else sums
-
-
 @computes(ops.MATMUL)
-def matmul(op: ops.MATMUL, a: Array, b: Array, a_zp: Array, b_zp: Array) -> Array:
+def matmul(op: ops.MATMUL, a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
     """[N,H,C], [N,C,W] -> [N,H,W]."""
     dtype = accumulator(a, b, a.shape[2])
     sums = np.matmul(centred(a, a_zp, dtype), centred(b, b_zp, dtype))
-    return finished(sums, op.dtype, a.dtype.kind == "i")
+    return sums.astype(np.int64) if a.dtype.kind == "i" else sums

@@ -25,7 +25,9 @@ class Program:
         for operator in graph.operators:
             expect_computable(operator)
         # In order and aligned, once, so that no call rearranges a weight; most are already and stay where they are.
-        self.constants: dict[Value, Array] = {v: np.require(materialise(v), None, ["C", "A"]) for v in graph.constants()}
+        self.constants: dict[Value, Array] = {
+            v: np.require(materialise(v), None, ["C", "A"]) for v in graph.constants()
+        }
         self._dead = _last_uses(graph)
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
