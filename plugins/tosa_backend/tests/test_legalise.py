@@ -7,11 +7,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
+from delegraph.backend import CompileSpec
+from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as tosa
 from delegraph_tosa.ir.graph import Folded, Graph, Literal, Operator, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
-from delegraph_tosa.legalise import legalise
+from delegraph_tosa.legalise import legalise, sources_of
 from delegraph_tosa.spec import TosaSpec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -266,7 +269,23 @@ def test_the_merged_operator_names_all_its_sources():
     d = Draft()
     result = check(d, d.norm(d.conv(d.input(1, 3, 4, 4), 5)))
     (convolution,) = [op for op in result.operators if op.name == "CONV2D"]
-    assert [source.split(":")[0] for source in convolution.source] == ["CONV2D", "MUL", "ADD"]
+    assert sources_of(convolution.source) == ("CONV2D:1", "MUL:3", "ADD:4")
+    assert str(convolution.source) == "CONV2D:1 and MUL:3 and ADD:4"
+
+
+def test_the_debug_handles_of_folded_nodes_are_those_of_the_convolution():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
+    program = torch.export.export(model, (torch.randn(1, 3, 4, 4),))
+    for handle, node in enumerate((n for n in program.graph.nodes if n.op == "call_function"), start=1):
+        node.meta["debug_handle"] = handle
+    specs = [CompileSpec("output_format", b"tosa"), CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
+    handles = TOSABackend.preprocess(program, specs).debug_handle_map
+    assert [(name.split("_")[0], found) for name, found in handles.items()] == [
+        ("transpose", (1,)),
+        ("conv2d", (1, 2)),
+        ("clamp", (3,)),
+        ("output", (1,)),
+    ]
 
 
 def test_integers_are_not_folded():

@@ -10,7 +10,7 @@ from delegraph.errors import DelegraphError, WriteError
 from torch.export import ExportedProgram
 
 from .ir.graph import Graph, Operator
-from .legalise import legalise
+from .legalise import legalise, sources_of
 from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
 from .serialise import TosaFile
@@ -74,13 +74,14 @@ def _name_results(graph: Graph) -> None:
 
 
 def _debug_handles(graph: Graph) -> dict[Any, tuple[int, ...]]:
-    """Tensor name -> debug handle of the node that its operator comes from."""
+    """Tensor name -> debug handles of the nodes that its operator comes from; an operator can stand for several."""
     mapping = DelegateMappingBuilder()
     for operator in graph.operators:
-        origin = operator.source
-        if isinstance(origin, Origin) and origin.handle is not None:
+        origins = [origin for origin in sources_of(operator.source) if isinstance(origin, Origin)]
+        handles = [origin.handle for origin in origins if origin.handle is not None]
+        if handles:
             for value in operator.outputs:
-                mapping.insert_delegate_mapping_entry(handles=origin.handle, identifier=value.name)
+                mapping.insert_delegate_mapping_entry(handles=handles, identifier=value.name)
     return mapping.get_delegate_mapping()
 
 

@@ -10,10 +10,11 @@ from ..ir.graph import Graph
 from ..spec import TosaSpec
 from .affine import fold_affine
 from .padding import fold_pads
+from .rewrite import Sources, sources_of
 from .tidy import drop_dead, merge_equal, name_outputs, separate_outputs
 from .transposes import sink_transposes
 
-__all__ = ["PASSES", "drop_dead", "fold_affine", "legalise", "merge_equal", "separate_outputs", "sink_transposes"]
+__all__ = ["PASSES", "Sources", "legalise", "sources_of"]
 
 PASSES = (
     sink_transposes,  # first: layouts between a convolution and its neighbours hide what the next ones look for

@@ -41,16 +41,26 @@ def origin(value: Value) -> Operator | None:
     return value.constant.operator if isinstance(value.constant, Folded) else value.producer
 
 
+class Sources(tuple[Any, ...]):
+    """The sources of an operator that stands for several."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self))
+
+
 def both(first: Any, second: Any) -> Any:
-    """The sources of two operators that became one: a tuple of those that differ, None if neither has one."""
-    merged = _all(first)
-    return (*merged, *[source for source in _all(second) if source not in merged]) or None
+    """The source of an operator that takes the place of two: each source once, None if there is none."""
+    found = dict.fromkeys((*sources_of(first), *sources_of(second)))
+    return Sources(found) if len(found) > 1 else next(iter(found), None)
 
 
-def _all(source: Any) -> tuple[Any, ...]:
+def sources_of(source: Any) -> tuple[Any, ...]:
+    """All that an operator's ``source`` names."""
     if source is None:
         return ()
-    return source if type(source) is tuple else (source,)
+    return source if isinstance(source, Sources) else (source,)
 
 
 class Rewrite:
