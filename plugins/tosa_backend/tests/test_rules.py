@@ -143,6 +143,18 @@ def two_operands():
     cases("pow-of-int", lambda x: x**2, whole(2, 3))
     cases("pow-pairs", torch.pow, (positive(2, 3), randn(3)))
     cases("pow-base", lambda x: torch.pow(2.5, x), randn(2, 3))
+    cases(
+        "scalar-overloads",
+        lambda x: aten.add.Scalar(aten.div.Scalar(aten.mul.Scalar(aten.sub.Scalar(x, 2), 3), 7), 1, 2),
+        randn(2, 3),
+    )
+    cases(
+        "second-names",
+        lambda x, y: torch.negative(torch.multiply(x, y)) + torch.absolute(torch.subtract(x, y, alpha=2)),
+        (randn(2, 3), randn(3)),
+    )
+    cases("division-names", lambda x, y: torch.true_divide(x, y) + torch.divide(y, x), (positive(2, 3), positive(3)))
+    cases("max-min", lambda x, y: torch.max(x, y) - torch.min(x, y), (randn(2, 3), randn(3)))
     cases("where", torch.where, (truth(2, 3), randn(2, 3), randn(3)), (truth(3), whole(2, 3), whole(1)))
 
 
@@ -158,6 +170,7 @@ def activations():
         cases(f"slope{slope}", lambda x, s=slope: F.leaky_relu(x, s), randn(2, 3), torch.tensor([1.0, -inf, nan]))
     cases("clamp", lambda x: x.clamp(-0.5, 0.25) + x.clamp(min=0.1) * x.clamp(max=0.2), randn(2, 3), half(5))
     cases("clamp-min-max", lambda x: torch.clamp_min(x, 0.1) + torch.clamp_max(x, 0.3), randn(2, 3))
+    cases("clip", lambda x: torch.clip(x, -0.5, 0.25), randn(2, 3))
     cases("clamp-crossed", lambda x: x.clamp(2, 1), randn(2, 3))
     cases("clamp-ints", lambda x: x.clamp(-2, 3), whole(2, 3))
     cases("clamp-tensors", torch.clamp, (randn(2, 3), randn(3), randn(2, 3, seed=7)))
@@ -303,8 +316,9 @@ def shapes():
         "squeeze-nothing": lambda x: x.squeeze(1),
         "permute": lambda x: x.permute(0, -2, 3, 1),
         "transpose": lambda x: x.transpose(1, -1).swapaxes(0, 2),
-        "mT": lambda x: x.mT,
+        "mT": lambda x: torch.cat([x.mT, x.mH, x.adjoint()]),
         "movedim": lambda x: x.movedim(0, 2).movedim((0, 1), (-1, 0)),
+        "moveaxis": lambda x: x.moveaxis(0, 2).moveaxis((0, 1), (-1, 0)).swapdims(1, -1),
         "stack": lambda x: torch.stack([x, x + 1], -1),
         "slice": lambda x: x[:, 1:, -3:-1],
         "slice-steps": lambda x: x[:, ::2, ::3, 1::2],
@@ -329,6 +343,9 @@ def shapes():
     cases("cat-of-70", lambda x: torch.cat([x + k for k in range(70)], -1), randn(1, 2))
     cases("view-as", lambda x, y: x.view_as(y) + y.expand_as(y), (x, randn(6, 20)))
     cases("t", lambda x: x.t(), randn(2, 3), randn(4))
+    cases("matrix-H", lambda x: x.H, randn(2, 3))
+    cases("contiguous", lambda x: x.t().contiguous(), randn(2, 3))
+    cases("concat", lambda x: torch.concatenate([torch.concat([x, x]), x]), randn(2, 3))
     cases("numpy-T", lambda x: aten.numpy_T(x), randn(2, 3))
 
 
@@ -373,9 +390,18 @@ def conversions():
     cases("to-bool", lambda x: x.bool(), floats, whole(30))
     cases("to-small", lambda x: x.to(torch.int8).to(torch.int16), whole(3), floats)
     cases("to-other", lambda x, y: x.to(y) + x.type_as(y), (whole(3), floats[:3]))
+    cases("to-other-inner", lambda x, y: aten.to.other(x, y), (floats, whole(1)))
     cases("to-copy", lambda x: aten._to_copy(x, dtype=torch.float16), floats)
     cases("to-device", lambda x: x.to("cpu", torch.float16), floats)
     cases("to-same", lambda x: x.to(torch.float32) + 1, floats)
+
+
+def creations():
+    cases("full", lambda x: torch.full((2, 3), 1.5) + torch.full((3,), 2) * torch.full_like(x, 2.5), randn(2, 3))
+    cases("ones", lambda x: torch.ones(2, 3) + torch.ones_like(x) - torch.zeros(3) + torch.zeros_like(x), randn(2, 3))
+    cases("arange", lambda x: x + torch.arange(3) - torch.arange(1, 4) * torch.arange(0, 6, 2.0), randn(2, 3))
+    cases("scalar-tensor", lambda x: x * aten.scalar_tensor(2), randn(2, 3))
+    cases("large", lambda x: x + torch.ones(200, 300), randn(200, 1))
 
 
 for family in (
@@ -391,6 +417,7 @@ for family in (
     images,
     unchanged,
     conversions,
+    creations,
 ):
     family()
 

@@ -35,9 +35,13 @@ def dtype_of(dtype: torch.dtype) -> DType:
     found = DTYPES.get(dtype)
     if found is not None:
         return found
+    raise refused(_why_no_dtype(dtype))
+
+
+def _why_no_dtype(dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
-        raise refused("bfloat16 is not lowered yet: numpy, in which constants are folded, does not have it")
-    raise refused(f"TOSA has no {dtype}")
+        return "bfloat16 is not lowered yet: constants fold in numpy, which does not have it"
+    return f"TOSA has no {dtype}"
 
 
 def type_of(val: Any, what: str = "a value") -> Type:
@@ -50,7 +54,10 @@ def type_of(val: Any, what: str = "a value") -> Type:
             raise refused(f"{what} has the dynamic shape {list(shape)}; TOSA 1.0 wants every size at compile time")
         if size < 1:
             raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
-    return Type(shape, dtype_of(val.dtype))
+    dtype = DTYPES.get(val.dtype)
+    if dtype is None:
+        raise refused(f"{what}: {_why_no_dtype(val.dtype)}")
+    return Type(shape, dtype)
 
 
 def _no_tensor(val: Any, what: str) -> str:

@@ -47,7 +47,7 @@ def hardtanh(t: Tosa, self: Value, min_val: float, max_val: float) -> Value:
     return limited(t, self, min_val, max_val)
 
 
-@lowers(aten.clamp.default)
+@lowers(aten.clamp.default, aten.clip.default)
 def clamp(t: Tosa, self: Value, min: float | None, max: float | None) -> Value:
     """[*S] -> [*S]"""
     return limited(t, self, min, max)

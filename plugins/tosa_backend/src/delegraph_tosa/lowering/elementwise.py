@@ -18,13 +18,13 @@ aten = torch.ops.aten
 # ---- one operand: an integer is computed as fp32 where torch does so
 
 
-@lowers(aten.abs.default)
+@lowers(aten.abs.default, aten.absolute.default)
 def abs(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
     return t.abs(self)
 
 
-@lowers(aten.neg.default)
+@lowers(aten.neg.default, aten.negative.default)
 def neg(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
     return t.negate(self)
@@ -142,7 +142,7 @@ def add(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
     return sum_of(t, self, other, alpha)
 
 
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
+@lowers(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor)
 def sub(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
     """[*S], [*S] -> [*S]"""
     return difference(t, self, other, alpha)
@@ -154,7 +154,7 @@ def rsub(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
     return difference(t, other, self, alpha)
 
 
-@lowers(aten.mul.Tensor, aten.mul.Scalar)
+@lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor)
 def mul(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     if _both_bool(self, other):
@@ -162,7 +162,7 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Value:
     return product(t, self, other)
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
 def div(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; TOSA has no division of floats: x * (1 / y), within 1.5 ulp of the quotient"""
     left, right = (floating(t, operand) for operand in promoted(t, self, other))
@@ -188,13 +188,13 @@ def _normal(dtype: DType) -> tuple[float, float]:
     return float(info.tiny), float(info.max)
 
 
-@lowers(aten.maximum.default)
+@lowers(aten.maximum.default, aten.max.other)
 def maximum(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; NaN wins"""
     return t.maximum(*promoted(t, self, other))
 
 
-@lowers(aten.minimum.default)
+@lowers(aten.minimum.default, aten.min.other)
 def minimum(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; NaN wins"""
     return t.minimum(*promoted(t, self, other))

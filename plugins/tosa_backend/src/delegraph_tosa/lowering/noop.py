@@ -16,7 +16,6 @@ aten = torch.ops.aten
 @lowers(
     aten.alias.default,
     aten.detach.default,
-    aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
     aten.positive.default,
 )

@@ -110,13 +110,19 @@ def swapaxes(t: Tosa, self: Value, axis0: int, axis1: int) -> Value:
     return _swapped(t, self, axis0, axis1)
 
 
+@lowers(aten.swapdims.default)
+def swapdims(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
+    """[..,A,..,B,..] -> [..,B,..,A,..]"""
+    return _swapped(t, self, dim0, dim1)
+
+
 @lowers(aten.t.default, aten.numpy_T.default)
 def t_(t: Tosa, self: Value) -> Value:
     """[A,B] -> [B,A]"""
     return t.transpose(self, range(self.rank)[::-1])
 
 
-@lowers(aten.mT.default, aten.matrix_H.default, aten.adjoint.default)
+@lowers(aten.mT.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default)
 def mT(t: Tosa, self: Value) -> Value:
     """[*S,A,B] -> [*S,B,A]; real numbers are their own conjugates"""
     return _swapped(t, self, -2, -1)
@@ -130,13 +136,13 @@ def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
     return t.transpose(x, perms)
 
 
-@lowers(aten.movedim.int)
+@lowers(aten.movedim.int, aten.moveaxis.int)
 def movedim(t: Tosa, self: Value, source: int, destination: int) -> Value:
     """[*S] -> [*S']"""
     return _moved(t, self, [source], [destination])
 
 
-@lowers(aten.movedim.intlist)
+@lowers(aten.movedim.intlist, aten.moveaxis.intlist)
 def movedim_list(t: Tosa, self: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
     """[*S] -> [*S']"""
     return _moved(t, self, source, destination)
@@ -151,7 +157,7 @@ def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int])
 # ---- joining
 
 
-@lowers(aten.cat.default, aten.concat.default)
+@lowers(aten.cat.default, aten.concat.default, aten.concatenate.default)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]"""
     same = _one_type(t, tensors)

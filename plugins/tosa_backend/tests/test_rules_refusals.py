@@ -1,0 +1,196 @@
+"""What the rules refuse, word for word: these texts are what a user reads in the report."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.errors import InternalError, Unsupported
+from delegraph_tosa.ir.graph import Value
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.lowering import RULES, lower_program, lowers
+from delegraph_tosa.spec import TosaSpec
+from torch import nn
+
+aten = torch.ops.aten
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **options):
+    module = function if isinstance(function, nn.Module) else Function(function)
+    return lower_program(torch.export.export(module, inputs, **options), TosaSpec.parse(spec))
+
+
+def message(function, *inputs, **options):
+    with pytest.raises(Unsupported) as caught:
+        lower(function, *inputs, **options)
+    assert caught.value.code == "unsupported"
+    return caught.value.message
+
+
+x = torch.randn(1, 2, 6, 6)
+REFUSALS = [
+    (lambda x: torch.special.i0(x), (x,), "aten.special_i0.default: no TOSA lowering for this operator"),
+    (lambda x: x.double(), (x,), "aten.to.dtype: the result: TOSA has no torch.float64"),
+    (
+        lambda x: F.max_pool2d(x, 2, dilation=2),
+        (x,),
+        "aten.max_pool2d.default: max_pool2d with dilation [2, 2] is not lowered",
+    ),
+    (
+        lambda x: F.max_pool2d(x, 2, stride=2, return_indices=True)[1],
+        (x,),
+        "result 1 of aten.max_pool2d_with_indices.default is not lowered",
+    ),
+    (
+        lambda x: F.conv_transpose2d(x, torch.ones(2, 3, 2, 2)),
+        (x,),
+        "aten.conv_transpose2d.input: no TOSA lowering for this operator",
+    ),
+    (
+        lambda x: aten.convolution(x, torch.ones(2, 3, 2, 2), None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1),
+        (x,),
+        "aten.convolution.default: a transposed convolution is not lowered",
+    ),
+    (
+        lambda x: aten.convolution(x, torch.ones(3, 2, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1),
+        (torch.randn(1, 2, 3, 3, 3),),
+        "aten.convolution.default: a convolution over 3 axes is not lowered, only over 1 or 2",
+    ),
+    (
+        lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+        (x,),
+        "aten.pad.default: padding of mode 'reflect' is not lowered, only 'constant'",
+    ),
+    (
+        lambda x: F.dropout(x, 0.25, training=True),
+        (x,),
+        "aten.dropout.default: dropout of 0.25 in training draws random numbers, which TOSA cannot",
+    ),
+    (
+        lambda x: F.batch_norm(x, None, None, training=True),
+        (x,),
+        "aten.batch_norm.default: batch normalisation with statistics of the batch is not lowered, "
+        "only with running ones",
+    ),
+    (
+        lambda x: x.sum(),
+        (torch.ones(3, dtype=torch.int32),),
+        "aten.sum.default: the sum of int32 is int64 in torch, which TOSA lacks",
+    ),
+    (
+        lambda x: x * x,
+        (torch.ones(3, dtype=torch.int8),),
+        "aten.mul.Tensor: a product of int8 that stays int8 is not lowered",
+    ),
+    (lambda x: x + 1000, (torch.ones(3, dtype=torch.int8),), "aten.add.Tensor: the number 1000 does not fit into int8"),
+    (
+        lambda x: x.clamp(0.5),
+        (torch.ones(3, dtype=torch.int32),),
+        "aten.clamp.default: the limits 0.5 and None on int32 are not lowered, only whole numbers",
+    ),
+    (
+        lambda x: x**-2,
+        (torch.ones(3, dtype=torch.int32),),
+        "aten.pow.Tensor_Scalar: the power -2 of an integer is not lowered",
+    ),
+    (
+        lambda x: x / 1e-39,
+        (x,),
+        "aten.div.Tensor: 1 / 1e-39, by which a division multiplies, is no normal number of fp32",
+    ),
+    (
+        lambda x: x[:, :0].sum() + 1,
+        (x,),
+        "aten.slice.Tensor: the result of shape [1, 0, 6, 6] is empty; TOSA has no empty tensors",
+    ),
+    (lambda x: x + 1, (torch.ones(3, dtype=torch.int64),), "the input args_0: a tensor of int64 is not in TOSA 1.0"),
+    (
+        lambda x: x + 1,
+        (torch.ones(3, dtype=torch.bfloat16),),
+        "the input args_0: bfloat16 is not lowered yet: constants fold in numpy, which does not have it",
+    ),
+    (
+        lambda x: x.reshape(1, 1, 1, 2, 3, 2, 6).relu(),
+        (x,),
+        "aten.reshape.default: TOSA RESHAPE: [1x1x1x2x3x2x6]fp32 has rank 7, MAX_RANK is 6",
+    ),
+    (
+        lambda x, w: F.conv2d(x, w, dilation=5000, padding=5000),
+        (x, torch.ones(2, 2, 2, 2)),
+        "aten.conv2d.default: TOSA CONV2D: dilation_y * KH is 10000, MAX_KERNEL is 8192",
+    ),
+    (
+        lambda x: F.interpolate(x, scale_factor=0.05),
+        (torch.ones(1, 1, 40, 40),),
+        "aten.upsample_nearest2d.vec: TOSA RESIZE: scale 2/40 is not above 1/16",
+    ),
+    (
+        lambda x: F.interpolate(x, scale_factor=1.23456789),
+        (x,),
+        "aten.upsample_nearest2d.vec: the scale factor 1.23456789 is no fraction that RESIZE can express",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "inputs", "text"), REFUSALS, ids=[text[:60] for *_, text in REFUSALS])
+def test_refusals(function, inputs, text):
+    assert message(function, *inputs) == text
+
+
+def test_the_target_decides():
+    ints = torch.ones(2, 3, dtype=torch.int32)
+    said = message(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP")
+    assert said == "aten.reshape.default: TOSA RESHAPE on int32 needs PRO-INT; target is PRO-FP"
+    assert lower(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP+INT").operators
+    said = message(lambda x: x.relu(), torch.ones(3), spec="TOSA-1.0+INT")
+    assert said == "the input args_0: a tensor of fp32 needs PRO-FP; target is PRO-INT"
+
+
+def test_dynamic_shapes():
+    rows = torch.export.Dim("rows")
+    said = message(lambda x: x + 1, torch.ones(3, 4), dynamic_shapes=(({0: rows},),))
+    assert said.startswith("the input args_0 has the dynamic shape [")
+    assert said.endswith("TOSA 1.0 wants every size at compile time")
+
+
+def test_python_values_as_inputs_and_outputs():
+    assert message(lambda x, n: x + n, torch.ones(3), 2) == "the input args_1 is 2, not a tensor"
+    assert message(lambda x: (x + 1, 5), torch.ones(3)) == "output 1 is the Python value 5, not a tensor"
+
+
+def test_the_error_names_the_node_and_the_line():
+    with pytest.raises(Unsupported) as caught:
+        lower(lambda x: torch.special.i0(x), x)
+    assert caught.value.node.target is aten.special_i0.default
+    assert caught.value.source.file == __file__
+    assert "special_i0" in str(caught.value)
+
+
+def test_a_wrong_rule_is_our_defect(monkeypatch):
+    wrong = RULES[aten.relu.default]._replace(function=lambda t, self: Value(Type((1,), DType.FP32)))
+    monkeypatch.setitem(RULES, aten.relu.default, wrong)
+    with pytest.raises(InternalError, match=r"made \[1\]fp32 of aten.relu.default, which returns \[1x2x6x6\]fp32"):
+        lower(lambda x: x.relu(), x)
+
+
+def test_rules_are_checked_when_they_are_registered():
+    with pytest.raises(TypeError, match="does not match aten::relu"):
+
+        @lowers(aten.relu.default)
+        def misnamed(t, x):
+            return x
+
+    with pytest.raises(ValueError, match="has the rule relu already"):
+
+        @lowers(aten.relu.default)
+        def again(t, self):
+            return self
