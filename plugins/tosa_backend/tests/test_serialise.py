@@ -508,7 +508,7 @@ MEANINGLESS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "dynamic size": (lambda d: tensor_of(d, "x").update(shape=[1, 4, -1, 2]), "no static shape"),
     "no rank": (lambda d: tensor_of(d, "x").update(is_unranked=True), "no static shape"),
     "rank 33": (lambda d: tensor_of(d, "x").update(shape=[1] * 33), "rank up to 32"),
-    "long constant": (lambda d: tensor_of(d, "const_0")["data"].extend([0] * 8), "takes 96 bytes, and has 104"),
+    "long constant": (lambda d: tensor_of(d, "const_0")["data"].extend([0] * 9), "takes 96 bytes, and has 105"),
     "short constant": (lambda d: tensor_of(d, "const_0")["data"].pop(), "takes 96 bytes, and has 95"),
     "constant elsewhere": (
         lambda d: tensor_of(d, "const_0").update(data=[], offset=1 << 40, size=96), "beyond the end of the file"

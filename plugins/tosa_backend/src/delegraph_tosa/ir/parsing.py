@@ -89,12 +89,13 @@ class _Parser:
         return self.tokens[self.position]
 
     def wrong(self, why: str) -> FormatError:
-        return _wrong(self.next.line, why)
+        """An error in what was taken last."""
+        return _wrong(self.tokens[max(self.position - 1, 0)].line, why)
 
     def take(self, kind: str, text: str | None = None) -> str:
         token = self.next
         if token.kind != kind or text not in (None, token.text):
-            raise self.wrong(f"expected {text or kind}, found {token.text or token.kind!r}")
+            raise _wrong(token.line, f"expected {text or kind}, found {token.text or token.kind!r}")
         self.position += 1
         return token.text
 

@@ -31,8 +31,8 @@ from .schema import (
 
 MAX_RANK = 32
 """Of level NONE, the widest."""
-MAX_PADDING = 7
-"""Other writers round the length of data up to a multiple of 8."""
+MAX_PADDING = 8
+"""Other writers round the length of data up to a multiple of 8, that of an empty shape to 8."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
     "DType": DType,
     "NanMode": NanMode,

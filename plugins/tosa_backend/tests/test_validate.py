@@ -1,0 +1,166 @@
+"""The validator: all violations of a graph, each with where, why and the user's line."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import judges
+import numpy as np
+import pytest
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.spec import DEFAULT, TosaSpec, required
+from delegraph_tosa.validate import InvalidGraph, validate, violations
+from samples import apply, merged, samples
+
+F32 = DType.FP32
+FP = TosaSpec.parse("TOSA-1.0+FP")
+
+
+def value(*shape: int, dtype: DType = F32, name: str = "") -> Value:
+    return Value(Type(shape, dtype), name=name)
+
+
+def zero(dtype: DType = F32) -> Value:
+    return literal([0], dtype, {F32: np.float32, DType.INT8: np.int8}[dtype])
+
+
+def found(graph: Graph, spec: TosaSpec = FP) -> list[str]:
+    return [str(v) for v in violations(graph, spec)]
+
+
+@pytest.mark.parametrize("sample", list(samples()), ids=lambda s: s.label)
+def test_legal_graphs_have_no_violation(sample):
+    needed = required(sample.graph)
+    assert found(sample.graph, TosaSpec(profiles=needed.profiles, extensions=needed.extensions)) == []
+
+
+def test_all_are_found_at_once():
+    x, y = value(2, 3, name="x"), value(2, 3, dtype=DType.INT32, name="x")
+    add = apply(ops.ADD, x, x)
+    add.outputs[0].type = Type((2, 2), F32)
+    sub = apply(ops.SUB, y, y)
+    less = apply(ops.GREATER, sub.outputs[0], y)
+    lost = value(2, 3)
+    exp = apply(ops.EXP, lost)
+    exp.source = "model.py:9, in exp"
+    assert found(Graph([x, y], [exp.outputs[0], lost], [add, sub, less, exp])) == [
+        "operator 0 (ADD): it gives [2x3]fp32, its results are declared as [2x2]fp32",
+        "operator 2 (GREATER): TOSA GREATER from int32 to bool needs PRO-INT; target is PRO-FP",
+        "operator 3 (EXP): operand 0 (%?: [2x3]fp32) is not defined before it is used\n    at model.py:9, in exp",
+        "output 1: %?: [2x3]fp32 is not defined",
+        "name 'x': 2 inputs or outputs have it",
+    ]  # fmt: skip
+
+
+def test_validate_raises_with_all_of_them():
+    x = value(2, dtype=DType.BF16)
+    graph = Graph([x], (exp := apply(ops.EXP, x)).outputs, [exp])
+    with pytest.raises(
+        InvalidGraph, match="3 violations of TOSA-1.0\\+FP:\n  input 0: a tensor of bf16 needs EXT-BF16"
+    ) as caught:
+        validate(graph, FP)
+    assert len(caught.value.violations) == 3
+    assert caught.value.code == "tosa/invalid-graph"
+    validate(graph, TosaSpec.parse("TOSA-1.0+FP+bf16"))
+
+
+def test_operands_before_uses():
+    x = value(2)
+    a = apply(ops.ABS, x)
+    b = apply(ops.EXP, *a.outputs)
+    assert found(Graph([x], b.outputs, [a, b])) == []
+    assert found(Graph([x], b.outputs, [b, a])) == [
+        "operator 0 (EXP): operand 0 (%?: [2]fp32) is not defined before it is used"
+    ]
+    assert "result 0 (%?: [2]fp32) is defined already" in found(Graph([x], a.outputs, [a, a]))[0]
+
+
+def test_inputs():
+    x, constant = value(2), literal([1.0], F32, np.float32)
+    shape = value(2, dtype=DType.SHAPE)
+    assert found(Graph([x, x, constant, shape], [x], [])) == [
+        "input 1: the value is an input already",
+        "input 2: an input cannot be a constant or the result of an operator",
+        "input 3: a shape cannot cross the boundary of a graph",
+    ]
+
+
+def test_constants_of_types_that_files_cannot_hold():
+    wide = literal([1], DType.INT64, np.int64)
+    x = value(1, dtype=DType.INT64)
+    assert "constant 0: a constant of int64 is not in TOSA 1.0" in found(
+        Graph([x], (add := apply(ops.ADD, x, wide)).outputs, [add])
+    )
+
+
+def test_operands_that_must_be_constant():
+    x, runtime = value(2), value(1)
+    negate = apply(ops.NEGATE, x, runtime, zero())
+    assert found(Graph([x, runtime], negate.outputs, [negate])) == [
+        "operator 0 (NEGATE): TOSA NEGATE: input1_zp must be a compile-time constant"
+    ]
+    reshape = ops.RESHAPE((x, shape := value(1, dtype=DType.SHAPE)))
+    reshape.outputs = (value(2),)
+    assert any("not a constant shape" in text for text in found(Graph([x, shape], reshape.outputs, [reshape])))
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        (ops.REDUCE_SUM((value(2, 3),)), "attribute axis is None, which is no int"),
+        (ops.REDUCE_SUM((value(2, 3),), axis=1 << 31), "which is no int"),
+        (ops.REDUCE_SUM((value(2, 3),), axis=2), "axis 2 is outside rank 2"),
+        (ops.TRANSPOSE((value(2, 3),), perms=[1, 0]), "attribute perms is .* no Ints"),
+        (ops.TRANSPOSE((value(2, 3),), perms=(1.0, 0)), "no Ints"),
+        (ops.CLAMP((value(2, 3),), min_val="0", max_val=1), "attribute min_val is '0'"),
+        (ops.CLAMP((value(2, 3),), min_val=0, max_val=1, nan_mode="PROPAGATE"), "no NanMode"),
+        (ops.CLAMP((value(2, 3),), min_val=0, max_val=math.nan), "not in order"),
+        (ops.ADD((value(2, 3),)), r"it has 1 operands, needs 2 \(input1, input2\)"),
+        (ops.CONCAT((), axis=0), "at least one tensor"),
+    ],
+)
+def test_malformed_operators(operator, words):
+    operator.outputs = (value(2, 3),)
+    text = found(Graph(operator.inputs, operator.outputs, [operator]))[0]
+    assert re.search(words, text)
+
+
+def test_unknown_operators():
+    class SOFTMAX(Operator):
+        input: Value
+
+    unknown = SOFTMAX((x := value(2),))
+    unknown.outputs = (value(2),)
+    assert found(Graph([x], unknown.outputs, [unknown])) == ["operator 0 (SOFTMAX): it is no operator of TOSA 1.0"]
+
+
+def test_graphs_of_control_flow_are_checked():
+    inner = value(2, dtype=DType.BF16)
+    body = Graph([inner], (exp := apply(ops.EXP, inner)).outputs, [exp])
+    condition, x = value(1, dtype=DType.BOOL), value(2, dtype=DType.BF16)
+    chosen = apply(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
+    texts = found(Graph([condition, x], chosen.outputs, [chosen]), TosaSpec.parse("TOSA-1.0+FP+cf"))
+    where = "operator 0 (COND_IF), then_graph, operator 0 (EXP)"
+    assert f"{where}: TOSA EXP on bf16 needs EXT-BF16; target is EXT-CONTROLFLOW+PRO-FP" in texts
+    )
+
+
+def test_every_limit_that_an_operator_exceeds():
+    x = value(1, 20000, 20000, 1)
+    pool = apply(ops.MAX_POOL2D, x, kernel=(10000, 10000), stride=(10000, 10000), pad=(0, 0, 0, 0))
+    texts = found(Graph([x], pool.outputs, [pool]))
+    for name, text in zip(("kernel_y", "kernel_x", "stride_y", "stride_x"), texts, strict=True):
+        assert name in text
+
+
+def test_the_outside_validator_agrees_on_a_whole_graph():
+    graph = merged(s.graph for s in samples() if s.allowed_by[0] == {"PRO-FP"} or s.allowed_by[0] == {"PRO-INT"})
+    assert found(graph, DEFAULT) == []
+    judges.judge(TosaFile(graph, DEFAULT).join(), DEFAULT)
+    assert found(graph, FP) != []
+    with pytest.raises(judges.Refused):
+        judges.judge(TosaFile(graph, FP).join(), FP)
