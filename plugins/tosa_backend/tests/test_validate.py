@@ -146,7 +146,6 @@ def test_graphs_of_control_flow_are_checked():
     texts = found(Graph([condition, x], chosen.outputs, [chosen]), TosaSpec.parse("TOSA-1.0+FP+cf"))
     where = "operator 0 (COND_IF), then_graph, operator 0 (EXP)"
     assert f"{where}: TOSA EXP on bf16 needs EXT-BF16; target is EXT-CONTROLFLOW+PRO-FP" in texts
-    )
 
 
 def test_every_limit_that_an_operator_exceeds():
