@@ -173,6 +173,8 @@ def test_operators_without_kernel_are_refused_before_anything_runs():
     assert why_not(custom) == "the host runtime does not compute CUSTOM"
     with pytest.raises(Unsupported, match="does not compute CUSTOM"):
         Program(Graph([x], custom.outputs, [custom]))
+    body, condition = Graph([x], custom.outputs, [custom]), Value(Type((1,), DType.BOOL))
+    assert why_not(node(ops.COND_IF, condition, x, then_graph=body, else_graph=body)) == why_not(custom)
     small = Value(Type((2,), DType.FP8E4M3))
     with pytest.raises(Unsupported, match="IDENTITY on fp8e4m3"):
         Program(Graph([small], [small], [node(ops.IDENTITY, small)]))

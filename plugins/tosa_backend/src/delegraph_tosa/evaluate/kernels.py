@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from delegraph.errors import InternalError, Unsupported
 
-from ..ir.graph import Array, Operator
+from ..ir.graph import Array, Graph, Operator
 from ..ir.types import ARRAY_DTYPES, DType, Type
 
 Result = Any
@@ -50,7 +50,10 @@ def why_not(operator: Operator) -> str | None:
         return f"the host runtime does not compute {operator.name}"
     types = [v.type for v in operator.inputs] + list(result_types(operator))
     strange = next((t.dtype for t in types if t.dtype not in ARRAY_DTYPES or t.dtype in _OPAQUE), None)
-    return f"the host runtime does not compute {operator.name} on {strange}" if strange else None
+    if strange:
+        return f"the host runtime does not compute {operator.name} on {strange}"
+    bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
+    return next((why for body in bodies for inner in body.operators if (why := why_not(inner))), None)
 
 
 def expect_computable(operator: Operator) -> None:
