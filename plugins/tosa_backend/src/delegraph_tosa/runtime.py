@@ -12,6 +12,7 @@ from delegraph.runtime import BackendRuntime, Delegate
 
 from .evaluate import Program, check_inputs
 from .ir.graph import Array, Graph
+from .options import Options
 from .serialise import read
 
 Scalar = int | float | bool
@@ -22,11 +23,13 @@ class TOSARuntime(BackendRuntime):
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
-        """Read a ``.tosa`` blob and prepare it for calls; the compile specs do not matter here.
+        """Read a ``.tosa`` blob and prepare it for calls; of the compile specs only ``input_order`` matters here.
 
         Raises FormatError if it is damaged, Unsupported if it contains an operator that this host does not compute.
         """
-        return LoadedGraph(read(processed_bytes))
+        loaded = LoadedGraph(read(processed_bytes))
+        order = Options.parse(compile_specs).input_order if compile_specs else None
+        return loaded if order is None else lambda *args: loaded(*[args[position] for position in order])
 
 
 class LoadedGraph:

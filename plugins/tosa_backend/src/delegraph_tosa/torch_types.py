@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ def type_of(val: Any, what: str = "a value") -> Type:
     """The type of a fake (or real) tensor; Unsupported if it is no tensor of known, positive sizes."""
     if not isinstance(val, torch.Tensor):
         raise refused(_no_tensor(val, what))
+    if val.layout is not torch.strided:
+        raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
     shape = tuple(val.shape)
     for size in shape:
         if type(size) is not int:
@@ -83,6 +86,12 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
         return array
 
     return Value(value_type, Deferred(load), name)
+
+
+def memory_of(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors that are the same elements of the same memory."""
+    place = (tensor.untyped_storage()._cdata, tensor.storage_offset())
+    return *place, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -48,14 +48,31 @@ class Tosa:
 
     def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
         """The (first) result of a new operator; a constant, and nothing emitted, if its operands are constant."""
+        if fold and _all_constant(inputs):
+            return self._folded(cls, inputs, attributes)
+        return self._appended(*self._inferred(cls, inputs, attributes))
+
+    def _inferred(
+        self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]
+    ) -> tuple[Operator, tuple[Type, ...]]:
         operator = cls(inputs, self.source, **attributes)
         try:
-            types = operator.infer()
+            return operator, operator.infer()
         except Illegal as illegal:
             raise refused(f"TOSA {operator.name}: {illegal}") from illegal
-        if fold and _folds(operator.inputs, types):
+
+    def _folded(self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]) -> Value:
+        """A constant that is computed when the file is written; the same one if it was asked for before."""
+        key = (cls, *inputs, repr(attributes))
+        if key not in self._constants:
+            operator, types = self._inferred(cls, inputs, attributes)
+            if not _fits(inputs, types):
+                return self._appended(operator, types)
             operator.outputs = tuple([Value(type, Folded(operator, i)) for i, type in enumerate(types)])
-            return operator.outputs[0]
+            self._constants[key] = operator.outputs[0]
+        return self._constants[key]
+
+    def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         why = self.spec.why_not(operator)
         if why is not None:
@@ -284,11 +301,15 @@ class Tosa:
         return self.emit(tosa.RESIZE, operands, mode=mode)
 
 
-def _folds(inputs: Sequence[Value], types: Sequence[Type]) -> bool:
-    """Whether the operator is computed when the file is written: constant operands, and no file that explodes."""
-    for value in inputs:
+def _all_constant(values: Sequence[Value]) -> bool:
+    for value in values:
         if value.constant is None:
             return False
+    return True
+
+
+def _fits(inputs: Sequence[Value], types: Sequence[Type]) -> bool:
+    """Whether a folded constant does not make the file explode."""
     size = _bytes(types)
     return size <= FOLDED_BYTES or size <= _bytes([v.type for v in inputs])
 

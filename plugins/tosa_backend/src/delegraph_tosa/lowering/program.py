@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ..ir.graph import Graph, Value
 from ..spec import TosaSpec
-from ..torch_types import constant_of, refused, type_of
+from ..torch_types import constant_of, memory_of, refused, type_of
 from .builder import Tosa
 from .rules import Result, apply, bind, is_unpacking, rule_of
 
@@ -116,14 +116,17 @@ def _name(results: Iterable[Value], taken: set[str]) -> None:
 
 
 def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
-    """Makes the value of a constant placeholder, by reference to its tensor."""
+    """Makes the value of a constant placeholder, by reference to its tensor; the same one for tied weights."""
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))
+    made: dict[Any, Value] = {}
 
     def value(node: Node) -> Value | None:
         if node not in constant:
             return None
-        return constant_of(str(specs[node].target), constant_tensor(program, specs[node]))
+        tensor = constant_tensor(program, specs[node])
+        value = constant_of(str(specs[node].target), tensor)
+        return made.setdefault(memory_of(tensor), value)
 
     return value
 

@@ -1,0 +1,192 @@
+"""``TOSABackend``: what compile specs mean, what the file is, what is written for debugging."""
+
+from __future__ import annotations
+
+import io
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.backend import Blob, CompileSpec
+from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteError
+from delegraph_tosa.backend import TOSABackend, compile_program, filter_tosa_compile_specs
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.partitioner import TOSAPartitioner
+from delegraph_tosa.serialise import read
+from delegraph_tosa.spec import TosaSpec
+from torch import nn
+
+torch.set_num_threads(1)
+SPECS = {"output_format": "tosa", "tosa_spec": "TOSA-1.0+FP"}
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def export(function, *inputs):
+    return torch.export.export(Function(function), inputs)
+
+
+def compiled(program, **specs):
+    listed = [CompileSpec(key, value.encode()) for key, value in {**SPECS, **specs}.items()]
+    return TOSABackend.preprocess(program, listed)
+
+
+X, Y = torch.randn(2, 3), torch.randn(3)
+PROGRAM = export(lambda x, y: (x.exp() + y, x), X, Y)
+
+
+def test_the_file():
+    result = compiled(PROGRAM)
+    assert isinstance(result.processed_bytes, Blob)
+    graph = read(result.processed_bytes.join())
+    assert [v.name for v in graph.inputs] == ["args_0", "args_1"]
+    assert [v.name for v in graph.outputs] == ["output_0", "output_1"]
+    assert [op.name for op in graph.operators] == ["EXP", "RESHAPE", "ADD", "IDENTITY"]
+    found = evaluate(graph, [X.numpy(), Y.numpy()])
+    np.testing.assert_allclose(found[0], (X.exp() + Y).numpy(), rtol=1e-6)
+
+
+def test_an_input_named_like_an_output():
+    class Named(nn.Module):
+        def forward(self, output_0, output_1):
+            return output_0 + output_1, output_1 * 2
+
+    graph = read(compiled(torch.export.export(Named(), (X, Y))).processed_bytes.join())
+    names = [v.name for v in (*graph.inputs, *graph.outputs)]
+    assert names == ["output_0", "output_1", "output_0_", "output_1_"]
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        ({"output_format": "vela"}, "compile spec: output_format is to be 'tosa'"),
+        ({"tosa_spec": "TOSA-0.80+MI"}, "1.0 is what we write"),
+        ({"compile_flags": "--fast"}, "compile spec: compile_flags '--fast': TOSA itself knows none"),
+        ({"color": "red"}, "compile spec: unknown key 'color'; known: output_format, tosa_spec, debug_artifact_path"),
+        ({"input_order": "1,1"}, "compile spec: input_order '1,1' is no permutation like '1,0,2'"),
+        ({"input_order": "a"}, "compile spec: input_order 'a' is no permutation like '1,0,2'"),
+        ({"input_order": "2,0,1"}, "compile spec: input_order '2,0,1' has 3 entries, the delegate has 2 inputs"),
+    ],
+)
+def test_wrong_compile_specs(specs, text):
+    with pytest.raises(OptionError) as caught:
+        compiled(PROGRAM, **specs)
+    assert text in caught.value.message
+
+
+def test_missing_and_repeated_compile_specs():
+    with pytest.raises(OptionError, match="tosa_spec is missing: the target, like TOSA-1.0"):
+        TOSABackend.preprocess(PROGRAM, [CompileSpec("output_format", b"tosa")])
+    with pytest.raises(OptionError, match="tosa_spec is there twice"):
+        TOSABackend.preprocess(PROGRAM, [CompileSpec("tosa_spec", b"TOSA-1.0+FP")] * 2)
+    with pytest.raises(OptionError, match="tosa_spec is not utf-8"):
+        TOSABackend.preprocess(PROGRAM, [CompileSpec("tosa_spec", b"\xff")])
+
+
+def test_filter():
+    given = [CompileSpec("tosa_spec", b"TOSA-1.0+FP"), CompileSpec("chip", b"u85"), CompileSpec("compile_flags", b"-O")]
+    kept = filter_tosa_compile_specs([*given, CompileSpec("debug_artifact_path", b"here")])
+    assert [(s.key, s.value) for s in kept] == [
+        ("output_format", b"tosa"),
+        ("tosa_spec", b"TOSA-1.0+FP"),
+        ("debug_artifact_path", b"here"),
+    ]
+
+
+def test_input_order():
+    graph = read(compiled(PROGRAM, input_order="1,0").processed_bytes.join())
+    assert [v.name for v in graph.inputs] == ["args_1", "args_0"]
+    lowered = delegraph.lower(PROGRAM, backends=[TOSAPartitioner("TOSA-1.0+FP", input_order="1,0")])
+    torch.testing.assert_close(lowered(X, Y)[0], X.exp() + Y)
+
+
+def test_weights_stay_where_they_are_until_the_file_is_written():
+    layer = nn.Linear(64, 64).requires_grad_(False)
+    blob = compiled(torch.export.export(layer, (torch.ones(1, 64),))).processed_bytes
+    size = len(blob)
+    layer.weight.add_(1)
+    with pytest.raises(ContractViolation, match="the weights of weight changed between lowering and writing"):
+        blob.write_to(io.BytesIO())
+    assert size > 64 * 64 * 4
+
+
+def test_shared_weights_are_written_once():
+    table = nn.Parameter(torch.randn(64, 64))
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def forward(self, x):
+            return F.linear(F.linear(x, self.table), self.table)
+
+    blob = compiled(torch.export.export(Tied(), (torch.ones(1, 64),))).processed_bytes
+    assert len(blob) < 1.5 * 64 * 64 * 4
+
+
+def test_debug_files(tmp_path):
+    folder = tmp_path / "new" / "debug"
+    blob = compiled(PROGRAM, debug_artifact_path=str(folder)).processed_bytes
+    (file,) = folder.iterdir()
+    assert file.name == "output_TOSA-1.0+FP.tosa"
+    assert [op.name for op in read(file.read_bytes()).operators] == [op.name for op in read(blob.join()).operators]
+    program = export(lambda x: torch.special.i0(x * 2) + 1, X)
+    delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP", str(folder))])
+    assert sorted(f.name for f in folder.iterdir())[-2:] == [
+        "output_TOSABackend_0_TOSA-1.0+FP.tosa",
+        "output_TOSABackend_1_TOSA-1.0+FP.tosa",
+    ]
+
+
+def test_a_debug_file_of_what_was_built_before_it_failed(tmp_path):
+    with pytest.raises(Unsupported):
+        compiled(export(lambda x: torch.special.i0(x.exp() + 1), X), debug_artifact_path=str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert file.name == "output_TOSA-1.0+FP_failed.tosa"
+    assert [op.name for op in read(file.read_bytes()).operators] == ["EXP", "ADD"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match="could not be written"):
+        compiled(PROGRAM, debug_artifact_path=str(tmp_path / "file"))
+
+
+def test_debug_handles():
+    program = export(lambda x, y: F.relu(x * 2) / y, X, Y)
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    for handle, node in enumerate(calls, start=7):
+        node.meta["debug_handle"] = handle
+    result = compiled(program)
+    assert result.debug_handle_map == {
+        "mul_0": (7,),
+        "clamp_1": (8,),
+        "reciprocal_2": (9,),
+        "reshape_3": (9,),
+        "output_0": (9,),
+    }
+    names = [v.name for op in read(result.processed_bytes.join()).operators for v in op.outputs]
+    assert set(result.debug_handle_map) == set(names)
+
+
+def test_relu_keeps_infinities_and_nan():
+    x = torch.tensor([-torch.inf, -1.0, -0.0, 2.0, torch.inf, torch.nan])
+    graph = compile_program(export(F.relu, x), TosaSpec.parse("TOSA-1.0+FP"))
+    np.testing.assert_array_equal(evaluate(graph, [x.numpy()])[0], F.relu(x).numpy())
+
+
+def test_the_same_program_gives_the_same_bytes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).eval()
+    first, second = (compiled(torch.export.export(model, (torch.ones(1, 2, 4, 4),))) for _ in range(2))
+    assert first.processed_bytes.join() == second.processed_bytes.join()

@@ -1,0 +1,182 @@
+"""The partitioner: what it accepts compiles, alone and in every partition, and constants follow their users."""
+
+from __future__ import annotations
+
+import operator
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.errors import OptionError, Unsupported
+from delegraph_tosa.backend import TOSABackend
+from delegraph_tosa.lowering import lower_program
+from delegraph_tosa.partitioner import TOSAPartitioner, TOSASupport
+from delegraph_tosa.spec import TosaSpec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+torch.set_num_threads(1)
+aten = torch.ops.aten
+SPEC = TosaSpec.parse("TOSA-1.0+FP+INT")
+FP = TosaSpec.parse("TOSA-1.0+FP")
+
+
+class Function(nn.Module):
+    def __init__(self, function, **buffers):
+        super().__init__()
+        self.function = function
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def export(function, *inputs, **buffers):
+    return torch.export.export(Function(function, **buffers).eval(), inputs)
+
+
+def asked(program, spec=SPEC):
+    """The support object after the whole program, and its answers by node name."""
+    support = TOSASupport(spec)
+    support.begin(program)
+    calls = [n for n in program.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    return support, {node.name: support.why_not(node) for node in calls}
+
+
+def calls(program, *names):
+    return [n for n in program.graph.nodes if n.name in names]
+
+
+def test_the_check_is_the_compiler():
+    program = export(lambda m, x: torch.special.i0(x.exp().reshape(6)) + 1, torch.ones(2, 3))
+    _, answers = asked(program)
+    why = "no TOSA lowering for this operator"
+    assert answers == {"exp": None, "reshape": None, "special_i0": why, "add": None}
+    with pytest.raises(Unsupported, match=why):
+        lower_program(program, SPEC)
+
+
+def test_the_check_reads_no_weight(monkeypatch):
+    program = export(lambda m, x: F.conv2d(x, m.w) + m.w.sum(), torch.ones(1, 2, 4, 4), w=torch.ones(3, 2, 2, 2))
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda self: pytest.fail("a weight was read"))
+    _, answers = asked(program)
+    assert set(answers.values()) == {None}
+
+
+def test_constants_are_known_through_the_program():
+    def positions(m, x):
+        ids = m.ids[:, :3] + 1
+        return x + ids.to(torch.float32), x * 2
+
+    program = export(positions, torch.ones(2, 3), ids=torch.arange(5)[None])
+    support, answers = asked(program)
+    assert set(answers.values()) == {None}  # int64 all the way, and nothing of it at run time
+    constant = [n.name for n in program.graph.nodes if n.name in answers and support.is_constant(n)]
+    assert constant == ["slice_1", "add", "to"]
+
+
+def test_a_constant_that_only_the_host_computes_is_an_input():
+    program = export(lambda m, x: x + torch.special.i0(m.c), torch.ones(3), c=torch.ones(3))
+    support, answers = asked(program)
+    assert answers["add"] is None
+    assert not support.is_constant(*calls(program, "add"))
+
+
+def test_a_buffer_that_is_written_is_no_constant():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x):
+            self.count.add_(1)
+            return x + self.count * 2
+
+    program = torch.export.export(Counter(), (torch.ones(3),)).run_decompositions({})
+    support, _ = asked(program)
+    assert not any(support.is_constant(n) for n in program.graph.nodes if n.op == "call_function")
+
+
+def test_what_crosses_the_border_must_be_representable():
+    program = export(lambda m, x: (x + m.ids[:1].to(torch.float32), m.ids[:1]), torch.ones(3), ids=torch.arange(3))
+    support, answers = asked(program)
+    part = [n for n in program.graph.nodes if n.name in answers]
+    late = support.partition_why_not(part)
+    assert {n.name: why for n, why in late.items()} == {
+        "slice_2": "the result leaves the delegate: a tensor of int64 is not in TOSA 1.0"
+    }
+
+
+def test_a_value_from_another_partition_is_an_input_there():
+    program = export(lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=torch.arange(3))
+    support, _ = asked(program)
+    (to,) = [n for n in program.graph.nodes if n.target is aten.to.dtype]
+    late = support.partition_why_not([to])
+    assert list(late.values()) == ["the input slice_1: a tensor of int64 is not in TOSA 1.0"]
+    whole = [n for n in program.graph.nodes if n.op == "call_function"]
+    assert support.partition_why_not(whole) == {}
+
+
+def test_results_that_are_not_lowered_matter_only_where_they_are_used():
+    unused = export(lambda m, x: aten.max_pool2d_with_indices(x, [2, 2])[0] + 1, torch.randn(1, 2, 4, 4))
+    assert len(delegraph.lower(unused, backends=["tosa"], require_full=True).delegates) == 1
+    used = export(lambda m, x: F.max_pool2d(x, 2, return_indices=True), torch.randn(1, 2, 4, 4))
+    assert delegraph.lower(used, backends=["tosa"]).delegates == []
+
+
+def test_scalars_that_python_calls_equal_are_told_apart():
+    program = export(lambda m, x: (x * 2, x * 2.0, x + True), torch.ones(3, dtype=torch.int32))
+    dtypes = [v.dtype for v in lower_program(program, SPEC).outputs]
+    _, answers = asked(program)
+    assert list(map(str, dtypes)) == ["int32", "fp32", "int32"]
+    assert set(answers.values()) == {None}
+
+
+def test_options():
+    specs = TOSAPartitioner("tosa-1.0+fp", "folder", "1,0").delegation_spec.compile_specs
+    assert [(s.key, s.value) for s in specs] == [
+        ("output_format", b"tosa"),
+        ("tosa_spec", b"TOSA-1.0+FP"),
+        ("debug_artifact_path", b"folder"),
+        ("input_order", b"1,0"),
+    ]
+    assert TOSAPartitioner().delegation_spec.backend_id == TOSABackend.__name__
+    with pytest.raises(OptionError, match="1.0 is what we write"):
+        TOSAPartitioner("TOSA-0.80+MI")
+
+
+# ---- random programs, random targets
+
+STEPS = {
+    "relu": lambda m, x, y: x.relu(),
+    "host": lambda m, x, y: torch.special.i0(x.clamp(-1, 1)),
+    "add": lambda m, x, y: x + y,
+    "linear": lambda m, x, y: F.linear(x, m.w, m.b),
+    "positions": lambda m, x, y: x + m.ids[:4].float() * 0.1,
+    "softmax": lambda m, x, y: x.softmax(-1),
+    "pieces": lambda m, x, y: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "ints": lambda m, x, y: (x.to(torch.int32).clamp(0, 3) + 1).reshape(4, 4).t().float(),
+    "mask": lambda m, x, y: x * (m.ids[:4] * 1.0),
+    "bools": lambda m, x, y: x.bool().view(4, 4).to(torch.float32) - y,
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9)), min_size=1, max_size=8), st.booleans())
+def test_what_is_accepted_compiles_and_equals_eager(steps, integers):
+    def forward(m, x, y):
+        values = [x, y]
+        for name, pick in steps:
+            values.append(STEPS[name](m, values[-1], values[pick % len(values)]))
+        return values[-1], values[len(values) // 2]
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(4, 4, generator=generator) for _ in range(2)]
+    buffers = {"w": torch.randn(4, 4, generator=generator), "b": torch.randn(4), "ids": torch.arange(7)}
+    program = export(forward, *inputs, **buffers)
+    lowered = delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP+INT" if integers else "TOSA-1.0+FP")])
+    for found, wanted in zip(lowered(*inputs), program.module(check_guards=False)(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
