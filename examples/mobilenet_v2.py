@@ -2,8 +2,9 @@
 
     delegraph lower examples/mobilenet_v2.py --backend tosa -o mobilenet_v2.tosa --verify
 
-The weights are random (seeded). Batch-norm statistics come from a batch: with their default values the signal of an
-untrained network shrinks to nothing on its way, and a comparison with eager would compare zeros.
+The weights, and the scales and shifts of batch norms, are random (seeded). Batch-norm statistics come from a batch:
+with their default values the signal of an untrained network shrinks to nothing on its way, and a comparison with eager
+would compare zeros.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def mobilenet_v2() -> tuple[nn.Module, tuple[torch.Tensor]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = MobileNetV2()
-        set_statistics(model, torch.randn(4, 3, 224, 224))
+        set_batch_norm(model, torch.randn(4, 3, 224, 224))
         return model.eval(), (torch.randn(1, 3, 224, 224),)
 
 
@@ -78,10 +79,12 @@ def convolution(
 
 
 @torch.no_grad()
-def set_statistics(model: nn.Module, batch: torch.Tensor) -> None:
-    """Give every batch norm the statistics of ``batch``, by one pass in training mode."""
+def set_batch_norm(model: nn.Module, batch: torch.Tensor) -> None:
+    """Random scales and shifts, and the statistics of ``batch``, by one pass in training mode."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.2)
             module.momentum = None  # a cumulative average, here over one batch
     model.train()
     model(batch)

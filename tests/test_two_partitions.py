@@ -1,0 +1,153 @@
+"""TOSA partitions around host operators, methods that share weights, random programs with random support."""
+
+import json
+
+import delegraph
+import pytest
+import torch
+from delegraph_tosa.partitioner import TOSAPartitioner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+class Sorted(nn.Module):
+    """TOSA has no sort, so the host keeps it between two convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        y = torch.relu(self.a(x))
+        z = torch.sort(y, dim=1)[0]
+        return self.b(z) + y[:, :2]
+
+
+def test_two_partitions_around_a_host_operator():
+    module, x = Sorted().eval(), torch.randn(2, 3, 8, 8)
+    program = delegraph.lower(module, (x,))
+    assert [d.backend_id for d in program.delegates] == ["TOSABackend"] * 2
+    assert program.report.host == {"forward": {"aten.sort.default": 1}}
+    assert program.verify(x).relative_error < 1e-5
+    text = str(program.report)
+    assert "1 x aten.sort.default" in text and "no TOSA lowering" in text
+    assert "z = torch.sort(y, dim=1)[0]" in text
+    json.dumps(program.report.to_json())
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.shared(x).relu()
+
+    def other(self, x):
+        return torch.sigmoid(self.shared(x * 2))
+
+
+def test_two_methods_that_share_weights():
+    module, x = Two().eval(), torch.randn(3, 8)
+    other = Two().eval()
+    other.shared = module.shared
+    other.forward = other.other
+    program = delegraph.lower({"forward": module, "other": other}, {"forward": (x,), "other": (x,)})
+    assert [d.method for d in program.delegates] == ["forward", "other"]
+    for method in program.methods:
+        assert program.verify(x, method=method).relative_error < 1e-5
+    held = [d.module.original_module.state_dict["shared.weight"].data_ptr() for d in program.delegates]
+    assert held == [module.shared.weight.data_ptr()] * 2
+
+
+class Masked(TOSAPartitioner):
+    """Refuses calls by the bits of ``mask``, and leaves the rest to the rules."""
+
+    def __init__(self, mask):
+        super().__init__()
+        ask = self.support.why_not
+        self.support.why_not = lambda n: "masked" if mask >> (n.meta["debug_handle"] % 31) & 1 else ask(n)
+
+
+STEPS = ["relu", "add", "conv", "split", "mean", "view", "scale", "sort", "softmax", "cat", "relu_"]
+
+
+class Random(nn.Module):
+    """Applies ``steps`` to a pool of [1, 4, 6, 6] values; every step gives one of that shape again."""
+
+    def __init__(self, steps):
+        super().__init__()
+        torch.manual_seed(1)
+        self.steps = steps
+        self.kernel = nn.Parameter(torch.randn(4, 4, 3, 3) / 6)
+        self.w = nn.Parameter(torch.rand(4, 1, 1))
+
+    def forward(self, x):
+        pool = [x + 0]
+        for name, i, j in self.steps:
+            pool += getattr(self, name)(pool[i % len(pool)], pool[j % len(pool)])
+        return tuple(pool[-2:])
+
+    def relu(self, a, b):
+        return [torch.relu(a)]
+
+    def conv(self, a, b):
+        return [nn.functional.conv2d(a, self.kernel, padding=1)]
+
+    def relu_(self, a, b):
+        return [torch.relu_(a * 1.5)]
+
+    def add(self, a, b):
+        return [a + b]
+
+    def scale(self, a, b):
+        return [a * torch.sigmoid(self.w)]
+
+    def split(self, a, b):
+        return [torch.cat([c, c], 1) for c in torch.split(a, 2, 1)]
+
+    def mean(self, a, b):
+        return [a - b.mean((2, 3), keepdim=True)]
+
+    def view(self, a, b):
+        return [a.reshape(1, 6, 6, 4).permute(0, 3, 1, 2)]
+
+    def sort(self, a, b):
+        return [torch.sort(a, dim=1)[0]]
+
+    def softmax(self, a, b):
+        return [torch.softmax(a, 1)]
+
+    def cat(self, a, b):
+        return [torch.cat([a, b], 1)[:, ::2]]
+
+
+steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=9)
+
+
+def check(steps, mask):
+    module, x = Random(steps).eval(), torch.randn(1, 4, 6, 6)
+    program = delegraph.lower(module, (x,), backends=[Masked(mask)])
+    assert program.verify(x).relative_error < 1e-5
+
+
+@given(steps, st.integers(0, 2**31 - 1))
+@settings(max_examples=25, deadline=None)
+def test_random_support_on_random_programs(steps, mask):
+    check(steps, mask)
+
+
+@pytest.mark.slow
+@given(steps, st.integers(0, 2**31 - 1))
+@settings(max_examples=1000, deadline=None)
+def test_random_support_on_many_random_programs(steps, mask):
+    check(steps, mask)
+
+
+def test_every_step_is_a_step():
+    for name in STEPS:
+        check([(name, 0, 0), ("add", 0, 1)], 0)
