@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,21 @@ def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict
         lowered = lower(program, inputs, backends=backends, options=options, require_full=args.require_full)
     checked = _verified(lowered, inputs, kwargs, args.tolerance) if args.verify else None
     if args.output:
-        with progress(f"writing {args.output}"):
-            lowered.save(args.output)
+        _save(lowered, args.output)
     outcome = _outcome(lowered, checked, args.output)
     if args.report:
         _write_report(args.report, outcome, str(lowered.report))
     return outcome
+
+
+def _save(lowered: Any, output: Path) -> None:
+    """Write the file; if that cannot be, the report comes before the error, since it says what stayed behind and why."""
+    try:
+        with progress(f"writing {output}"):
+            lowered.save(output)
+    except DelegraphError:
+        print(lowered.report, file=sys.stderr)
+        raise
 
 
 def _outcome(lowered: Any, checked: Any, output: Path | None) -> Outcome:
