@@ -61,7 +61,7 @@ def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict
 
 
 def _save(lowered: Any, output: Path) -> None:
-    """Write the file; if that cannot be, the report comes before the error, since it says what stayed behind and why."""
+    """Write the file; if that cannot be, the report comes before the error: it says what stayed behind, and why."""
     try:
         with progress(f"writing {output}"):
             lowered.save(output)
