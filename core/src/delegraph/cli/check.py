@@ -1,0 +1,64 @@
+"""``delegraph check``: the conformance kit on the command line. What can be wrong with it is found before torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from ..options import from_text, split_assignments
+from ..registry import default_registry
+from . import model
+from .outcome import Outcome, UsageError, progress
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    check = commands.add_parser("check", parents=[common], help="check that a backend keeps the rules of all backends")
+    check.add_argument("backend", metavar="BACKEND", help="its name, as `delegraph backends` lists it")
+    check.add_argument("--option", action="append", default=[], metavar="OPTION=VALUE")
+    check.add_argument("--quick", action="store_true", help="try operators and random programs for 15 instead of 60 s")
+    check.add_argument("--only", action="append", default=[], metavar="CHECK", help="run this check; may be repeated")
+    check.add_argument("--tolerance", type=float, help="largest error, relative to an output's largest value")
+    check.add_argument("--example", metavar="MODEL", help="path.py[:function]: a model that the backend takes in part")
+    check.set_defaults(command=_check)
+
+
+def _check(args: argparse.Namespace) -> Outcome:
+    registry = default_registry()
+    spec = registry.spec(args.backend)
+    texts = split_assignments(args.option, [args.backend]).get(args.backend, {})
+    options = from_text(spec.options, texts, f"backend {args.backend!r}")
+    example = None if args.example is None else _ModelFile(args.example)
+    with progress("importing torch"):
+        from .. import testing
+
+        registry.get_backend(args.backend)
+    _known(args.only, testing.CHECKS)
+    subject = testing.Subject(
+        args.backend,
+        options,
+        testing.TOLERANCE if args.tolerance is None else args.tolerance,
+        example,
+        seconds=testing.QUICK_SECONDS if args.quick else testing.SECONDS,
+    )
+    report = testing.run_checks(subject, args.only, lambda name: progress(f"checking {name}"))
+    return Outcome(testing.SCHEMA, report.to_json(), str(report), 0 if report.passed else 1)
+
+
+def _known(names: Iterable[str], checks: Iterable[str]) -> None:
+    unknown = [n for n in names if n not in checks]
+    if unknown:
+        raise UsageError("usage-invalid", f"there is no check {unknown[0]!r}; checks: {', '.join(checks)}")
+
+
+class _ModelFile:
+    """The example as MODEL names it; unlike a function of that file it can be sent to another process."""
+
+    def __init__(self, text: str) -> None:
+        model.split(text)
+        self.text = text
+
+    def __call__(self) -> tuple[Any, tuple[Any, ...]]:
+        module, inputs, _ = model.load(self.text)
+        return module, inputs or ()

@@ -1,0 +1,108 @@
+"""Programs of unusual form: nothing to delegate, and shapes that are known at run time only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...errors import DelegraphError
+from ...lowering.normalise import normalise
+from ...lowering.stage import run_stage
+from ...partitioner import CapabilityPartitioner
+from ...signature import user_inputs
+from ..attempt import Attempt, Phase, quiet
+from ..check import CheckFailed, CheckSkipped, Figures, check
+from ..programs import NOTHING, Program
+from ..subject import Subject
+from ..sweep import comparable, disagreement, unexplained
+
+
+@check
+def empty_programs(subject: Subject) -> Figures:
+    """A program with nothing to delegate, or that only returns its input, passes through and computes the same."""
+    advice = "expect partitioners to be given no call at all, and outputs that are inputs or constants"
+    for program in NOTHING:
+        one = subject.attempt(program)
+        if one is not None and one.phase is not Phase.ENGINE:
+            why = _wrong(one, subject)
+            if why is not None:
+                raise CheckFailed(why, program, advice)
+    _whole(subject, NOTHING[0])
+    return {"programs": len(NOTHING) + 1}
+
+
+def _wrong(one: Attempt, subject: Subject) -> str | None:
+    if one.lowered is None:
+        return f"lowering failed: {one.failed}"
+    _, why = disagreement(one, subject)
+    return why
+
+
+def _whole(subject: Subject, program: Program) -> None:
+    """``to_backend(backend_id, program)`` with a program without calls: a blob, or an error of delegraph.errors."""
+    exported, _ = program.exported()
+    partitioner = subject.partitioner()
+    specs = next(iter(_settings(subject, partitioner)), ())
+    normal, _notes = normalise(exported)
+    tagged = run_stage(
+        {"forward": normal}, {"forward": CapabilityPartitioner(lambda n: None, "none")}, subject.registry
+    )
+    backend = subject.registry.get_backend(subject.backend)
+    try:
+        backend.preprocess(tagged.programs["forward"], list(specs))
+    except DelegraphError:
+        return
+    except (Exception, SystemExit) as e:
+        text = f"preprocess of a program without calls raised {type(e).__name__}: {e}"
+        raise CheckFailed(text, program, "compile it, or raise delegraph.errors.Unsupported") from e
+
+
+def _settings(subject: Subject, partitioner: Any) -> Iterator[tuple[Any, ...]]:
+    """The compile specs that the partitioner gives a partition."""
+    for one in subject.samples:
+        if one.recording.result is not None:
+            yield from (spec.compile_specs for spec in one.recording.result.partition_tags.values())
+
+
+@check
+def dynamic_shapes(subject: Subject) -> Figures:
+    """Programs whose first dimensions are dynamic are handled, at other sizes too, or refused with a reason."""
+    tried = taken = 0
+    for program in (p for p in subject.programs if p.batched or p.name == "example"):
+        one = subject.attempt(program, dynamic=True)
+        if one is None or one.phase is Phase.ENGINE or not _dynamic(one):
+            continue
+        tried += 1
+        taken += bool(one.lowered and one.lowered.delegates)
+        why = f"lowering failed: {one.failed}" if one.lowered is None else unexplained(one) or _at_sizes(one, subject)
+        if why is not None:
+            advice = "refuse symbolic sizes in the partitioner (node.meta['val'].shape), or compile for every size"
+            raise CheckFailed(why, _as_dynamic(program), advice)
+    if not tried:
+        raise CheckSkipped("no sample program could be exported with dynamic shapes")
+    return {"programs": tried, "delegated_in_part": taken}
+
+
+def _dynamic(one: Attempt) -> bool:
+    values = (n.meta.get("val") for n in user_inputs(one.exported))
+    return any(isinstance(d, torch.SymInt) for v in values if isinstance(v, torch.Tensor) for d in v.shape)
+
+
+def _at_sizes(one: Attempt, subject: Subject) -> str | None:
+    """How a delegate fails at the size of the example or at others."""
+    if subject.runtime is None or not comparable(one.exported):
+        return None
+    for size in (3, 2, 5) if one.program.batched else (3,):
+        with quiet():
+            _, inputs = one.program.make(size)
+        _, why = disagreement(replace(one, inputs=inputs), subject)
+        if why is not None:
+            return f"called with N = {size}: {why}"
+    return None
+
+
+def _as_dynamic(program: Program) -> Program:
+    return replace(program, source=program.source.rstrip() + "\n# exported with Dim.AUTO for every first dimension")

@@ -1,0 +1,118 @@
+"""One-operator programs from OpInfo, torch's own table of operators and sample inputs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+import unittest
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .programs import Example, Program, described, undisturbed
+
+ROUNDS = (
+    *((torch.float32, 0), (torch.float32, 1), (torch.int64, 0), (torch.float32, 3), (torch.float16, 0)),
+    *((torch.bool, 0), (torch.int32, 1), (torch.bfloat16, 0), (torch.float32, 6), (torch.uint8, 0)),
+    *((torch.float64, 0), (torch.int8, 0), (torch.float32, 11), (torch.float32, 17)),
+)
+"""Element type and number of the sample that each round takes of every operator."""
+_LARGEST = 100_000
+"""Elements of the largest input: bigger samples say the same more slowly."""
+
+
+def operator_programs(rounds: tuple[tuple[torch.dtype, int], ...] = ROUNDS) -> Iterator[Program]:
+    """A fixed order that mixes families of operators, so that any beginning of it is a fair sample."""
+    for dtype, index in rounds:
+        for info in _table():
+            if dtype in info.supported_dtypes("cpu"):
+                program = _program(info, dtype, index)
+                if program is not None:
+                    yield program
+
+
+@cache
+def _table() -> list[Any]:
+    """OpInfo's rows, without what only a GPU runs. Importing them changes settings of torch, which are put back."""
+    frozen = "__allow_nonbracketed_mutation_flag"
+    before = getattr(torch.backends, frozen, True)
+    stood_in = _stand_in("expecttest")
+    try:
+        with undisturbed():
+            from torch.testing._internal.common_methods_invocations import op_db
+    finally:
+        setattr(torch.backends, frozen, before)
+        if stood_in:
+            del sys.modules["expecttest"]
+    rows = [info for info in op_db if not info.name.startswith("jiterator")]
+    return sorted(rows, key=lambda info: zlib.crc32(info.formatted_name.encode()))
+
+
+def _stand_in(module: str) -> bool:
+    """OpInfo's module imports torch's own test base, whose only use of ``expecttest`` is its TestCase."""
+    try:
+        __import__(module)
+    except ModuleNotFoundError:
+        made = types.ModuleType(module)
+        made.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules[module] = made
+        return True
+    return False
+
+
+def _program(info: Any, dtype: torch.dtype, index: int) -> Program | None:
+    """The operator on its sample of that number, or the last one before; None if it has none with dense tensors."""
+    sample = _sample(info, dtype, index)
+    if sample is None:
+        return None
+    leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    tensors = tuple(v for v in leaves if isinstance(v, torch.Tensor))
+    if not tensors or not all(_fits(t) for t in tensors):
+        return None
+
+    def make(n: int) -> Example:
+        return _Call(info.op, spec, leaves).eval(), tensors
+
+    rest = [v for v in leaves if not isinstance(v, torch.Tensor)]
+    name = f"{info.formatted_name}_{str(dtype).removeprefix('torch.')}_{index}"
+    source = f"# OpInfo {info.formatted_name}, {dtype}, sample {index}\n# tensors: {described(tensors)}"
+    return Program(name, f"{source}\n# other arguments: {described(rest) or 'none'}", make)
+
+
+def _sample(info: Any, dtype: torch.dtype, index: int) -> Any:
+    with undisturbed():
+        torch.manual_seed(index)
+        samples = iter(info.sample_inputs("cpu", dtype, requires_grad=False))
+        try:
+            found = list(itertools.islice(samples, index + 1))
+        except Exception:  # OpInfo's own: a sample that this build of torch cannot make is no sample
+            return None
+        finally:
+            getattr(samples, "close", lambda: None)()
+    return found[-1] if found else None
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() <= _LARGEST
+
+
+class _Call(torch.nn.Module):
+    """Calls an operator with its tensors as inputs and everything else fixed."""
+
+    def __init__(self, op: Any, spec: Any, leaves: list[Any]) -> None:
+        super().__init__()
+        self.op, self.spec = op, spec
+        self.leaves = [None if isinstance(v, torch.Tensor) else v for v in leaves]
+        self.places = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.op(*args, **kwargs)

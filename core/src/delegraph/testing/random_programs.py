@@ -1,0 +1,143 @@
+"""Random modules, reproducible by their seed: shared constants, splits, views, in-place calls, several outputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .programs import Program, written
+
+_UNARY = ("relu", "sigmoid", "tanh", "sin", "neg", "abs", "square", "exp")
+_IN_PLACE = (".add_(1.5)", ".mul_(0.5)", ".relu_()", ".sub_(0.25)", ".tanh_()", ".clamp_(-1, 1)", ".zero_()")
+
+
+@dataclass
+class _Value:
+    """A variable of the text, its shape, and whether writing it stays inside the module."""
+
+    name: str
+    shape: tuple[int, ...]
+    own: bool
+
+
+def random_program(seed: int) -> Program:
+    """The program of that seed, the same in every process."""
+    return written(f"random_{seed}", _Writer(random.Random(f"delegraph {seed}")).text(seed))
+
+
+class _Writer:
+    """Writes one module line by line and keeps account of shapes."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.init: dict[str, str] = {}
+        self.lines: list[str] = []
+        shape = rng.choice([(2, 4), (3, 6), (1, 4, 6), (2, 3, 4), (1, 2, 4, 6)])
+        self.inputs = [_Value(n, shape, False) for n in ("x", "y")[: rng.randint(1, 2)]]
+        self.values = list(self.inputs)
+        self.count = 0
+
+    def text(self, seed: int) -> str:
+        for _ in range(self.rng.randint(4, 14)):
+            self._step()
+        names = ", ".join(v.name for v in self.inputs)
+        given = "".join(f"torch.randn({', '.join(map(str, v.shape))}), " for v in self.inputs)
+        made = [f"        self.{name} = {what}" for name, what in self.init.items()]
+        return "\n".join(
+            [
+                *("import torch", "import torch.nn.functional as F", "", f"torch.manual_seed({seed})", ""),
+                *("class Model(torch.nn.Module):", "    def __init__(self):", "        super().__init__()", *made, ""),
+                *(f"    def forward(self, {names}):", *(f"        {line}" for line in self.lines)),
+                *(f"        return {self._returned()}", "", "model = Model().eval()", f"inputs = ({given.rstrip()})"),
+            ]
+        )
+
+    def _returned(self) -> str:
+        """The last value, perhaps others, perhaps one twice."""
+        others = self.rng.choices(self.values, k=self.rng.randint(0, 3))
+        return ", ".join(v.name for v in [self.values[-1], *others])
+
+    def _step(self) -> None:
+        kinds: list[Callable[[_Value], None]] = [self._unary, self._unary, self._binary, self._binary, self._constant]
+        kinds += [self._linear, self._view, self._view, self._split, self._join, self._reduce, self._write, self._norm]
+        recent = self.values[-4:]
+        self.rng.choice(kinds)(self.rng.choice(recent))
+
+    def _new(self, shape: tuple[int, ...], text: str, own: bool = True) -> None:
+        self.lines.append(f"v{self.count} = {text}")
+        self.values.append(_Value(f"v{self.count}", shape, own))
+        self.count += 1
+
+    def _made(self, name: str, what: str) -> str:
+        """A parameter or submodule; the second time the same one: what is shared."""
+        self.init.setdefault(name, what)
+        return f"self.{name}"
+
+    def _unary(self, v: _Value) -> None:
+        name = self.rng.choice(_UNARY)
+        self._new(v.shape, f"torch.{name}(torch.tanh({v.name}))" if name == "exp" else f"torch.{name}({v.name})")
+
+    def _binary(self, v: _Value) -> None:
+        others = [o.name for o in self.values if o.shape == v.shape] + ["2.0", "0.5"]
+        sign, other = self.rng.choice("+-*"), self.rng.choice(others)
+        self._new(v.shape, f"{v.name} {sign} {other}")
+
+    def _constant(self, v: _Value) -> None:
+        size = v.shape[-1]
+        constant = self._made(f"c{size}", f"torch.nn.Parameter(torch.randn({size}))")
+        self._new(v.shape, f"{v.name} {self.rng.choice('+*')} {constant}")
+
+    def _linear(self, v: _Value) -> None:
+        size = v.shape[-1]
+        layer = self._made(f"linear{size}", f"torch.nn.Linear({size}, {size})")
+        self._new(v.shape, f"{layer}({v.name})")
+
+    def _norm(self, v: _Value) -> None:
+        self._new(
+            v.shape, self.rng.choice([f"F.layer_norm({v.name}, [{v.shape[-1]}])", f"torch.softmax({v.name}, -1)"])
+        )
+
+    def _view(self, v: _Value) -> None:
+        """What shares memory with ``v``: writing it writes ``v``."""
+        a, b = self.rng.sample(range(len(v.shape)), 2) if len(v.shape) > 1 else (0, 0)
+        swapped = list(v.shape)
+        swapped[a], swapped[b] = swapped[b], swapped[a]
+        kept = max(1, v.shape[a] - 1)
+        cut = (*v.shape[:a], kept, *v.shape[a + 1 :])
+        forms = [(tuple(swapped), f"{v.name}.transpose({a}, {b})"), (cut, f"{v.name}.narrow({a}, 0, {kept})")]
+        if len(v.shape) < 4:
+            forms.append(((1, *v.shape), f"{v.name}.unsqueeze(0)"))
+        self._new(*self.rng.choice(forms), own=v.own)
+
+    def _split(self, v: _Value) -> None:
+        axis = self.rng.randrange(len(v.shape))
+        if v.shape[axis] < 2:
+            return self._unary(v)
+        sizes = (1, v.shape[axis] - 1)
+        names = [f"v{self.count}", f"v{self.count + 1}"]
+        self.lines.append(f"{', '.join(names)} = {v.name}.split({list(sizes)}, {axis})")
+        for name, size in zip(names, sizes, strict=True):
+            self.values.append(_Value(name, (*v.shape[:axis], size, *v.shape[axis + 1 :]), v.own))
+        self.count += 2
+        return None
+
+    def _join(self, v: _Value) -> None:
+        other = self.rng.choice([o for o in self.values if o.shape == v.shape])
+        axis = self.rng.randrange(len(v.shape))
+        if v.shape[axis] > 12:
+            return self._unary(v)
+        joined = (*v.shape[:axis], 2 * v.shape[axis], *v.shape[axis + 1 :])
+        return self._new(joined, f"torch.cat([{v.name}, {other.name}], {axis})")
+
+    def _reduce(self, v: _Value) -> None:
+        axis = self.rng.randrange(len(v.shape))
+        kept = (*v.shape[:axis], 1, *v.shape[axis + 1 :])
+        self._new(kept, f"{v.name}.{self.rng.choice(['mean', 'sum', 'amax'])}({axis}, keepdim=True)")
+
+    def _write(self, v: _Value) -> None:
+        """In place; what views of inputs share is copied first, so that the caller's tensors stay as they are."""
+        if not v.own:
+            self._new(v.shape, f"{v.name}.clone()")
+            v = self.values[-1]
+        self.lines.append(f"{v.name}{self.rng.choice(_IN_PLACE)}")

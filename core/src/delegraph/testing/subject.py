@@ -1,0 +1,185 @@
+"""The backend that is checked: how to get it, here and in another process, and what it does with the samples."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..discovery import IN_PROCESS
+from ..errors import NoRuntime
+from ..partitioner import Partitioner
+from ..registry import Registry, default_registry
+from .attempt import Attempt, Phase, attempt
+from .check import CheckSkipped
+from .programs import PROGRAMS, Example, Program, given
+from .random_programs import random_program
+from .worker import Answer, worker
+
+if TYPE_CHECKING:
+    from ..runtime import BackendRuntime
+    from .sweep import Sweep
+
+TOLERANCE = 1e-4
+"""Largest accepted difference from eager, relative to the largest value of an output."""
+SECONDS, QUICK_SECONDS = 60.0, 15.0
+"""How long operators and random programs are tried."""
+Register = Callable[[Registry], Any]
+Place = tuple[str, str, str]
+"""Module, file and qualified name of a function that another process can import."""
+
+
+@dataclass
+class Subject:
+    """A backend with its options, and how strictly and how long to check it.
+
+    ``tolerance`` is relative to the largest value of an output. ``example`` returns (module, inputs) that the backend
+    takes at least in part; a backend that takes none of the usual small programs needs one. ``register`` adds a backend
+    that is not installed to a registry; as a function of a module it serves other processes too.
+    """
+
+    backend: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = TOLERANCE
+    example: Callable[[], Example] | None = None
+    register: Register | None = None
+    seconds: float = SECONDS
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Where the backend is found: what is installed, or a registry with it alone."""
+        if self.register is None:
+            return default_registry()
+        made = Registry(discover=False)
+        self.register(made)
+        return made
+
+    def partitioner(self) -> Partitioner:
+        """A new partitioner with the options."""
+        return self.registry.get_partitioner(self.backend, **self.options)
+
+    @cached_property
+    def runtime(self) -> type[BackendRuntime] | None:
+        """What runs its blobs here, if there is something."""
+        try:
+            return self.registry.runtime_for(self.backend)
+        except NoRuntime:
+            return None
+
+    def needs_runtime(self) -> type[BackendRuntime]:
+        """The runtime; skips the check, with the reason, if there is none."""
+        if self.runtime is None:
+            raise CheckSkipped(f"backend {self.backend!r} has no runtime on this host, so nothing can be run")
+        return self.runtime
+
+    # --- what is tried
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """The backend's example, the common small programs and some random ones."""
+        own = (given(self.example),) if self.example is not None else ()
+        return (*own, *PROGRAMS, *map(random_program, range(10)))
+
+    def attempt(self, program: Program, dynamic: bool = False) -> Attempt | None:
+        """Lower one program for this backend."""
+        return attempt(program, self.partitioner(), self.registry, self.runtime is None, dynamic)
+
+    @cached_property
+    def samples(self) -> list[Attempt]:
+        """The programs, each lowered once, as far as torch exports them."""
+        return [a for a in map(self.attempt, self.programs) if a is not None]
+
+    @property
+    def lowered(self) -> list[Attempt]:
+        """Those samples of which the backend compiled a part; skips the check if there are none."""
+        found = [a for a in self.samples if a.phase is Phase.DONE and a.lowered is not None and a.lowered.delegates]
+        if not found:
+            raise CheckSkipped("no part of the sample programs was compiled; see accepted_compiles, or give an example")
+        return found
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        """Operators and random programs, tried for a bounded time."""
+        from .sweep import run
+
+        return run(self)
+
+    # --- in another process
+
+    def elsewhere(self, function: str, *args: Any, hash_seed: int = 0, seconds: float = 120.0) -> Answer:
+        """Run ``"module:name"`` with this subject in a fresh process; skips the check where that cannot be."""
+        if not hasattr(os, "fork"):
+            raise CheckSkipped("this platform cannot fork processes")
+        return worker(hash_seed).run(function, self._recipe(), *args, seconds=seconds)
+
+    def _recipe(self) -> Recipe:
+        if self.register is None and self.registry.producer(self.backend)[0] == IN_PROCESS:
+            raise CheckSkipped(f"backend {self.backend!r} exists in this process only")
+        given = {"register": self.register, "example": self.example}
+        functions = {n: _place(f) if inspect.isfunction(f) else f for n, f in given.items() if f is not None}
+        return Recipe(self.backend, dict(self.options), self.tolerance, self.seconds, functions)
+
+
+def _place(function: Any) -> Place:
+    name, module = getattr(function, "__qualname__", "<unnamed>"), getattr(function, "__module__", "")
+    try:
+        file = os.path.abspath(inspect.getfile(function))
+    except TypeError:
+        file = ""
+    if "<" in name or not os.path.exists(file):
+        raise CheckSkipped(f"{name} is no function of a module, so another process cannot import it")
+    return module, file, name
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A subject as it travels to another process, with the path and the variables of this one."""
+
+    backend: str
+    options: dict[str, Any]
+    tolerance: float
+    seconds: float
+    functions: dict[str, Any]
+    """A ``Place``, or an object that can be pickled."""
+    path: list[str] = field(default_factory=lambda: list(sys.path))
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def subject(self) -> Subject:
+        """The subject again; imports the modules that its functions are in."""
+        sys.path[:] = self.path
+        os.environ.update({k: v for k, v in self.environment.items() if os.environ.get(k) != v})
+        functions: dict[str, Any] = {n: _imported(f) if isinstance(f, tuple) else f for n, f in self.functions.items()}
+        return Subject(self.backend, self.options, self.tolerance, seconds=self.seconds, **functions)
+
+
+def _imported(place: Place) -> Any:
+    module, file, name = place
+    found = _by_name(module, file) or _by_file(module, file)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _by_name(module: str, file: str) -> Any:
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return None
+    return found if os.path.abspath(getattr(found, "__file__", None) or "") == file else None
+
+
+def _by_file(module: str, file: str) -> Any:
+    """A test module, which pytest imports without its being on the path."""
+    spec = importlib.util.spec_from_file_location(module, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} cannot be imported")
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[module] = made
+    spec.loader.exec_module(made)
+    return made
