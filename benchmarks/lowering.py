@@ -10,6 +10,7 @@ set while it lowers and writes the file, minus its resident set just before (Lin
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import re
@@ -97,6 +98,7 @@ def _memory(name: str) -> measuring.Run:
 
     def run() -> dict[str, float]:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, so that using it again shows
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, starts again from now
         before = _resident("VmRSS")
         with tempfile.TemporaryDirectory() as folder:
