@@ -155,7 +155,22 @@ def two_operands():
     )
     cases("division-names", lambda x, y: torch.true_divide(x, y) + torch.divide(y, x), (positive(2, 3), positive(3)))
     cases("max-min", lambda x, y: torch.max(x, y) - torch.min(x, y), (randn(2, 3), randn(3)))
+
+
+def comparisons():
+    ints = whole(2, 3), whole(3)
+    for name in ("eq", "ne", "gt", "ge", "lt", "le"):
+        compare = getattr(torch, name)
+        cases(name, compare, (randn(2, 3).round(), randn(3).round()), ints, (ints[0], randn(3)), (EDGES, EDGES.flip(0)))
+        cases(f"{name}-number", lambda x, f=compare: f(x, 1), randn(2, 3).round(), ints[0])
+    cases("eq-bools", torch.eq, (truth(2, 3), truth(3)))
+    for name in ("logical_and", "logical_or", "logical_xor"):
+        cases(name, getattr(torch, name), (truth(2, 3), truth(3)), (randn(2, 3).round(), ints[1]))
+    cases("logical_not", torch.logical_not, truth(2, 3), ints[0])
     cases("where", torch.where, (truth(2, 3), randn(2, 3), randn(3)), (truth(3), whole(2, 3), whole(1)))
+    cases("where-promoted", torch.where, (truth(2, 3), randn(2, 3), whole(3)))
+    cases("masked-fill", lambda x, m: x.masked_fill(m, -inf).softmax(-1), (randn(2, 3), torch.eye(2, 3) > 0))
+    cases("masked-fill-tensor", lambda x, m, v: x.masked_fill(m, v), (randn(2, 3), truth(3), torch.tensor(2.0)))
 
 
 def activations():
@@ -407,6 +422,7 @@ def creations():
 for family in (
     one_operand,
     two_operands,
+    comparisons,
     activations,
     convolutions,
     pools,

@@ -1,11 +1,11 @@
 """From ATen to TOSA: one rule an operator, which is support check, type rule and lowering at once."""
 
-from . import activation, cast, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape
+from . import activation, cast, comparison, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape
 from .builder import Tosa
 from .program import Origin, lower_program
 from .rules import RULES, lowers
 
-FAMILIES = (activation, cast, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape)
+FAMILIES = (activation, cast, comparison, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape)
 """The modules whose import registers the rules."""
 
 __all__ = ["FAMILIES", "RULES", "Origin", "Tosa", "lower_program", "lowers"]

@@ -20,8 +20,8 @@ def normalised(
     """
     k = t.rsqrt(t.add(variance, eps))
     k = k if weight is None else t.mul(k, weight)
-    s = t.negate(t.mul(mean, k))
-    s = s if bias is None else t.add(bias, s)
+    centre = t.mul(mean, k)
+    s = t.negate(centre) if bias is None else t.sub(bias, centre)
     return t.add(t.mul(x, _per_channel(t, k, x)), _per_channel(t, s, x))
 
 

@@ -324,10 +324,3 @@ def pad(t: Tosa, self: Value, pad: Sequence[int], mode: str, value: float | None
     """[*S] -> [*S']"""
     t.require(mode == "constant", f"padding of mode {mode!r} is not lowered, only 'constant'")
     return constant_pad_nd(t, self, pad, 0 if value is None else value)
-
-
-@lowers(aten.where.self)
-def where(t: Tosa, condition: Value, self: Value, other: Value) -> Value:
-    """[*S], [*S], [*S] -> [*S]"""
-    on_true, on_false = _one_type(t, (self, other))
-    return t.select(condition, on_true, on_false)
