@@ -382,6 +382,9 @@ def test_files_beyond_the_reach_of_offsets(monkeypatch):
     monkeypatch.undo()
     assert write(read(file)) == write(read(plain))
     judges.check_strictly(file)
+    inputs = arrays(graph)
+    for ours, theirs in zip(evaluate(read(file), inputs), judges.run(file, inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_equal_bytes_in_any_process():
@@ -543,6 +546,17 @@ def test_a_region_cannot_contain_itself():
     operator_of(dumped, "COND_IF")["attribute"]["else_graph"] = "nowhere"
     with pytest.raises(FormatError, match="no region 'nowhere'"):
         read(judges.assemble(dumped))
+
+
+def test_deep_nesting_is_refused():
+    inner = value(1, dtype=DType.BOOL)
+    graph = Graph([inner], [inner], [], name="innermost")
+    for level in range(70):
+        x = value(1, dtype=DType.BOOL)
+        chosen = apply(ops.COND_IF, x, x, then_graph=graph, else_graph=graph)
+        graph = Graph([x], chosen.outputs, [chosen], name=f"body_{level}")
+    with pytest.raises(FormatError, match="nested deeper than 64"):
+        read(write(graph))
 
 
 def test_shared_structure_does_not_explode():

@@ -148,6 +148,22 @@ def test_graphs_of_control_flow_are_checked():
     assert f"{where}: TOSA EXP on bf16 needs EXT-BF16; target is EXT-CONTROLFLOW+PRO-FP" in texts
 
 
+def nested(depth: int) -> Graph:
+    inner = value(1, dtype=DType.BOOL)
+    graph = Graph([inner], [inner], [], name=f"body{depth}")
+    for level in range(depth):
+        x = value(1, dtype=DType.BOOL)
+        chosen = apply(ops.COND_IF, x, x, then_graph=graph, else_graph=graph)
+        graph = Graph([x], chosen.outputs, [chosen], name=f"body{depth - 1 - level}")
+    return graph
+
+
+def test_nesting():
+    spec = TosaSpec.parse("TOSA-1.0+FP+cf")
+    assert found(nested(6), spec) == []
+    assert "nested deeper than MAX_NESTING, 6" in found(nested(7), spec)[0]
+
+
 def test_every_limit_that_an_operator_exceeds():
     x = value(1, 20000, 20000, 1)
     pool = apply(ops.MAX_POOL2D, x, kernel=(10000, 10000), stride=(10000, 10000), pad=(0, 0, 0, 0))

@@ -60,14 +60,17 @@ def validate(graph: Graph, spec: TosaSpec) -> None:
 
 def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
     """Everything that makes ``graph`` illegal for ``spec``: structure, inferred types, target, level, names."""
-    return list(_Check(spec).graph(graph, ""))
+    return list(_Check(spec).graph(graph, "", 0))
 
 
 class _Check:
     def __init__(self, spec: TosaSpec) -> None:
         self.spec = spec
 
-    def graph(self, graph: Graph, within: str) -> Iterator[Violation]:
+    def graph(self, graph: Graph, within: str, depth: int) -> Iterator[Violation]:
+        if depth > self.spec.max_nesting:
+            yield Violation(within.rstrip(", "), f"graphs are nested deeper than MAX_NESTING, {self.spec.max_nesting}")
+            return
         yield from self.inputs(graph, within)
         defined = set(graph.inputs)
         for number, operator in enumerate(graph.operators):
@@ -75,7 +78,7 @@ class _Check:
             yield from (Violation(where, text, operator) for text in self.operator(operator, defined))
             for name, body in vars(operator).items():
                 if isinstance(body, Graph):
-                    yield from self.graph(body, f"{where}, {name}, ")
+                    yield from self.graph(body, f"{where}, {name}, ", depth + 1)
             defined.update(operator.outputs)
         yield from self.constants(graph, within)
         yield from self.outputs(graph, defined, within)

@@ -91,19 +91,19 @@ def tanh(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.silu.default)
 def silu(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]: x * sigmoid(x)"""
+    """[*S] -> [*S]; x * sigmoid(x)"""
     return t.mul(self, t.sigmoid(self))
 
 
 @lowers(aten.hardsigmoid.default)
 def hardsigmoid(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]: clamp(x + 3, 0, 6) / 6"""
+    """[*S] -> [*S]; clamp(x + 3, 0, 6) / 6"""
     return t.mul(t.clamp(t.add(self, 3), 0, 6), 1 / 6)
 
 
 @lowers(aten.hardswish.default)
 def hardswish(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]: x * clamp(x + 3, 0, 6) / 6"""
+    """[*S] -> [*S]; x * clamp(x + 3, 0, 6) / 6"""
     return t.mul(t.mul(self, t.clamp(t.add(self, 3), 0, 6)), 1 / 6)
 
 
@@ -118,20 +118,20 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 @lowers(aten.elu.default)
 def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
-    """[*S] -> [*S]: scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below"""
+    """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below"""
     below = expm1(t, t.mul(t.minimum(self, 0), input_scale))
     return t.select(t.greater(self, 0), _times(t, self, scale), _times(t, below, alpha * scale))
 
 
 @lowers(aten.celu.default)
 def celu(t: Tosa, self: Value, alpha: float) -> Value:
-    """[*S] -> [*S]: x above 0, alpha * (exp(x / alpha) - 1) below"""
+    """[*S] -> [*S]; x above 0, alpha * (exp(x / alpha) - 1) below"""
     return elu(t, self, alpha, 1, inverse(t, alpha, self.dtype))
 
 
 @lowers(aten.selu.default)
 def selu(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]: the ELU that keeps mean and variance"""
+    """[*S] -> [*S]; the ELU that keeps mean and variance"""
     return elu(t, self, 1.6732632423543772, 1.0507009873554805, 1)
 
 
@@ -149,7 +149,7 @@ def expm1(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.gelu.default)
 def gelu(t: Tosa, self: Value, approximate: str) -> Value:
-    """[*S] -> [*S]: x * P(X <= x), X normal; exactly by the error function, or by tanh"""
+    """[*S] -> [*S]; x * P(X <= x), X normal; exactly by the error function, or by tanh"""
     if approximate == "tanh":
         cube = t.mul(t.mul(t.mul(self, self), self), 0.044715)
         odd = t.tanh(t.mul(t.add(self, cube), math.sqrt(2 / math.pi)))
@@ -160,7 +160,7 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
 
 @lowers(aten.softplus.default)
 def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
-    """[*S] -> [*S]: log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
+    """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
     steep = _times(t, self, beta)
     curved = t.log(t.add(t.exp(t.minimum(steep, threshold)), 1))
     return t.select(t.greater(steep, threshold), self, _times(t, curved, inverse(t, beta, self.dtype)))

@@ -119,7 +119,7 @@ def conv1d(
     dilation: Numbers,
     groups: int,
 ) -> Value:
-    """input [N,C,L], weight [O,C/groups,K], bias [O] -> [N,O,L']: a 2-D convolution of height 1"""
+    """input [N,C,L], weight [O,C/groups,K], bias [O] -> [N,O,L']; a 2-D convolution of height 1"""
     axes = windows((1, weight.shape[2]), (1, stride[0]), (0, padding[0]), (1, dilation[0]))
     return _flat(t, input, weight, bias, axes, groups)
 

@@ -106,7 +106,7 @@ def bmm(t: Tosa, self: Value, mat2: Value) -> Value:
 
 @lowers(aten.addmm.default)
 def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Value:
-    """self [L,M], mat1 [L,K], mat2 [K,M] -> [L,M]: beta * self + alpha * mat1 @ mat2"""
+    """self [L,M], mat1 [L,K], mat2 [K,M] -> [L,M]; beta * self + alpha * mat1 @ mat2"""
     _same_types(t, self, mat1, mat2)
     if alpha == beta == 1 and self.shape == mat2.shape[1:]:
         return times_matrix(t, mat1, mat2, self)
@@ -115,7 +115,7 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
 
 @lowers(aten.baddbmm.default)
 def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Value:
-    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]: beta * self + alpha * batch1 @ batch2"""
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
     _same_types(t, self, batch1, batch2)
     return _added(t, self, t.matmul(batch1, batch2), beta, alpha)
 

@@ -187,7 +187,7 @@ def cut(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
 
 
 def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,ceil(N/step),*B]: elements 0, step, 2*step, ..; rows of ``step`` of which the first stays"""
+    """x [*A,N,*B] -> [*A,ceil(N/step),*B]; elements 0, step, 2*step, ..; rows of ``step`` of which the first stays"""
     count = -(-x.shape[axis] // step)
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     flat = t.reshape(x, (before, x.shape[axis], after))
@@ -245,13 +245,13 @@ def split(t: Tosa, self: Value, split_size: int, dim: int) -> tuple[Value, ...]:
 
 @lowers(aten.split_with_sizes.default)
 def split_with_sizes(t: Tosa, self: Value, split_sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,split_sizes[0],*B], .."""
+    """[*A,N,*B] -> [*A,n,*B], ..; n of split_sizes"""
     return pieces(t, self, dim, split_sizes)
 
 
 @lowers(aten.split.sizes)
 def split_sizes(t: Tosa, self: Value, split_size: Sequence[int], dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,split_size[0],*B], .."""
+    """[*A,N,*B] -> [*A,n,*B], ..; n of split_size"""
     return pieces(t, self, dim, split_size)
 
 
@@ -264,7 +264,7 @@ def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
 
 @lowers(aten.unbind.int)
 def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> N of [*A,*B]"""
+    """[*A,N,*B] -> [*A,*B], ..; N of them"""
     return tuple([select(t, self, dim, index) for index in range(self.shape[axis_of(dim, self.rank)])])
 
 
@@ -286,7 +286,7 @@ def expand(t: Tosa, self: Value, size: Sequence[int], implicit: bool) -> Value:
 
 @lowers(aten.expand_as.default)
 def expand_as(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S] -> the other's shape"""
+    """[*S] -> [*S']; the other's shape"""
     return expanded(t, self, other.shape)
 
 

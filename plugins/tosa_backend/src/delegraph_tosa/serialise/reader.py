@@ -31,6 +31,8 @@ from .schema import (
 
 MAX_RANK = 32
 """Of level NONE, the widest."""
+MAX_NESTING = 64
+"""Level NONE has 256, but each level is a few Python frames."""
 MAX_PADDING = 8
 """Other writers round the length of data up to a multiple of 8, that of an empty shape to 8."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
@@ -78,8 +80,10 @@ class _Regions:
         name = self.names[0] if name is None else name
         if name not in self.tables:
             raise FormatError("format-invalid", f"damaged TOSA file: there is no region {name!r}")
-        if name in within or len(within) > MAX_RANK:
-            raise self.tables[name].damaged(f"region {name!r} contains itself, or regions are nested too deeply")
+        if name in within:
+            raise self.tables[name].damaged(f"region {name!r} contains itself")
+        if len(within) >= MAX_NESTING:
+            raise self.tables[name].damaged(f"regions are nested deeper than {MAX_NESTING}")
         if name not in self.graphs:
             blocks = self.tables[name].tables(RegionField.BLOCKS, "block")
             if len(blocks) != 1:

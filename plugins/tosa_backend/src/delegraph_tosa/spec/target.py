@@ -67,6 +67,11 @@ class TosaSpec:
         """Profiles and extensions as the specification writes them: PRO-FP, EXT-BF16."""
         return frozenset({f"PRO-{p}" for p in self.profiles} | {f"EXT-{e.upper()}" for e in self.extensions})
 
+    @property
+    def max_nesting(self) -> int:
+        """How deep graphs of control flow may contain each other (MAX_NESTING of the level)."""
+        return _level(self.level).limits["max_nesting"]
+
     def why_not(self, operator: Operator) -> str | None:
         """Why this target does not take ``operator`` (with its ``outputs`` set), or None. About two microseconds."""
         inputs, outputs = operator.inputs, operator.outputs
