@@ -160,6 +160,22 @@ def test_control_flow_and_custom_operators():
     assert (back.operators[1].operator_name, back.operators[1].implementation_attrs) == ('a "b"\n', b"\0\xff")
 
 
+def test_a_graph_is_printed_before_those_it_refers_to():
+    def graph(*bodies: Graph, name: str) -> Graph:
+        x = value(1, dtype=DType.BOOL)
+        chosen = [apply(ops.COND_IF, x, x, then_graph=body, else_graph=body) for body in bodies]
+        return Graph([x], [c.outputs[0] for c in chosen[:1]] or [x], chosen, name=name)
+
+    shared = graph(name="shared")
+    text = render(graph(shared, graph(shared, name="user"), name="main"))
+    assert [line.split("(")[0] for line in text.splitlines() if line.startswith("graph")] == [
+        "graph @main",
+        "graph @user",
+        "graph @shared",
+    ]
+    assert render(parse(text)) == text
+
+
 def test_results_say_what_no_attribute_repeats():
     cast = apply(ops.CAST, x := value(2, name="x"), dtype=DType.INT8)
     text = render(Graph([x], cast.outputs, [cast]))

@@ -60,25 +60,36 @@ def validate(graph: Graph, spec: TosaSpec) -> None:
 
 def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
     """Everything that makes ``graph`` illegal for ``spec``: structure, inferred types, target, level, names."""
-    return list(_Check(spec).graph(graph, "", 0))
+    check = _Check(spec)
+    found = [v for number, g in enumerate(graph.reachable()) for v in check.graph(g, _place(g, number))]
+    if _depth(graph, {}) > spec.max_nesting:
+        found.append(Violation("graph", f"control flow is nested deeper than MAX_NESTING, which is {spec.max_nesting}"))
+    return found
+
+
+def _place(graph: Graph, number: int) -> str:
+    """What names a graph of control flow; the program itself needs no name."""
+    return f"graph {graph.name if graph.name != 'main' else number}, " if number else ""
+
+
+def _depth(graph: Graph, known: dict[Graph, int]) -> int:
+    """How many graphs of control flow contain each other."""
+    if graph not in known:
+        known[graph] = 0  # one that contains itself is refused elsewhere: files cannot say it
+        known[graph] = max((1 + _depth(body, known) for body in graph.bodies()), default=0)
+    return known[graph]
 
 
 class _Check:
     def __init__(self, spec: TosaSpec) -> None:
         self.spec = spec
 
-    def graph(self, graph: Graph, within: str, depth: int) -> Iterator[Violation]:
-        if depth > self.spec.max_nesting:
-            yield Violation(within.rstrip(", "), f"graphs are nested deeper than MAX_NESTING, {self.spec.max_nesting}")
-            return
+    def graph(self, graph: Graph, within: str) -> Iterator[Violation]:
         yield from self.inputs(graph, within)
         defined = set(graph.inputs)
         for number, operator in enumerate(graph.operators):
             where = f"{within}operator {number} ({operator.name})"
             yield from (Violation(where, text, operator) for text in self.operator(operator, defined))
-            for name, body in vars(operator).items():
-                if isinstance(body, Graph):
-                    yield from self.graph(body, f"{where}, {name}, ", depth + 1)
             defined.update(operator.outputs)
         yield from self.constants(graph, within)
         yield from self.outputs(graph, defined, within)

@@ -178,6 +178,26 @@ class Graph:
     ) -> None:
         self.inputs, self.outputs, self.operators, self.name = list(inputs), list(outputs), list(operators), name
 
+    def bodies(self) -> list[Graph]:
+        """Graphs that its control flow operators refer to, each once."""
+        found = (v for op in self.operators if "Graph" in op.attributes.values() for v in vars(op).values())
+        return list(dict.fromkeys(v for v in found if isinstance(v, Graph)))
+
+    def reachable(self) -> list[Graph]:
+        """The graph itself and all graphs inside of it, each once and before those that it refers to."""
+        done: dict[Graph, None] = {}
+        visited: set[Graph] = set()
+
+        def visit(graph: Graph) -> None:
+            visited.add(graph)
+            for body in reversed(graph.bodies()):
+                if body not in visited:
+                    visit(body)
+            done[graph] = None
+
+        visit(self)
+        return list(reversed(done))
+
     def constants(self) -> list[Value]:
         """Constants that an operator or an output uses, each once, in order of first use."""
         used = [v for op in self.operators for v in op.inputs] + self.outputs

@@ -20,18 +20,9 @@ _IMPLIED = ("ResultDType", "ResultTypes")
 
 def render(graph: Graph, *, elide: int | None = None) -> str:
     """The graph as text. Constants of more than ``elide`` elements are left out (``...``), and not even computed."""
-    graphs = _reachable(graph)
+    graphs = graph.reachable()
     names = _graph_names(graphs)
     return "\n".join(_Printer(g, names, elide).text() for g in graphs)
-
-
-def _reachable(graph: Graph) -> list[Graph]:
-    found = {graph: None}
-    for operator in graph.operators:
-        for body in vars(operator).values():
-            if isinstance(body, Graph):
-                found.update(dict.fromkeys(_reachable(body)))
-    return list(found)
 
 
 def _graph_names(graphs: list[Graph]) -> dict[Graph, str]:

@@ -78,9 +78,9 @@ class _Structure:
         self.build = SharingBuilder()
         self.locations, self.external = locations, external
         self.slots: list[_Slot] = []
-        self.graphs = [_with_distinct_outputs(g) for g in _reachable(graph)]
+        self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
         self.names = Names(v for g in self.graphs for v in _values(g))
-        self.regions = dict(zip(_reachable(graph), _region_names(self.graphs), strict=True))
+        self.regions = dict(zip(graph.reachable(), _region_names(self.graphs), strict=True))
 
     def finish(self, version: tuple[int, int]) -> bytearray:
         regions = [self.region(graph, name) for graph, name in zip(self.graphs, self.regions.values(), strict=True)]
@@ -248,16 +248,6 @@ class _Block:
             text = Field(0, "offset", self.build.string(str(source)))
             fields.append(Field(OperatorField.LOCATION, "offset", self.build.shared_table(1, [text])))
         self.operators.append(self.build.table(6, fields))
-
-
-def _reachable(graph: Graph) -> list[Graph]:
-    """The graph and, each once, the graphs of control flow inside of it."""
-    found = {graph: None}
-    for operator in graph.operators:
-        for body in operator.attribute_values().values():
-            if isinstance(body, Graph):
-                found.update(dict.fromkeys(_reachable(body)))
-    return list(found)
 
 
 def _region_names(graphs: list[Graph]) -> list[str]:

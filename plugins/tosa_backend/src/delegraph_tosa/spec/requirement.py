@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ..ir.graph import Graph, Operator, Value
+from ..ir.graph import Graph, Value
 from ..ir.types import DType
 from .table import rows
 from .target import alternatives, extensions
@@ -25,7 +25,7 @@ def required(graph: Graph) -> Requirement:
 
     Operators that no target takes are left out; ``validate`` names those.
     """
-    needs = _distinct(_needs(graph))
+    needs = _distinct(need for g in graph.reachable() for need in _needs(g))
     found = [_with_profiles(profiles, needs) for profiles in _CHOICES]
     return min((r for r in found if r), key=lambda r: (len(r.profiles), len(r.extensions)), default=_everything(needs))
 
@@ -39,15 +39,10 @@ def _needs(graph: Graph) -> Iterator[list[frozenset[str]]]:
         found = alternatives(operator)
         if not isinstance(found, str):
             yield found
-        yield from (need for body in _bodies(operator) for need in _needs(body))
     for value in dict.fromkeys([*graph.inputs, *graph.outputs]):
         yield from _value_needs("IDENTITY", value)
     for value in graph.constants():
         yield from _value_needs("CONST", value)
-
-
-def _bodies(operator: Operator) -> list[Graph]:
-    return [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
 
 
 def _value_needs(operator: str, value: Value) -> Iterator[list[frozenset[str]]]:
