@@ -179,7 +179,7 @@ def activations():
     for name in ("relu", "relu6", "hardtanh", "hardsigmoid", "leaky_relu", "elu"):
         cases(f"{name}-edges", getattr(F, name), EDGES, spec=FP)
     cases("celu", lambda x: F.celu(x, 0.4), randn(2, 3), EDGES)
-    cases("softplus", lambda x: F.softplus(x, 2, 5), randn(2, 3) * 3)
+    cases("softplus", lambda x: F.softplus(x, 2, 5), randn(2, 3) * 3, randn(9).abs() - 5, torch.tensor([-13.0]))
     cases("gelu-tanh", lambda x: F.gelu(x, approximate="tanh"), randn(2, 3))
     for slope in (0.0, 0.3, 1.0, 2.0, -0.5):
         cases(f"slope{slope}", lambda x, s=slope: F.leaky_relu(x, s), randn(2, 3), torch.tensor([1.0, -inf, nan]))

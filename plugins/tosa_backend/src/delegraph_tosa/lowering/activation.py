@@ -147,6 +147,12 @@ def expm1(t: Tosa, x: Value) -> Value:
     return t.mul(t.mul(half, 2), t.reciprocal(t.sub(1, half)))
 
 
+def log1p(t: Tosa, x: Value) -> Value:
+    """log(1 + x) for x >= 0, without losing the digits of a small x: there the first three terms of its series."""
+    series = t.mul(x, t.add(t.mul(x, t.add(t.mul(x, 1 / 3), -0.5)), 1))
+    return t.select(t.greater(x, 0.02), t.log(t.add(x, 1)), series)
+
+
 @lowers(aten.gelu.default)
 def gelu(t: Tosa, self: Value, approximate: str) -> Value:
     """[*S] -> [*S]; x * P(X <= x), X normal; exactly by the error function, or by tanh"""
@@ -162,7 +168,7 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
 def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
     """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
     steep = _times(t, self, beta)
-    curved = t.log(t.add(t.exp(t.minimum(steep, threshold)), 1))
+    curved = log1p(t, t.exp(t.minimum(steep, threshold)))
     return t.select(t.greater(steep, threshold), self, _times(t, curved, inverse(t, beta, self.dtype)))
 
 
