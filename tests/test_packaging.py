@@ -55,9 +55,10 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
     shown = delegraph(installed, "backends", "--json")
     assert shown.returncode == 0, shown.stderr
     found = {b["name"]: b for b in json.loads(shown.stdout)["backends"]}
-    assert {n: b["status"] for n, b in found.items()} == {"demo": "ok", "tosa": "ok"}
+    assert {n: b["status"] for n, b in found.items()} == {"compiler-demo": "ok", "demo": "ok", "tosa": "ok"}
     for name, row in found.items():
-        assert row["location"] == str(installed / f"delegraph_{name}" / "plugin.py")
+        package = f"delegraph_{name.removeprefix('compiler-')}"
+        assert row["location"] == str(installed / package / "plugin.py")
 
 
 def test_everything_that_the_wheels_declare_can_be_imported(installed):

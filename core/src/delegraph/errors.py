@@ -73,7 +73,7 @@ class ContractViolation(DelegraphError, RuntimeError):
     """A backend or partitioner broke the delegation contract."""
 
 
-class Unsupported(DelegraphError):
+class Unsupported(DelegraphError, RuntimeError):
     """The program cannot be lowered for this target; the message says why, in the user's terms."""
 
 

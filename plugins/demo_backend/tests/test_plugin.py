@@ -4,20 +4,22 @@ import importlib
 import subprocess
 import sys
 
+import pytest
 from delegraph_demo import plugin
 
 
-def test_the_declarations_name_what_exists():
-    [backend], [partitioner] = plugin.delegraph_backends(), plugin.delegraph_partitioners()
-    for declared in (backend, partitioner):
+@pytest.mark.parametrize("hook", ["delegraph_backends", "delegraph_partitioners", "delegraph_runtimes"])
+def test_the_declarations_name_what_exists(hook):
+    for declared in getattr(plugin, hook)():
         module, name = declared.target.split(":")
         assert getattr(importlib.import_module(module), name).__name__ == name
-    assert backend.target.endswith(f":{backend.backend_id}")
-    assert partitioner.backend == backend.name
 
 
-def test_no_runtime_is_declared():
-    assert not hasattr(plugin, "delegraph_runtimes")
+def test_the_declarations_fit_together():
+    backends = {b.name: b for b in plugin.delegraph_backends()}
+    assert all(b.target.endswith(f":{b.backend_id}") for b in backends.values())
+    assert {p.backend: p.default for p in plugin.delegraph_partitioners()} == dict.fromkeys(backends, True)
+    assert [r.backend for r in plugin.delegraph_runtimes()] == ["compiler-demo"], "nothing can run a blob of demo"
 
 
 def test_the_light_module_imports_neither_torch_nor_numpy():

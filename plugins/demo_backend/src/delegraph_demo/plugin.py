@@ -5,7 +5,7 @@ The entry point in pyproject.toml (group ``delegraph``) names this module.
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 
 
 @hookimpl
@@ -17,7 +17,15 @@ def delegraph_backends() -> list[BackendSpec]:
             target="delegraph_demo.backend:BackendWithDelegateMappingDemo",
             api=1,  # a number, not API_VERSION: the version that this page was written for, whatever is installed
             summary="Teaching backend: conv-relu and tan become a text that maps back to the program",
-        )
+        ),
+        BackendSpec(
+            name="compiler-demo",
+            backend_id="BackendWithCompilerDemo",
+            target="delegraph_demo.compiler.backend:BackendWithCompilerDemo",
+            api=1,
+            summary="Teaching backend: six float32 operators become a checked blob that a runtime executes",
+            options=(OptionSpec("max_value", float, help="largest absolute value of inputs and results at run time"),),
+        ),
     ]
 
 
@@ -29,9 +37,20 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
             backend="demo",
             target="delegraph_demo.partitioner:DelegateMappingDemoPartitioner",
             default=True,
-        )
+        ),
+        PartitionerSpec(
+            name="compiler-demo",
+            backend="compiler-demo",
+            target="delegraph_demo.compiler.partitioner:CompilerDemoPartitioner",
+            default=True,
+        ),
     ]
 
 
-# No delegraph_runtimes: the blob names operators and holds no weights, so nothing could run it. Calling a program that
-# was lowered to this backend raises NoRuntime instead of showing numbers that a delegate did not compute.
+@hookimpl
+def delegraph_runtimes() -> list[RuntimeSpec]:
+    """None for "demo": its blob names operators and holds no weights, so nothing could run it.
+
+    Calling a program that was lowered to it raises NoRuntime instead of showing numbers that no delegate computed.
+    """
+    return [RuntimeSpec("compiler-demo", target="delegraph_demo.compiler.runtime:CompilerDemoRuntime")]

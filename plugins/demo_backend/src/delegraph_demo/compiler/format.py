@@ -1,0 +1,157 @@
+"""The blob, version 1. All numbers are little-endian, and nothing is padded.
+
+    header        magic b"DGCD", version u8, then u32 counts of inputs, constants, instructions and outputs
+    input         shape
+    constant      SHA-256 of its bytes (32 bytes), shape
+    instruction   operator code u8, operand count u8, operands u32 each
+    output        u32
+    shape         rank u8, dimensions u32 each
+
+Values are numbered: inputs first, then constants, then the result of each instruction. An instruction reads values
+with smaller numbers than its own; an output is the result of an instruction. Shapes of results are not stored, since
+they follow. Nor are the constants' bytes: they are named data, float32 in C order, shared by all delegates that use
+the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from delegraph.errors import FormatError, Unsupported
+
+from .operators import BY_CODE, Operator, Shape, fitting
+
+MAGIC, VERSION = b"DGCD", 1
+_COUNTS = "<4I"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A weight: the SHA-256 of its bytes, and its shape."""
+
+    digest: bytes
+    shape: Shape
+
+    @property
+    def key(self) -> str:
+        """Its name among the named data: a name by content, so that two models in one file never clash."""
+        return f"compiler-demo/{self.digest.hex()}"
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return 4 * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An operator and the numbers of the values that it reads."""
+
+    operator: Operator
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a blob says. ``inputs`` are shapes, ``outputs`` numbers of values."""
+
+    inputs: tuple[Shape, ...]
+    constants: tuple[Constant, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+
+
+def encode(code: Code) -> bytes:
+    """The bytes of ``code``; the same in any process."""
+    counts = [len(part) for part in (code.inputs, code.constants, code.instructions, code.outputs)]
+    parts = [MAGIC, struct.pack("<B", VERSION), struct.pack(_COUNTS, *counts)]
+    parts += [_shape(shape) for shape in code.inputs]
+    parts += [constant.digest + _shape(constant.shape) for constant in code.constants]
+    parts += [_instruction(instruction) for instruction in code.instructions]
+    return b"".join([*parts, struct.pack(f"<{len(code.outputs)}I", *code.outputs)])
+
+
+def _shape(shape: Shape) -> bytes:
+    return struct.pack(f"<B{len(shape)}I", len(shape), *shape)
+
+
+def _instruction(instruction: Instruction) -> bytes:
+    operands = instruction.operands
+    return struct.pack(f"<BB{len(operands)}I", instruction.operator.code, len(operands), *operands)
+
+
+def decode(blob: bytes) -> Code:
+    """Read a blob and check all of it, so that whoever runs a Code need not. Raises FormatError."""
+    read = _Reader(blob)
+    read.header()
+    inputs, constants, instructions, outputs = read.numbers(_COUNTS)
+    shapes = [read.shape() for _ in range(inputs)]
+    weights = [Constant(read.take(32), read.shape()) for _ in range(constants)]
+    shapes += [weight.shape for weight in weights]
+    code = [read.instruction(shapes) for _ in range(instructions)]
+    results = [read.output(inputs + constants, len(shapes)) for _ in range(outputs)]
+    if read.position != len(blob):
+        raise damaged(f"{len(blob) - read.position} bytes follow its end")
+    return Code(tuple(shapes[:inputs]), tuple(weights), tuple(code), tuple(results))
+
+
+def damaged(text: str) -> FormatError:
+    """The error for a blob, or named data, that cannot be what the compiler wrote."""
+    return FormatError("format-invalid", f"this is no intact blob of BackendWithCompilerDemo: {text}")
+
+
+class _Reader:
+    """Takes one thing after the other. A count that is too large ends at the blob's end, without reserving memory."""
+
+    def __init__(self, blob: bytes) -> None:
+        self.blob, self.position = blob, 0
+
+    def take(self, size: int) -> bytes:
+        end = self.position + size
+        if end > len(self.blob):
+            raise damaged(f"it ends after {len(self.blob)} bytes, in the middle of what begins at byte {self.position}")
+        taken, self.position = self.blob[self.position : end], end
+        return taken
+
+    def numbers(self, layout: str) -> tuple[int, ...]:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))
+
+    def header(self) -> None:
+        if self.take(len(MAGIC)) != MAGIC:
+            raise damaged(f"it does not begin with {MAGIC!r}")
+        (version,) = self.numbers("<B")
+        if version != VERSION:
+            text = f"this blob of BackendWithCompilerDemo was written by version {version} of its format"
+            hint = "lower the model again with the installed delegraph-demo"
+            raise FormatError("format-invalid", f"{text}; version {VERSION} is read here", hint=hint)
+
+    def shape(self) -> Shape:
+        (rank,) = self.numbers("<B")
+        try:
+            return fitting(self.numbers(f"<{rank}I"))
+        except Unsupported as refusal:
+            raise damaged(refusal.message) from refusal
+
+    def instruction(self, shapes: list[Shape]) -> Instruction:
+        """The next instruction; the shape of its result joins ``shapes``."""
+        number = len(shapes)
+        code, count = self.numbers("<BB")
+        operator = BY_CODE.get(code)
+        if operator is None or not operator.least <= count <= operator.most:
+            raise damaged(f"value {number} comes from operator {code} with {count} operands, and there is none")
+        operands = self.numbers(f"<{count}I")
+        if max(operands) >= number:
+            raise damaged(f"value {number} is computed from {list(operands)}, which are not all known before it")
+        try:
+            shapes.append(operator.result(*(shapes[operand] for operand in operands)))
+        except Unsupported as refusal:
+            raise damaged(f"value {number}, {operator.target}: {refusal.message}") from refusal
+        return Instruction(operator, operands)
+
+    def output(self, first: int, end: int) -> int:
+        (number,) = self.numbers("<I")
+        if not first <= number < end:
+            raise damaged(f"it returns value {number}, which no instruction computes")
+        return number

@@ -1,0 +1,103 @@
+"""The operators of the demo compiler: one row each, used by the partitioner, the compiler, the reader and the runtime.
+
+A row says what the operator is called in PyTorch and in a blob, what shape it gives and how the runtime computes it.
+Adding a row is all that a new operator takes. Everything is float32, so a value's shape is its whole type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from delegraph.errors import Unsupported
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+Shape = tuple[int, ...]
+RANKS, ELEMENTS = 64, 2**32
+"""The largest rank, and what a value's number of elements stays below."""
+
+
+def refused(reason: str) -> Unsupported:
+    """The error for what cannot be compiled; the reason ends up in the user's report."""
+    return Unsupported("unsupported", reason)
+
+
+def fitting(shape: Shape) -> Shape:
+    """``shape``, if a value may have it; raises Unsupported otherwise. A dimension of 0 counts as 1."""
+    if len(shape) > RANKS or math.prod(max(d, 1) for d in shape) >= ELEMENTS:
+        raise refused(f"a value has up to {RANKS} dimensions and less than {ELEMENTS} elements, not {list(shape)}")
+    return shape
+
+
+@dataclass(frozen=True)
+class Operator:
+    """``infer`` gives the result's shape for the operands' shapes or raises Unsupported; ``compute`` the result.
+
+    Operands are the first arguments of the ATen schema, ``least`` to ``most`` of them; every further argument has to
+    have its default value. ``code`` stands for the operator in blobs: it is never changed and never used again.
+    """
+
+    code: int
+    target: OpOverload
+    least: int
+    most: int
+    infer: Callable[..., Shape]
+    compute: Callable[..., torch.Tensor]
+
+    def result(self, *operands: Shape) -> Shape:
+        """The result's shape. Raises Unsupported for operands that do not fit."""
+        return fitting(self.infer(*operands))
+
+
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """[*S], [*T] -> the shape that both are repeated to"""
+    pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
+    if any(p != q and 1 not in (p, q) for p, q in pairs):
+        raise refused(f"shapes {list(a)} and {list(b)} do not broadcast")
+    return tuple(q if p == 1 else p for p, q in reversed(pairs))
+
+
+def mm(a: Shape, b: Shape) -> Shape:
+    """[N, K], [K, M] -> [N, M]"""
+    if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
+        raise refused(f"shapes {list(a)} and {list(b)} are no matrix product")
+    return a[0], b[1]
+
+
+def addmm(bias: Shape, a: Shape, b: Shape) -> Shape:
+    """bias that broadcasts to [N, M], [N, K], [K, M] -> [N, M]"""
+    return _with_bias(mm(a, b), bias)
+
+
+def linear(x: Shape, weight: Shape, bias: Shape = ()) -> Shape:
+    """[*S, K], [M, K], bias that broadcasts to [*S, M] -> [*S, M]"""
+    if not x or len(weight) != 2 or x[-1] != weight[1]:
+        raise refused(f"input {list(x)} and weight {list(weight)} are no linear layer")
+    return _with_bias((*x[:-1], weight[0]), bias)
+
+
+def same(x: Shape) -> Shape:
+    """[*S] -> [*S]"""
+    return x
+
+
+def _with_bias(result: Shape, bias: Shape) -> Shape:
+    if broadcast(result, bias) != result:
+        raise refused(f"a bias of shape {list(bias)} does not broadcast to {list(result)}")
+    return result
+
+
+TABLE = (
+    Operator(1, aten.add.Tensor, 2, 2, broadcast, torch.add),
+    Operator(2, aten.mul.Tensor, 2, 2, broadcast, torch.mul),
+    Operator(3, aten.mm.default, 2, 2, mm, torch.mm),
+    Operator(4, aten.addmm.default, 3, 3, addmm, torch.addmm),
+    Operator(5, aten.linear.default, 2, 3, linear, torch.nn.functional.linear),
+    Operator(6, aten.sin.default, 1, 1, same, torch.sin),
+)
+BY_TARGET = {row.target: row for row in TABLE}
+BY_CODE = {row.code: row for row in TABLE}

@@ -1,0 +1,83 @@
+"""Runs blobs of the demo compiler. Knows the blob, the compile specs and the named data, and nothing of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import DelegraphError, InputError
+from delegraph.runtime import BackendRuntime, Delegate
+
+from .format import Code, Constant, damaged, decode
+from .operators import Shape
+from .options import from_compile_specs
+
+
+class ValueOutOfRange(DelegraphError, RuntimeError):
+    """An input, or a value that was computed, is larger than ``max_value`` allows, or NaN."""
+
+
+class CompilerDemoRuntime(BackendRuntime):
+    """The host's runtime of ``BackendWithCompilerDemo``."""
+
+    @staticmethod
+    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+        """Raises FormatError for a damaged blob and for a weight that is missing or has another size."""
+        code = decode(processed_bytes)
+        weights = [_weight(constant, named_data) for constant in code.constants]
+        return LoadedCode(code, weights, from_compile_specs(compile_specs))
+
+
+class LoadedCode:
+    """Called with float32 tensors on the CPU, of the shapes that were compiled for; returns a tuple of new tensors.
+
+    Raises InputError for other inputs and ValueOutOfRange. A call changes nothing here, so threads may share it.
+    """
+
+    def __init__(self, code: Code, weights: Sequence[torch.Tensor], max_value: float | None) -> None:
+        self.code, self.weights, self.max_value = code, tuple(weights), max_value
+
+    def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[torch.Tensor, ...]:
+        values = [*self._inputs(args), *self.weights]
+        for instruction in self.code.instructions:
+            operator = instruction.operator
+            result = operator.compute(*(values[operand] for operand in instruction.operands))
+            values.append(self._in_range(result, f"a result of {operator.target}"))
+        return tuple(values[output] for output in self.code.outputs)
+
+    def _inputs(self, args: Sequence[torch.Tensor | int | float | bool]) -> list[torch.Tensor]:
+        if len(args) != len(self.code.inputs):
+            raise InputError("input-invalid", f"the delegate takes {len(self.code.inputs)} inputs, not {len(args)}")
+        pairs = enumerate(zip(args, self.code.inputs, strict=True))
+        return [self._in_range(_input(k, arg, shape), f"input {k}") for k, (arg, shape) in pairs]
+
+    def _in_range(self, value: torch.Tensor, what: str) -> torch.Tensor:
+        if self.max_value is None or not value.numel():
+            return value
+        largest = float(value.abs().max())
+        if not largest <= self.max_value:  # also when it is NaN
+            text = f"{what} has an element of absolute value {largest:g}; max_value is {self.max_value:g}"
+            hint = "scale the inputs, or lower with a larger max_value"
+            raise ValueOutOfRange("compiler-demo/out-of-range", text, hint=hint)
+        return value
+
+
+def _input(position: int, arg: torch.Tensor | int | float | bool, shape: Shape) -> torch.Tensor:
+    wanted = isinstance(arg, torch.Tensor) and arg.dtype is torch.float32 and arg.device.type == "cpu"
+    if not isinstance(arg, torch.Tensor) or not wanted or tuple(arg.shape) != shape:
+        given = f"{arg.dtype} {list(arg.shape)} on {arg.device}" if isinstance(arg, torch.Tensor) else repr(arg)
+        text = f"input {position} is a torch.float32 {list(shape)} on cpu, and it is given {given}"
+        raise InputError("input-invalid", text)
+    return arg
+
+
+def _weight(constant: Constant, named_data: Mapping[str, bytes]) -> torch.Tensor:
+    """A tensor of its own: named data is read-only, and may be shared with others."""
+    data = named_data.get(constant.key)
+    if data is None:
+        raise damaged(f"there is no named data {constant.key!r}")
+    if len(data) != constant.size:
+        raise damaged(f"named data {constant.key!r} has {len(data)} bytes, not {constant.size}")
+    return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32)).reshape(constant.shape)
