@@ -128,11 +128,18 @@ def test_results_that_are_not_lowered_matter_only_where_they_are_used():
 
 
 def test_scalars_that_python_calls_equal_are_told_apart():
-    program = export(lambda m, x: (x * 2, x * 2.0, x + True), torch.ones(3, dtype=torch.int32))
+    program = export(lambda m, x: (x * 2, (x * 2.0).clamp(0.5), x + True), torch.ones(3, dtype=torch.int32))
     dtypes = [v.dtype for v in lower_program(program, SPEC).outputs]
-    _, answers = asked(program)
     assert list(map(str, dtypes)) == ["int32", "fp32", "int32"]
-    assert set(answers.values()) == {None}
+    _, answers = asked(program)
+    assert set(answers.values()) == {None}  # a clamp at 0.5 is taken on floats only
+
+
+def test_what_folds_is_told_apart_from_the_same_at_run_time():
+    ids = torch.ones(2, 3, dtype=torch.int32)
+    program = export(lambda m, x: (m.ids.reshape(6).float() + 1, x.reshape(6)), ids, ids=ids)
+    _, answers = asked(program, FP)
+    assert [why for why in answers.values() if why] == ["TOSA RESHAPE on int32 needs PRO-INT; target is PRO-FP"]
 
 
 def test_options():
