@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from .conftest import EchoBackend, EchoRuntime
+
 aten = torch.ops.aten
 
 
@@ -296,6 +298,44 @@ def test_backend_error_passes_through_and_garbage_collection_comes_back():
     with pytest.raises(RuntimeError, match="not supported in backend OddBackend"):
         lower_with(backend_that(fails))
     assert gc.isenabled()
+
+
+def shaped(change):
+    """Middle with a symbolic first size, on a runtime that returns ``change`` of the right results."""
+
+    class Runtime(EchoRuntime):
+        @staticmethod
+        def load(processed_bytes, compile_specs, named_data):
+            run = EchoRuntime.load(processed_bytes, compile_specs, named_data)
+            return lambda *args: change(run(*args))
+
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=Runtime)
+    sizes = ({0: torch.export.Dim.AUTO},)
+    inputs = (torch.randn(3, 4),)
+    program = torch.export.export(Middle().eval(), inputs, dynamic_shapes=sizes)
+    return api.lower(program, backends=[echo(is_sort)], registry=registry)
+
+
+def test_running_at_one_size_does_not_fix_a_symbolic_size():
+    lowered = shaped(lambda results: results)
+    for size in (3, 2, 5):
+        assert lowered.verify(torch.randn(size, 4)).relative_error == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda results: results[:-1],
+        lambda results: results[0],
+        lambda results: tuple(r.double() for r in results),
+        lambda results: tuple(r[:, :1] for r in results),
+    ],
+    ids=["one missing", "no tuple", "another type", "another static size"],
+)
+def test_results_of_a_runtime_are_checked_as_far_as_they_are_known(change):
+    with pytest.raises(errors.ContractViolation, match="runtime of EchoBackend returned"):
+        shaped(change)(torch.randn(3, 4))
 
 
 def test_missing_runtime_is_an_error_unless_eager_was_asked_for():
