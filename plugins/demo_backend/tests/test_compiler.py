@@ -1,0 +1,351 @@
+"""The compiler demo behind ``lower``, ``to_backend`` and the command line: values, partitions, limits, refusals."""
+
+import json
+import struct
+
+import delegraph
+import pytest
+import torch
+from delegraph import cli
+from delegraph.backend import CompileSpec, NamedDataStore
+from delegraph.errors import BackendNotFound, DelegraphError, InputError, OptionError, Unsupported
+from delegraph.lowering import to_backend
+from delegraph_demo.compiler.partitioner import CompilerDemoPartitioner
+from delegraph_demo.compiler.runtime import ValueOutOfRange
+from torch import nn
+from torch.nn import functional as F
+
+NAME = "BackendWithCompilerDemo"
+
+
+def module(function, *weights):
+    """A module whose forward is ``function(*inputs)``, with weights that the function reads as attributes."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for k, weight in enumerate(weights):
+                self.register_buffer(f"w{k}", weight)
+
+        def forward(self, *inputs):
+            return function(self, *inputs)
+
+    return Model().eval()
+
+
+def random(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def lower(function, *inputs, weights=(), **options):
+    return delegraph.lower(
+        module(function, *weights), inputs, backends=["compiler-demo"], options={"compiler-demo": options}
+    )
+
+
+def reason(function, *inputs, **more):
+    """Why nothing of a program with one call is compiled."""
+    lowered = delegraph.lower(module(function), inputs, backends=["compiler-demo"], **more)
+    assert not lowered.delegates
+    (refusal,) = lowered.report.refusals
+    return refusal.reason
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "sin": (lambda m, x: torch.sin(x), random(2, 3)),
+    "sin of a scalar": (lambda m, x: torch.sin(x), random()),
+    "sin of nothing": (lambda m, x: torch.sin(x), random(0, 3)),
+    "add": (lambda m, x, y: x + y, random(2, 3), random(2, 3)),
+    "add, broadcast both ways": (lambda m, x, y: x + y, random(4, 1, 3), random(2, 1)),
+    "mul by a scalar tensor": (lambda m, x, y: x * y, random(2, 3), random()),
+    "mul, broadcast to nothing": (lambda m, x, y: x * y, random(2, 1), random(0)),
+    "numbers": (lambda m, x: (x + 1) * 0.3 + True, random(2, 3)),
+    "signs of zero": (lambda m, x: (1 / (x * 0.0), 1 / (x * -0.0)), random(2, 3)),
+    "a number beyond float32": (lambda m, x: x + 1e300, random(2, 3)),
+    "mm": (lambda m, x, y: torch.mm(x, y), random(2, 3), random(3, 4)),
+    "mm over nothing": (lambda m, x, y: torch.mm(x, y), random(2, 0), random(0, 4)),
+    "addmm with a row": (lambda m, b, x, y: torch.addmm(b, x, y), random(4), random(2, 3), random(3, 4)),
+    "addmm with a scalar": (lambda m, b, x, y: torch.addmm(b, x, y), random(), random(2, 3), random(3, 4)),
+    "linear": (lambda m, x, w, b: F.linear(x, w, b), random(5, 2, 3), random(4, 3), random(4)),
+    "linear without bias": (lambda m, x, w: F.linear(x, w), random(2, 3), random(4, 3)),
+    "linear on a vector": (lambda m, x, w: F.linear(x, w), random(3), random(4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name):
+    function, *inputs = CASES[name]
+    lowered = lower(function, *inputs)
+    assert lowered.delegates
+    with torch.no_grad():
+        wanted = function(None, *inputs)
+    torch.testing.assert_close(lowered(*inputs), wanted, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_mm_and_add_with_three_inputs():
+    lowered = lower(lambda m, a, x, b: torch.mm(a, x) + b, random(2, 2), random(2, 2), random(2, 2))
+    (delegate,) = lowered.delegates
+    assert not lowered.report.refusals and len(delegate.inputs) == 3
+    assert delegate.module.meta["debug_handle_map"] == {0: (1,), 1: (2,)}
+    fresh = torch.eye(2), random(2, 2) * 3, torch.ones(2, 2)
+    assert lowered.verify(*fresh).relative_error <= 1e-6
+
+
+def test_two_partitions_around_an_operator_that_is_not_compiled():
+    def function(m, a, x, b):
+        y = torch.mm(a, x) + b
+        y = y - a
+        return torch.mm(a, y) + b
+
+    inputs = random(2, 2), random(2, 2), random(2, 2)
+    lowered = lower(function, *inputs)
+    assert [d.name for d in lowered.delegates] == ["lowered_module_0", "lowered_module_1"]
+    assert lowered.report.host == {"forward": {"aten.sub.Tensor": 1}}
+    assert [d.module.meta["debug_handle_map"] for d in lowered.delegates] == [{0: (1,), 1: (2,)}, {0: (4,), 1: (5,)}]
+    assert lowered.verify(*inputs).relative_error <= 1e-6
+
+
+def test_results_are_computed_from_the_blob_alone():
+    """Another program's blob in the same place computes the other program."""
+    plus, times = (lower(f, random(3), random(3)) for f in (lambda m, x, y: x + y, lambda m, x, y: x * y))
+    plus.delegates[0].module.blob = times.delegates[0].processed_bytes
+    assert plus(torch.full((3,), 5.0), torch.full((3,), 7.0)).tolist() == [35, 35, 35]
+
+
+def test_a_lowered_module_used_twice_in_another_module():
+    def function(m, x):
+        return torch.sin(x) * 2
+
+    lowered = to_backend(NAME, torch.export.export(module(function), (random(3),)), [])
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = lowered
+
+        def forward(self, x):
+            return torch.add(self.inner(x)[0], self.inner(x)[0])
+
+    outer = torch.export.export(Outer().eval(), (random(3),))
+    around = delegraph.lower(outer, backends=["compiler-demo"])
+    targets = [n.target for n in around.exported_program().graph.nodes if n.op == "get_attr"]
+    assert "lowered_module_0" in targets
+    x = random(3) * 2
+    torch.testing.assert_close(around(x), torch.sin(x) * 4)
+
+
+def test_what_the_program_writes_stays_with_the_host():
+    """A buffer that is written is an input of the delegate, not a weight of it."""
+
+    def function(m, x):
+        m.w0.add_(x)
+        return m.w0 * 2
+
+    lowered = lower(function, torch.ones(3), weights=[torch.zeros(3)])
+    assert [lowered(torch.ones(3)).tolist() for _ in range(2)] == [[2, 2, 2], [4, 4, 4]]
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_named_data_and_not_in_the_blob():
+    weight = random(64, 64)
+    lowered = lower(lambda m, x: torch.mm(x, m.w0), random(2, 64), weights=[weight])
+    (delegate,) = lowered.delegates
+    ((key, data),) = delegate.module.named_data().items()
+    assert key.startswith("compiler-demo/")
+    assert data == weight.numpy().tobytes()
+    assert len(delegate.processed_bytes) < 150
+
+
+def test_weights_in_another_order_of_memory():
+    weight = random(4, 3).t()
+    assert not weight.is_contiguous()
+    lowered = lower(lambda m, x: torch.mm(x, m.w0), random(2, 3), weights=[weight])
+    assert lowered.verify(random(2, 3)).relative_error <= 1e-6
+
+
+def test_weights_are_shared_by_content():
+    """Within a delegate, by two delegates, and by two programs that go into one file."""
+
+    def function(m, x):
+        x = torch.mm(torch.mm(x, m.w0), m.w1)
+        return torch.mm(torch.cos(x), m.w0)
+
+    weight, other = random(4, 4), random(4, 4) + 1
+    lowered = lower(function, random(2, 4), weights=[weight, weight.clone()])
+    second = lower(lambda m, x: torch.mm(x, m.w0) + m.w1, random(4, 4), weights=[weight, other])
+    stores = [d.module.named_data_store_output for d in (*lowered.delegates, *second.delegates)]
+    assert [len(s.buffers) for s in stores] == [1, 1, 2]
+    merged = NamedDataStore()
+    for store in stores:
+        merged.merge_named_data_store(store)
+    together = merged.get_named_data_store_output()
+    assert len(together.pte_data) == 2
+    assert sorted(together.buffers) == sorted(w.numpy().tobytes() for w in (weight, other))
+
+
+def test_equal_bytes_in_two_shapes_are_stored_once():
+    weight = random(4)
+    lowered = lower(lambda m, x: x * m.w0 + m.w1, random(4, 4), weights=[weight, weight.reshape(4, 1)])
+    assert len(lowered.delegates[0].module.named_data()) == 1
+    assert lowered.verify(random(4, 4)).relative_error <= 1e-6
+
+
+# --- max_value --------------------------------------------------------------------------------------------------------
+
+
+def test_an_input_beyond_max_value():
+    lowered = lower(lambda m, x: torch.sin(x), torch.ones(1), max_value=1)
+    assert lowered(torch.ones(1)).item() == pytest.approx(0.841471, abs=1e-6)
+    with pytest.raises(RuntimeError, match=r"input 0 has an element of absolute value 2; max_value is 1") as caught:
+        lowered(torch.tensor([-2.0]))
+    assert isinstance(caught.value, ValueOutOfRange) and isinstance(caught.value, DelegraphError)
+    assert caught.value.code == "compiler-demo/out-of-range"
+
+
+def test_a_result_beyond_max_value():
+    lowered = lower(lambda m, x: torch.sin(x * 3 + x), torch.ones(1), max_value=3.5)
+    lowered(torch.full((1,), 0.875))
+    with pytest.raises(ValueOutOfRange, match=r"a result of aten\.add\.Tensor has an element of absolute value 4"):
+        lowered(torch.ones(1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_finite_number_is_beyond_max_value(value):
+    lowered = lower(lambda m, x: torch.sin(x), torch.ones(2), max_value=1e38)
+    with pytest.raises(ValueOutOfRange, match=str(abs(value))):
+        lowered(torch.tensor([0.0, value]))
+
+
+def test_without_max_value_everything_goes():
+    lowered = lower(lambda m, x: x + x, torch.ones(2))
+    assert lowered(torch.tensor([float("inf"), 1e38])).tolist()[0] == float("inf")
+
+
+def test_nothing_is_within_any_range():
+    lowered = lower(lambda m, x: torch.sin(x), torch.ones(0), max_value=0)
+    assert lowered(torch.ones(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("value", [bytes([2]), struct.pack("<d", 2.0)])
+def test_max_value_as_a_compile_spec(value):
+    program = torch.export.export(module(lambda m, x: x * 2), (torch.ones(1),))
+    lowered = to_backend(NAME, program, [CompileSpec("max_value", value)])
+    runtime = delegraph.Registry().runtime_for(NAME)
+    run = runtime.load(lowered.processed_bytes, lowered.compile_specs, lowered.named_data())
+    assert run(torch.ones(1))[0].item() == 2
+    with pytest.raises(ValueOutOfRange):
+        run(torch.full((1,), 1.5))
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_a_max_value_that_makes_no_sense(value):
+    with pytest.raises(OptionError, match="0 or more"):
+        CompilerDemoPartitioner(max_value=value)
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        ([CompileSpec("speed", b"1")], "'speed'"),
+        ([CompileSpec("max_value", bytes([1]))] * 2, "2 times"),
+        ([CompileSpec("max_value", b"1.5")], "little-endian double"),
+        ([CompileSpec("max_value", struct.pack("<d", float("nan")))], "0 or more"),
+    ],
+)
+def test_compile_specs_that_are_refused(specs, text):
+    program = torch.export.export(module(lambda m, x: x * 2), (torch.ones(1),))
+    with pytest.raises(OptionError, match=text):
+        to_backend(NAME, program, specs)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_that_is_not_compiled():
+    program = torch.export.export(module(lambda m, x: torch.cos(torch.sin(x))), (torch.ones(1),))
+    text = r"call_function aten\.cos\.default is not supported in backend BackendWithCompilerDemo"
+    with pytest.raises(RuntimeError, match=text) as caught:
+        to_backend(NAME, program, [])
+    assert isinstance(caught.value, Unsupported) and caught.value.node.target is torch.ops.aten.cos.default
+    assert "test_compiler.py" in str(caught.value)
+
+
+def test_a_backend_that_does_not_exist():
+    program = torch.export.export(module(lambda m, x: torch.sin(x)), (torch.ones(1),))
+    with pytest.raises(BackendNotFound, match="FakeBackendWithCompilerDemo"):
+        to_backend("FakeBackendWithCompilerDemo", program, [])
+
+
+REFUSED = {
+    "it compiles add.Tensor, mul.Tensor": (lambda m, x: torch.cos(x), random(2)),
+    "alpha is 2, and 1 is all": (lambda m, x: torch.add(x, x, alpha=2), random(2)),
+    "beta is 0.5, and 1 is all": (lambda m, b, x: torch.addmm(b, x, x, beta=0.5), random(2), random(2, 2)),
+    "x is torch.float64": (lambda m, x: torch.sin(x), random(2).double()),
+    "y is torch.int64": (lambda m, x, y: x * y, random(2), torch.arange(2)),
+    "has up to 64 dimensions": (lambda m, x: torch.sin(x), torch.empty(0).expand(2**20, 2**20, 0)),
+    "weight [3] are no linear layer": (lambda m, x, w: F.linear(x, w), random(2, 3), random(3)),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_refusal_says_why_and_compiling_says_the_same(text):
+    function, *inputs = REFUSED[text]
+    why = reason(function, *inputs).replace("inputs_0", "x").replace("inputs_1", "y")
+    assert text in why
+    with pytest.raises(Unsupported) as caught:
+        to_backend(NAME, torch.export.export(module(function), tuple(inputs)), [])
+    assert text in str(caught.value).replace("inputs_0", "x").replace("inputs_1", "y")
+
+
+def test_shapes_that_are_known_at_run_time_only():
+    shapes = (({0: torch.export.Dim("n")},),)
+    why = reason(lambda m, x: torch.sin(x), random(3, 2), dynamic_shapes=shapes)
+    assert "it compiles for fixed shapes, and inputs_0 has [s" in why
+
+
+@pytest.mark.parametrize("inputs", [(), (random(3),), (random(2, 2),), (random(2).double(),), (1.5,)])
+def test_the_runtime_wants_the_inputs_that_it_was_compiled_for(inputs):
+    (delegate,) = lower(lambda m, x: torch.sin(x), random(2)).delegates
+    runtime = delegraph.Registry().runtime_for(NAME)
+    run = runtime.load(delegate.processed_bytes, [], {})
+    with pytest.raises(InputError, match=r"takes 1 inputs|input 0 is a torch\.float32 \[2\]"):
+        run(*inputs)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.sin(x) * 2
+
+def model():
+    return Model().eval(), (torch.ones(2, 3),)
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return str(path)
+
+
+def test_the_command(model, capsys):
+    assert cli.main(["lower", model, "--backend", "compiler-demo", "--verify", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["report"]["host_operators"] == 0
+    assert shown["report"]["delegates"][0]["backend"] == "compiler-demo"
+
+
+def test_the_command_with_max_value(model, capsys):
+    arguments = ["lower", model, "--backend", "compiler-demo", "--verify", "--option"]
+    assert cli.main([*arguments, "max_value=2.0"]) == 0
+    assert cli.main([*arguments, "max_value=1.5"]) == 1
+    assert "a result of aten.mul.Tensor has an element of absolute value 1.68294" in capsys.readouterr().err
