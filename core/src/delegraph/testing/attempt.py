@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -14,11 +14,15 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..api import LoweredProgram, lower
+from ..backend import CompileSpec
 from ..errors import ContractViolation
 from ..partitioner import Partitioner
 from ..partitioner.contract import PartitionResult
 from ..registry import Registry
-from .programs import Program, undisturbed
+from .programs import Exported, Program, undisturbed
+
+HandedOver = tuple[bytes, list[CompileSpec], dict[str, Any]]
+"""Blob, compile specs and named data of a delegate."""
 
 
 class Phase(str, Enum):
@@ -43,6 +47,10 @@ class Attempt:
     phase: Phase
     lowered: LoweredProgram | None = None
     error: BaseException | None = None
+    changed: Sequence[str] = ()
+    """What the lowering changed in the exported program."""
+    handed_over: Sequence[HandedOver] = ()
+    """What the backend made, right after the lowering."""
 
     @property
     def refusals(self) -> dict[Node, str]:
@@ -102,14 +110,9 @@ def _changes(before: Mapping[Node, Mapping[str, Any]]) -> Iterator[str]:
                     yield f"meta[{key!r}] of {node.name} ({node.target})"
 
 
-def attempt(
-    program: Program, partitioner: Partitioner, registry: Registry, eager: bool, dynamic: bool = False
-) -> Attempt | None:
-    """Lower ``program``; None if torch cannot export it or it has no inputs."""
-    try:
-        exported, inputs = program.exported(dynamic)
-    except Exception:  # torch's own limits, of many kinds; they say nothing about the backend
-        return None
+def attempt(program: Program, made: Exported, partitioner: Partitioner, registry: Registry, eager: bool) -> Attempt:
+    """Lower ``program``, which was exported as ``made``; ``eager`` is for backends without a runtime."""
+    exported, inputs = made
     recording = Recording.of(partitioner)
     try:
         with quiet():
@@ -149,6 +152,12 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+def handed_over(one: Attempt) -> list[HandedOver]:
+    """What the runtime gets for each delegate, as it is now."""
+    modules = [d.module for d in one.lowered.delegates] if one.lowered is not None else []
+    return [(m.processed_bytes, list(m.compile_specs), dict(m.named_data())) for m in modules]
 
 
 def random_calls(program: ExportedProgram) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import types
 import unittest
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,21 +16,22 @@ from torch.utils import _pytree as pytree
 from .programs import Example, Program, described, undisturbed
 
 ROUNDS = (
-    *((torch.float32, 0), (torch.float32, 1), (torch.int64, 0), (torch.float32, 3), (torch.float16, 0)),
-    *((torch.bool, 0), (torch.int32, 1), (torch.bfloat16, 0), (torch.float32, 6), (torch.uint8, 0)),
-    *((torch.float64, 0), (torch.int8, 0), (torch.float32, 11), (torch.float32, 17)),
+    *((torch.float32, 0.0), (torch.float32, 0.5), (torch.int64, 0.0), (torch.float32, 0.25), (torch.float16, 0.0)),
+    *((torch.bool, 0.0), (torch.int32, 0.5), (torch.bfloat16, 0.0), (torch.float32, 0.75), (torch.uint8, 0.0)),
+    *((torch.float64, 0.3), (torch.int8, 0.0), (torch.float32, 0.9), (torch.float32, 0.1), (torch.float32, 0.6)),
 )
-"""Element type and number of the sample that each round takes of every operator."""
+"""Element type and place (0 first, 1 last) of the sample that each round takes of every operator."""
+_MUTABLE = "__allow_nonbracketed_mutation_flag"
 _LARGEST = 100_000
 """Elements of the largest input: bigger samples say the same more slowly."""
 
 
-def operator_programs(rounds: tuple[tuple[torch.dtype, int], ...] = ROUNDS) -> Iterator[Program]:
+def operator_programs(rounds: Sequence[tuple[torch.dtype, float]] = ROUNDS) -> Iterator[Program]:
     """A fixed order that mixes families of operators, so that any beginning of it is a fair sample."""
-    for dtype, index in rounds:
+    for dtype, place in rounds:
         for info in _table():
             if dtype in info.supported_dtypes("cpu"):
-                program = _program(info, dtype, index)
+                program = _program(info, dtype, place)
                 if program is not None:
                     yield program
 
@@ -39,14 +39,14 @@ def operator_programs(rounds: tuple[tuple[torch.dtype, int], ...] = ROUNDS) -> I
 @cache
 def _table() -> list[Any]:
     """OpInfo's rows, without what only a GPU runs. Importing them changes settings of torch, which are put back."""
-    frozen = "__allow_nonbracketed_mutation_flag"
-    before = getattr(torch.backends, frozen, True)
+    settings = vars(getattr(torch.backends, "m", torch.backends))  # the module proper, behind its properties
+    before = settings.get(_MUTABLE, True)
     stood_in = _stand_in("expecttest")
     try:
         with undisturbed():
             from torch.testing._internal.common_methods_invocations import op_db
     finally:
-        setattr(torch.backends, frozen, before)
+        settings[_MUTABLE] = before
         if stood_in:
             del sys.modules["expecttest"]
     rows = [info for info in op_db if not info.name.startswith("jiterator")]
@@ -65,11 +65,13 @@ def _stand_in(module: str) -> bool:
     return False
 
 
-def _program(info: Any, dtype: torch.dtype, index: int) -> Program | None:
-    """The operator on its sample of that number, or the last one before; None if it has none with dense tensors."""
-    sample = _sample(info, dtype, index)
-    if sample is None:
+def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
+    """The operator on its sample at that place; None if it has none there with dense tensors."""
+    samples = _samples(info, dtype)
+    if not samples:
         return None
+    index = int(place * len(samples))
+    sample = samples[index]
     leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
     tensors = tuple(v for v in leaves if isinstance(v, torch.Tensor))
     if not tensors or not all(_fits(t) for t in tensors):
@@ -84,17 +86,14 @@ def _program(info: Any, dtype: torch.dtype, index: int) -> Program | None:
     return Program(name, f"{source}\n# other arguments: {described(rest) or 'none'}", make)
 
 
-def _sample(info: Any, dtype: torch.dtype, index: int) -> Any:
+def _samples(info: Any, dtype: torch.dtype) -> list[Any]:
+    """All of them: a generator that is left unfinished runs its last lines when it is collected, at a bad time."""
     with undisturbed():
-        torch.manual_seed(index)
-        samples = iter(info.sample_inputs("cpu", dtype, requires_grad=False))
+        torch.manual_seed(0)
         try:
-            found = list(itertools.islice(samples, index + 1))
+            return list(info.sample_inputs("cpu", dtype, requires_grad=False))
         except Exception:  # OpInfo's own: a sample that this build of torch cannot make is no sample
-            return None
-        finally:
-            getattr(samples, "close", lambda: None)()
-    return found[-1] if found else None
+            return []
 
 
 def _fits(tensor: torch.Tensor) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch.export import Dim, ExportedProgram
 
 Example = tuple[torch.nn.Module, tuple[Any, ...]]
 """A module in eval mode and its example inputs."""
+Exported = tuple[ExportedProgram, tuple[Any, ...]]
+"""A program and example inputs."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,18 @@ class Program:
     batched: bool = False
     """Whether ``n`` matters: the first dimension of every input may then be dynamic."""
 
-    def exported(self, dynamic: bool = False) -> tuple[ExportedProgram, tuple[Any, ...]]:
-        """The exported program and its inputs; raises whatever torch.export raises."""
+    def exported(self, dynamic: bool = False) -> Exported | None:
+        """The exported program and its inputs; None if torch cannot export it, which says nothing of a backend."""
+        try:
+            return self._exported(dynamic)
+        except Exception:  # torch's own limits, of many kinds
+            return None
+
+    def kept(self, dynamic: bool = False) -> Exported | None:
+        """As ``exported``, once in this process: nobody is to change it, and a check looks whether somebody did."""
+        return _kept(self, dynamic)
+
+    def _exported(self, dynamic: bool) -> Exported:
         with undisturbed():
             module, inputs = self.make(3)
             shapes = tuple(_dynamic(i) for i in inputs) if dynamic else None
@@ -37,9 +51,12 @@ class Program:
             return torch.export.export(module, inputs, dynamic_shapes=shapes), inputs
 
 
-def _parameters(module: torch.nn.Module) -> list[Any]:
-    import inspect
+@cache
+def _kept(program: Program, dynamic: bool) -> Exported | None:
+    return program.exported(dynamic)
 
+
+def _parameters(module: torch.nn.Module) -> list[Any]:
     return list(inspect.signature(module.forward).parameters.values())
 
 
@@ -71,10 +88,15 @@ def written(name: str, source: str, batched: bool = False) -> Program:
 
 
 def given(example: Callable[[], Example]) -> Program:
-    """The backend's own example."""
-    module, inputs = example()
-    source = f"{module}\n# inputs: {described(inputs)}"
-    return Program("example", source, lambda n: example())
+    """The backend's own example, made with torch's random numbers in the same state every time."""
+
+    def make(n: int) -> Example:
+        with undisturbed():
+            torch.manual_seed(0)
+            return example()
+
+    module, inputs = make(0)
+    return Program("example", f"{module}\n# inputs: {described(inputs)}", make)
 
 
 def described(values: Sequence[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .programs import Program, written
 
@@ -21,6 +22,7 @@ class _Value:
     own: bool
 
 
+@lru_cache(maxsize=64)
 def random_program(seed: int) -> Program:
     """The program of that seed, the same in every process."""
     return written(f"random_{seed}", _Writer(random.Random(f"delegraph {seed}")).text(seed))

@@ -6,19 +6,22 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..api import lower
 from ..discovery import IN_PROCESS
 from ..errors import NoRuntime
 from ..partitioner import Partitioner
 from ..registry import Registry, default_registry
-from .attempt import Attempt, Phase, attempt
+from .account import account, differences
+from .attempt import Attempt, Phase, attempt, handed_over, quiet
 from .check import CheckSkipped
-from .programs import PROGRAMS, Example, Program, given
+from .programs import PROGRAMS, Example, Exported, Program, given
 from .random_programs import random_program
 from .worker import Answer, worker
 
@@ -50,6 +53,10 @@ class Subject:
     example: Callable[[], Example] | None = None
     register: Register | None = None
     seconds: float = SECONDS
+    randoms: int = 10
+    """How many random programs are among the samples."""
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    """The variables that other processes get: those of now, before the backend did anything."""
 
     @cached_property
     def registry(self) -> Registry:
@@ -84,16 +91,26 @@ class Subject:
     def programs(self) -> tuple[Program, ...]:
         """The backend's example, the common small programs and some random ones."""
         own = (given(self.example),) if self.example is not None else ()
-        return (*own, *PROGRAMS, *map(random_program, range(10)))
+        return (*own, *PROGRAMS, *map(random_program, range(self.randoms)))
 
-    def attempt(self, program: Program, dynamic: bool = False) -> Attempt | None:
-        """Lower one program for this backend."""
-        return attempt(program, self.partitioner(), self.registry, self.runtime is None, dynamic)
+    def attempt(self, program: Program, made: Exported | None) -> Attempt | None:
+        """Lower a program for this backend; None if it could not be exported."""
+        if made is None:
+            return None
+        return attempt(program, made, self.partitioner(), self.registry, self.runtime is None)
 
     @cached_property
     def samples(self) -> list[Attempt]:
-        """The programs, each lowered once, as far as torch exports them."""
-        return [a for a in map(self.attempt, self.programs) if a is not None]
+        """The programs, each lowered once, as far as torch exports them, with what that changed in the caller's."""
+        found = []
+        for program in self.programs:
+            before = account(program.kept())
+            one = self.attempt(program, program.kept())
+            if one is not None:
+                one.changed = differences(before, account(program.kept()))
+                one.handed_over = handed_over(one)
+                found.append(one)
+        return found
 
     @property
     def lowered(self) -> list[Attempt]:
@@ -112,7 +129,7 @@ class Subject:
 
     # --- in another process
 
-    def elsewhere(self, function: str, *args: Any, hash_seed: int = 0, seconds: float = 120.0) -> Answer:
+    def elsewhere(self, function: str, *args: Any, hash_seed: int = 1, seconds: float = 120.0) -> Answer:
         """Run ``"module:name"`` with this subject in a fresh process; skips the check where that cannot be."""
         if not hasattr(os, "fork"):
             raise CheckSkipped("this platform cannot fork processes")
@@ -122,11 +139,15 @@ class Subject:
         if self.register is None and self.registry.producer(self.backend)[0] == IN_PROCESS:
             raise CheckSkipped(f"backend {self.backend!r} exists in this process only")
         given = {"register": self.register, "example": self.example}
-        functions = {n: _place(f) if inspect.isfunction(f) else f for n, f in given.items() if f is not None}
-        return Recipe(self.backend, dict(self.options), self.tolerance, self.seconds, functions)
+        functions = {n: _portable(f) for n, f in given.items() if f is not None}
+        limits = self.tolerance, self.seconds, self.randoms
+        return Recipe(self.backend, dict(self.options), *limits, functions, dict(self.environment))
 
 
-def _place(function: Any) -> Place:
+def _portable(function: Any) -> Place | bytes:
+    """A function by the place where it is written; any other callable object pickled."""
+    if not inspect.isfunction(function):
+        return pickle.dumps(function)
     name, module = getattr(function, "__qualname__", "<unnamed>"), getattr(function, "__module__", "")
     try:
         file = os.path.abspath(inspect.getfile(function))
@@ -145,17 +166,38 @@ class Recipe:
     options: dict[str, Any]
     tolerance: float
     seconds: float
-    functions: dict[str, Any]
-    """A ``Place``, or an object that can be pickled."""
+    randoms: int
+    functions: dict[str, Place | bytes]
+    environment: dict[str, str]
     path: list[str] = field(default_factory=lambda: list(sys.path))
-    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def subject(self) -> Subject:
         """The subject again; imports the modules that its functions are in."""
         sys.path[:] = self.path
-        os.environ.update({k: v for k, v in self.environment.items() if os.environ.get(k) != v})
-        functions: dict[str, Any] = {n: _imported(f) if isinstance(f, tuple) else f for n, f in self.functions.items()}
-        return Subject(self.backend, self.options, self.tolerance, seconds=self.seconds, **functions)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        functions: dict[str, Any] = {
+            n: _imported(f) if isinstance(f, tuple) else pickle.loads(f) for n, f in self.functions.items()
+        }
+        plain = Subject(self.backend, self.options, self.tolerance, seconds=self.seconds, randoms=self.randoms)
+        return replace(plain, **functions)
+
+
+def prepare() -> None:
+    """Export and lower the common programs once, so that forks find them, and torch loaded what it loads lazily."""
+    for program in Subject("").programs:
+        made = program.kept()
+        if made is not None:
+            warm_up(made)
+
+
+def warm_up(made: Exported) -> None:
+    """Lower and run a program on the host alone."""
+    with quiet():
+        try:
+            lower(made[0], backends=[], registry=Registry(discover=False))(*made[1])
+        except Exception:  # a limit of torch or of the engine, which is met again with every backend
+            return
 
 
 def _imported(place: Place) -> Any:

@@ -57,7 +57,7 @@ def run(subject: Subject) -> Sweep:
         sweep.seconds = time.monotonic() - start
         if sweep.seconds > subject.seconds:
             break
-        tried = subject.attempt(program)
+        tried = subject.attempt(program, program.exported())
         if tried is not None:
             _look(tried, subject, sweep)
     return sweep
@@ -72,7 +72,7 @@ def _stream() -> Iterator[Program]:
 
 
 def _look(one: Attempt, subject: Subject, sweep: Sweep) -> None:
-    if one.phase in (Phase.ENGINE, Phase.CONTRACT):  # not the backend's, or what another check is about
+    if one.phase in (Phase.ENGINE, Phase.CONTRACT) or not one.calls:  # not the backend's, or for another check
         return
     sweep.programs += 1
     why = unexplained(one)

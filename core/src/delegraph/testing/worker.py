@@ -1,4 +1,4 @@
-"""Fresh processes for checks: a server per hash seed imports torch once and forks for every job.
+"""Fresh processes for checks: a server per hash seed imports torch once, and forks for every job.
 
 A forked job cannot disturb the tests, has a limit of time and memory, and reports how far it came before it crashed.
 Jobs and answers are pickled, between processes that we start ourselves.
@@ -122,14 +122,15 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def serve() -> None:
-    """Import torch, then fork for every job until the parent closes the pipe."""
+    """Import torch and export the samples, then fork for every job until the parent closes the pipe."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what jobs print must not get between the answers
     import torch
 
-    from .. import api  # noqa: F401 - imported once here instead of in every job
+    from .subject import prepare
 
     torch.set_num_threads(1)
+    prepare()
     while True:
         try:
             function, args, seconds = _receive(sys.stdin.buffer)

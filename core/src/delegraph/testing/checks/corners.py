@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from ...backend import CompileSpec
 from ...errors import DelegraphError
 from ...lowering.normalise import normalise
-from ...lowering.stage import run_stage
-from ...partitioner import CapabilityPartitioner
 from ...signature import user_inputs
 from ..attempt import Attempt, Phase, quiet
 from ..check import CheckFailed, CheckSkipped, Figures, check
@@ -25,7 +22,7 @@ def empty_programs(subject: Subject) -> Figures:
     """A program with nothing to delegate, or that only returns its input, passes through and computes the same."""
     advice = "expect partitioners to be given no call at all, and outputs that are inputs or constants"
     for program in NOTHING:
-        one = subject.attempt(program)
+        one = subject.attempt(program, program.kept())
         if one is not None and one.phase is not Phase.ENGINE:
             why = _wrong(one, subject)
             if why is not None:
@@ -43,16 +40,13 @@ def _wrong(one: Attempt, subject: Subject) -> str | None:
 
 def _whole(subject: Subject, program: Program) -> None:
     """``to_backend(backend_id, program)`` with a program without calls: a blob, or an error of delegraph.errors."""
-    exported, _ = program.exported()
-    partitioner = subject.partitioner()
-    specs = next(iter(_settings(subject, partitioner)), ())
-    normal, _notes = normalise(exported)
-    tagged = run_stage(
-        {"forward": normal}, {"forward": CapabilityPartitioner(lambda n: None, "none")}, subject.registry
-    )
+    made = program.kept()
+    if made is None:
+        return
+    normal, _ = normalise(made[0])
     backend = subject.registry.get_backend(subject.backend)
     try:
-        backend.preprocess(tagged.programs["forward"], list(specs))
+        backend.preprocess(normal, list(_settings(subject)))
     except DelegraphError:
         return
     except (Exception, SystemExit) as e:
@@ -60,11 +54,11 @@ def _whole(subject: Subject, program: Program) -> None:
         raise CheckFailed(text, program, "compile it, or raise delegraph.errors.Unsupported") from e
 
 
-def _settings(subject: Subject, partitioner: Any) -> Iterator[tuple[Any, ...]]:
+def _settings(subject: Subject) -> tuple[CompileSpec, ...]:
     """The compile specs that the partitioner gives a partition."""
-    for one in subject.samples:
-        if one.recording.result is not None:
-            yield from (spec.compile_specs for spec in one.recording.result.partition_tags.values())
+    results = (one.recording.result for one in subject.samples)
+    found = (spec.compile_specs for r in results if r is not None for spec in r.partition_tags.values())
+    return next(found, ())
 
 
 @check
@@ -72,7 +66,7 @@ def dynamic_shapes(subject: Subject) -> Figures:
     """Programs whose first dimensions are dynamic are handled, at other sizes too, or refused with a reason."""
     tried = taken = 0
     for program in (p for p in subject.programs if p.batched or p.name == "example"):
-        one = subject.attempt(program, dynamic=True)
+        one = subject.attempt(program, program.kept(dynamic=True))
         if one is None or one.phase is Phase.ENGINE or not _dynamic(one):
             continue
         tried += 1

@@ -33,7 +33,7 @@ def damaged_blob(subject: Subject) -> Figures:
     """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or a delegate that works."""
     subject.needs_runtime()
     smallest = _smallest(subject.lowered)
-    seconds = max(2.0, subject.seconds / 5)
+    seconds = max(0.5, subject.seconds / 5)
     names = [one.program.name for one, _ in smallest]
     answer = subject.elsewhere(f"{__name__}:damage", names, seconds, seconds=seconds + 60)
     programs = {one.program.name: one.program for one, _ in smallest}
@@ -72,7 +72,7 @@ def damage(
     wrong: list[Wrong] = []
     chosen = [p for p in subject.programs if p.name in names]
     for program in chosen:
-        one = subject.attempt(program)
+        one = subject.attempt(program, program.kept())
         if one is None or one.lowered is None:
             continue
         module = min((d.module for d in one.lowered.delegates), key=lambda m: len(m.processed_bytes))

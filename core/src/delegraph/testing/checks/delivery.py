@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ...api import DelegateInfo
 from ...backend import NamedDataStoreOutput
-from ..attempt import Attempt
+from ..attempt import Attempt, handed_over
 from ..check import CheckFailed, Figures, check
 from ..subject import Subject
 
@@ -15,25 +14,19 @@ from ..subject import Subject
 @check
 def settings_and_data_delivered(subject: Subject) -> Figures:
     """Compile specs and named data reach the runtime as they were given, and stay as they are."""
-    lowered = subject.lowered
-    first = [[_handed_over(d) for d in one.lowered.delegates] for one in lowered if one.lowered]
-    for one in lowered:
+    for one in subject.lowered:
         for info in one.lowered.delegates if one.lowered else ():
             _raise(_wrong_data(info) or _other_settings(info, one) or _changed_by_loading(info, subject), one)
-    for one, known in zip(lowered, first, strict=True):
-        if one.lowered and [_handed_over(d) for d in one.lowered.delegates] != known:
+        if handed_over(one) != one.handed_over:
             _raise("named data or blob changed after preprocess returned, when other programs were lowered", one)
-    return {"delegates": sum(map(len, first)), "named_data": sum(len(d[2]) for listed in first for d in listed)}
+    made = [delegate for one in subject.lowered for delegate in one.handed_over]
+    return {"delegates": len(made), "named_data": sum(len(data) for _, _, data in made)}
 
 
 def _raise(why: str | None, one: Attempt) -> None:
     if why is not None:
         advice = "make a new NamedDataStore for every preprocess, and let the runtime copy what it changes"
         raise CheckFailed(why, one.program, advice)
-
-
-def _handed_over(info: DelegateInfo) -> tuple[bytes, list[Any], dict[str, bytes]]:
-    return info.processed_bytes, list(info.module.compile_specs), dict(info.module.named_data())
 
 
 def _wrong_data(info: DelegateInfo) -> str | None:
@@ -61,7 +54,8 @@ def _other_settings(info: DelegateInfo, one: Attempt) -> str | None:
 def _changed_by_loading(info: DelegateInfo, subject: Subject) -> str | None:
     if subject.runtime is None:
         return None
-    blob, specs, data = _handed_over(info)
+    module = info.module
+    blob, specs, data = module.processed_bytes, list(module.compile_specs), module.named_data()
     given_specs, given_data = list(specs), dict(data)
     try:
         subject.runtime.load(blob, given_specs, given_data)

@@ -7,20 +7,20 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ...api import lower
 from ...errors import BackendNotFound
 from ...lowered_module import LoweredBackendModule
 from ...registry import Registry, default_registry
 from ..attempt import Phase, attempt, quiet
 from ..check import CheckFailed, Figures, check
 from ..programs import Program
-from ..subject import Recipe, Subject
+from ..subject import Recipe, Subject, warm_up
+from ..worker import worker
 
 _HERE = __name__
 Made = tuple[bytes, dict[str, bytes], str, str]
@@ -30,6 +30,7 @@ Made = tuple[bytes, dict[str, bytes], str, str]
 @check
 def deterministic(subject: Subject) -> Figures:
     """The same program gives the same bytes: in one process twice, and in two with different hash seeds."""
+    worker(2)  # started now, it gets ready meanwhile
     first, again = _built(subject, 1)
     second, _ = _built(subject, 2)
     for program in subject.programs:
@@ -62,7 +63,7 @@ def _build(subject: Subject, progress: Callable[[str], None]) -> dict[str, list[
     made = {}
     for program in subject.programs:
         progress(program.name)
-        one = subject.attempt(program)
+        one = subject.attempt(program, program.kept())
         if one is not None and one.phase is Phase.DONE and one.lowered is not None:
             made[program.name] = [_made(d.module) for d in one.lowered.delegates]
     return made
@@ -117,7 +118,9 @@ def traces(recipe: Recipe, progress: Callable[[str], None]) -> tuple[list[str], 
     """Run in another process: what differs afterwards, and how many programs were lowered."""
     subject = recipe.subject()
     programs = subject.programs
-    _warm_up(programs)
+    example = next((made for p in programs if p.name == "example" and (made := p.kept())), None)
+    if example is not None:
+        warm_up(example)
     spec, partitioner = subject.registry.spec(subject.backend), subject.partitioner()
     backend, runtime = subject.registry.get_backend(subject.backend), subject.runtime
     registry = Registry(discover=False)
@@ -138,21 +141,14 @@ def traces(recipe: Recipe, progress: Callable[[str], None]) -> tuple[list[str], 
     return [*_still_there(registry, spec.name), *found], len(programs)
 
 
-def _warm_up(programs: Iterable[Program]) -> None:
-    """What torch itself loads and registers when a program is lowered for the first time."""
-    with quiet():
-        for program in programs:
-            try:
-                exported, inputs = program.exported()
-                lower(exported, backends=[])(*inputs)
-            except Exception:  # a limit of torch, met again below
-                continue
-
-
 def _lowered_once(program: Program, registry: Registry, name: str, subject: Subject) -> list[tuple[str, Any]]:
     """Lower and run; weak references to the partitions that the backend was given."""
-    made = attempt(program, registry.get_partitioner(name, **subject.options), registry, subject.runtime is None)
-    if made is None or made.lowered is None:
+    exported = program.kept()
+    if exported is None:
+        return []
+    partitioner = registry.get_partitioner(name, **subject.options)
+    made = attempt(program, exported, partitioner, registry, subject.runtime is None)
+    if made.lowered is None:
         return []
     try:
         with quiet():

@@ -1,0 +1,390 @@
+"""A small honest backend, and one bad variant of it for every rule of the conformance kit.
+
+The good one compiles float32 arithmetic to a checked blob: magic, SHA-256 of the rest, JSON; weights are named data.
+Each bad one differs in one place. ``register_NAME`` adds it to a registry, here or in another process.
+"""
+
+import hashlib
+import json
+import math
+import os
+from typing import ClassVar
+
+import torch
+from delegraph.backend import BackendDetails, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.errors import FormatError, OptionError, Unsupported
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import OptionSpec
+from delegraph.runtime import BackendRuntime
+from delegraph.signature import constant_tensor, placeholders, user_inputs
+from torch.fx import Node
+
+aten = torch.ops.aten
+MAGIC = b"GOOD"
+OPERATORS = {
+    str(op): op
+    for op in (
+        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.relu.default),
+        *(aten.tanh.default, aten.sigmoid.default, aten.sin.default, aten.exp.default, aten.mm.default),
+        *(aten.linear.default, aten.split_with_sizes.default, aten.transpose.int, aten.narrow.default),
+    )
+}
+
+
+def types(node):
+    val = node.meta["val"]
+    return val if isinstance(val, (list, tuple)) else [val]
+
+
+def why_not(node):
+    if str(node.target) not in OPERATORS:
+        return f"{node.target} is not among the operators of this backend"
+    values = [v for n in (node, *node.all_input_nodes) for v in types(n)]
+    if not all(isinstance(v, torch.Tensor) and v.dtype is torch.float32 for v in values):
+        return "only float32 tensors are computed"
+    if not static(node):
+        return "sizes have to be known when the program is compiled"
+    return None if all(map(plain, [*node.args, *node.kwargs.values()])) else "an argument is not of a plain type"
+
+
+def static(node):
+    return all(
+        isinstance(d, int) for n in (node, *node.all_input_nodes) for v in types(n) for d in getattr(v, "shape", ())
+    )
+
+
+def plain(value):
+    return all(map(plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, (Node, int, float))
+
+
+def encode(value):
+    if isinstance(value, (list, tuple)):
+        return [encode(v) for v in value]
+    return {"node": value.name} if isinstance(value, Node) else value
+
+
+def decode(value, env):
+    if isinstance(value, list):
+        return [decode(v, env) for v in value]
+    return env[value["node"]] if isinstance(value, dict) else value
+
+
+def document(program, store):
+    """What the blob says: inputs with shapes, constants with keys and shapes, calls, outputs."""
+    made = {"inputs": [[n.name, list(n.meta["val"].shape)] for n in user_inputs(program)], "constants": {}, "calls": []}
+    for node, spec in placeholders(program):
+        if spec.target is not None:
+            data = constant_tensor(program, spec).detach().contiguous().numpy().tobytes()
+            key = hashlib.sha256(data).hexdigest()
+            store.add_named_data(key, data)
+            made["constants"][node.name] = [key, list(node.meta["val"].shape)]
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            target = str(node.target) if str(node.target) in OPERATORS else node.target.__name__
+            if target not in OPERATORS and target != "getitem":
+                raise Unsupported("unsupported", f"{target} cannot be compiled")
+            made["calls"].append([node.name, target, encode(node.args), {k: encode(v) for k, v in node.kwargs.items()}])
+    made["outputs"] = encode(program.graph.output_node().args[0])
+    return made
+
+
+def seal(made):
+    body = json.dumps(made).encode()
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def opened(blob):
+    if blob[:4] != MAGIC or hashlib.sha256(blob[36:]).digest() != blob[4:36]:
+        raise FormatError("format-invalid", "this is no whole blob of the good backend")
+    return json.loads(blob[36:])
+
+
+class GoodBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        store, mapping = NamedDataStore(), DelegateMappingBuilder()
+        made = document(edge_program, store)
+        for node in edge_program.graph.nodes:
+            if node.op == "call_function" and "debug_handle" in node.meta:
+                mapping.insert_delegate_mapping_entry(nodes=node, identifier=node.name)
+        return PreprocessResult(seal(made), mapping.get_delegate_mapping(), store.get_named_data_store_output())
+
+
+class GoodPartitioner(CapabilityPartitioner):
+    why_not = staticmethod(why_not)
+    backend_id = "GoodBackend"
+
+    def __init__(self, level=1):
+        super().__init__(self.why_not, self.backend_id)
+
+
+class GoodRuntime(BackendRuntime):
+    operators: ClassVar = {**OPERATORS, "getitem": lambda values, k: values[k]}
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        made = opened(processed_bytes)
+        constants = {n: tensor(named_data.get(key, b""), shape) for n, (key, shape) in made["constants"].items()}
+        return Loaded(made, constants, cls.operators)
+
+
+def tensor(data, shape):
+    if len(data) != 4 * math.prod(shape):
+        raise FormatError("format-invalid", f"{len(data)} bytes of named data for shape {shape}")
+    return torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape) if data else torch.empty(shape)
+
+
+class Loaded:
+    def __init__(self, made, constants, operators):
+        self.made, self.constants, self.operators = made, constants, operators
+
+    def __call__(self, *args):
+        env = {**self.constants, **{name: v for (name, _), v in zip(self.made["inputs"], args, strict=True)}}
+        for name, target, given, kwargs in self.made["calls"]:
+            kwargs = {k: decode(v, env) for k, v in kwargs.items()}
+            env[name] = self.operators[target](*decode(given, env), **kwargs)
+        return tuple(decode(self.made["outputs"], env))
+
+
+LEVEL = OptionSpec("level", int, 1, choices=(1, 2))
+
+
+def variant(backend=GoodBackend, partitioner=GoodPartitioner, runtime=GoodRuntime, options=(LEVEL,)):
+    """A function that registers these parts as ``good``, with the partitioner giving to the backend."""
+    given = type(partitioner.__name__, (partitioner,), {"backend_id": backend.__name__})
+    given.__module__ = partitioner.__module__
+
+    def register(registry):
+        return registry.register(backend, partitioner=given, runtime=runtime, name="good", options=options)
+
+    return register
+
+
+def changed(after):
+    """A backend whose result goes through ``after(program, result)``."""
+
+    class ChangedBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            result = GoodBackend.preprocess(edge_program, compile_specs)
+            return after(edge_program, result) or result
+
+    return ChangedBackend
+
+
+def refusing(rule):
+    """A partitioner whose ``why_not`` is ``rule(node)`` where that is not Ellipsis."""
+
+    class ChangedPartitioner(GoodPartitioner):
+        @staticmethod
+        def why_not(node):
+            answer = rule(node)
+            return why_not(node) if answer is ... else answer
+
+    return ChangedPartitioner
+
+
+# --- one bad place each -----------------------------------------------------------------------------------------------
+
+
+def order_of_a_set(program, result):
+    """Depends on the hash seed."""
+    names = " ".join({str(n.target) for n in program.graph.nodes}).encode()
+    made = opened(result.processed_bytes)
+    return PreprocessResult(seal({**made, "comment": names.hex()}), result.debug_handle_map, result.data_store_output)
+
+
+COUNT = []
+
+
+def counter(program, result):
+    """Depends on how many programs came before."""
+    COUNT.append(0)
+    return PreprocessResult(
+        seal({**opened(result.processed_bytes), "serial": len(COUNT)}),
+        result.debug_handle_map,
+        result.data_store_output,
+    )
+
+
+def clears_module_stacks(program, result):
+    """The dictionary belongs to the caller's node as well."""
+    for node in program.graph.nodes:
+        node.meta.get("nn_module_stack", {}).clear()
+
+
+def writes_weights(program, result):
+    """Through ``.data``, which torch's version counter does not see."""
+    for value in program.state_dict.values():
+        value.data.zero_()
+
+
+class RewritesMetadata(GoodPartitioner):
+    """Changes what is no delegation tag."""
+
+    def partition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.target is aten.sort.default and static(node):
+                node.meta["stack_trace"] = "elsewhere"
+        return super().partition(exported_program)
+
+
+class RewritesGraph(GoodPartitioner):
+    """Changes an argument; the engine refuses that already."""
+
+    def partition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.target is aten.sort.default and static(node):
+                node.args = (node.args[0], 0)
+        return super().partition(exported_program)
+
+
+def accepts_too_much(node):
+    return None if node.target is aten.layer_norm.default and static(node) else ...
+
+
+def gives_no_reason(node):
+    return "" if node.target is aten.sort.default and static(node) else ...
+
+
+def fails_at_softmax(node):
+    return {}["missing"] if node.target is aten.softmax.int and static(node) else ...
+
+
+class WrongRelu(GoodRuntime):
+    operators: ClassVar = {**GoodRuntime.operators, str(aten.relu.default): lambda x: x.abs()}
+
+
+class NeedsACall(GoodPartitioner):
+    """Takes the largest of all calls, of which there may be none."""
+
+    def partition(self, exported_program):
+        max(n.meta["debug_handle"] for n in exported_program.graph.nodes if n.op == "call_function")
+        return super().partition(exported_program)
+
+
+def takes_dynamic_sizes(node):
+    """Accepts a symbolic size, which JSON then refuses."""
+    return None if node.target is aten.sin.default and not static(node) else ...
+
+
+class UncheckedLevel(GoodPartitioner):
+    """KeyError instead of OptionError."""
+
+    def __init__(self, level=1):
+        {0: "off", 1: "on"}[level]
+        super().__init__()
+
+
+class RefusesItsChoice(GoodPartitioner):
+    def __init__(self, level=1):
+        if level == 2:
+            raise OptionError("option-invalid", "level 2 is not there yet")
+        super().__init__()
+
+
+class Trusting(GoodRuntime):
+    """Believes what the blob says."""
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        made = json.loads(processed_bytes[36:])
+        constants = {n: tensor(named_data.get(key, b""), shape) for n, (key, shape) in made["constants"].items()}
+        return Loaded(made, constants, cls.operators)
+
+
+class Crashing(GoodRuntime):
+    """Ends the process where C code would."""
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        if processed_bytes[:4] == MAGIC and len(processed_bytes) < 40:
+            os.abort()
+        return super().load(processed_bytes, compile_specs, named_data)
+
+
+def sets_a_variable(program, result):
+    os.environ["GOOD_BACKEND_WAS_HERE"] = "1"
+
+
+KEPT = []
+
+
+def keeps_programs(program, result):
+    KEPT.append(program)
+
+
+SHARED = NamedDataStore()
+
+
+def shares_its_store(program, result):
+    """One store for all partitions, so that a delegate's data grows after it was made."""
+    SHARED.merge_named_data_store(result.data_store_output)
+    return PreprocessResult(result.processed_bytes, result.debug_handle_map, SHARED.get_named_data_store_output())
+
+
+class TakesItsData(GoodRuntime):
+    """Empties the dictionary that it was given."""
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        loaded = super().load(processed_bytes, compile_specs, named_data)
+        named_data.clear()
+        return loaded
+
+
+def gives_arrays(program, result):
+    """Named data that is no bytes."""
+    result.data_store_output.buffers[:] = map(bytearray, result.data_store_output.buffers)
+
+
+def maps_a_stranger(program, result):
+    return PreprocessResult(result.processed_bytes, {"all": (1, 10**6)}, result.data_store_output)
+
+
+def register_good(registry):
+    return variant()(registry)
+
+
+BAD = {
+    "deterministic": {"order_of_a_set": variant(changed(order_of_a_set)), "counter": variant(changed(counter))},
+    "input_program_unmodified": {"module_stacks": variant(changed(clears_module_stacks))},
+    "only_tagged_nodes_lowered": {
+        "metadata": variant(partitioner=RewritesMetadata),
+        "graph": variant(partitioner=RewritesGraph),
+    },
+    "accepted_compiles": {
+        "accepts_too_much": variant(partitioner=refusing(accepts_too_much)),
+        "no_reason": variant(partitioner=refusing(gives_no_reason)),
+        "raises": variant(partitioner=refusing(fails_at_softmax)),
+    },
+    "numerics": {"wrong_relu": variant(runtime=WrongRelu)},
+    "empty_programs": {"needs_a_call": variant(partitioner=NeedsACall)},
+    "dynamic_shapes": {"symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes))},
+    "options_validated": {
+        "unchecked": variant(partitioner=UncheckedLevel, options=(OptionSpec("level", int, 1),)),
+        "refuses_a_choice": variant(partitioner=RefusesItsChoice),
+    },
+    "damaged_blob": {"trusting": variant(runtime=Trusting), "crashing": variant(runtime=Crashing)},
+    "unregistering_leaves_no_trace": {
+        "variable": variant(changed(sets_a_variable)),
+        "keeps_programs": variant(changed(keeps_programs)),
+    },
+    "settings_and_data_delivered": {
+        "arrays": variant(changed(gives_arrays)),
+        "takes_its_data": variant(runtime=TakesItsData),
+    },
+    "debug_handles": {"stranger": variant(changed(maps_a_stranger))},
+}
+"""Check that it breaks, and no other -> name -> what registers it."""
+WORSE = {
+    "weights": ({"input_program_unmodified", "numerics"}, variant(changed(writes_weights))),
+    "shared_store": ({"settings_and_data_delivered", "deterministic"}, variant(changed(shares_its_store))),
+}
+"""Name -> some of the checks that it breaks, and what registers it."""
+
+for name, register in [pair for named in BAD.values() for pair in named.items()] + [
+    (n, r) for n, (_, r) in WORSE.items()
+]:
+    register.__name__ = register.__qualname__ = f"register_{name}"  # so that another process finds it
+    globals()[register.__name__] = register

@@ -1,0 +1,246 @@
+"""The conformance kit: a good backend passes, and for every check there is a backend that fails that one."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from delegraph import testing
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.cli import main
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.registry import Registry
+from delegraph.testing.check import Status
+from delegraph.testing.opinfo import operator_programs
+from delegraph.testing.programs import NOTHING, PROGRAMS
+from delegraph.testing.random_programs import random_program
+from delegraph.testing.worker import worker
+
+FILE = Path(__file__).parent / "contract_backends.py"
+SPEC = importlib.util.spec_from_file_location("contract_backends", FILE)
+backends = sys.modules["contract_backends"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(backends)
+
+
+def subject(register, **fields):
+    return testing.Subject("good", register=register, **{"seconds": 0.0, "randoms": 2, **fields})
+
+
+def failures(report):
+    return {r.name: r.message for r in report.results if r.status is Status.FAILED}
+
+
+class TestGood(testing.BackendContract):
+    backend = "good"
+    seconds = 4
+    register = staticmethod(backends.register_good)
+
+    @staticmethod
+    def example():
+        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sigmoid()).eval(), (torch.ones(2, 3),)
+
+
+def test_the_class_has_one_method_for_each_check():
+    methods = [name.removeprefix("test_") for name in dir(testing.BackendContract) if name.startswith("test_")]
+    assert sorted(methods) == sorted(testing.CHECKS)
+    assert all(check.purpose for check in testing.CHECKS.values())
+
+
+def test_the_good_backend_passes_all_that_apply():
+    report = testing.run_checks(subject(backends.register_good, seconds=2))
+    assert report.passed, str(report)
+    skipped = {r.name: r.message for r in report.results if r.status is Status.SKIPPED}
+    assert list(skipped) == ["light_declaration"] and "no light module" in skipped["light_declaration"]
+    figures = {r.name: r.figures for r in report.results}
+    assert figures["numerics"]["programs"] > 5 and figures["numerics"]["largest_error"] < 1e-5
+    assert figures["settings_and_data_delivered"]["named_data"] > 0
+    assert figures["damaged_blob"]["truncations"] > 100 and figures["damaged_blob"]["changed"] > 100
+    assert figures["deterministic"]["bytes"] > 1000
+
+
+SAYS = {
+    "order_of_a_set": "another hash seed gave something else: the blob of delegate 0 differs from byte 4",
+    "counter": "the second time in one process",
+    "module_stacks": "lowering changed meta['nn_module_stack'] of linear of the caller's program",
+    "metadata": "the partitioner changed meta['stack_trace'] of sort (aten.sort.default)",
+    "graph": "it may only set meta['delegation_tag']",
+    "accepts_too_much": "preprocess raised Unsupported: layer_norm.default cannot be compiled",
+    "no_reason": "aten.sort.default was left to the host with the reason ''",
+    "raises": "the partitioner raised KeyError: 'missing'",
+    "wrong_relu": "the results differ from eager by more than 0.0001",
+    "needs_a_call": "lowering failed: ValueError",
+    "symbolic_sizes": "# exported with Dim.AUTO for every first dimension",
+    "unchecked": "option level=-1 raised KeyError",
+    "refuses_a_choice": "option level is declared as one of 1, 2, but 2 raised OptionError",
+    "trusting": "loading the first 0 of",
+    "crashing": "was ended by SIGABRT",
+    "variable": "environment variables other than before (new: ('GOOD_BACKEND_WAS_HERE', '1'))",
+    "keeps_programs": "a lowering left program mlp in memory",
+    "arrays": "is bytearray, not bytes",
+    "takes_its_data": "the runtime's load changed the named data",
+    "stranger": "names the debug handle 1000000, which no node of the partition has",
+}
+"""Bad backend -> part of what its one failure says."""
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_a_bad_backend_fails_exactly_its_check(name):
+    check = next(c for c, named in backends.BAD.items() if name in named)
+    failed = failures(testing.run_checks(subject(backends.BAD[check][name])))
+    assert list(failed) == [check], failed
+    assert SAYS[name] in failed[check]
+    assert "what to do: " in failed[check]
+    if check not in ("options_validated", "unregistering_leaves_no_trace"):
+        assert "class Model(torch.nn.Module):" in failed[check], "the program is shown"
+
+
+@pytest.mark.parametrize("name", backends.WORSE)
+def test_a_worse_backend_fails_several_checks(name):
+    checks, register = backends.WORSE[name]
+    assert checks <= set(failures(testing.run_checks(subject(register))))
+
+
+def test_there_is_a_bad_backend_for_every_check():
+    assert {*backends.BAD, "light_declaration"} == set(testing.CHECKS)
+    assert {name for named in backends.BAD.values() for name in named} == set(SAYS)
+
+
+PLUGIN = """
+{heavy}
+from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec(name="good", backend_id="GoodBackend", target="contract_backends:GoodBackend", api=1)]
+
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec("good", backend="good", target="contract_backends:GoodPartitioner", default=True)]
+
+@hookimpl
+def delegraph_runtimes():
+    return [RuntimeSpec("good", target="contract_backends:GoodRuntime")]
+"""
+
+
+@pytest.fixture
+def installed(site, monkeypatch):
+    """Installs the good backend; its light module begins with the text that is given."""
+
+    def install(heavy=""):
+        site.plugin("good-plugin", PLUGIN.format(heavy=heavy))
+        (site.folder / "contract_backends.py").write_text(FILE.read_text())
+        made = Registry()
+        monkeypatch.setattr("delegraph.registry._default", made)
+        return made
+
+    return install
+
+
+def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed):
+    installed("import json\nimport numpy")
+    failed = failures(testing.run_checks(testing.Subject("good", seconds=0.0, randoms=2)))
+    assert list(failed) == ["light_declaration"]
+    assert "declarations of good-plugin imports numpy (imported at" in failed["light_declaration"]
+    assert "good_plugin.py:3)" in failed["light_declaration"]
+
+
+def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
+    installed()
+    monkeypatch.setattr(testing, "QUICK_SECONDS", 1.0)
+    assert main(["check", "good", "--quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "delegraph.check/1" and found["passed"] and found["backend"] == "good"
+    assert [c["name"] for c in found["checks"]] == list(testing.CHECKS)
+    assert {c["status"] for c in found["checks"]} == {"passed"}
+
+
+def test_the_command_line_shows_a_table_and_fails(installed, capsys):
+    installed("import numpy")
+    assert main(["check", "good", "--only", "light_declaration", "--only", "options_validated"]) == 1
+    out = capsys.readouterr().out
+    assert "light_declaration  failed   reading the declarations of good-plugin imports numpy" in out
+    assert "good: 1 passed, 1 failed" in out
+
+
+def test_the_command_line_takes_an_example(installed, capsys, tmp_path):
+    installed()
+    model = tmp_path / "model.py"
+    model.write_text("import torch\ndef model():\n    return torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),)\n")
+    code = main(["check", "good", "--only", "deterministic", "--example", str(model), "--json"])
+    [result] = json.loads(capsys.readouterr().out)["checks"]
+    assert code == 0, result
+    assert result["figures"]["programs"] == 22
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["nothing"], "no installed plugin offers a backend 'nothing'"),
+        (["good", "--only", "luck"], "there is no check 'luck'; checks: light_declaration"),
+        (["good", "--option", "size=1"], "has no option 'size'"),
+        (["good", "--example", "missing.py"], "there is no file missing.py"),
+    ],
+)
+def test_wrong_usage(arguments, said, installed, capsys):
+    installed()
+    assert main(["check", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+class NothingBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+
+def test_a_backend_that_takes_nothing_is_told_so():
+    refuse = CapabilityPartitioner(lambda node: "no", "NothingBackend")
+    made = testing.Subject("n", register=lambda r: r.register(NothingBackend, partitioner=refuse, name="n"), seconds=0)
+    results = {r.name: r for r in testing.run_checks(made).results}
+    assert "took nothing of 2" in results["accepted_compiles"].message
+    assert "give an example" in results["accepted_compiles"].message
+    assert results["numerics"].message == "backend 'n' has no runtime on this host, so nothing can be run"
+    assert "another process cannot import it" in results["deterministic"].message
+    assert results["debug_handles"].status is Status.SKIPPED
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *NOTHING], ids=lambda p: p.name)
+def test_the_programs_run_and_export(program):
+    module, inputs = program.make(3)
+    module(*inputs)
+    assert program.exported() is not None
+    assert not program.batched or program.exported(dynamic=True) is not None
+
+
+def test_random_programs_are_reproducible_and_have_what_they_are_for():
+    programs = [random_program(seed) for seed in range(60)]
+    assert [p.source for p in programs] == [random_program(seed).source for seed in range(60)]
+    texts = "\n".join(p.source for p in programs)
+    assert all(form in texts for form in (".split(", ".transpose(", ".narrow(", "torch.cat(", "_()", "Parameter"))
+    for program in programs[:20]:
+        module, inputs = program.make(3)
+        before = [i.clone() for i in inputs]
+        module(*inputs)
+        assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True)), "inputs are not written"
+
+
+def test_operator_programs_keep_torch_as_it_is():
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    stream = operator_programs()
+    first = [next(stream) for _ in range(30)]
+    assert len({p.name for p in first}) == 30
+    assert sum(p.exported() is not None for p in first) >= 25
+    assert torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads()
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark  # OpInfo's import forbids that; it is undone
+    assert "expecttest" not in sys.modules or importlib.util.find_spec("expecttest")
+
+
+def test_a_worker_tells_how_a_job_ended():
+    run = worker(1).run
+    assert "raised TypeError" in run("os:times", 3, seconds=20).failure
+    assert "raised ModuleNotFoundError" in run("no_such_module:f", seconds=20).failure
+    assert run("builtins:max", 3, seconds=20).failure.startswith("raised TypeError")
+    assert run("contextlib:nullcontext", seconds=20).failure.startswith("raised")
