@@ -158,7 +158,7 @@ def test_a_debug_file_of_what_was_built_before_it_failed(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match="could not be written"):
+    with pytest.raises(WriteError, match="could not be made"):
         compiled(PROGRAM, debug_artifact_path=str(tmp_path / "file"))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import DelegraphError, WriteError
+from delegraph.files import write_whole
 from torch.export import ExportedProgram
 
 from .ir.graph import Graph, Operator
@@ -14,7 +15,7 @@ from .legalise import legalise, sources_of
 from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
 from .serialise import TosaFile
-from .spec import TosaSpec
+from .spec import TosaSpec, required
 from .validate import validate
 
 __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
@@ -32,7 +33,8 @@ class TOSABackend(BackendDetails):
         """
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
-        return PreprocessResult(TosaFile(graph, options.spec), debug_handle_map=_debug_handles(graph))
+        file = TosaFile(graph, options.spec)
+        return PreprocessResult(file, _debug_handles(graph), _delegate_info_meta={"needs": str(required(graph))})
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
@@ -113,7 +115,6 @@ def _tag(program: ExportedProgram) -> list[str]:
 def _write(file: TosaFile, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as stream:
-            file.write_to(stream)
     except OSError as error:
-        raise WriteError("write-failed", f"the debug file {path} could not be written: {error.strerror}") from error
+        raise WriteError("write-failed", f"the folder {path.parent} could not be made: {error.strerror}") from error
+    write_whole(path, file)

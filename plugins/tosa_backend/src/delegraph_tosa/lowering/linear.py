@@ -24,11 +24,17 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
         y = _product(t, x, t.transpose(weight, (1, 0)))
         return y if bias is None else t.add(y, bias)
     outputs, inputs = weight.shape
-    image = t.reshape(x, (1, math.prod(x.shape[:-1]), 1, inputs))
+    image = t.reshape(x, _image(x.shape))
     kernel = t.reshape(weight, (outputs, 1, 1, inputs))
     bias = t.constant(0, x.dtype) if bias is None else bias
     y = t.conv2d(image, kernel, bias, (0, 0, 0, 0), (1, 1), (1, 1))
     return t.reshape(y, (*x.shape[:-1], outputs))
+
+
+def _image(shape: Shape) -> Shape:
+    """[*S,I] as [N,H,1,I]: where ``S`` has one or two axes, only axes of size 1 come in, which cost nothing."""
+    *leading, inputs = shape
+    return (*leading, *(1,) * (3 - len(leading)), inputs) if len(leading) <= 2 else (1, math.prod(leading), 1, inputs)
 
 
 def _product(t: Tosa, x: Value, matrix: Value) -> Value:

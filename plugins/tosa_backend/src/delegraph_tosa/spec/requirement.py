@@ -19,6 +19,9 @@ class Requirement(NamedTuple):
     profiles: frozenset[str]
     extensions: frozenset[str]
 
+    def __str__(self) -> str:
+        return "+".join([*sorted(self.profiles), *sorted(self.extensions)])
+
 
 def required(graph: Graph) -> Requirement:
     """The fewest profiles, then the fewest extensions, that allow every operator, constant and tensor of the graph.
