@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = ("core", "plugins/tosa_backend", "plugins/demo_backend")
+TEMPLATE = "delegraph/scaffold/template/tests/"  # tests of the packages that it makes
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         assert wheel.name.endswith("-py3-none-any.whl")
         files = zipfile.ZipFile(wheel).namelist()
         assert f"{package}/py.typed" in files
-        assert not [f for f in files if "tests/" in f or f.endswith(".pyc")]
+        assert not [f for f in files if "tests/" in f.replace(TEMPLATE, "") or f.endswith(".pyc")]
         assert {f.split("/")[0].split("-")[0] for f in files} == {package}
 
 
@@ -73,3 +74,11 @@ def test_the_package_knows_its_version(installed):
         "delegraph",
         metadata.name.split("-")[1][: -len(".dist")],
     ]
+
+
+def test_the_wheel_can_write_a_new_backend(installed, tmp_path):
+    shown = delegraph(installed, "new-backend", "my-npu", str(tmp_path / "my-npu"), "--json")
+    assert shown.returncode == 0, shown.stderr
+    written = {str(p.relative_to(tmp_path / "my-npu")) for p in (tmp_path / "my-npu").rglob("*") if p.is_file()}
+    assert written == set(json.loads(shown.stdout)["files"])
+    assert {".gitignore", "pyproject.toml", "src/my_npu/py.typed", "tests/test_contract.py"} < written

@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import BackendNotFound, DelegraphError, DelegraphWarning, InternalError, OptionError
-from . import check, files, listing, lowering
+from . import check, files, listing, lowering, new_backend
 from .outcome import Outcome, UsageError, as_json
 
 _USAGE = (UsageError, OptionError, BackendNotFound)
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="print one JSON object with a schema field")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (listing, lowering, files, check):
+    for module in (listing, lowering, files, check, new_backend):
         module.add(commands, common)
     return parser
 

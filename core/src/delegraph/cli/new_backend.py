@@ -1,0 +1,57 @@
+"""``delegraph new-backend``: a package for a backend of one's own. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from .. import scaffold
+from ..registry import default_registry
+from .outcome import Outcome, UsageError
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    new = commands.add_parser("new-backend", parents=[common], help="write a package for a backend of your own")
+    new.add_argument("name", metavar="NAME", help="of the backend and of the package, such as my-npu")
+    new.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make (default: ./NAME)")
+    new.set_defaults(command=_new_backend)
+
+
+def _new_backend(args: argparse.Namespace) -> Outcome:
+    names = _names(args.name)
+    folder = args.folder or Path(names.backend)
+    files = scaffold.generate(names, folder)
+    commands = _commands(names.backend, folder)
+    content = {
+        **{"name": names.backend, "distribution": names.backend, "package": names.package},
+        **{"backend_id": names.backend_id, "folder": str(folder), "files": files, "next": commands},
+    }
+    listed = [f"wrote {folder}, a package with the backend {names.backend} ({names.backend_id}):"]
+    text = [*listed, *(f"  {path}" for path in files), "next:", *(f"  {command}" for command in commands)]
+    return Outcome("delegraph.new-backend/1", content, "\n".join(text))
+
+
+def _names(text: str) -> scaffold.Names:
+    reason = scaffold.why_not(text)
+    if reason is not None:
+        raise UsageError("usage-invalid", f"no backend can be called {text!r}: {reason}", hint="a name such as my-npu")
+    names = scaffold.Names.of(text)
+    reason = scaffold.taken(names, default_registry())
+    if reason is not None:
+        raise UsageError("usage-invalid", f"the name {text!r} is taken: {reason}", hint="choose another name")
+    return names
+
+
+def _commands(backend: str, folder: Path) -> list[str]:
+    """What installs the package, lowers its example and checks it, from where the user is."""
+    place, example = (shlex.quote(os.fspath(p)) for p in (folder, folder / "example.py"))
+    editable = place if os.sep in place else f"./{place}"  # without a slash, pip looks in its index
+    return [
+        f"pip install -e {editable}",
+        f"delegraph lower {example} --backend {backend} --verify",
+        f"delegraph check {backend}",
+    ]

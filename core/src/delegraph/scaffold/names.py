@@ -1,0 +1,92 @@
+"""What a new backend and the parts of its package are called, and which names are taken."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+import warnings
+from dataclasses import dataclass
+
+import importlib_metadata
+
+from ..discovery import canonical
+from ..errors import DelegraphWarning
+from ..registry import Registry
+
+LONGEST = 40
+"""Characters of a name: with more, lines of the generated code are longer than its linter wants."""
+RESERVED = ("backend", "delegraph", "example", "host", "src", "tests")
+"""Names that mean something else in a package of a backend, or in delegraph."""
+_FORM = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one backend, as Python and package indexes write them.
+
+    ``backend`` is the backend's short name and the distribution's (my-npu), ``package`` the module's (my_npu), and
+    ``prefix`` what its classes begin with (MyNpu).
+    """
+
+    backend: str
+    package: str
+    prefix: str
+
+    @classmethod
+    def of(cls, text: str) -> Names:
+        """The names that follow from ``text``, for which ``why_not`` has nothing to say."""
+        words = canonical(text).split("-")
+        named = words[:-1] if words[-1] == "backend" else words  # MyBackend, not MyBackendBackend
+        return cls("-".join(words), "_".join(words), "".join(map(str.capitalize, named)))
+
+    @property
+    def backend_id(self) -> str:
+        """The name of the backend's class."""
+        return f"{self.prefix}Backend"
+
+
+def why_not(text: str) -> str | None:
+    """Why no backend can be called so; None if one can."""
+    if not _FORM.fullmatch(text):
+        return "a name has letters, digits, '-', '_' and '.'; it begins with a letter and ends with a letter or digit"
+    if len(text) > LONGEST:
+        return f"a name has at most {LONGEST} characters; this one has {len(text)}"
+    names = Names.of(text)
+    if names.package in RESERVED:
+        return f"{names.package!r} is reserved"
+    if keyword.iskeyword(names.package):
+        return f"{names.package!r} is a word of the Python language, and the package would have that name"
+    if names.package in sys.stdlib_module_names:
+        return f"{names.package!r} is a module of Python's own library, which the package would hide"
+    return None
+
+
+def taken(names: Names, registry: Registry) -> str | None:
+    """What is installed under one of these names; None if nothing is."""
+    return _backend(names, registry) or _distribution(names.backend) or _module(names.package)
+
+
+def _backend(names: Names, registry: Registry) -> str | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DelegraphWarning)  # a plugin that is broken keeps its name all the same
+        infos = registry.backends()
+    for info in infos:
+        if names.backend == canonical(info.name) or names.backend_id.lower() == info.backend_id.lower():
+            return f"{info.distribution} {info.version} is installed and offers {info.name!r} ({info.backend_id})"
+    return None
+
+
+def _distribution(name: str) -> str | None:
+    try:
+        found = importlib_metadata.distribution(name)
+    except importlib_metadata.PackageNotFoundError:
+        return None
+    return f"the distribution {name} {found.version} is installed"
+
+
+def _module(name: str) -> str | None:
+    """A folder without ``__init__.py`` is none: the folder that is about to be filled may be on the path."""
+    found = importlib.util.find_spec(name)
+    return f"there is a module {name} already ({found.origin})" if found and found.origin else None

@@ -1,0 +1,69 @@
+"""From one part of a program to bytes. Your compiler goes here."""
+
+from __future__ import annotations
+
+import torch
+from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.errors import OptionError, Unsupported
+from delegraph.source import source_of
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from .blob import Constant, Program, Step, pack, write
+from .instructions import NAME_OF, why_not
+
+
+class AcmeNpuBackend(BackendDetails):
+    """Compiles the parts that the partitioner chose. delegraph calls it and never makes an instance."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """One blob for one part, with its weights beside it and a map back to the user's operators.
+
+        The placeholders of ``edge_program`` are the weights that the part owns, then its inputs; it returns a tuple.
+        Its graph is functional: no operator writes in place. Raises Unsupported, which ends the lowering: what
+        ``why_not`` accepts has to compile.
+        """
+        if compile_specs:
+            message = f"acme-npu knows no compile spec {compile_specs[0].key!r}"
+            raise OptionError("option-invalid", message)
+        weights, mapping = NamedDataStore(), DelegateMappingBuilder(generated_identifiers=True)
+        constants = _constants(edge_program)
+        program = Program({n: _stored(t, weights) for n, t in constants.items()}, inputs=[], steps=[], outputs=[])
+        for node in edge_program.graph.nodes:
+            if node.op == "placeholder" and node.name not in constants:
+                program.inputs.append(node.name)
+            elif node.op == "call_function":
+                program.steps.append(_step(node))
+                mapping.insert_delegate_mapping_entry(nodes=node)  # number of the step -> the user's operator
+            elif node.op == "output":
+                program.outputs.extend(value.name for value in node.args[0])
+        return PreprocessResult(write(program), mapping.get_delegate_mapping(), weights.get_named_data_store_output())
+
+
+def _step(node: Node) -> Step:
+    """The instruction for one call. A value keeps the name that it has in the graph."""
+    reason = why_not(node)
+    if reason is not None:
+        message = f"acme-npu cannot compile {node.target}: {reason}"
+        raise Unsupported("unsupported", message, node=node, source=source_of(node))
+    return Step(NAME_OF[node.target], [a.name if isinstance(a, Node) else None for a in node.args], node.name)
+
+
+def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and constants by the names of their placeholders. They are the caller's: never write them."""
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    targets |= signature.inputs_to_lifted_tensor_constants
+    tensors = {**program.state_dict, **program.constants}
+    return {name: tensors[target] for name, target in targets.items()}
+
+
+def _stored(tensor: torch.Tensor, weights: NamedDataStore) -> Constant:
+    """Named data lies beside the blob, each content once, also if several parts of a program use it."""
+    if tensor.dtype is not torch.float32:
+        message = f"acme-npu keeps constants in float32, not in {tensor.dtype}"
+        raise Unsupported("unsupported", message)
+    constant, data = pack(tensor)
+    weights.add_named_data(constant.key, data)
+    return constant
