@@ -1,13 +1,22 @@
 """Both demo backends keep the rules of the conformance kit."""
 
-from delegraph.testing import BackendContract
+import pytest
+from delegraph.testing import SECONDS, BackendContract
 from delegraph_demo.backend import BackendWithDelegateMappingDemo
 
 
 class TestDemo(BackendContract):
     backend = "demo"
+    seconds = 2
     example = staticmethod(BackendWithDelegateMappingDemo.get_test_model_and_inputs)
 
 
 class TestCompilerDemo(BackendContract):
     backend = "compiler-demo"
+    seconds = 5
+
+
+@pytest.mark.slow
+class TestCompilerDemoAtLength(BackendContract):
+    backend = "compiler-demo"
+    seconds = SECONDS

@@ -147,6 +147,10 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     _written("arithmetic", "torch.randn(N, 4), torch.randn(N, 4)", "return (x + y) * 2 - x * y", parameters="x, y"),
     _written("functions", "torch.rand(N, 5) + 0.5", "return torch.sin(x) + torch.exp(-x), torch.tan(x * 0.5)"),
+    _written(
+        *("integers", "torch.randint(-9, 9, (N, 4), dtype=torch.int32)", "y = x + x * 2"),
+        "return y - x, torch.maximum(y, x)",
+    ),
     _written("sine", "torch.randn(N, 3)", "return torch.sin(x)"),
     _written("product", "torch.randn(3, 4), torch.randn(4, 2)", "return torch.mm(x, y) + 1", parameters="x, y"),
     _written(
@@ -164,8 +168,8 @@ PROGRAMS: tuple[Program, ...] = (
         init=("self.w = torch.nn.Parameter(torch.randn(4, 4))",),
     ),
     _written(
-        *("state", "torch.randn(N, 4)", "self.total.add_(x.sum())", "y = x.clone()", "y[:, 1:].mul_(2)"),
-        *("y.relu_()", "return y + self.total, x.view(-1)"),
+        *("state", "torch.randn(N, 4)", "self.total.add_(x.sum())", "y = x.clone()", "y.relu_()"),
+        *("return y + self.total, x.view(-1)",),
         init=("self.register_buffer('total', torch.zeros(1))",),
     ),
 )

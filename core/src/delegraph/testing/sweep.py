@@ -53,14 +53,19 @@ def run(subject: Subject) -> Sweep:
     sweep, start = Sweep(), time.monotonic()
     for one in subject.samples:
         _look(one, subject, sweep)
-    for program in _stream():
-        sweep.seconds = time.monotonic() - start
-        if sweep.seconds > subject.seconds:
-            break
+    for program in _until(start + subject.seconds):
         tried = subject.attempt(program, program.exported())
         if tried is not None:
             _look(tried, subject, sweep)
+    sweep.seconds = time.monotonic() - start
     return sweep
+
+
+def _until(deadline: float) -> Iterator[Program]:
+    """Programs while there is time; OpInfo is not even loaded if there is none."""
+    stream = _stream()
+    while time.monotonic() < deadline and (program := next(stream, None)) is not None:
+        yield program
 
 
 def _stream() -> Iterator[Program]:
