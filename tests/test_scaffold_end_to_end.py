@@ -50,7 +50,7 @@ def test_it_lowers_its_example(installed, made):
     example = str(made / "example.py")
     shown = json.loads(run(installed, "delegraph", "lower", example, "--backend", NAME, "--verify", "--json"))
     [delegate] = shown["report"]["delegates"]
-    assert delegate["backend_id"] == "MyNpuBackend"
+    assert delegate["backend"] == NAME
     assert shown["verification"]["relative_error"] < 1e-6
 
 
@@ -60,11 +60,10 @@ def test_it_passes_the_conformance_kit(installed):
 
 
 def test_its_own_tests_pass(installed, made):
-    """Without those that try many operators for a fixed time, which the conformance kit above has just done."""
-    tests = "tests/test_contract.py::TestMyNpu::test_"
-    sweeps = [f"--deselect={tests}{name}" for name in ("accepted_compiles", "numerics")]
-    shown = run(installed, "pytest", "-W", "error", "-p", "no:cacheprovider", "-q", *sweeps, folder=made)
-    assert "23 passed, 2 deselected" in shown
+    """Of the conformance kit, which has just run as a whole, those checks that take no time."""
+    chosen = "not TestMyNpu or declaration or options or empty or handles"
+    shown = run(installed, "pytest", "-W", "error", "-p", "no:cacheprovider", "-q", "-k", chosen, folder=made)
+    assert "16 passed, 9 deselected" in shown
 
 
 def test_it_is_clean(made, tmp_path):
