@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -257,7 +258,7 @@ def test_backends(site):
     site.plugin("bad-one", "raise ValueError('no luck')")
     shown = python("-m", "delegraph", "backends", path=site.folder)
     assert shown.returncode == 0
-    assert "npu   ok      chip-vendor 1.0" in shown.stdout
+    assert re.search(r"^npu +ok +chip-vendor 1\.0 +a chip$", shown.stdout, re.MULTILINE)
     assert "bad-one (bad-one 1.0) is broken: ValueError: no luck" in shown.stdout
     assert shown.stderr == ""
     found = json.loads(python("-m", "delegraph", "backends", "--json", path=site.folder).stdout)
@@ -267,11 +268,51 @@ def test_backends(site):
     assert [p["name"] for p in found["plugins_without_backends"]] == ["bad-one"]
 
 
-def test_backends_verbose_shows_options(echo, capsys):
-    code, out, _ = run(capsys, "backends", "-v")
-    assert code == 0
-    assert "level (one of 1, 2, default 1)" in out
-    assert "all (bool, default False)" in out
+VERBOSE = """\
+npu  [ok]  a chip
+  from          chip-vendor 1.0
+  location      SITE/chip_vendor.py
+  backend id    NpuBackend (chip_vendor:NpuBackend), plugin API 1
+  partitioners  fast, whole
+  runtime       on this host
+  formats       .npu, .npu.json
+  options
+    mode   str    default 'fast'  one of 'fast', 'small'; what to optimise for
+    level  int    default 1       one of 1, 2
+    scale  float  no default      of the inputs
+    trace  bool   default False
+"""
+DECLARED = """
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+OPTIONS = (
+    OptionSpec("mode", str, "fast", ("fast", "small"), "what to optimise for"),
+    OptionSpec("level", int, 1, (1, 2)),
+    OptionSpec("scale", float, help="of the inputs"),
+    OptionSpec("trace", bool, False),
+)
+
+@hookimpl
+def delegraph_backends():
+    formats = (".npu", ".npu.json")
+    return [BackendSpec("npu", "chip_vendor:NpuBackend", "NpuBackend", 1, "a chip", options=OPTIONS, formats=formats)]
+
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec(name, "npu", "chip_vendor:P", default=name == "fast") for name in ("fast", "whole")]
+
+@hookimpl
+def delegraph_runtimes():
+    return [RuntimeSpec("npu", "chip_vendor:R")]
+"""
+
+
+def test_backends_verbose_shows_everything_that_is_declared(site):
+    site.plugin("chip-vendor", DECLARED)
+    only = {"DELEGRAPH_PLUGINS": "chip-vendor"}
+    shown = python("-m", "delegraph", "backends", "-v", path=site.folder, **only).stdout.splitlines()
+    end = next(k for k, line in enumerate(shown) if " is disabled: " in line)
+    assert "\n".join(shown[:end]) + "\n" == VERBOSE.replace("SITE", str(site.folder))
 
 
 def test_doctor(site):

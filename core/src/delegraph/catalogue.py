@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .discovery import DENY, Discovery, Fault, PluginRecord, Status, canonical, suggestion
+from .discovery import Discovery, canonical
 from .errors import (
     BackendNotFound,
     DelegraphError,
@@ -17,6 +17,7 @@ from .errors import (
     PluginUnavailable,
 )
 from .plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec
+from .records import DENY, Fault, PluginRecord, Status, suggestion
 
 S = TypeVar("S", PartitionerSpec, RuntimeSpec, QuantizerSpec)
 
@@ -233,7 +234,7 @@ def _with_conflict(record: PluginRecord, conflict: Fault | None) -> PluginRecord
 
 
 def _conflict(name: str, offers: Sequence[Offer]) -> PluginConflict:
-    owners = " and ".join(sorted(o.record.owner for o in offers))
+    owners = " and ".join(sorted(o.record.address for o in offers))
     full = " or ".join(repr(n) for n in sorted({o.full_name for o in offers}))
     one = offers[0].record.distribution
     hint = f"ask for {full}, or set {DENY} to one of them, such as {one}"

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import importlib_metadata
 
-from .discovery import Fault, PluginRecord, Status
-from .errors import DelegraphError
-from .plugin import BackendSpec, Declaration, RuntimeSpec
-from .resolution import resolve
-from .targets import missing
-
-if TYPE_CHECKING:
-    from .registry import Registry
+from .discovery import Key
+from .examination import Examination, target_faults
+from .plugin import BackendSpec
+from .records import Fault, PluginRecord, Status
 
 _DEPENDENCIES = ("delegraph", "torch", "numpy", "pluggy", "flatbuffers", "importlib-metadata")
 
 
 @dataclass(frozen=True)
 class PluginRow:
-    """One plugin: its status after all of its targets were imported, what is wrong, and remarks."""
+    """One plugin: its status after all of its targets were imported, what is wrong, and what is odd but harmless."""
 
     name: str
     distribution: str
@@ -33,13 +29,20 @@ class PluginRow:
     status: Status
     backends: tuple[str, ...]
     problems: tuple[Fault, ...]
-    notes: tuple[str, ...]
+    warnings: tuple[Fault, ...]
 
     def __str__(self) -> str:
         head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
         offers = [f"  backends: {', '.join(self.backends)}"] if self.backends else []
-        wrong = [line for p in self.problems for line in (f"  problem: {p.error}", f"  what to do: {p.hint}")]
-        return "\n".join([head, *offers, *wrong, *(f"  note: {n}" for n in self.notes)])
+        wrong = [line for p in self.problems for line in _lines("problem", p)]
+        odd = [line for w in self.warnings for line in _lines("warning", w)]
+        return "\n".join([head, *offers, *wrong, *odd])
+
+
+def _lines(kind: str, fault: Fault) -> Iterator[str]:
+    yield f"  {kind}: {fault.error}"
+    if fault.hint:
+        yield f"  what to do: {fault.hint}"
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,13 @@ class DoctorReport:
         return "\n".join([versions, *rows, *(f"note: {n}" for n in self.notes), verdict])
 
 
-def examine(registry: Registry) -> DoctorReport:
-    """Import all targets of all plugins that are not disabled, each for itself, and say what fails."""
-    rows = tuple(_row(record) for record in registry.plugins())
-    return DoctorReport(_versions(), rows, tuple(registry.notes()))
+def report(records: Sequence[PluginRecord], notes: Sequence[str], examined: Mapping[Key, Examination]) -> DoctorReport:
+    """Put together what this process knows of its plugins and what was found in processes of their own.
+
+    Plugins that were not examined (registered in this process) have their targets imported here.
+    """
+    rows = tuple(_row(r, examined.get((r.distribution, r.name)), records) for r in records)
+    return DoctorReport(_versions(), rows, tuple(notes))
 
 
 def _versions() -> dict[str, str]:
@@ -83,34 +89,37 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _row(record: PluginRecord) -> PluginRow:
-    problems = tuple(_problems(record))
-    notes = record.notes if record.declarations or problems else (*record.notes, "it declares nothing")
-    status = record.status if record.status is not Status.OK or not problems else problems[0].status
-    backends = tuple(d.name for d in record.declarations if isinstance(d, BackendSpec))
+def _row(record: PluginRecord, examined: Examination | None, all_records: Sequence[PluginRecord]) -> PluginRow:
+    found = _here(record) if examined is None else examined
+    own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
+    fatal = [found.fatal] if found.fatal else []
+    problems = tuple(dict.fromkeys([*fatal, *own, *record.faults.values(), *found.faults]))
+    odd = [*record.warnings, *found.warnings, *_same_name(record, all_records)]
+    if not record.declarations and not record.events and not problems:
+        odd.append(Fault(Status.OK, "it declares nothing", _NOTHING))
     return PluginRow(
-        record.name, record.distribution, record.version, record.location, status, backends, problems, notes
+        **{"name": record.name, "distribution": record.distribution, "version": record.version},
+        location=record.location,
+        status=problems[0].status if problems else Status.OK,
+        backends=tuple(d.name for d in record.declarations if isinstance(d, BackendSpec)),
+        problems=problems,
+        warnings=tuple(dict.fromkeys(odd)),
     )
 
 
-def _problems(record: PluginRecord) -> Iterator[Fault]:
-    own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
-    yield from dict.fromkeys([*own, *record.faults.values()])
-    if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE):
-        for declaration in record.declarations:
-            yield from _target_problem(declaration, record)
+def _here(record: PluginRecord) -> Examination:
+    faults = tuple(target_faults(record))
+    wrong = tuple(f for f in faults if f.status is not Status.OK)
+    return Examination(wrong, tuple(f for f in faults if f.status is Status.OK))
 
 
-def _target_problem(declaration: Declaration, record: PluginRecord) -> Iterator[Fault]:
-    backend = declaration.name if isinstance(declaration, BackendSpec) else declaration.backend
-    needs = missing(declaration.requires) if isinstance(declaration, RuntimeSpec) else []
-    if backend in record.faults:
-        return
-    if needs:
-        error = f"the runtime of {backend!r} needs {', '.join(needs)}, which is not installed"
-        yield Fault(Status.UNAVAILABLE, error, f"install {', '.join(needs)}")
-        return
-    try:
-        resolve(declaration, record)
-    except DelegraphError as e:
-        yield Fault(Status.BROKEN, e.message, e.hint or "")
+_NOTHING = "for its authors: the entry point names the module (or object) that has the functions marked @hookimpl"
+
+
+def _same_name(record: PluginRecord, all_records: Sequence[PluginRecord]) -> Iterator[Fault]:
+    """Entry points of one name in two distributions are two plugins; only who disables one by name has to know."""
+    others = [r for r in all_records if r.name == record.name and r.distribution != record.distribution]
+    if others:
+        error = f"the entry point {record.name!r} is also one of {' and of '.join(r.address for r in others)}"
+        hint = f"nothing, unless you allow or disable it by name: then write {record.distribution}/{record.name}"
+        yield Fault(Status.OK, error, hint)

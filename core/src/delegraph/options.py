@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .discovery import suggestion
 from .errors import OptionError
 from .plugin import OptionSpec, accepts, expected
+from .records import suggestion
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from importlib_metadata import EntryPoint
 
 from .catalogue import BackendInfo, Catalogue
-from .discovery import IN_PROCESS, Discovery, PluginRecord, Status, describe, discover, inspect
+from .discovery import IN_PROCESS, Discovery, Key, discover, loadable
 from .errors import DelegraphWarning, FormatError, NoRuntime, PluginBroken, PluginConflict
+from .inspection import inspect
 from .options import resolve as options_of
 from .plugin import (
     EVENTS,
@@ -26,6 +27,7 @@ from .plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
+from .records import Fault, PluginRecord, Status, describe
 from .resolution import in_process, resolve
 from .targets import missing
 
@@ -48,7 +50,8 @@ class Registry:
 
     def __init__(self, discover: bool = True, entry_points: Iterable[EntryPoint] | None = None) -> None:
         self._entry_points = list(entry_points) if entry_points is not None else None
-        self._found: Discovery | None = None if discover or entry_points is not None else Discovery()
+        self._discovers = discover or entry_points is not None
+        self._found: Discovery | None = None if self._discovers else Discovery()
         self._registered: dict[int, PluginRecord] = {}
         self._numbers = itertools.count()
         self._current: Catalogue | None = None
@@ -91,11 +94,18 @@ class Registry:
         full = tuple(n for n in names if "/" in n)
         return _View(self, full) if full else self
 
-    def doctor(self) -> DoctorReport:
-        """Examine every plugin, importing all of its targets."""
-        from .doctor import examine
+    def doctor(self, seconds: float | None = None) -> DoctorReport:
+        """Examine every plugin and all of its targets, each plugin in a process of its own for at most ``seconds``.
 
-        return examine(self)
+        What ends such a process is not loaded into this one either, if this registry has not been used before.
+        """
+        from . import doctor, examination
+
+        found = loadable(self._entry_points) if self._discovers else []
+        examined = examination.examine(found, seconds or examination.SECONDS)
+        if self._found is None:
+            self._read({key: e.fatal for key, e in examined.items() if e.fatal is not None})
+        return doctor.report(self.plugins(), self.notes(), examined)
 
     # --- what it resolves to
 
@@ -245,13 +255,13 @@ class Registry:
             self._current = Catalogue(replace(found, records=records))
         return self._current
 
-    def _read(self) -> None:
+    def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
         """Read outside the lock: a plugin's import may wait for another thread that waits for us."""
         if getattr(_reading, "busy", False):
             raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
         _reading.busy = True
         try:
-            found = discover(self._entry_points)
+            found = discover(self._entry_points, refused=refused)
         finally:
             _reading.busy = False
         with self._lock:

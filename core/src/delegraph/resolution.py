@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
-from .discovery import IN_PROCESS, PluginRecord, describe, fault_of
+from .discovery import IN_PROCESS
 from .errors import PluginBroken
+from .inspection import fault_of
 from .plugin import (
     API_VERSION,
     BackendSpec,
@@ -17,6 +19,7 @@ from .plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
+from .records import PluginRecord, advice, describe, without
 from .targets import load
 
 
@@ -28,11 +31,12 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # SystemExit included
-        hint = f"reinstall or upgrade {record.distribution}, or tell its authors"
-        raise PluginBroken("plugin-broken", f"{what} cannot be loaded: {describe(e)}", hint=hint) from e
+        text = f"{what} cannot be loaded: {describe(e)}"
+        raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
     reason = _why_not(spec, found)
     if reason is not None:
-        raise PluginBroken("plugin-broken", f"{what} {reason}", hint=f"this is a defect of {record.distribution}")
+        hint = f"for the authors of {record.distribution}: {_REMEDIES[type(spec)]}; {without(record)}"
+        raise PluginBroken("plugin-broken", f"{what} {reason}", hint=hint)
     return found
 
 
@@ -42,6 +46,15 @@ _KINDS: dict[type, str] = {
     RuntimeSpec: "runtime",
     QuantizerSpec: "quantiser",
     FormatSpec: "file format",
+}
+
+
+_REMEDIES: dict[type, str] = {
+    BackendSpec: "a backend is a subclass of delegraph.backend.BackendDetails, and backend_id is the class's name",
+    PartitionerSpec: "a partitioner is a subclass of delegraph.partitioner.Partitioner",
+    RuntimeSpec: "a runtime is a subclass of delegraph.runtime.BackendRuntime",
+    QuantizerSpec: "a quantiser is a class, or something else that can be called",
+    FormatSpec: "a format has what delegraph.runtime.FileFormat has",
 }
 
 
@@ -68,7 +81,14 @@ def _why_not(spec: Declaration, found: Any) -> str | None:
 def _not_subclass(found: Any, base: type) -> str | None:
     if isinstance(found, type) and issubclass(found, base):
         return None
-    return f"is no subclass of {base.__module__}.{base.__name__} but {type(found).__name__} {found!r:.60}"
+    return f"is no subclass of {base.__module__}.{base.__name__} but {_shown(found)}"
+
+
+def _shown(found: Any) -> str:
+    """What the object is, and the file that has it if it is a class or a function."""
+    module = sys.modules.get(getattr(found, "__module__", None) or "")
+    file = getattr(module, "__file__", None) if isinstance(found, type) or callable(found) else None
+    return f"{type(found).__name__} {found!r:.60}" + (f" of {file}" if file else "")
 
 
 def _other_id(found: type, spec: BackendSpec) -> str | None:

@@ -16,6 +16,10 @@ class ShadowedByWorkingDirectory(ImportError):
     """The module would have come from the working directory, which nobody installed or put on the path."""
 
 
+class TargetMissing(AttributeError):
+    """The module can be imported and has nothing of that name."""
+
+
 def installed_path() -> list[str]:
     """``sys.path`` without the working directory, as far as nobody asked for it.
 
@@ -92,12 +96,25 @@ def _location(spec: ModuleSpec) -> str | None:
 
 
 def load(target: str, installed: bool = True) -> Any:
-    """The object that ``"package.module:Qualified.name"`` names. Raises what the import raises, or AttributeError.
+    """The object that ``"package.module:Qualified.name"`` names. Raises what the import raises, or TargetMissing.
 
     ``installed=False`` imports from the working directory too: for what this program itself registered.
     """
     module, _, qualified = target.partition(":")
     found = import_installed(module) if installed else importlib.import_module(module)
     for part in qualified.split("."):
+        if not hasattr(found, part):
+            raise TargetMissing(f"module {module!r} ({_file(module)}) has no {qualified!r}{_alike(part, found)}")
         found = getattr(found, part)
     return found
+
+
+def _file(module: str) -> str:
+    return getattr(sys.modules[module], "__file__", None) or "built in"
+
+
+def _alike(part: str, owner: Any) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(part, [n for n in dir(owner) if not n.startswith("_")], n=1)
+    return f"; it has {close[0]!r}" if close else ""

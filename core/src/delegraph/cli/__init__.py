@@ -14,12 +14,24 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 from .. import __version__
 from ..errors import BackendNotFound, DelegraphError, DelegraphWarning, InternalError, OptionError
-from . import check, files, listing, lowering, new_backend
 from .outcome import Outcome, UsageError, as_json
+
+_MODULES = {
+    "backends": "listing",
+    "doctor": "listing",
+    "lower": "lowering",
+    "run": "files",
+    "inspect": "files",
+    "check": "check",
+    "new-backend": "new_backend",
+    "completion": "completion",
+}
+"""Command -> the module here that has it. Only the module of the command that is given is imported."""
 
 _USAGE = (UsageError, OptionError, BackendNotFound)
 
@@ -27,7 +39,8 @@ _USAGE = (UsageError, OptionError, BackendNotFound)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
+    flags = words[: words.index("--")] if "--" in words else words
+    debug = "--debug" in flags
     try:
         outcome = _run(words)
     except SystemExit as e:  # --help and --version
@@ -41,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"{type(e).__name__}: {e}"
         hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
         outcome = _failure(InternalError("internal", text, hint=hint), debug, e)
-    return _show(outcome, "--json" in words)
+    return _show(outcome, "--json" in flags)
 
 
 def _run(words: Sequence[str]) -> Outcome:
-    args = _parser().parse_args(words)
+    args = parser(words).parse_args(words)
     with contextlib.redirect_stdout(sys.stderr), _readable_warnings():
         outcome: Outcome = args.command(args)
     return outcome
@@ -58,16 +71,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError("usage-invalid", f"{message}\n{self.format_usage().rstrip()}", hint=f"{self.prog} --help")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="delegraph", description="Lower PyTorch programs to hardware backends.")
-    parser.add_argument("--version", action="version", version=f"delegraph {__version__}")
+def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command that ``words`` begin with; of all commands if they begin with none."""
+    made = _Parser(prog="delegraph", description="Lower PyTorch programs to hardware backends.")
+    made.add_argument("--version", action="version", version=f"delegraph {__version__}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON object with a schema field")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (listing, lowering, files, check, new_backend):
-        module.add(commands, common)
-    return parser
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    wanted = [_MODULES[words[0]]] if words and words[0] in _MODULES else dict.fromkeys(_MODULES.values())
+    for name in wanted:
+        import_module(f".{name}", __name__).add(commands, common)
+    return made
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ import warnings
 from typing import Any
 
 from ..catalogue import BackendInfo
-from ..discovery import PluginRecord, Status
 from ..errors import DelegraphWarning
-from ..plugin import OptionSpec, expected
+from ..plugin import OptionSpec
+from ..records import PluginRecord, Status
 from ..registry import default_registry
 from .outcome import Outcome, progress, table
 
@@ -20,7 +20,20 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     backends.add_argument("-v", "--verbose", action="store_true", help="also options, formats and origin")
     backends.set_defaults(command=_backends)
     doctor = commands.add_parser("doctor", parents=[common], help="examine every plugin; exit code 1 if one is broken")
+    doctor.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="time that one plugin may take to be imported (default 60)"
+    )
     doctor.set_defaults(command=_doctor)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+_seconds.__name__ = "number of seconds"  # what argparse calls the value in its error
 
 
 def _backends(args: argparse.Namespace) -> Outcome:
@@ -47,21 +60,25 @@ def _listing(infos: list[BackendInfo], silent: list[PluginRecord], verbose: bool
 
 def _described(info: BackendInfo) -> str:
     facts = [
-        ["from", f"{info.distribution} {info.version}".strip() + f" ({info.location})"],
+        ["from", f"{info.distribution} {info.version}".strip()],
+        ["location", info.location],
         ["backend id", f"{info.backend_id} ({info.target}), plugin API {info.api}"],
         ["partitioners", ", ".join(info.partitioners) or "none"],
-        ["runtime", "yes" if info.has_runtime else "none on this host"],
+        ["runtime", "on this host" if info.has_runtime else "none on this host"],
         ["formats", ", ".join(info.formats) or "none"],
         *([["problem", info.error], ["what to do", info.hint]] if info.error else []),
-        *[["option", _option(o)] for o in info.options],
+        ["options", "" if info.options else "none"],
     ]
-    body = "\n".join("  " + line for line in table(facts).splitlines())
-    return f"{info.name}  [{info.status}]  {info.summary}\n{body}"
+    options = table([_option(o) for o in info.options]).splitlines()
+    lines = [*("  " + line for line in table(facts).splitlines()), *("    " + line for line in options)]
+    return "\n".join([f"{info.name}  [{info.status}]  {info.summary}".rstrip(), *lines])
 
 
-def _option(option: OptionSpec) -> str:
-    default = "" if option.default is None else f", default {option.default!r}"
-    return f"{option.name} ({expected(option)}{default})  {option.help}".rstrip()
+def _option(option: OptionSpec) -> list[str]:
+    """Name, type, default, and choices or what it is for; an option without a default is left to the backend."""
+    default = "no default" if option.default is None else f"default {option.default!r}"
+    choices = [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []
+    return [option.name, option.type.__name__, default, "; ".join([*choices, *([option.help] if option.help else [])])]
 
 
 def _json(info: BackendInfo) -> dict[str, Any]:
@@ -87,5 +104,5 @@ def _plugin_json(plugin: PluginRecord) -> dict[str, Any]:
 def _doctor(args: argparse.Namespace) -> Outcome:
     with warnings.catch_warnings(), progress("examining plugins"):
         warnings.simplefilter("ignore", DelegraphWarning)  # the report shows it
-        report = default_registry().doctor()
+        report = default_registry().doctor(args.timeout)
     return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)
