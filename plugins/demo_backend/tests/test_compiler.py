@@ -60,7 +60,7 @@ CASES = {
     "add": (lambda m, x, y: x + y, random(2, 3), random(2, 3)),
     "add, broadcast both ways": (lambda m, x, y: x + y, random(4, 1, 3), random(2, 1)),
     "mul by a scalar tensor": (lambda m, x, y: x * y, random(2, 3), random()),
-    "mul, broadcast to nothing": (lambda m, x, y: x * y, random(2, 1), random(0)),
+    "mul, broadcast to nothing": (lambda m, x, y, z: torch.mm(x * y, z), random(2, 1), random(0), random(0, 4)),
     "numbers": (lambda m, x: (x + 1) * 0.3 + True, random(2, 3)),
     "signs of zero": (lambda m, x: (1 / (x * 0.0), 1 / (x * -0.0)), random(2, 3)),
     "a number beyond float32": (lambda m, x: x + 1e300, random(2, 3)),
@@ -114,26 +114,23 @@ def test_results_are_computed_from_the_blob_alone():
     assert plus(torch.full((3,), 5.0), torch.full((3,), 7.0)).tolist() == [35, 35, 35]
 
 
-def test_a_lowered_module_used_twice_in_another_module():
-    def function(m, x):
-        return torch.sin(x) * 2
-
-    lowered = to_backend(NAME, torch.export.export(module(function), (random(3),)), [])
+@pytest.mark.parametrize(("backends", "called"), [([], [0, 0]), (["compiler-demo"], [0, 0, 1])])
+def test_a_lowered_module_used_twice_in_another_module(backends, called):
+    program = torch.export.export(module(lambda m, x: torch.sin(x) * 2), (random(3),))
 
     class Outer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = lowered
+            self.inner = to_backend(NAME, program, [])
 
         def forward(self, x):
             return torch.add(self.inner(x)[0], self.inner(x)[0])
 
-    outer = torch.export.export(Outer().eval(), (random(3),))
-    around = delegraph.lower(outer, backends=["compiler-demo"])
-    targets = [n.target for n in around.exported_program().graph.nodes if n.op == "get_attr"]
-    assert "lowered_module_0" in targets
+    lowered = delegraph.lower(torch.export.export(Outer().eval(), (random(3),)), backends=backends)
+    nodes = lowered.exported_program().graph.nodes
+    assert [n.target for n in nodes if n.op == "get_attr"] == [f"lowered_module_{k}" for k in called]
     x = random(3) * 2
-    torch.testing.assert_close(around(x), torch.sin(x) * 4)
+    torch.testing.assert_close(lowered(x), torch.sin(x) * 4)
 
 
 def test_what_the_program_writes_stays_with_the_host():

@@ -1,0 +1,41 @@
+"""The compiler demo's shape rules against torch, which computes shapes without data on the device "meta"."""
+
+import torch
+from delegraph.errors import Unsupported
+from delegraph_demo.compiler.operators import TABLE, fitting
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+
+def inferred(row, operands):
+    try:
+        return row.result(*operands)
+    except Unsupported as refusal:
+        assert refusal.message
+        return None
+
+
+def torchs(row, operands):
+    try:
+        return tuple(row.target(*(torch.empty(shape, device="meta") for shape in operands)).shape)
+    except (RuntimeError, IndexError):
+        return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(TABLE), st.lists(shapes, min_size=3, max_size=3), st.booleans())
+def test_shapes_are_those_of_torch(row, operands, fewer):
+    operands = operands[: row.least if fewer else row.most]
+    found, wanted = inferred(row, operands), torchs(row, operands)
+    if row.target is torch.ops.aten.linear.default and len(operands[1]) == 1:
+        assert found is None
+    else:
+        assert found == wanted
+
+
+def test_what_a_value_may_be():
+    assert fitting((2**16, 2**15)) == (2**16, 2**15)
+    assert fitting((1,) * 64) == (1,) * 64
+    assert [inferred(row, [(2**16, 1), (1, 2**16)][: row.least]) for row in TABLE if row.most == 2] == [None] * 3
