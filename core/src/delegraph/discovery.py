@@ -57,7 +57,7 @@ def discover(
     records = []
     for entry, record in found:
         fault = selection.fault(record) or (refused or {}).get((record.distribution, record.name))
-        records.append(record.failed(fault) if fault is not None else load(entry, record))
+        records.append(_located(entry, record).failed(fault) if fault is not None else load(entry, record))
     return Discovery(tuple(records), selection.unknown([r for _, r in found]))
 
 
@@ -171,7 +171,7 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
     """Import one light module and collect what it declares."""
     try:
         with HeavyImports() as watch:
-            record = replace(record, location=_file_of(entry.module) or record.location)
+            record = _located(entry, record)
             loaded = inspect(_plugin_object(entry), record)
     except KeyboardInterrupt:
         raise
@@ -188,6 +188,10 @@ def _plugin_object(entry: EntryPoint) -> Any:
     return found
 
 
-def _file_of(module: str) -> str | None:
-    spec = find(module)
-    return spec.origin if spec is not None and spec.has_location else None
+def _located(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
+    """With the file of the light module, which is found and not imported."""
+    try:
+        spec = find(entry.module)
+    except (AttributeError, ValueError):  # the entry point names no module; loading it says so
+        return record
+    return replace(record, location=spec.origin) if spec is not None and spec.has_location and spec.origin else record

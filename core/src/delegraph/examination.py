@@ -96,7 +96,7 @@ def _let_it_say_where(child: subprocess.Popen[bytes]) -> None:
 def _ending(code: int) -> str:
     if code >= 0:
         return f"ended the process with exit code {code}"
-    return f"crashed the interpreter ({signal.strsignal(-code)})"
+    return f"killed the process ({signal.strsignal(-code)})"
 
 
 def _conclusion(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> Examination:
@@ -104,8 +104,8 @@ def _conclusion(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord)
     faults = [Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i]
     wrong = tuple(f for f in faults if f.status is not Status.OK)
     warnings = tuple(f for f in faults if f.status is Status.OK)
-    doing = next((i["doing"] for i in reversed(lines) if "doing" in i), "starting Python to examine it")
-    if doing == _DONE:
+    last = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
+    if (doing := last["doing"]) == _DONE:
         return Examination(wrong, warnings)
     hint = f"upgrade {record.distribution} or tell its authors; {without(record)}"
     if end.startswith("took"):
@@ -113,8 +113,10 @@ def _conclusion(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord)
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
     if doing == _LIGHT:
         return Examination(warnings=warnings, fatal=death)
-    rest = Fault(Status.OK, "its remaining targets were not examined", "mend this one and run doctor again")
-    return Examination((*wrong, death), (*warnings, rest))
+    rest = Fault(
+        Status.OK, f"{last['left']} more of its targets were not examined", "run doctor again when this is mended"
+    )
+    return Examination((*wrong, death), (*warnings, rest) if last["left"] else warnings)
 
 
 _LIGHT, _DONE = "importing its light module", "done"
@@ -159,14 +161,14 @@ def main(folder: str) -> None:
 
 
 def _examine_here(entry: EntryPoint, record: PluginRecord, say: Say) -> None:
-    say(doing=_LIGHT)
+    say(doing=_LIGHT, left=0)
     with _exits_are_told():
         loaded = load(entry, record)
         for warning in loaded.warnings:
             say(**asdict(warning))
-        for fault in target_faults(loaded, lambda what: say(doing=f"importing {what}")):
+        for fault in target_faults(loaded, lambda what, left: say(doing=f"importing {what}", left=left)):
             say(**asdict(fault))
-    say(doing=_DONE)
+    say(doing=_DONE, left=0)
 
 
 @contextlib.contextmanager
@@ -186,14 +188,18 @@ def _exits_are_told() -> Iterator[None]:
         os._exit = real
 
 
-def target_faults(record: PluginRecord, begin: Callable[[str], None] = lambda what: None) -> Iterator[Fault]:
-    """Import all targets of the plugin's usable backends, each for itself; ``begin`` is told before each."""
-    if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE):
-        for declaration in record.declarations:
-            backend = declaration.name if isinstance(declaration, BackendSpec) else declaration.backend
-            if backend not in record.faults:
-                begin(declaration.target)
-                yield from _target_fault(declaration, record)
+def target_faults(
+    record: PluginRecord, begin: Callable[[str, int], None] = lambda target, left: None
+) -> Iterator[Fault]:
+    """Import all targets of the plugin's usable backends, each for itself.
+
+    Before each, ``begin`` is told which it is and how many are left after it.
+    """
+    examined = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
+    usable = [d for d in examined if (d.name if isinstance(d, BackendSpec) else d.backend) not in record.faults]
+    for k, declaration in enumerate(usable, 1):
+        begin(declaration.target, len(usable) - k)
+        yield from _target_fault(declaration, record)
 
 
 def _target_fault(declaration: Declaration, record: PluginRecord) -> Iterator[Fault]:

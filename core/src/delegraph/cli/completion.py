@@ -52,9 +52,11 @@ def _completion(args: argparse.Namespace) -> Outcome:
 def candidates(words: Sequence[str]) -> list[str]:
     """What the last of ``words`` (of those behind ``delegraph``) could become; nothing where a file is wanted."""
     *before, last = words or [""]
+    flag, equals, _ = last.partition("=")
+    if last.startswith("--") and equals:  # --option=tosa.spec is --option tosa.spec
+        return [f"{flag}={c}" for c in candidates([*before, flag, last[len(flag) + 1 :]])]
     command = _command(before)
-    previous = before[-1] if before else ""
-    offered = _values(previous, before, command) if command is not None else _commands()
+    offered = _commands() if command is None else _values(last, before, command)
     return sorted(o for o in set(offered) if o.startswith(last))
 
 
@@ -79,18 +81,19 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return found
 
 
-def _values(previous: str, before: Sequence[str], command: argparse.ArgumentParser) -> Iterable[str]:
-    """What may follow: the values of an option that takes one, else options, and the command's own words."""
+def _values(last: str, before: Sequence[str], command: argparse.ArgumentParser) -> Iterable[str]:
+    """The values of the option before, if that takes one; else options where one was begun, else words."""
     flags = {flag: action for action in command._actions for flag in action.option_strings}
-    if previous in flags and flags[previous].nargs != 0:
-        return _option_values(previous, before)
-    return [*flags, *_words(before, command)]
+    previous = flags.get(before[-1])
+    if previous is not None and previous.nargs != 0:
+        return _option_values(before)
+    return flags if last.startswith("-") else _words(before, command)
 
 
-def _option_values(flag: str, before: Sequence[str]) -> Iterable[str]:
-    if flag in ("--backend", "-b"):
+def _option_values(before: Sequence[str]) -> Iterable[str]:
+    if before[-1] == "--backend":
         return _backends()
-    return _assignments(_asked(before)) if flag == "--option" else []
+    return _assignments(_asked(before)) if before[-1] == "--option" else []
 
 
 def _words(before: Sequence[str], command: argparse.ArgumentParser) -> Iterable[str]:
@@ -102,7 +105,7 @@ def _words(before: Sequence[str], command: argparse.ArgumentParser) -> Iterable[
 
 def _asked(before: Sequence[str]) -> list[str]:
     """The backends that the words name; all of them if they name none."""
-    named = [b for flag, b in itertools.pairwise(before) if flag in ("--backend", "-b")]
+    named = [b for flag, b in itertools.pairwise(before) if flag == "--backend"]
     return named or ([before[1]] if before[0] == "check" and len(before) > 1 else _backends())
 
 

@@ -1,0 +1,381 @@
+"""Every way in which a plugin can be bad, one row each: survived, reported and explained, and its neighbour works.
+
+Each row is an installation folder with a good plugin and a bad one. In this process: what is listed, and a lowering
+with the good one. In another: what ``delegraph doctor`` says of the bad one, and its exit code.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import delegraph
+import pytest
+import torch
+from delegraph.discovery import Status
+from delegraph.registry import Registry
+
+GOOD = """
+from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
+
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec("good", "good_target:GoodBackend", "GoodBackend", 1)]
+
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec("good", "good", "good_target:Everything")]
+"""
+GOOD_TARGET = """
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.partitioner import CapabilityPartitioner
+
+class GoodBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"made by the good one")
+
+class Everything(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: None, "GoodBackend")
+"""
+HOOK = """
+from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+@hookimpl
+def {hook}({arguments}):
+    return {answer}
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """``install`` puts the bad plugin there. In what doctor says of it, ``error`` and ``hint`` are searched."""
+
+    install: Callable[..., None]
+    error: str
+    hint: str
+    status: Status = Status.BROKEN
+    listed: Status | None = None
+    """What the listing, which imports no targets, calls it, if that is not ``status``."""
+    distributions: tuple[str, ...] = ("bad-one",)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def light(source):
+    return lambda site: site.plugin("bad-one", source, version="0.7")
+
+
+def answers(answer, hook="delegraph_backends", arguments=""):
+    return light(HOOK.format(hook=hook, answer=answer, arguments=arguments))
+
+
+def target(source, name="BadBackend"):
+    """A backend whose target is in a module of its own."""
+
+    def install(site):
+        (site.folder / "bad_target.py").write_text(source)
+        answers(f"[BackendSpec('bad', 'bad_target:{name}', 'BadBackend', 1)]")(site)
+
+    return install
+
+
+def two_of_one_backend(site):
+    for version, distribution in (("0.7", "bad-one"), ("0.8", "bad-two")):
+        source = HOOK.format(hook="delegraph_backends", arguments="", answer="[BackendSpec('npu', 'a:B', 'B', 1)]")
+        site.plugin(distribution, source, version=version)
+
+
+def two_of_one_entry_point(site):
+    site.plugin("bad-one", "", version="0.7", name="npu")
+    site.plugin("bad-two", "", version="0.8", name="npu")
+
+
+def two_copies(site):
+    light("")(site)
+    copy = type(site)(site.folder.parent / "copy")
+    copy.plugin("bad-one", "raise SystemExit('the second copy')", version="0.6")
+    sys.path.append(str(copy.folder))
+
+
+FORGO = r"to go on without it, set DELEGRAPH_DISABLE_PLUGINS=bad-one$"
+KIND = "for the authors of bad-one: a backend is a subclass of delegraph.backend.BackendDetails"
+ROWS = {
+    "import error": Row(
+        light("import a_module_that_nobody_has"),
+        r"ModuleNotFoundError: No module named 'a_module_that_nobody_has' \(.+bad_one\.py:1\)",
+        "install what provides 'a_module_that_nobody_has'.+BackendSpec.requires; " + FORGO,
+    ),
+    "light module that is not there": Row(
+        lambda site: site.metadata("bad-one", "bad-one = bad_one_that_is_gone", "0.7"),
+        "No module named 'bad_one_that_is_gone'",
+        "reinstall bad-one",
+    ),
+    "syntax error": Row(
+        light("x = 1\ndef (:"),
+        r"SyntaxError: invalid syntax.+bad_one\.py.+2",
+        rf"reinstall bad-one, in a version that is written for Python 3\.{sys.version_info.minor}; " + FORGO,
+    ),
+    "SystemExit at import": Row(
+        light("\nraise SystemExit(3)"),
+        r"SystemExit: 3 \(.+bad_one\.py:2\)",
+        "must not exit; " + FORGO,
+    ),
+    "wrong api": Row(
+        answers("[BackendSpec('bad', 'a:B', 'B', 99)]"),
+        "backend 'bad' was written for plugin API 99; this delegraph speaks 1",
+        "upgrade delegraph",
+        Status.INCOMPATIBLE,
+    ),
+    "duplicate backend name": Row(
+        two_of_one_backend,
+        r"2 plugins offer a backend 'npu': bad-one 0\.7 \(.+bad_one\.py\) and bad-two 0\.8 \(.+bad_two\.py\)",
+        "ask for 'bad-one/npu' or 'bad-two/npu', or set DELEGRAPH_DISABLE_PLUGINS to one of them",
+        Status.CONFLICT,
+        distributions=("bad-one", "bad-two"),
+    ),
+    "one entry-point name in two distributions": Row(
+        two_of_one_entry_point,
+        r"the entry point 'npu' is also one of bad-(one 0\.7|two 0\.8) \(.+bad_(one|two)\.py\)",
+        r"write bad-(one|two)/npu",
+        Status.OK,
+        distributions=("bad-one", "bad-two"),
+    ),
+    "misspelt hook": Row(
+        answers("[]", hook="delegraph_backend"),
+        "there is no hook 'delegraph_backend'; did you mean 'delegraph_backends'?",
+        "for the authors of bad-one: rename it; the hooks are .+, delegraph_backends, .+; " + FORGO,
+    ),
+    "hook without its mark": Row(
+        light("def delegraph_backends(): return []"),
+        "delegraph_backends lacks the decorator @hookimpl",
+        "put delegraph.plugin.hookimpl on it; " + FORGO,
+    ),
+    "hook with a wrong argument": Row(
+        answers("[]", arguments="wrong"),
+        "'wrong'.+are declared in the hookimpl but can not be found in the hookspec",
+        "give the hook the arguments that it has in delegraph.plugin.Hooks; " + FORGO,
+    ),
+    "hook that returns None": Row(
+        answers("None"),
+        "delegraph_backends returned None; it returns a list of BackendSpec",
+        "return the list; without anything to declare, leave delegraph_backends out; " + FORGO,
+    ),
+    "hook that returns a string": Row(
+        answers("'tosa'"),
+        r"delegraph_backends returned 'tosa' \(str\); it returns a list of BackendSpec",
+        r"return \[BackendSpec\(\.\.\.\)\], a list even for one; " + FORGO,
+    ),
+    "hook that returns a foreign object": Row(
+        answers("[object]"),
+        "delegraph_backends returned a list with <class 'object'>",
+        "declare it with delegraph.plugin.BackendSpec, which names the object by its target; " + FORGO,
+    ),
+    "missing target": Row(
+        target("class BadBackends: ..."),
+        r"backend 'bad_target:BadBackend' of bad-one 0\.7 cannot be loaded: "
+        r"module 'bad_target' \(.+bad_target\.py\) has no 'BadBackend'; it has 'BadBackends'",
+        "name what the module has; or reinstall bad-one; " + FORGO,
+        listed=Status.OK,
+    ),
+    "target whose module is not there": Row(
+        answers("[BackendSpec('bad', 'bad_one.gone:BadBackend', 'BadBackend', 1)]"),
+        r"backend 'bad_one.gone:BadBackend' of bad-one 0\.7 cannot be loaded: ModuleNotFoundError",
+        "reinstall bad-one",
+        listed=Status.OK,
+    ),
+    "target of the wrong kind": Row(
+        target("class BadBackend: ..."),
+        r"is no subclass of delegraph\.backend\.BackendDetails but type <class 'bad_target\.BadBackend'> of .+\.py$",
+        KIND + ".+; " + FORGO,
+        listed=Status.OK,
+    ),
+    "target that ends the process": Row(
+        target("import os\n\nos._exit(0)"),
+        r"^importing bad_target:BadBackend ended the process with exit code 0 \(.+bad_target\.py:3\)$",
+        "upgrade bad-one or tell its authors; " + FORGO,
+        listed=Status.OK,
+    ),
+    "target that crashes the interpreter": Row(
+        target("import ctypes\n\nctypes.string_at(0)"),
+        r"^importing bad_target:BadBackend killed the process \(Segmentation fault\) \(.+bad_target\.py:3\)$",
+        "upgrade bad-one or tell its authors; " + FORGO,
+        listed=Status.OK,
+    ),
+    "missing required module": Row(
+        answers(
+            "[BackendSpec('bad', 'a:B', 'B', 1, requires=('nobody_has_it',), install_hint='pip install bad-one[sdk]')]"
+        ),
+        "backend 'bad' needs 'nobody_has_it', which is not installed",
+        r"^pip install bad-one\[sdk\]$",
+        Status.UNAVAILABLE,
+    ),
+    "missing required module of a runtime": Row(
+        answers("[RuntimeSpec('bad', 'a:R', requires=('nobody_has_it',))]", hook="delegraph_runtimes"),
+        "the runtime of 'bad' needs nobody_has_it, which is not installed: it compiles and cannot run here",
+        "install nobody_has_it",
+        Status.OK,
+    ),
+    "declaration that imports torch": Row(
+        light("import torch"),
+        r"its light module imports torch, which slows every listing down \(.+bad_one\.py:1\)",
+        "for its authors: import it in the modules that the targets name",
+        Status.OK,
+    ),
+    "duplicate metadata on sys.path": Row(
+        two_copies,
+        r"a second copy at .+copy \(0\.6\) is not used: the first on the path counts",
+        "remove one of them, as with: python -m pip uninstall bad-one",
+        Status.OK,
+    ),
+    "disabled plugin that would end the process": Row(
+        light("import os; os._exit(3)"),
+        "DELEGRAPH_DISABLE_PLUGINS names it",
+        "take it out of DELEGRAPH_DISABLE_PLUGINS to use it",
+        Status.DISABLED,
+        variables={"DELEGRAPH_DISABLE_PLUGINS": "bad-one"},
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_bad_plugin_is_reported_and_the_good_one_works(site, monkeypatch, row):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    install_good(site)
+    row.install(site)
+    for name, value in row.variables.items():
+        monkeypatch.setenv(name, value)
+    assert_good_works(row)
+    said = doctor(site, **{"DELEGRAPH_PLUGINS": ",".join(row.distributions), **row.variables})
+    assert said.returncode == (0 if row.status in (Status.OK, Status.DISABLED) else 1), said.stderr
+    rows = {p["distribution"]: p for p in json.loads(said.stdout)["plugins"]}
+    for k, distribution in enumerate(row.distributions):
+        assert_explained(rows[distribution], row, site, version=f"0.{7 + k}")
+
+
+def install_good(site):
+    (site.folder / "good_target.py").write_text(GOOD_TARGET)
+    site.plugin("good-one", GOOD)
+
+
+def assert_good_works(row=None):
+    """Listed as ok, and it lowers; returns the lowered program."""
+    registry = Registry()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", delegraph.DelegraphWarning)
+        statuses = {p.distribution: p.status for p in registry.plugins()}
+    assert statuses["good-one"] is Status.OK
+    for distribution in row.distributions if row else ():
+        assert statuses[distribution] is (row.listed or row.status)
+    lowered = delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=["good"], registry=registry)
+    assert [d.processed_bytes for d in lowered.delegates] == [b"made by the good one"]
+    return lowered
+
+
+def assert_explained(found, row, site, version):
+    """What is wrong, whose it is, and what to do."""
+    assert (found["status"], found["version"]) == (row.status.value, version)
+    assert found["location"].startswith(str(site.folder))
+    kind, other = ("warnings", "problems") if row.status is Status.OK else ("problems", "warnings")
+    assert [re.search(row.error, f["error"]) is not None for f in found[kind]].count(True) == 1, found
+    (fault,) = (f for f in found[kind] if re.search(row.error, f["error"]))
+    assert re.search(row.hint, fault["hint"]), fault["hint"]
+    assert found[other] == []
+
+
+def doctor(site, *arguments, **variables):
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
+    environ["PYTHONPATH"] = os.pathsep.join(map(str, sorted(site.folder.parent.iterdir(), reverse=True)))
+    command = [sys.executable, "-m", "delegraph", "doctor", "--json", *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):
+    """The ways to end the process among them: neither doctor nor the examination of the good one ends with it."""
+    install_good(site)
+    for k, end in enumerate(("os._exit(0)", "os.kill(os.getpid(), 9)", "os.abort()", "raise KeyboardInterrupt", "")):
+        site.plugin(f"bad-{k}", f"import os\n\n{end}")
+    said = doctor(site, DELEGRAPH_PLUGINS=",".join(["good-one", *(f"bad-{k}" for k in range(5))]))
+    rows = {p["distribution"]: p for p in json.loads(said.stdout)["plugins"]}
+    assert [rows[f"bad-{k}"]["status"] for k in range(5)] == [*["broken"] * 4, "ok"]
+    assert rows["good-one"]["status"] == "ok"
+    assert rows["good-one"]["problems"] == rows["good-one"]["warnings"] == []
+    errors = [rows[f"bad-{k}"]["problems"][0]["error"] for k in range(4)]
+    assert errors[0] == f"importing its light module ended the process with exit code 0 ({site.folder / 'bad_0.py'}:3)"
+    assert errors[1] == "importing its light module killed the process (Killed)"
+    assert errors[2] == f"importing its light module killed the process (Aborted) ({site.folder / 'bad_2.py'}:3)"
+    assert errors[3] == f"importing its light module killed the process (Interrupt) ({site.folder / 'bad_3.py'}:3)"
+    assert said.returncode == 1
+
+
+def test_a_plugin_that_never_ends_is_given_up(site):
+    site.plugin("bad-one", "\nimport threading\nthreading.Event().wait()")
+    said = doctor(site, "--timeout", "3", DELEGRAPH_PLUGINS="bad-one")
+    (fault,) = json.loads(said.stdout)["plugins"][0]["problems"] if said.stdout else [None]
+    assert fault["error"] == f"importing its light module took longer than 3 s ({site.folder / 'bad_one.py'}:3)"
+    assert fault["hint"].startswith("if this machine is slow, allow more with --timeout; else upgrade bad-one")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_a_time_limit_is_a_positive_number(site, seconds):
+    said = doctor(site, "--timeout", seconds)
+    assert said.returncode == 2
+    assert json.loads(said.stdout)["code"] == "usage-invalid"
+
+
+def test_what_a_target_prints_and_leaves_running_does_not_hold_doctor_up(site):
+    source = """
+import atexit, os, subprocess, sys, threading, time
+
+print("x" * 1_000_000)
+os.write(1, b"y" * 1_000_000)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"])
+threading.Thread(target=time.sleep, args=(1000,)).start()
+atexit.register(time.sleep, 1000)
+"""
+    target(source)(site)
+    said = doctor(site, DELEGRAPH_PLUGINS="bad-one")
+    (fault,) = json.loads(said.stdout)["plugins"][0]["problems"]
+    assert "has no 'BadBackend'" in fault["error"]
+
+
+def test_after_a_crash_what_was_not_examined_is_told(site):
+    (site.folder / "bad_target.py").write_text("import os; os._exit(3)")
+    answer = "[BackendSpec(n, f'bad_target:{n}', n, 1) for n in ('A', 'B', 'C')]"
+    site.plugin("bad-one", HOOK.format(hook="delegraph_backends", arguments="", answer=answer))
+    found = json.loads(doctor(site, DELEGRAPH_PLUGINS="bad-one").stdout)["plugins"][0]
+    assert [f["error"].partition(" (")[0] for f in found["problems"]] == [
+        "importing bad_target:A ended the process with exit code 3"
+    ]
+    assert [f["error"] for f in found["warnings"]] == ["2 more of its targets were not examined"]
+
+
+FAILING = """
+from delegraph.plugin import hookimpl
+
+@hookimpl
+def delegraph_after_partition(report):
+    raise ValueError("no luck")
+
+@hookimpl
+def delegraph_after_lower(result):
+    raise SystemExit(3)
+"""
+
+
+def test_a_failing_event_listener_is_a_line_in_the_report_and_the_lowering_stands(site):
+    install_good(site)
+    site.plugin("bad-one", FAILING, version="0.7")
+    report = assert_good_works().report
+    file = site.folder / "bad_one.py"
+    assert report.notes == [
+        f"bad-one of bad-one 0.7: delegraph_after_partition failed: ValueError: no luck ({file}:6)",
+        f"bad-one of bad-one 0.7: delegraph_after_lower failed: SystemExit: 3 ({file}:10)",
+    ]
+    assert "note: bad-one of bad-one 0.7: delegraph_after_lower failed" in str(report)
+    said = json.loads(doctor(site, DELEGRAPH_PLUGINS="bad-one").stdout)
+    assert (said["healthy"], said["plugins"][0]["warnings"]) == (True, [])
