@@ -1,186 +1,246 @@
-"""Local functionalisation: in-place calls become their functional twins, without retracing the graph.
+"""Local functionalisation: writes become values, without retracing the graph.
 
-Exported graphs keep in-place operators, and a mutation has no data edge and is not in the signature. One walk finds,
-from schemas and storages, which values may share memory. A write to a value of which nobody else sees a part later is
-a plain rebinding; a write to a whole buffer or input becomes a mutation in the signature. Whatever this cannot prove
-is left to ``run_decompositions({})`` by the caller.
+Exported graphs keep in-place operators, and a mutation has no data edge and is not in the signature. One walk in graph
+order keeps, for every tensor that is written, the value that it has now. An in-place call becomes its functional twin;
+a write through a view becomes a scatter into the tensor that the view was taken of; a view that was taken before a
+write is taken again where it is used after it; a write to a parameter, buffer or input becomes a mutation in the
+signature. Whatever this cannot prove is left to ``run_decompositions({})`` by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from .aliases import Aliases, Unproven
+from .effects import effects, twin, updates_statistics, writes, writes_in_branches
+from .scatter import scatter
 
 aten = torch.ops.aten
-
-_UNDECLARED = ("einsum", "atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "cartesian_prod")
-UNDECLARED_ALIASES = frozenset(f"aten::{name}" for name in _UNDECLARED)
-"""Composite operators that may return their argument, or a view of it, although their schemas do not say so."""
-
-HIDDEN_WRITES = {aten.batch_norm.default: 5, aten.instance_norm.default: 5}
-"""Operators that write running statistics (argument 3 on) without saying so, if the argument here is true."""
-
-
-@dataclass(frozen=True)
-class Effects:
-    """What a schema says of memory: positions of arguments that are written, and that results may alias."""
-
-    writes: tuple[int, ...]
-    views: tuple[int, ...]
-
-
-@cache
-def effects(op: OpOverload) -> Effects:
-    """Effects of ``op``, read once from its schema."""
-    infos = [(k, a.alias_info) for k, a in enumerate(op._schema.arguments) if a.alias_info is not None]
-    writes = tuple(k for k, info in infos if info.is_write)
-    undeclared = op._schema.name in UNDECLARED_ALIASES
-    views = range(len(op._schema.arguments)) if undeclared else (k for k, _ in infos)
-    return Effects(writes, tuple(views))
-
-
-@cache
-def twin(op: OpOverload) -> OpOverload | None:
-    """The functional form of an in-place operator with the same arguments, if there is one: ``relu_`` -> ``relu``."""
-    namespace, name = op._schema.name.split("::")
-    packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
-    found: OpOverload | None = getattr(packet, op._overloadname, None)
-    same = found is not None and [a.name for a in found._schema.arguments] == [a.name for a in op._schema.arguments]
-    return found if same else None
+_TO = aten.to.dtype
+_TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
 @dataclass
 class Mutations:
-    """What the walk found: placeholder -> the node that holds its last value; and what it could not prove."""
+    """What the walk found.
+
+    ``last_value``: placeholder -> the node that holds its last value; ``origin``: node that was added -> the call that
+    it was added for; ``unproven``: which calls could not be made functional, and why.
+    """
 
     last_value: dict[Node, Node] = field(default_factory=dict)
+    origin: dict[Node, Node] = field(default_factory=dict)
     unproven: list[str] = field(default_factory=list)
 
 
-def functionalise(graph: Graph) -> Mutations:
-    """Replace in-place calls of ``graph`` (changed in place) by functional twins."""
+def functionalise(graph: Graph, state: Collection[Node] = ()) -> Mutations:
+    """Make ``graph`` functional, in place; ``state`` are its placeholders of parameters and buffers."""
     nodes = list(graph.nodes)
-    found = Mutations(unproven=[w for n in nodes for w in _hidden(n)])
-    writers = [n for n in nodes if isinstance(n.target, OpOverload) and effects(n.target).writes]
+    found = Mutations(unproven=[why for n in nodes for why in writes_in_branches(n)])
+    writers = {n: list(_written(n)) for n in nodes if writes(n) or updates_statistics(n)}
     if writers and not found.unproven:
-        walk = _Walk(nodes)
-        for node in writers:
-            why = walk.rebind(node, found)
-            found.unproven += [f"{node.target}: {why}"] if why else []
+        _walk(graph, nodes, writers, state, found)
     return found
 
 
-def _hidden(node: Node) -> Iterable[str]:
-    """Writes that neither the schema nor the graph shows."""
-    if _updates_statistics(node):
-        yield f"{node.target} writes its running statistics"
-    if isinstance(node.target, HigherOrderOperator):
-        yield from (f"{node.target} writes inside a branch" for i in node.all_input_nodes if _writes_inside(i))
-
-
-def _updates_statistics(node: Node) -> bool:
+def _written(node: Node) -> Iterator[Node]:
+    """The tensors that a call writes."""
     target: Any = node.target
-    position = HIDDEN_WRITES.get(target)
-    return position is not None and bool(node.args[position]) and node.args[3] is not None
+    positions = effects(target).writes or (3, 4)
+    for given in (node.args[k] for k in positions if k < len(node.args)):
+        yield from (n for n in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(n, Node))
 
 
-def _writes_inside(node: Node) -> bool:
-    body = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    return isinstance(body, GraphModule) and any(
-        (isinstance(n.target, OpOverload) and effects(n.target).writes) or any(True for _ in _hidden(n))
-        for n in body.graph.nodes
-    )
-
-
-class _Walk:
-    """Memory families (values that may share storage) and whole values of one graph."""
-
-    def __init__(self, nodes: list[Node]) -> None:
-        self.position = {n: k for k, n in enumerate(nodes)}
-        self.whole: dict[Node, Node] = {}
-        self.parent: dict[Node, Node] = {n: n for n in nodes}
-        self._join(nodes)
-        self.family: dict[Node, list[Node]] = {}
+def _walk(
+    graph: Graph, nodes: list[Node], writers: dict[Node, list[Node]], state: Collection[Node], found: Mutations
+) -> None:
+    node = next(iter(writers))
+    try:
+        aliases = Aliases(nodes, [n for written in writers.values() for n in written], state)
+        rewrite = _Rewrite(graph, aliases, writers, found)
         for node in nodes:
-            self.family.setdefault(self._root(node), []).append(node)
+            rewrite.visit(node)
+    except Unproven as e:
+        found.unproven.append(f"{node.target}: {e}" if isinstance(node.target, OpOverload) else str(e))
 
-    def _join(self, nodes: list[Node]) -> None:
-        owner: dict[int, Node] = {}
-        for node in nodes:
-            for storage in _storages(node.meta.get("val")):
-                self._merge(owner.setdefault(storage, node), node)
-            for shared in _viewed(node):
-                self._merge(shared, node)
 
-    def _merge(self, a: Node, b: Node) -> None:
-        self.parent[self._root(b)] = self._root(a)
+class _Rewrite:
+    """What every written tensor, and every view of it, holds at one point of the graph."""
 
-    def _root(self, node: Node) -> Node:
-        while self.parent[node] is not node:
-            self.parent[node] = node = self.parent[self.parent[node]]
-        return node
+    def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], found: Mutations) -> None:
+        self.graph, self.aliases, self.writers, self.found = graph, aliases, writers, found
+        self.version: dict[Node, int] = {}
+        self.value: dict[Node, tuple[int, Node]] = {}
+        self.types: dict[Any, torch.dtype] = {}
+        self.here: Node
 
-    def rebind(self, node: Node, found: Mutations) -> str | None:
-        """Make ``node`` functional; or say why that cannot be proven right."""
+    def visit(self, node: Node) -> None:
+        """Let ``node`` use what its arguments hold now; then do what it writes."""
+        self.here = node
+        if node.op == "output":
+            self._close()
+        self._renew_arguments(node)
+        if node in self.writers:
+            self._write(node)
+        elif node in self.aliases.source:
+            self._enter_view(node)
+
+    def _renew_arguments(self, node: Node) -> None:
+        for given in node.all_input_nodes:
+            now = self._now(given)
+            if now is not given:
+                node.replace_input_with(given, now)
+
+    def _version(self, node: Node) -> int:
+        return self.version.get(self.aliases.root_of[node], 0)
+
+    def _now(self, node: Node) -> Node:
+        """The node that has the present value of ``node``; a view that is out of date is taken again."""
+        if node not in self.aliases.root_of or not self._version(node):
+            return node
+        named = self.aliases.name_of[node]
+        version, value = self.value.get(named, (0, named))
+        if version != self._version(node):
+            value = self._again(named)
+            self.value[named] = (self._version(node), value)
+        return value
+
+    def _again(self, view: Node) -> Node:
+        base = self._now(self.aliases.source[view])
+        with self.graph.inserting_before(self.here):
+            made = self.graph.call_function(_lenient(view.target), (base, *view.args[1:]), dict(view.kwargs))
+        made.meta = dict(view.meta)
+        self.found.origin[made] = view
+        return made
+
+    def _enter_view(self, node: Node) -> None:
+        if self._version(node):
+            node.target = _lenient(node.target)
+            self.value[node] = (self._version(node), node)
+
+    def _write(self, node: Node) -> None:
         op: Any = node.target
-        functional, written = twin(op), effects(op).writes
-        if functional is None or written != (0,):
-            return "no functional form with the same arguments"
-        value: Any = node.args[0]
-        why = self._seen_elsewhere(node, value) or _changes_type(functional, node, value)
-        if why is None:
-            self._replace(node, value, functional, found)
-        return why
+        functional = twin(op)
+        if updates_statistics(node):
+            self._batch_norm(node)
+        elif functional is None or effects(op).writes != (0,):
+            raise Unproven("no functional form with the same arguments")
+        elif torch.Tag.inplace_view in op.tags:
+            self._reshape_in_place(node, functional)
+        else:
+            _retarget(node, functional)
+            self._store(self.writers[node][0], self._result(node, functional), node)
 
-    def _seen_elsewhere(self, node: Node, value: Node) -> str | None:
-        here, whole = self.position[node], self.whole.get(value, value)
-        for other in self.family[self._root(value)]:
-            same = self.whole.get(other, other) is whole
-            if not same and self.position[other] < here and (other.op == "placeholder" or self._last_use(other) > here):
-                return f"{other.name} shares memory with what it writes"
-        return None
+    def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
+        """``unsqueeze_`` and the like: a view like any other, since the graph uses the call's result from here on."""
+        (before,) = self.writers[node]
+        shared = before.op == "placeholder" or any(user > node for user in before.users)
+        if shared and functional is not aten.detach.default:
+            raise Unproven("it changes the shape of a tensor that is used under another name")
+        _retarget(node, functional)
+        if node in self.aliases.source:
+            self._enter_view(node)
 
-    def _last_use(self, node: Node) -> int:
-        return max((self.position[u] for u in node.users), default=-1)
+    def _result(self, node: Node, functional: OpOverload) -> Node:
+        """The value that is written: in the written tensor's dtype, and for a copy into a view what is copied."""
+        mine = node.meta["val"]
+        source = node.args[1] if functional is aten.copy.default else None
+        if isinstance(source, Node) and self.aliases.name_of[node] in self.aliases.source and _alike(source, node):
+            return source
+        dtype = self._type_of(node, functional)
+        if dtype is mine.dtype:
+            return node
+        with self.graph.inserting_before(node.next):
+            made = self.graph.call_function(_TO, (node, mine.dtype))
+        made.meta = dict(node.meta)
+        node.meta["val"] = mine.to(dtype)
+        self.found.origin[made] = node
+        return made
 
-    def _replace(self, node: Node, value: Node, functional: OpOverload, found: Mutations) -> None:
-        whole = self.whole.setdefault(node, self.whole.get(value, value))
-        here = self.position[node]
-        node.target = functional
-        node._rename(node.name.rstrip("_"))
-        for old in [n for n in self.family[self._root(value)] if self.whole.get(n, n) is whole and n is not node]:
-            old.replace_all_uses_with(node, delete_user_cb=lambda user: self.position[user] > here)
-        if whole.op == "placeholder":
-            found.last_value[whole] = node
+    def _type_of(self, node: Node, functional: OpOverload) -> torch.dtype:
+        """The dtype of the functional form, which may promote; asked once for arguments of the same types."""
+        vals = [(n.meta["val"].dtype, n.meta["val"].dim() == 0) for n in node.all_input_nodes if _is_tensor(n)]
+        others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
+        key = (functional, *vals, *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in others))
+        if key not in self.types:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with node.meta["val"].fake_mode:
+                self.types[key] = functional(*args, **kwargs).dtype
+        return self.types[key]
+
+    def _store(self, written: Node, new: Node, writer: Node) -> None:
+        """``writer`` puts ``new`` into ``written``; through views, into what they were taken of."""
+        named = self.aliases.name_of[written]
+        held = {named: new}
+        with self.graph.inserting_before(writer.next):
+            while named in self.aliases.source:
+                step, named = named, self._tensor(named)
+                new = self._scattered(step, named, new, writer)
+                held[named] = new
+        version = self.version[named] = self.version.get(named, 0) + 1
+        self.value.update({n: (version, value) for n, value in held.items()})
+
+    def _tensor(self, view: Node) -> Node:
+        """What ``view`` was taken of; for a piece of a list, what the list is of."""
+        source = self.aliases.source[view]
+        return self.aliases.source.get(source, source) if view.target is operator.getitem else source
+
+    def _scattered(self, view: Node, base: Node, new: Node, writer: Node) -> Node:
+        made = scatter(self.graph, view, self._now(base), new)
+        if made is None:
+            raise Unproven(f"a write through {view.target} has no inverse")
+        self.found.origin[made] = writer
+        return made
+
+    def _batch_norm(self, node: Node) -> None:
+        """In training, the functional form returns the new statistics as results 3 and 4."""
+        if node.target is not aten.batch_norm.default:
+            raise Unproven("it writes its running statistics")
+        with self.graph.inserting_before(node):
+            made = self.graph.call_function(_TRAINED_BATCH_NORM, node.args[:8])
+            args = torch.fx.map_arg(made.args, lambda n: n.meta["val"])
+            with node.meta["val"].fake_mode:
+                made.meta = {**node.meta, "val": _TRAINED_BATCH_NORM(*args)}
+            result, mean, var = (self._part(made, k) for k in (0, 3, 4))
+        self.found.origin.update(dict.fromkeys((made, result, mean, var), node))
+        for written, new in zip(self.writers[node], (mean, var), strict=True):
+            self._store(written, new, node)
+        node.replace_all_uses_with(result)
+        self.graph.erase_node(node)
+
+    def _part(self, call: Node, k: int) -> Node:
+        made = self.graph.call_function(operator.getitem, (call, k))
+        made.meta = {**call.meta, "val": call.meta["val"][k]}
+        return made
+
+    def _close(self) -> None:
+        """At the end, every written placeholder has a last value."""
+        for node in [n for n in self.aliases.root_of if n.op == "placeholder" and self._version(n)]:
+            self.found.last_value[node] = self._now(node)
 
 
-def _storages(val: Any) -> list[int]:
-    if isinstance(val, torch.Tensor):
-        return [val.untyped_storage()._cdata]
-    return [s for v in val for s in _storages(v)] if isinstance(val, (list, tuple)) else []
+def _retarget(node: Node, functional: OpOverload) -> None:
+    node.target = functional
+    node._rename(node.name.rstrip("_"))
 
 
-def _viewed(node: Node) -> list[Node]:
-    """Arguments whose memory the results of ``node`` may share, as far as its operator tells."""
-    if not isinstance(node.target, OpOverload):
-        return [a for a in node.args[:1] if isinstance(a, Node)] if node.op == "call_function" else []
-    given = [node.args[k] for k in effects(node.target).views if k < len(node.args)]
-    return [n for a in given for n in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(n, Node)]
+def _lenient(target: Any) -> Any:
+    """``view`` asks for strides, which a value that was put together again may not have."""
+    return aten.reshape.default if target is aten.view.default else target
 
 
-def _changes_type(functional: OpOverload, node: Node, value: Node) -> str | None:
-    """In-place calls keep the written tensor's dtype; the twin may promote it."""
-    mine = value.meta["val"]
-    others = [i.meta["val"] for i in node.all_input_nodes if isinstance(i.meta.get("val"), torch.Tensor)]
-    if all(o.dtype == mine.dtype for o in others):
-        return None
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    with mine.fake_mode:
-        made = functional(*args, **kwargs)
-    return None if made.dtype == mine.dtype else f"its functional form gives {made.dtype}, not {mine.dtype}"
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _alike(a: Node, b: Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    static = all(isinstance(d, int) for d in (*x.shape, *y.shape))
+    return static and x.shape == y.shape and x.dtype is y.dtype and x.device == y.device

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from ..signature import MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
+from ..errors import InputError
+from ..signature import CONSTANT_KINDS, MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
 from .functional import Mutations, functionalise
 
 aten = torch.ops.aten
@@ -34,7 +36,7 @@ def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     """The normalised copy of ``program``, and notes for the report."""
     graph = _Copy(program.graph_module).graph
     _drop(graph, _returns_itself)
-    mutations = functionalise(graph)
+    mutations = functionalise(graph, _state(program, graph))
     if mutations.unproven:
         functional, _ = normalise(_retraced(program))
         return functional, [f"retraced, because of {text}" for text in mutations.unproven]
@@ -42,7 +44,7 @@ def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     _drop(graph, lambda node: node.target in _IDENTITIES)
     _drop_dead(graph)
     _refresh(outputs, graph)
-    number_calls(graph)
+    number_calls(graph, mutations.origin)
     return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program)), []
 
 
@@ -53,14 +55,23 @@ def _retraced(program: ExportedProgram) -> ExportedProgram:
         return functional
 
 
-def number_calls(graph: Graph) -> None:
-    """Give every call that has none a debug handle: ints from 1 in graph order."""
+def number_calls(graph: Graph, origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
+    """Give every call that has none a debug handle: ints from 1 in graph order.
+
+    ``origin``: call that was added -> the one that it was added for, whose handle it gets.
+    """
     calls = [n for n in graph.nodes if n.op == "call_function"]
     highest = max((n.meta.get("debug_handle", 0) for n in calls), default=0)
     for node in calls:
-        if "debug_handle" not in node.meta:
+        first = origin.get(node, node)
+        if "debug_handle" not in first.meta:
             highest += 1
-            node.meta["debug_handle"] = highest
+            first.meta["debug_handle"] = highest
+        node.meta["debug_handle"] = first.meta["debug_handle"]
+
+
+def _state(program: ExportedProgram, graph: Graph) -> set[Node]:
+    return {n for n, s in _pairs(graph, program.graph_signature.input_specs) if s.kind in CONSTANT_KINDS}
 
 
 class _Copy:
@@ -117,6 +128,9 @@ def _pairs(graph: Graph, inputs: Sequence[InputSpec]) -> list[tuple[Node, InputS
 
 
 def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
+    if spec.kind is InputKind.CONSTANT_TENSOR:
+        hint = f"self.register_buffer({spec.target!r}, ..., persistent=False)"
+        raise InputError("input-invalid", f"the program writes {spec.target}, which is no buffer", hint=hint)
     kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
     kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
     target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target

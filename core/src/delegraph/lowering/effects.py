@@ -1,0 +1,86 @@
+"""What operators do to memory, read from their schemas, and what the schemas keep quiet about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+
+_UNDECLARED = ("einsum", "atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "cartesian_prod")
+UNDECLARED_ALIASES = frozenset(f"aten::{name}" for name in _UNDECLARED)
+"""Composite operators that may return their argument, or a view of it, although their schemas do not say so."""
+
+HIDDEN_WRITES = {aten.batch_norm.default: 5, aten.instance_norm.default: 5}
+"""Operators that write running statistics (arguments 3 and 4) without saying so, if the argument here is true."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a schema says of memory: positions of arguments that are written, and that results may alias."""
+
+    writes: tuple[int, ...]
+    views: tuple[int, ...]
+
+
+@cache
+def effects(op: OpOverload) -> Effects:
+    """Effects of ``op``, read once from its schema."""
+    infos = [(k, a.alias_info) for k, a in enumerate(op._schema.arguments) if a.alias_info is not None]
+    writes = tuple(k for k, info in infos if info.is_write)
+    undeclared = op._schema.name in UNDECLARED_ALIASES
+    views = range(len(op._schema.arguments)) if undeclared else (k for k, _ in infos)
+    return Effects(writes, tuple(views))
+
+
+@cache
+def twin(op: OpOverload) -> OpOverload | None:
+    """The functional form of an in-place operator with the same arguments, if there is one: ``relu_`` -> ``relu``."""
+    namespace, name = op._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
+    overloads = packet.overloads() if packet is not None else []
+    ordered = sorted(overloads, key=lambda overload: overload != op._overloadname)
+    return next((f for f in (getattr(packet, o) for o in ordered) if _arguments(f) == _arguments(op)), None)
+
+
+def _arguments(op: OpOverload) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in op._schema.arguments]
+
+
+def writes(node: Node) -> bool:
+    """Whether the schema of the operator that ``node`` calls says that it writes an argument."""
+    return isinstance(node.target, OpOverload) and bool(effects(node.target).writes)
+
+
+def updates_statistics(node: Node) -> bool:
+    """Whether ``node`` is a normalisation that updates its running statistics."""
+    target: Any = node.target
+    position = HIDDEN_WRITES.get(target) if isinstance(target, OpOverload) else None
+    return position is not None and bool(node.args[position]) and node.args[3] is not None
+
+
+def writes_in_branches(node: Node) -> Iterable[str]:
+    """Why a higher-order call cannot be made functional here: its bodies write."""
+    if isinstance(node.target, HigherOrderOperator):
+        yield from (f"{node.target} writes inside a branch" for i in node.all_input_nodes if _writes_inside(i))
+
+
+def _writes_inside(node: Node) -> bool:
+    body = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    return isinstance(body, GraphModule) and any(
+        writes(n) or updates_statistics(n) or any(True for _ in writes_in_branches(n)) for n in body.graph.nodes
+    )
+
+
+def viewed(node: Node) -> list[Node]:
+    """Arguments whose memory the results of ``node`` may share, as far as its operator tells."""
+    if not isinstance(node.target, OpOverload):
+        return [a for a in node.args[:1] if isinstance(a, Node)] if node.op == "call_function" else []
+    given = [node.args[k] for k in effects(node.target).views if k < len(node.args)]
+    return [n for a in given for n in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(n, Node)]
