@@ -284,7 +284,7 @@ REFUSED = {
     "x is torch.float64": (lambda m, x: torch.sin(x), random(2).double()),
     "y is torch.int64": (lambda m, x, y: x * y, random(2), torch.arange(2)),
     "has up to 64 dimensions": (lambda m, x: torch.sin(x), torch.empty(0).expand(2**20, 2**20, 0)),
-    "weight [3] are no linear layer": (lambda m, x, w: F.linear(x, w), random(2, 3), random(3)),
+    "weight [3] and bias [] are no linear layer": (lambda m, x, w: F.linear(x, w), random(2, 3), random(3)),
 }
 
 

@@ -70,25 +70,22 @@ def mm(a: Shape, b: Shape) -> Shape:
 
 def addmm(bias: Shape, a: Shape, b: Shape) -> Shape:
     """bias that broadcasts to [N, M], [N, K], [K, M] -> [N, M]"""
-    return _with_bias(mm(a, b), bias)
+    result = mm(a, b)
+    if broadcast(result, bias) != result:
+        raise refused(f"a bias of shape {list(bias)} does not broadcast to {list(result)}")
+    return result
 
 
 def linear(x: Shape, weight: Shape, bias: Shape = ()) -> Shape:
-    """[*S, K], [M, K], bias that broadcasts to [*S, M] -> [*S, M]"""
-    if not x or len(weight) != 2 or x[-1] != weight[1]:
-        raise refused(f"input {list(x)} and weight {list(weight)} are no linear layer")
-    return _with_bias((*x[:-1], weight[0]), bias)
+    """[*S, K], [M, K], bias [M] or [] -> [*S, M]; torch takes more, such as a vector as weight"""
+    if not x or len(weight) != 2 or x[-1] != weight[1] or bias not in ((), weight[:1]):
+        raise refused(f"input {list(x)}, weight {list(weight)} and bias {list(bias)} are no linear layer")
+    return (*x[:-1], weight[0])
 
 
 def same(x: Shape) -> Shape:
     """[*S] -> [*S]"""
     return x
-
-
-def _with_bias(result: Shape, bias: Shape) -> Shape:
-    if broadcast(result, bias) != result:
-        raise refused(f"a bias of shape {list(bias)} does not broadcast to {list(result)}")
-    return result
 
 
 TABLE = (
