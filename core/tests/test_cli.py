@@ -336,12 +336,41 @@ def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model
     assert "error [backend-not-found]" in shown.stderr
 
 
-def test_backends_imports_neither_torch_nor_numpy():
+@pytest.mark.parametrize("command", [["backends"], ["backends", "-v"], ["backends", "--json"], ["lower", "--help"]])
+def test_listing_and_help_import_neither_torch_nor_numpy(command):
     program = (
-        "import sys; from delegraph.cli import main; code = main(['backends', '-v']);"
+        f"import sys; from delegraph.cli import main; code = main({command!r});"
         "assert code == 0 and not {'torch', 'numpy'} & set(sys.modules)"
     )
-    assert python("-c", program).returncode == 0
+    shown = python("-c", program)
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_listing_150_plugins_and_150_other_distributions_imports_neither_torch_nor_numpy(site):
+    for k in range(150):
+        site.plugin(f"chip-{k}", DECLARED.replace('"npu"', f'"npu-{k}"').replace("NpuBackend", f"Npu{k}"))
+        info = site.folder / f"other_{k}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: other-{k}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[console_scripts]\nother-{k} = other_{k}:delegraph\n")
+    program = (
+        "import sys; from delegraph.cli import main; main(['backends']);"
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    shown = python("-c", program, path=site.folder)
+    assert shown.returncode == 0, shown.stderr
+    assert len(re.findall(r"^npu-\d+ +ok +chip-\d+ 1\.0 +a chip$", shown.stdout, re.MULTILINE)) == 150
+
+
+def test_python_minus_m_is_the_command(tmp_path):
+    """Same results, same exit codes, and usage that names the command as it is installed."""
+    shown = python("-m", "delegraph", "--version")
+    assert (shown.returncode, shown.stdout) == (0, f"delegraph {delegraph.__version__}\n")
+    shown = python("-m", "delegraph", "backends", "--json")
+    assert json.loads(shown.stdout)["schema"] == "delegraph.backends/1"
+    shown = python("-m", "delegraph", "lower")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "usage: delegraph lower" in shown.stderr
 
 
 def test_version_and_help(capsys):

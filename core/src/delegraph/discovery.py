@@ -80,11 +80,11 @@ def _installed() -> Iterator[Found]:
     path = installed_path()
     names = dict.fromkeys(_name_and_version(d)[0] for d in importlib_metadata.distributions(path=path) if _offers(d))
     for name in names:
-        copies = list(importlib_metadata.distributions(name=name, path=path))
-        warnings = tuple(map(_second_copy, copies[1:]))
-        for entry in copies[0].entry_points.select(group=PROJECT):
-            entry, record = _identify(entry)
-            yield entry, replace(record, warnings=warnings)
+        first, *others = importlib_metadata.distributions(name=name, path=path)
+        identity = (*_name_and_version(first), _place(first))
+        warnings = tuple(map(_second_copy, others))
+        for entry in first.entry_points.select(group=PROJECT):
+            yield entry, PluginRecord(entry.name, *identity, warnings=warnings)
 
 
 def _second_copy(distribution: _Distribution) -> Fault:
@@ -94,12 +94,15 @@ def _second_copy(distribution: _Distribution) -> Fault:
 
 
 def _offers(distribution: _Distribution) -> bool:
-    """Whether it has entry points of ours; most distributions are told apart without parsing anything."""
+    """Whether it has entry points of ours: told without parsing anything."""
     try:
         text = distribution.read_text("entry_points.txt")
     except (OSError, ValueError):  # not ours to report: unreadable metadata of whatever else is installed
         return False
-    return text is not None and PROJECT in text and bool(distribution.entry_points.select(group=PROJECT))
+    return text is not None and _GROUP.search(text) is not None
+
+
+_GROUP = re.compile(rf"^[ \t]*\[{PROJECT}\]", re.MULTILINE)
 
 
 def _identify(entry: EntryPoint) -> Found:

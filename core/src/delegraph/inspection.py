@@ -15,9 +15,19 @@ from .targets import missing
 SUPPORTED_APIS = tuple(v for v in (API_VERSION - 1, API_VERSION) if v > 0)
 
 
+class _Manager(pluggy.PluginManager):
+    """One a plugin. It does not look for hooks among the names that every class and module has: half of the time."""
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> pluggy.HookspecOpts | None:
+        return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+
+
 def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
     """Validate the hook implementations of ``plugin`` and collect its declarations; raises PluginDefect."""
-    manager = pluggy.PluginManager(PROJECT)
+    manager = _Manager(PROJECT)
     manager.add_hookspecs(Hooks)
     try:
         manager.register(plugin, f"{record.distribution}/{record.name}")
