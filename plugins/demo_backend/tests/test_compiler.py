@@ -44,10 +44,9 @@ def lower(function, *inputs, weights=(), **options):
 
 
 def reason(function, *inputs, **more):
-    """Why nothing of a program with one call is compiled."""
-    lowered = delegraph.lower(module(function), inputs, backends=["compiler-demo"], **more)
-    assert not lowered.delegates
-    (refusal,) = lowered.report.refusals
+    """What the partitioner says of a program with one call; lowering might go on to decompose the call."""
+    program = torch.export.export(module(function), inputs, **more)
+    (refusal,) = CompilerDemoPartitioner().partition(program).refusals
     return refusal.reason
 
 
