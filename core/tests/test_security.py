@@ -1,0 +1,44 @@
+"""What SECURITY.md says of files that run code."""
+
+import io
+import json
+import zipfile
+
+import pytest
+import torch
+from delegraph.cli import main
+
+
+class Attack:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.fixture
+def attack(tmp_path):
+    """A .pt2 file in which a weight is marked as pickled and is a pickle that makes a file."""
+    program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+    torch.export.save(program, tmp_path / "honest.pt2")
+    made, pickled = tmp_path / "the_code_ran", io.BytesIO()
+    torch.save(Attack(made), pickled)
+    with zipfile.ZipFile(tmp_path / "honest.pt2") as honest, zipfile.ZipFile(tmp_path / "model.pt2", "w") as prepared:
+        for name in honest.namelist():
+            content = honest.read(name)
+            if name.endswith("weights_config.json"):
+                config = json.loads(content)
+                config["config"]["weight"]["use_pickle"] = True
+                content = json.dumps(config).encode()
+            prepared.writestr(name, pickled.getvalue() if name.endswith("weights/weight_0") else content)
+    made.unlink(missing_ok=True)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_pt2_file_can_run_code_when_it_is_lowered(attack, capsys):
+    """When this fails, torch has become stricter, and SECURITY.md may promise more."""
+    assert main(["lower", str(attack.parent / "model.pt2"), "--backend", "tosa"]) == 1
+    assert "error [format-invalid]" in capsys.readouterr().err
+    assert attack.exists()
