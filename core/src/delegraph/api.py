@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +101,15 @@ class LoweredProgram:
         """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both."""
         name = self._known(method or self._only())
         got = Executable(self._programs[name], self._call)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-        with torch.no_grad(), _state_kept(self._eager[name], self._programs[name]) as eager:
-            wanted = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        with torch.no_grad(), _state_kept(self._eager[name], self._written(name)) as eager:
+            returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
         return compare(got, wanted)
+
+    def _written(self, name: str) -> set[str]:
+        """Buffers that a method writes, itself or in its delegates."""
+        kept = {target for d in self.delegates if d.method == name for target in d.module.state}
+        return kept | written_targets(self._programs[name])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program in the format of the path's suffix; a backend's own format holds one whole delegate."""
@@ -137,10 +143,9 @@ class LoweredProgram:
 
 
 @contextmanager
-def _state_kept(eager: Program, program: ExportedProgram) -> Iterator[Callable[..., Any]]:
+def _state_kept(eager: Program, written: Collection[str]) -> Iterator[Callable[..., Any]]:
     """``eager`` as a callable; buffers that a call writes get their values back."""
     module = eager.module(check_guards=False) if isinstance(eager, ExportedProgram) else eager
-    written = written_targets(program)
     kept = {k: v.detach().clone() for k, v in _named_tensors(module) if k in written}
     try:
         yield module

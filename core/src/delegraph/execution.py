@@ -23,16 +23,27 @@ CallDelegate = Callable[..., Any]
 
 
 class Delegates:
-    """Loads each blob once, when it is first called, and checks what it returns."""
+    """Loads each blob once, when it is first called, and checks what it returns.
+
+    A delegate that keeps state is loaded once for every ``fresh()``, and starts there from its initial state.
+    """
 
     def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
         self._registry, self._on_missing = registry, on_missing
         self._loaded: dict[LoweredBackendModule, CallDelegate] = {}
+        self._stateful: dict[LoweredBackendModule, CallDelegate] = {}
+
+    def fresh(self) -> Delegates:
+        """The same delegates, those that keep state in their initial state."""
+        made = Delegates(self._registry, self._on_missing)
+        made._loaded = self._loaded
+        return made
 
     def __call__(self, module: LoweredBackendModule, *args: Any) -> tuple[Any, ...]:
-        if module not in self._loaded:
-            self._loaded[module] = self._load(module)
-        results = self._loaded[module](*args)
+        loaded = self._stateful if module.state else self._loaded
+        if module not in loaded:
+            loaded[module] = self._load(module)
+        results = loaded[module](*args)
         _check_results(module, results)
         return tuple(results)
 
@@ -41,11 +52,17 @@ class Delegates:
             runtime = self._registry.runtime_for(module.backend_id)
         except NoRuntime:
             if self._on_missing == "eager":
-                eager: CallDelegate = module.original_module.module(check_guards=False)
-                return eager
+                return self._eager(module)
             raise
         loaded: CallDelegate = runtime.load(module.processed_bytes, module.compile_specs, module.named_data())
         return loaded
+
+    def _eager(self, module: LoweredBackendModule) -> CallDelegate:
+        """torch's module writes state into the program's tensors; an Executable has its own."""
+        if module.state:
+            return Executable(module.original_module, self)
+        eager: CallDelegate = module.original_module.module(check_guards=False)
+        return eager
 
 
 def _check_results(module: LoweredBackendModule, results: Any) -> None:
@@ -72,21 +89,25 @@ def _type_of(value: Any) -> Any:
 class _Interpreter(torch.fx.Interpreter):
     """torch's interpreter, with calls of delegates sent to ``call``."""
 
-    def __init__(self, program: ExportedProgram, call: CallDelegate) -> None:
+    def __init__(self, program: ExportedProgram, call: CallDelegate | None) -> None:
         super().__init__(program.graph_module)
         self._call = call
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return self._call(*args) if target is _CALL_DELEGATE else super().call_function(target, args, kwargs)
+        if target is _CALL_DELEGATE and self._call is not None:
+            return self._call(*args)
+        return super().call_function(target, args, kwargs)
 
 
 class Executable:
     """One method, ready to be called with the arguments of the exported module.
 
-    Buffers that the program writes live here from the first call on; the caller's module is not touched.
+    Buffers that the program or its delegates write live here from the first call on; the caller's module is not
+    touched.
     """
 
-    def __init__(self, program: ExportedProgram, call: CallDelegate) -> None:
+    def __init__(self, program: ExportedProgram, call: CallDelegate | None) -> None:
+        call = call.fresh() if isinstance(call, Delegates) else call
         self.program, self._interpreter = program, _Interpreter(program, call)
         self._state: dict[str, torch.Tensor] = {}
         self._written = written_targets(program)

@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from .backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
+from .signature import STATE_WRITES
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
@@ -34,6 +35,10 @@ class LoweredBackendModule(torch.nn.Module):
 
     ``processed_bytes`` joins the blob when it is first read; ``blob`` is what the backend gave. It has no
     ``module_name``: ``torch.export.save`` of a lowered program has to fail, since it would drop the blob silently.
+
+    ``inputs`` and ``outputs`` are the calling convention. Buffers that the delegate keeps (``state``) are in neither:
+    in ``original_module`` they are buffers, and their new values are the first outputs, mutations of its signature. A
+    runtime starts from their values there with every load, and keeps them from call to call.
     """
 
     def __init__(
@@ -64,6 +69,12 @@ class LoweredBackendModule(torch.nn.Module):
         if not isinstance(self.blob, bytes):
             self.blob = joined(self.blob)
         return self.blob
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the buffers that the delegate keeps and writes."""
+        specs = self.original_module.graph_signature.output_specs
+        return tuple(str(s.target) for s in specs if s.kind in STATE_WRITES)
 
     def named_data(self) -> dict[str, bytes]:
         """Named data by key, internal and external."""

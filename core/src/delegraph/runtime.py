@@ -24,7 +24,12 @@ class BackendRuntime:
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
-        """Make a blob callable. Raises FormatError if it is damaged."""
+        """Make a blob callable. Raises FormatError if it is damaged.
+
+        Buffers that the delegate keeps (BUFFER_MUTATION outputs of the program that was compiled) start from their
+        values in that program with every load; the loaded delegate keeps them from call to call and returns only the
+        other outputs.
+        """
         raise NotImplementedError
 
 

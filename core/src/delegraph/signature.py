@@ -42,6 +42,13 @@ def written_targets(program: ExportedProgram) -> set[str]:
     return {s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES and s.target}
 
 
+def written_values(program: ExportedProgram) -> dict[Node, Node]:
+    """Placeholder of each parameter and buffer that the program writes -> its last value."""
+    specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    last = {s.target: value for s, value in specs if s.kind in STATE_WRITES}
+    return {n: last[s.target] for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target in last}
+
+
 def constant_placeholders(program: ExportedProgram) -> set[Node]:
     """Placeholders of parameters, buffers and constants that the program never writes."""
     written = written_targets(program)
@@ -71,6 +78,12 @@ def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
 def output_node(graph: Graph) -> Node:
     """The node that returns the graph's results."""
     return graph.output_node()
+
+
+def output_values(program: ExportedProgram) -> tuple[Any, ...]:
+    """What the graph returns, in the order of the signature's output specs."""
+    values: Any = output_node(program.graph).args[0]
+    return tuple(values)
 
 
 def argument_of(value: Any) -> ArgumentSpec:

@@ -10,20 +10,26 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.fx import Graph, Node
 
 from ..lowered_module import Argument
-from ..signature import argument_of, build_program, flat_call, placeholders
+from ..signature import argument_of, build_program, flat_call, placeholders, written_targets
 from .plan import Partition, Plan
 
 _TO = torch.ops.aten.to.dtype
+_WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
 
 
 def extract(plan: Plan, partition: Partition) -> ExportedProgram:
     """The partition as a program: placeholders are its constants, then its inputs; it returns a flat tuple.
 
-    A value with a boundary type arrives (or leaves) in that dtype and is cast inside.
+    A value with a boundary type arrives (or leaves) in that dtype and is cast inside. The new values of buffers that it
+    owns and writes come first, as mutations of the signature; their tensors are its own.
     """
     build = _Build(plan, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
-    return build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
+    made = build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
+    for target in written_targets(made):
+        tensors = made.state_dict if target in made.state_dict else made.constants
+        tensors[target] = tensors[target].detach().clone()
+    return made
 
 
 class _Build:
@@ -37,7 +43,7 @@ class _Build:
         self.inputs += [self._input(n) for n in partition.inputs]
         for node in partition.nodes:
             self._copy(node)
-        self.outputs = self._return()
+        self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
 
     def _constant(self, node: Node, spec: InputSpec) -> InputSpec:
         self._placeholder(node)
@@ -61,10 +67,14 @@ class _Build:
             self.env[owner] = self.graph.node_copy(owner)
         self.env[node] = self.graph.node_copy(node, lambda n: self.env[n])
 
-    def _return(self) -> list[OutputSpec]:
+    def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
+        stored = [(self.env[last], spec) for last, spec in state]
         values = [self._leaving(n) for n in self.partition.outputs]
-        self.graph.output(tuple(values))
-        return [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
+        self.graph.output((*(v for v, _ in stored), *values))
+        return [
+            *(OutputSpec(_WRITES[spec.kind], argument_of(v), spec.target) for v, spec in stored),
+            *(OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values),
+        ]
 
     def _leaving(self, node: Node) -> Node:
         made, dtype = self.env[node], self.partition.boundary.get(node)

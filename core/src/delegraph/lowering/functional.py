@@ -221,9 +221,18 @@ class _Rewrite:
         return made
 
     def _close(self) -> None:
-        """At the end, every written placeholder has a last value."""
+        """At the end, every written placeholder has a last value: a node of its own, since signatures go by names."""
+        last = self.found.last_value
         for node in [n for n in self.aliases.root_of if n.op == "placeholder" and self._version(n)]:
-            self.found.last_value[node] = self._now(node)
+            value = self._now(node)
+            last[node] = self._second(value) if value in last.values() else value
+
+    def _second(self, value: Node) -> Node:
+        with self.graph.inserting_before(self.here):
+            made = self.graph.call_function(aten.clone.default, (value,))
+        made.meta = dict(value.meta)
+        self.found.origin[made] = value
+        return made
 
 
 def _retarget(node: Node, functional: OpOverload) -> None:

@@ -14,9 +14,10 @@ from torch.fx import Graph, Node
 
 from ..errors import ContractViolation
 from ..lowered_module import LoweredBackendModule
-from ..signature import argument_of, build_program, copy_node, output_node, placeholders, root_call
+from ..signature import argument_of, build_program, copy_node, output_node, output_values, placeholders, root_call
 from .extract import cast
 from .plan import Partition, Plan
+from .state import stored_by_delegates
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 Unit = Partition | Node
@@ -107,11 +108,12 @@ class _Parent:
         self.handle = max((n.meta.get("debug_handle", 0) for n in plan.program.graph.nodes), default=0)
         self.taken = [n.target for n in plan.program.graph.nodes if n.op == "get_attr"]
         self.env: dict[Node, Node] = {}
+        self.theirs = {n for p in plan.partitions for n in p.state}
         self.inputs = [spec for node, spec in placeholders(plan.program) if self._keep(node)]
 
     def _keep(self, node: Node) -> bool:
-        """A constant that only delegates use goes with them."""
-        gone = bool(node.users) and all(self._has_own(u, node) for u in node.users)
+        """A constant that only delegates use goes with them, and so does a buffer that one of them keeps."""
+        gone = node in self.theirs or (bool(node.users) and all(self._has_own(u, node) for u in node.users))
         if not gone:
             self._copy(node)
         return not gone
@@ -169,13 +171,21 @@ class _Parent:
         return self._cast(made, node.meta["val"].dtype) if node in partition.boundary else made
 
     def program(self) -> ExportedProgram:
-        returned = self._copy(output_node(self.plan.program.graph))
-        values: Any = returned.args[0]
-        specs = self.plan.program.graph_signature.output_specs
+        stored = stored_by_delegates(self.plan.program, self.theirs)
+        kept = [k for k in range(len(self.plan.program.graph_signature.output_specs)) if k not in stored]
+        values = self._return(kept)
+        specs = [self.plan.program.graph_signature.output_specs[k] for k in kept]
         outputs = [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(specs, values, strict=True)]
-        kept = {str(n.target): getattr(self.root, str(n.target)) for n in self.env if n.op == "get_attr"}
-        root = {**kept, **self.attached}
+        own = {str(n.target): getattr(self.root, str(n.target)) for n in self.env if n.op == "get_attr"}
+        root = {**own, **self.attached}
         return build_program(root, self.graph, self.inputs, outputs, self.plan.program, root_call(self.plan.program))
+
+    def _return(self, kept: Sequence[int]) -> tuple[Any, ...]:
+        """The outputs at the positions ``kept``; the others are stored by delegates."""
+        values = output_values(self.plan.program)
+        made = torch.fx.map_arg(tuple(values[k] for k in kept), lambda n: self.env[n])
+        self.graph.output(made).meta = dict(output_node(self.plan.program.graph).meta)
+        return made
 
 
 def _crossing(node: Node, partition: Partition) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,24 +11,25 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..errors import ContractViolation
 from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Refusal
-from ..signature import constant_placeholders
-from ..source import source_of
+from ..signature import constant_placeholders, written_values
+from .state import broken, give_state, returned_values
 
 
 @dataclass
 class Partition:
     """What one delegate computes. All lists are in graph order.
 
-    ``nodes``: its calls; ``constants``: placeholders of parameters, buffers and constants that it owns; ``inputs``:
-    values that it gets at run time; ``outputs``: values that others use. ``boundary``: dtypes in which values cross.
+    ``nodes``: its calls; ``constants``: placeholders of parameters, buffers and constants that it owns; ``state``:
+    those of them that it writes, with their last values; ``inputs``: values that it gets at run time; ``outputs``:
+    values that others use. ``boundary``: dtypes in which values cross.
     """
 
     tag: str
     spec: DelegationSpec
     nodes: list[Node]
     constants: list[Node] = field(default_factory=list)
+    state: dict[Node, Node] = field(default_factory=dict)
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
     boundary: dict[Node, torch.dtype] = field(default_factory=dict)
@@ -36,7 +37,12 @@ class Partition:
 
 @dataclass
 class Plan:
-    """The partitions of one program, who provides each delegated value, and what stayed behind."""
+    """The partitions of one program, who provides each delegated value, and what stayed behind.
+
+    A value that the program writes is owned by the parent, which passes it to delegates as an input and stores what
+    they return, or, if the partitioner tagged its placeholder, by the one delegate that reads and writes it: then it is
+    in that partition's ``state``, and the parent has neither the placeholder nor the write.
+    """
 
     program: ExportedProgram
     partitions: list[Partition]
@@ -54,8 +60,10 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     partitions = _collect(program, tags, result)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder"}
     position = {n: k for k, n in enumerate(program.graph.nodes)}
+    give_state(program, tags, partitions)
+    returned = returned_values(program, {n for p in partitions.values() for n in p.state})
     for partition in partitions.values():
-        _connect(partition, tags, position)
+        _connect(partition, tags, position, returned)
     return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals))
 
 
@@ -74,22 +82,18 @@ fingerprint = _fingerprint
 def _check_result(who: Partitioner, result: Any, program: ExportedProgram, before: list[tuple[Any, ...]]) -> None:
     name = type(who).__name__
     if not isinstance(result, PartitionResult):
-        raise _broken(f"partitioner {name} returned {type(result).__name__}, not a PartitionResult")
+        raise broken(f"partitioner {name} returned {type(result).__name__}, not a PartitionResult")
     if not isinstance(result.partition_tags, Mapping):
-        raise _broken(f"partitioner {name}: `partition_tags` is to map each tag to a DelegationSpec")
+        raise broken(f"partitioner {name}: `partition_tags` is to map each tag to a DelegationSpec")
     if result.tagged_exported_program is not program:
-        raise _broken(f"partitioner {name} returned another program; it is to tag the one that it was given")
+        raise broken(f"partitioner {name} returned another program; it is to tag the one that it was given")
     if not unchanged(program, before):
-        raise _broken(f"partitioner {name} changed the graph; it may only set meta['delegation_tag']")
-
-
-def _broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
-    return ContractViolation("contract-violation", text, node, source_of(node) if node else None, hint)
+        raise broken(f"partitioner {name} changed the graph; it may only set meta['delegation_tag']")
 
 
 def _tags(program: ExportedProgram, known: Mapping[str, Any], who: Partitioner) -> dict[Node, tuple[str, ...]]:
     """Node -> its tags; checks that only what may be delegated is tagged."""
-    constant = constant_placeholders(program)
+    constant = constant_placeholders(program) | set(written_values(program))
     tags: dict[Node, tuple[str, ...]] = {}
     for node in program.graph.nodes:
         listed = _listed(node, tags)
@@ -106,19 +110,19 @@ def _listed(node: Node, tags: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]
         return listed
     producer: tuple[str, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
     if listed and listed != producer:
-        raise _broken(f"{node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}", node)
+        raise broken(f"{node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}", node)
     return producer
 
 
 def _check_tag(node: Node, listed: tuple[str, ...], known: Mapping[str, Any], constant: set[Node], who: str) -> None:
     if node.op == "output":
-        raise _broken(f"partitioner {who}: output node {node.name} should not be tagged")
+        raise broken(f"partitioner {who}: output node {node.name} should not be tagged")
     if node.op == "placeholder" and node not in constant:
-        what = "placeholder node for non-params, non-buffer, and non-tensor constants, or for a buffer that is written,"
-        raise _broken(f"partitioner {who}: {what} should not be tagged: {node.name}")
+        what = "placeholder node for non-params, non-buffer, and non-tensor constants"
+        raise broken(f"partitioner {who}: {what} should not be tagged: {node.name}")
     for tag in listed:
         if tag not in known:
-            raise _broken(f"partitioner {who}: tag {tag!r} of {node.name} is not in partition_tags {list(known)}", node)
+            raise broken(f"partitioner {who}: tag {tag!r} of {node.name} is not in partition_tags {list(known)}", node)
 
 
 def _collect(
@@ -145,7 +149,7 @@ def _check_no_copy(used: set[Node], tags: Mapping[Node, tuple[str, ...]], tag: s
                 text = (
                     f"constant {node.name} is tagged with {tag} but has user {user.name} which has tag {tags.get(user)}"
                 )
-                raise _broken(text, user)
+                raise broken(text, user)
 
 
 def _boundary(result: PartitionResult, partition: Partition) -> dict[Node, torch.dtype]:
@@ -153,16 +157,23 @@ def _boundary(result: PartitionResult, partition: Partition) -> dict[Node, torch
     return {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
 
 
-def _connect(partition: Partition, tags: Mapping[Node, tuple[str, ...]], position: Mapping[Node, int]) -> None:
+def _connect(
+    partition: Partition,
+    tags: Mapping[Node, tuple[str, ...]],
+    position: Mapping[Node, int],
+    returned: Collection[Node],
+) -> None:
     """Find what crosses the partition's border."""
     inside = {*partition.nodes, *partition.constants}
     incoming = {i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr"}
     partition.constants.sort(key=position.__getitem__)
     partition.inputs = sorted(incoming, key=position.__getitem__)
-    partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags)]
+    partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags, returned)]
 
 
-def _leaves(node: Node, tags: Mapping[Node, tuple[str, ...]]) -> bool:
+def _leaves(node: Node, tags: Mapping[Node, tuple[str, ...]], returned: Collection[Node]) -> bool:
     """Whether somebody who does not compute ``node`` for itself needs it; what returns several is unpacked first."""
     several = isinstance(node.meta.get("val"), (list, tuple))
-    return not several and any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in node.users)
+    users = [u for u in node.users if u.op != "output"]
+    elsewhere = any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users)
+    return not several and (elsewhere or node in returned)

@@ -2,5 +2,15 @@
 
 from .capability import CapabilityPartitioner, Support
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
+from .tagging import tag_constant_data, tag_mutated_buffer
 
-__all__ = ["CapabilityPartitioner", "DelegationSpec", "PartitionResult", "Partitioner", "Refusal", "Support"]
+__all__ = [
+    "CapabilityPartitioner",
+    "DelegationSpec",
+    "PartitionResult",
+    "Partitioner",
+    "Refusal",
+    "Support",
+    "tag_constant_data",
+    "tag_mutated_buffer",
+]

@@ -1,0 +1,69 @@
+"""Who keeps what a program writes: the parent, or the one delegate that reads and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..errors import ContractViolation
+from ..signature import STATE_WRITES, output_values, placeholders, written_values
+from ..source import source_of
+
+if TYPE_CHECKING:
+    from .plan import Partition
+
+Tags = Mapping[Node, tuple[str, ...]]
+
+
+def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
+    """What a partitioner did against its contract."""
+    return ContractViolation("contract-violation", text, node, source_of(node) if node else None, hint)
+
+
+def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]) -> None:
+    """Let partitions own the written buffers that are tagged for them.
+
+    Raises ContractViolation if a tagged buffer is read, or last written, outside its partition.
+    """
+    for buffer, last in written_values(program).items():
+        if buffer in tags:
+            partition = partitions[_only_tag(buffer, tags)]
+            _check_inside(buffer, last, tags, partition.tag)
+            partition.state[buffer] = last
+            if buffer not in partition.constants:
+                partition.constants.append(buffer)
+
+
+def _only_tag(buffer: Node, tags: Tags) -> str:
+    if len(tags[buffer]) > 1:
+        raise broken(f"buffer {buffer.name} is written, so only one delegate can keep it, not {tags[buffer]}", buffer)
+    return tags[buffer][0]
+
+
+def _check_inside(buffer: Node, last: Node, tags: Tags, tag: str) -> None:
+    """Its delegate alone knows what the buffer holds."""
+    strangers = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != (tag,)]
+    if tags.get(last) != (tag,) or last.op == "placeholder":
+        strangers.append(f"{last.name} is its last value")
+    if strangers:
+        text = f"buffer {buffer.name} is written and tagged with {tag}, but outside of that partition "
+        hint = "leave its placeholder untagged: the parent then passes it to the delegate and stores what comes back"
+        raise broken(text + ", ".join(strangers), buffer, hint)
+
+
+def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
+    """What the parent returns or stores itself: all outputs but the last values of the buffers in ``kept``."""
+    stored = stored_by_delegates(program, kept)
+    return {v for k, v in enumerate(output_values(program)) if isinstance(v, Node) and k not in stored}
+
+
+def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
+    """Positions of the outputs that are writes of the buffers in ``kept``."""
+    if not kept:
+        return set()
+    targets = {s.target for n, s in placeholders(program) if n in kept}
+    mutations = enumerate(program.graph_signature.output_specs)
+    return {k for k, s in mutations if s.kind in STATE_WRITES and s.target in targets}

@@ -1,0 +1,47 @@
+"""Tags for the tensors that delegates are to own (names as in ExecuTorch)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..signature import constant_placeholders, written_values
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+
+def tag_constant_data(program: ExportedProgram) -> None:
+    """Tag parameters, buffers and constants that are never written for every partition that uses them.
+
+    Call it after the calls were tagged. A constant that nobody delegated uses stays untagged, and so does a buffer that
+    the program writes, however indirectly: the signature tells, not who uses the placeholder.
+    """
+    constant = constant_placeholders(program)
+    for node in program.graph.nodes:
+        if node in constant:
+            _tag(node, sorted({tag for user in node.users for tag in tags_of(user)}))
+
+
+def tag_mutated_buffer(program: ExportedProgram) -> None:
+    """Tag each written buffer for the partition that has all its readers and makes its last value, if there is one.
+
+    The delegate then keeps the buffer from call to call. Any other written buffer stays with the parent, which passes
+    it to delegates and stores what they return.
+    """
+    for buffer, last in written_values(program).items():
+        tags = {tags_of(node) for node in (last, *buffer.users)}
+        if last.op != "placeholder" and len(tags) == 1:
+            (shared,) = tags
+            _tag(buffer, shared if len(shared) == 1 else ())
+
+
+def tags_of(node: Node) -> tuple[str, ...]:
+    """The tags of a node, none, one or several."""
+    given = node.meta.get("delegation_tag")
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+def _tag(node: Node, tags: list[str] | tuple[str, ...]) -> None:
+    if tags:
+        node.meta["delegation_tag"] = tags[0] if len(tags) == 1 else tuple(tags)
