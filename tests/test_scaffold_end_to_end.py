@@ -1,35 +1,31 @@
-"""What ``delegraph new-backend`` writes is a package: it builds, installs, is listed, lowers and passes every check."""
+"""The guide's first backend: the commands of docs/backend-authors.md, run on what ``delegraph new-backend`` writes."""
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 NAME = "my-npu"
+PAGE = Path(__file__).parent.parent / "docs" / "backend-authors.md"
+GUIDE = PAGE.read_text().partition("## A first backend in ten minutes\n")[2].partition("\n## ")[0]
+LINES = re.findall(r"^    (\S.*)$", GUIDE, re.MULTILINE)
+COMMANDS = [line for line in LINES if not line.startswith('"')]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made") / NAME
-    run(None, "delegraph", "new-backend", NAME, str(folder))
-    return folder
+def guide(beginning):
+    """Module and arguments of the guide's first command that begins so."""
+    words = shlex.split(next(c for c in COMMANDS if c.startswith(beginning)))
+    return words[2:] if words[:2] == ["python", "-m"] else words
 
 
-@pytest.fixture(scope="module")
-def installed(made, tmp_path_factory):
-    """A folder for the path, with the package installed from its wheel."""
-    wheels, site = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
-    quiet = ("--disable-pip-version-check", "-q")
-    run(None, "pip", *quiet, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(wheels), str(made))
-    [wheel] = wheels.iterdir()
-    run(None, "pip", *quiet, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel))
-    return site
-
-
-def run(site, module, *arguments, folder=None):
-    """``python -m module`` with ``site`` on the path; what it printed."""
+def run(site, module, *arguments, folder):
+    """``python -m module`` in ``folder`` with ``site`` on the path; what it printed."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
     environment |= {"OMP_NUM_THREADS": "1", **({"PYTHONPATH": str(site)} if site else {})}
     command = [sys.executable, "-m", module, *arguments]
@@ -38,36 +34,74 @@ def run(site, module, *arguments, folder=None):
     return done.stdout
 
 
-def test_it_is_listed(installed):
-    listed = json.loads(run(installed, "delegraph", "backends", "--json"))["backends"]
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """The user's folder, with the new package in it."""
+    folder = tmp_path_factory.mktemp("work")
+    run(None, *guide("delegraph new-backend"), folder=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(work, tmp_path_factory):
+    """A folder for the path with the package's wheel, built and installed without network."""
+    site = tmp_path_factory.mktemp("site")
+    run(None, *guide("python -m build"), "--wheel", "--no-isolation", folder=work)
+    [wheel] = (work / NAME / "dist").iterdir()
+    pip = ("pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-index")
+    run(None, *pip, "--target", str(site), str(wheel), folder=work)
+    return site
+
+
+def test_it_takes_few_commands():
+    assert 8 <= len(COMMANDS) <= 15
+
+
+def test_it_is_listed(installed, work):
+    listed = json.loads(run(installed, *guide("delegraph backends"), "--json", folder=work))["backends"]
     [row] = [b for b in listed if b["name"] == NAME]
     assert row["status"] == "ok"
     assert row["location"] == str(installed / "my_npu" / "plugin.py")
     assert (row["backend_id"], row["partitioners"], row["has_runtime"]) == ("MyNpuBackend", [NAME], True)
 
 
-def test_it_lowers_its_example(installed, made):
-    example = str(made / "example.py")
-    shown = json.loads(run(installed, "delegraph", "lower", example, "--backend", NAME, "--verify", "--json"))
+def test_it_lowers_its_example(installed, work):
+    shown = json.loads(run(installed, *guide("delegraph lower"), "--json", folder=work))
     [delegate] = shown["report"]["delegates"]
     assert delegate["backend"] == NAME
     assert shown["verification"]["relative_error"] < 1e-6
 
 
-def test_it_passes_the_conformance_kit(installed):
-    shown = json.loads(run(installed, "delegraph", "check", NAME, "--quick", "--json"))
+def test_it_passes_the_conformance_kit(installed, work):
+    shown = json.loads(run(installed, *guide("delegraph check"), "--quick", "--json", folder=work))
     assert {c["name"]: c["status"] for c in shown["checks"] if c["status"] != "passed"} == {}
 
 
-def test_its_own_tests_pass(installed, made):
+def test_its_own_tests_pass(installed, work):
     """Of the conformance kit, which has just run as a whole, those checks that take no time."""
     chosen = "not TestMyNpu or declaration or options or empty or handles"
-    shown = run(installed, "pytest", "-W", "error", "-p", "no:cacheprovider", "-q", "-k", chosen, folder=made)
-    assert "16 passed, 9 deselected" in shown
+    quiet = ("-W", "error", "-p", "no:cacheprovider", "-q")
+    assert "16 passed, 9 deselected" in run(installed, *guide("python -m pytest"), *quiet, "-k", chosen, folder=work)
 
 
-def test_it_is_clean(made, tmp_path):
-    run(None, "ruff", "check", "--no-cache", ".", folder=made)
-    run(None, "ruff", "format", "--check", "--no-cache", ".", folder=made)
-    shown = run(None, "mypy", "--cache-dir", str(tmp_path), folder=made)
-    assert "no issues found in 10 source files" in shown
+def test_an_operator_is_added_in_two_lines(installed, work, tmp_path):
+    instruction, case = (line for line in LINES if line.startswith('"'))
+    shutil.copytree(work / NAME, tmp_path / NAME)
+    site = shutil.copytree(installed, tmp_path / "site")
+    added_after('"relu": aten.relu.default,', instruction, site / "my_npu" / "instructions.py")
+    added_after('"relu": torch.relu,', case, tmp_path / NAME / "tests" / "test_numerics.py")
+    command = next(c for c in COMMANDS if c.endswith("-k sigmoid"))
+    assert "1 passed" in run(site, *shlex.split(command)[2:], "-p", "no:cacheprovider", folder=tmp_path)
+
+
+def added_after(line, new, file):
+    text = file.read_text()
+    assert text.count(f"    {line}\n") == 1
+    file.write_text(text.replace(f"    {line}\n", f"    {line}\n    {new}\n"))
+
+
+def test_it_is_clean(work, tmp_path):
+    folder = work / NAME
+    run(None, "ruff", "check", "--no-cache", ".", folder=folder)
+    run(None, "ruff", "format", "--check", "--no-cache", ".", folder=folder)
+    assert "no issues found in 10 source files" in run(None, "mypy", "--cache-dir", str(tmp_path), folder=folder)
