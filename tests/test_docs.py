@@ -1,13 +1,61 @@
-"""The documents are true: generated pages are current, links lead somewhere, CI runs what the README says."""
+"""The documents are true: generated pages are current, links lead somewhere, and what the guides show runs.
 
+A guide is executed from top to bottom in an empty folder. What is done with a fenced block, its first line says:
+
+    python            runs; all such blocks of a page share one namespace
+    python file=PATH  becomes a file
+    python in=PATH    (also toml) is an excerpt: the file has these lines
+    diff              is applied to the files that it names
+    sh                runs in a virtual environment of its own, laid over the one that runs the tests; without network
+    sh slow           runs only with -m slow, in an empty environment: with network
+    sh ci             is a line of .ci/run
+    text              is what the block before it prints; ... stands for what differs from run to run
+"""
+
+import contextlib
+import doctest
 import importlib.util
+import io
+import linecache
+import os
 import re
+import shutil
+import site
+import subprocess
+import sys
+import venv
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+GUIDES = ["README.md", "docs/user-guide.md", "docs/backend-authors.md", "docs/compatibility.md"]
+COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
+"""What a shell block may call."""
+FIRST = "## A first backend in ten minutes\n"
+"""The section whose commands test_scaffold_end_to_end.py runs; what comes after it goes on with its package."""
+BEFORE = {"docs/backend-authors.md": ("delegraph new-backend my-npu", "pip install -q -e ./my-npu")}
+KINDS = re.compile(r"python|python (file|in)=\S+|toml in=\S+|diff|sh|sh slow|sh ci|text")
+
+
+class Block(NamedTuple):
+    """A fenced block: its first line without the fence, its text, and the number of the text's first line."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def blocks(page):
+    """The fenced blocks of a page, in order."""
+    text = (ROOT / page).read_text()
+    found = re.finditer(r"^```(?P<kind>.+)\n(?P<text>(?s:.*?))^```$", text, flags=re.MULTILINE)
+    return [Block(m["kind"], m["text"], text.count("\n", 0, m.start()) + 2) for m in found]
+
+
+# --- generated pages, links, facts ------------------------------------------------------------------------------------
 
 
 def generator():
@@ -28,10 +76,15 @@ def test_relative_links_lead_to_files(page):
     assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
-def test_continuous_integration_runs_the_second_command_of_the_readme():
-    commands = re.findall(r"^    (python3 -m venv .*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    assert len(commands) == 2
-    assert commands[1] in (ROOT / ".ci" / "run").read_text().splitlines()
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_within_a_page_lead_to_headings(page):
+    text = page.read_text()
+    headings = {_anchor(h) for h in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+def _anchor(heading):
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("distribution", ["core", "plugins/tosa_backend", "plugins/demo_backend"])
@@ -44,16 +97,140 @@ def test_the_distributions_share_one_version():
     assert len({re.search(r'^version = "(.+)"$', p.read_text(), flags=re.MULTILINE)[1] for p in projects}) == 1
 
 
+# --- the guides -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_every_code_block_of_a_guide_is_of_a_kind_that_is_tested(page):
+    assert [b for b in blocks(page) if not KINDS.fullmatch(b.kind)] == []
+    outside = re.sub(r"^```.+?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert "```" not in outside
+    outside = re.sub(rf"^{FIRST}.+?^(?=## )", "", outside, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"\n\n    .+", outside) == [], "an indented block, which nothing would test"
+
+
 @pytest.mark.filterwarnings("default")
-def test_the_python_of_the_user_guide_runs(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", GUIDES)
+def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "user-guide.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert len(blocks) > 4
-    names = {"__name__": "guide"}
-    for block in blocks:
-        exec(compile(block, "user-guide.md", "exec"), names)
-    assert names["figures"].relative_error < 1e-5
-    assert {"model.tosa", "part_0.tosa"} <= {p.name for p in tmp_path.iterdir()}
-    assert "aten.linalg_inv_ex" in capsys.readouterr().out
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    guide = Guide(page, layered(tmp_path / ".environment"), tmp_path)
+    for command in BEFORE.get(page, ()):
+        guide.command(command)
+    for block in blocks(page):
+        guide.run(block)
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_continuous_integration_runs_what_a_guide_says_it_runs(page):
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [b.text for b in blocks(page) if b.kind == "sh ci" and b.text.strip() not in script] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in GUIDES if any(b.kind == "sh slow" for b in blocks(p))])
+def test_the_blocks_that_set_up_environments_run(page, tmp_path):
+    """In a copy of the checkout, with nothing installed but Python, and with network."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache")
+    checkout = shutil.copytree(ROOT, tmp_path / "delegraph", ignore=ignored)
+    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG") or k.startswith("PIP")}
+    python = os.path.dirname(os.path.realpath(sys.executable))
+    environment = {**kept, "PATH": os.pathsep.join([python, os.defpath]), "FOLDER": str(tmp_path / "folder")}
+    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    guide = Guide(page, environment, checkout)
+    listed = blocks(page)
+    for block, following in zip(listed, [*listed[1:], None], strict=True):
+        if block.kind == "sh slow":
+            guide.command(block.text)
+            if following is not None and following.kind == "text":
+                guide.run(following)
+
+
+class Guide:
+    """A page on its way from top to bottom: what its Python has defined, its shell's folder, what was printed last."""
+
+    def __init__(self, page, environment, folder):
+        self.page, self.environment, self.folder = page, environment, folder
+        self.names, self.printed = {"__name__": "__main__"}, None
+
+    def run(self, block):
+        """Do with a block what its kind says."""
+        kind, _, argument = block.kind.partition(" ")
+        how, _, path = argument.partition("=")
+        {
+            "python": self._python,
+            "python file": self._file,
+            "python in": self._excerpt,
+            "toml in": self._excerpt,
+            "diff": self._diff,
+            "sh": self._shell,
+            "sh slow": self._elsewhere,
+            "sh ci": self._elsewhere,
+            "text": self._text,
+        }[f"{kind} {how}".strip()](block, self.folder / path)
+
+    def _python(self, block, _):
+        name = f"{self.page}:{block.line}"
+        linecache.cache[name] = (len(block.text), None, block.text.splitlines(keepends=True), name)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block.text, name, "exec", dont_inherit=True), self.names)
+        self.printed = printed.getvalue()
+
+    def _file(self, block, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text)
+
+    def _excerpt(self, block, path):
+        given = path if path.exists() else ROOT / path.relative_to(self.folder)
+        assert block.text in given.read_text(), f"{self.page}:{block.line}: {path} has other lines"
+
+    def _diff(self, block, _):
+        apply = ["git", "apply", "-p0", "-"]
+        shown = subprocess.run(apply, input=block.text, cwd=self.folder, capture_output=True, text=True)
+        assert shown.returncode == 0, f"{self.page}:{block.line}: {shown.stderr}"
+
+    def _elsewhere(self, block, _):
+        self.printed = None
+
+    def _shell(self, block, _):
+        """Each line has to end well, unless a comment behind it says with which exit code it ends."""
+        self.printed = ""
+        for line in re.sub(r" *\\\n *", " ", block.text).splitlines():
+            command, _, comment = line.partition("  #")
+            if command.strip():
+                self.command(command, int((re.search(r"exit code (\d)", comment) or [0, 0])[1]))
+
+    def command(self, line, code=0):
+        """Run one line of shell, which has to end with ``code``, and take over the folder that it ends in."""
+        allowed = "|".join(COMMANDS)
+        assert re.match(rf"(\w+=\S+ )*({allowed})(?!\w)", line.strip()), f"{self.page} calls {line.strip()!r}"
+        script = f"{line}\nended=$?\npwd >{self.environment['FOLDER']}\nexit $ended"
+        shown = subprocess.run(
+            ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True
+        )
+        assert shown.returncode == code, f"{self.page}: {line}\n{shown.stdout}{shown.stderr}"
+        self.folder = Path(Path(self.environment["FOLDER"]).read_text().strip())
+        self.printed = (self.printed or "") + shown.stdout + shown.stderr
+
+    def _text(self, block, _):
+        if self.printed is None:
+            return
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        same = doctest.OutputChecker().check_output(block.text, self.printed, flags)
+        assert same, f"{self.page}:{block.line} says\n{block.text}and what is printed is\n{self.printed}"
+
+
+def layered(folder):
+    """The variables of an environment that has what this one has; what is installed goes to ``folder``."""
+    venv.create(folder, with_pip=False)
+    [packages] = folder.glob("lib/*/site-packages")
+    below = [p for p in [*site.getsitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)] if p]
+    (packages / "below.pth").write_text(f"import site; list(map(site.addsitedir, {below!r}))\n")
+    for name in ("delegraph", "pip", "pytest"):
+        command = folder / "bin" / name
+        command.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m {name} "$@"\n')
+        command.chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST", "PYTHON", "PIP"))}
+    path = os.pathsep.join([str(folder / "bin"), kept.get("PATH", os.defpath)])
+    pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return {**kept, **pip, "PATH": path, "OMP_NUM_THREADS": "1", "FOLDER": str(folder / "folder")}
