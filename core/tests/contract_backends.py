@@ -268,6 +268,11 @@ def takes_dynamic_sizes(node):
     return None if node.target is aten.sin.default and not static(node) else ...
 
 
+def reads_sizes(node):
+    """Which makes symbolic sizes numbers."""
+    return "too small" if any(int(d) < 0 for v in types(node) for d in getattr(v, "shape", ())) else ...
+
+
 class UncheckedLevel(GoodPartitioner):
     """KeyError instead of OptionError."""
 
@@ -300,6 +305,26 @@ class Crashing(GoodRuntime):
     def load(cls, processed_bytes, compile_specs, named_data):
         if processed_bytes[:4] == MAGIC and len(processed_bytes) < 40:
             os.abort()
+        return super().load(processed_bytes, compile_specs, named_data)
+
+
+class Greedy(GoodRuntime):
+    """Believes a size."""
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        if processed_bytes[:4] != MAGIC:
+            bytearray(100 << 30)
+        return super().load(processed_bytes, compile_specs, named_data)
+
+
+class Hanging(GoodRuntime):
+    """Waits for bytes that never come."""
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        while processed_bytes[:4] != MAGIC:
+            pass
         return super().load(processed_bytes, compile_specs, named_data)
 
 
@@ -360,12 +385,19 @@ BAD = {
     },
     "numerics": {"wrong_relu": variant(runtime=WrongRelu)},
     "empty_programs": {"needs_a_call": variant(partitioner=NeedsACall)},
-    "dynamic_shapes": {"symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes))},
+    "dynamic_shapes": {
+        "symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes)),
+        "reads_sizes": variant(partitioner=refusing(reads_sizes)),
+    },
     "options_validated": {
         "unchecked": variant(partitioner=UncheckedLevel, options=(OptionSpec("level", int, 1),)),
         "refuses_a_choice": variant(partitioner=RefusesItsChoice),
     },
-    "damaged_blob": {"trusting": variant(runtime=Trusting), "crashing": variant(runtime=Crashing)},
+    "damaged_blob": {
+        "trusting": variant(runtime=Trusting),
+        "crashing": variant(runtime=Crashing),
+        "greedy": variant(runtime=Greedy),
+    },
     "unregistering_leaves_no_trace": {
         "variable": variant(changed(sets_a_variable)),
         "keeps_programs": variant(changed(keeps_programs)),
@@ -378,6 +410,7 @@ BAD = {
 }
 """Check that it breaks, and no other -> name -> what registers it."""
 WORSE = {
+    "hanging": ({"damaged_blob"}, variant(runtime=Hanging)),
     "weights": ({"input_program_unmodified", "numerics"}, variant(changed(writes_weights))),
     "shared_store": ({"settings_and_data_delivered", "deterministic"}, variant(changed(shares_its_store))),
 }

@@ -72,10 +72,12 @@ SAYS = {
     "wrong_relu": "the results differ from eager by more than 0.0001",
     "needs_a_call": "lowering failed: ValueError",
     "symbolic_sizes": "# exported with Dim.AUTO for every first dimension",
+    "reads_sizes": "lowering fixed a dynamic size of the caller's program to 3",
     "unchecked": "option level=-1 raised KeyError",
     "refuses_a_choice": "option level is declared as one of 1, 2, but 2 raised OptionError",
     "trusting": "loading the first 0 of",
     "crashing": "was ended by SIGABRT",
+    "greedy": "raised MemoryError",
     "variable": "environment variables other than before (new: ('GOOD_BACKEND_WAS_HERE', '1'))",
     "keeps_programs": "a lowering left program mlp in memory",
     "arrays": "is bytearray, not bytes",
@@ -96,7 +98,13 @@ def test_a_bad_backend_fails_exactly_its_check(name):
         assert "class Model(torch.nn.Module):" in failed[check], "the program is shown"
 
 
-@pytest.mark.parametrize("name", backends.WORSE)
+def test_a_delegate_that_hangs_is_ended():
+    register = backends.WORSE["hanging"][1]
+    result = testing.run_check(testing.CHECKS["damaged_blob"], subject(register))
+    assert "loading the first 0 of" in result.message and "did not come to an end in time" in result.message
+
+
+@pytest.mark.parametrize("name", ["weights", "shared_store"])
 def test_a_worse_backend_fails_several_checks(name):
     checks, register = backends.WORSE[name]
     assert checks <= set(failures(testing.run_checks(subject(register))))

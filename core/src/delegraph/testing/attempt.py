@@ -74,6 +74,7 @@ class Recording(Partitioner):
     """The partitioner in question, with what it was given, what it gave, and what it did to the nodes' metadata."""
 
     inner: Partitioner
+    support: Any
     program: ExportedProgram | None = None
     result: PartitionResult | None = None
     changed: tuple[str, ...] = ()
@@ -83,6 +84,8 @@ class Recording(Partitioner):
         """A recording that is called like the partitioner in error messages."""
         made: Recording = type(type(inner).__name__, (Recording,), {})(inner.spec)
         made.inner = inner
+        if hasattr(inner, "support"):
+            made.support = inner.support
         return made
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -118,10 +121,11 @@ def attempt(program: Program, made: Exported, partitioner: Partitioner, registry
         with quiet():
             mode: Any = "eager" if eager else "error"
             lowered = lower(exported, backends=[recording], registry=registry, on_missing_runtime=mode)
+            made_now = handed_over(lowered)
     except (Exception, SystemExit) as e:
         phase = _phase(e, recording, exported, registry)
         return Attempt(program, exported, inputs, recording, phase, error=e)
-    return Attempt(program, exported, inputs, recording, Phase.DONE, lowered)
+    return Attempt(program, exported, inputs, recording, Phase.DONE, lowered, handed_over=made_now)
 
 
 def _phase(error: BaseException, recording: Recording, exported: ExportedProgram, registry: Registry) -> Phase:
@@ -154,9 +158,9 @@ def quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def handed_over(one: Attempt) -> list[HandedOver]:
-    """What the runtime gets for each delegate, as it is now."""
-    modules = [d.module for d in one.lowered.delegates] if one.lowered is not None else []
+def handed_over(lowered: LoweredProgram) -> list[HandedOver]:
+    """What the runtime gets for each delegate, as it is now; joins blobs that are not joined yet."""
+    modules = [d.module for d in lowered.delegates]
     return [(m.processed_bytes, list(m.compile_specs), dict(m.named_data())) for m in modules]
 
 

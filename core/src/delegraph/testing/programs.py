@@ -38,9 +38,9 @@ class Program:
         except Exception:  # torch's own limits, of many kinds
             return None
 
-    def kept(self, dynamic: bool = False) -> Exported | None:
+    def kept(self) -> Exported | None:
         """As ``exported``, once in this process: nobody is to change it, and a check looks whether somebody did."""
-        return _kept(self, dynamic)
+        return _kept(self)
 
     def _exported(self, dynamic: bool) -> Exported:
         with undisturbed():
@@ -52,8 +52,8 @@ class Program:
 
 
 @cache
-def _kept(program: Program, dynamic: bool) -> Exported | None:
-    return program.exported(dynamic)
+def _kept(program: Program) -> Exported | None:
+    return program.exported()
 
 
 def _parameters(module: torch.nn.Module) -> list[Any]:

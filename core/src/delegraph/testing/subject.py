@@ -19,7 +19,7 @@ from ..errors import NoRuntime
 from ..partitioner import Partitioner
 from ..registry import Registry, default_registry
 from .account import account, differences
-from .attempt import Attempt, Phase, attempt, handed_over, quiet
+from .attempt import Attempt, Phase, attempt, quiet
 from .check import CheckSkipped
 from .programs import PROGRAMS, Example, Exported, Program, given
 from .random_programs import random_program
@@ -108,7 +108,6 @@ class Subject:
             one = self.attempt(program, program.kept())
             if one is not None:
                 one.changed = differences(before, account(program.kept()))
-                one.handed_over = handed_over(one)
                 found.append(one)
         return found
 
@@ -147,7 +146,7 @@ class Subject:
 def _portable(function: Any) -> Place | bytes:
     """A function by the place where it is written; any other callable object pickled."""
     if not inspect.isfunction(function):
-        return pickle.dumps(function)
+        return _pickled(function)
     name, module = getattr(function, "__qualname__", "<unnamed>"), getattr(function, "__module__", "")
     try:
         file = os.path.abspath(inspect.getfile(function))
@@ -156,6 +155,13 @@ def _portable(function: Any) -> Place | bytes:
     if "<" in name or not os.path.exists(file):
         raise CheckSkipped(f"{name} is no function of a module, so another process cannot import it")
     return module, file, name
+
+
+def _pickled(function: Any) -> bytes:
+    try:
+        return pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as e:
+        raise CheckSkipped(f"{function!r:.80} cannot be sent to another process: {e}") from e
 
 
 @dataclass(frozen=True)

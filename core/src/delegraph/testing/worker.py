@@ -54,7 +54,7 @@ class Answer:
     @property
     def failure(self) -> str:
         """What happened instead of a result."""
-        if self.timed_out or self.signal == "SIGALRM":
+        if self.timed_out or self.signal == "SIGPROF":  # a limit of CPU time that the job set itself
             return "did not come to an end in time"
         return f"was ended by {self.signal}" if self.signal else f"raised {self.error}"
 

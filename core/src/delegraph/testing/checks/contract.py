@@ -53,10 +53,24 @@ def _difference(one: Attempt) -> str | None:
         odd = (lowered ^ tagged) - unpacking
         names = [n.name for n in one.calls if n.meta["debug_handle"] in odd]
         return f"tagged and delegated nodes differ: {', '.join(names)}"
-    left = {_call(n) for n in one.calls if n.meta["debug_handle"] not in tagged | unpacking}
-    there = {_call(n) for n in host_calls(one.lowered.exported_program().graph.nodes)}
-    there = {c for c in there if c[0] not in unpacking}
-    return f"the host's part of the graph changed: {sorted(left ^ there)[0]}" if left != there else None
+    left = [n for n in one.calls if n.meta["debug_handle"] not in unpacking and not n.meta.get("delegation_tag")]
+    there = host_calls(one.lowered.exported_program().graph.nodes)
+    return _host_change(left, [n for n in there if n.meta["debug_handle"] not in unpacking])
+
+
+def _host_change(left: list[Node], there: list[Node]) -> str | None:
+    """What the host computes that it was not left with, or with other arguments.
+
+    The host may decompose what it was left with: pieces have their operator's debug handle.
+    """
+    handles, calls = {n.meta["debug_handle"] for n in left}, {_call(n) for n in left}
+    same = {(handle, target) for handle, target, _ in calls}
+    for node in there:
+        if node.meta["debug_handle"] not in handles:
+            return f"the host computes {node.name} ({node.target}), which it was not left with"
+        if _call(node)[:2] in same and _call(node) not in calls:
+            return f"the host calls {node.target} with other arguments than before: {node.format_node()}"
+    return None
 
 
 def _call(node: Node) -> tuple[Any, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -66,14 +67,17 @@ def dynamic_shapes(subject: Subject) -> Figures:
     """Programs whose first dimensions are dynamic are handled, at other sizes too, or refused with a reason."""
     tried = taken = 0
     for program in (p for p in subject.programs if p.batched or p.name == "example"):
-        one = subject.attempt(program, program.kept(dynamic=True))
+        one = subject.attempt(program, program.exported(dynamic=True))
         if one is None or one.phase is Phase.ENGINE or not _dynamic(one):
             continue
         tried += 1
         taken += bool(one.lowered and one.lowered.delegates)
-        why = f"lowering failed: {one.failed}" if one.lowered is None else unexplained(one) or _at_sizes(one, subject)
+        why = f"lowering failed: {one.failed}" if one.lowered is None else unexplained(one) or _fixed(one)
+        why = why or _at_sizes(one, subject)
         if why is not None:
-            advice = "refuse symbolic sizes in the partitioner (node.meta['val'].shape), or compile for every size"
+            advice = (
+                "refuse symbolic sizes in the partitioner (ask isinstance(size, int) first), or compile for every size"
+            )
             raise CheckFailed(why, _as_dynamic(program), advice)
     if not tried:
         raise CheckSkipped("no sample program could be exported with dynamic shapes")
@@ -85,9 +89,19 @@ def _dynamic(one: Attempt) -> bool:
     return any(isinstance(d, torch.SymInt) for v in values if isinstance(v, torch.Tensor) for d in v.shape)
 
 
+def _fixed(one: Attempt) -> str | None:
+    """Reading a symbolic size as a number makes it that number, in the caller's program too."""
+    values = [n.meta.get("val") for n in user_inputs(one.exported)]
+    sizes: list[Any] = [
+        d for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)
+    ]
+    found = [d for d in sizes if d.node.maybe_as_int() is not None]
+    return f"lowering fixed a dynamic size of the caller's program to {found[0]}" if found else None
+
+
 def _at_sizes(one: Attempt, subject: Subject) -> str | None:
     """How a delegate fails at the size of the example or at others."""
-    if subject.runtime is None or not comparable(one.exported):
+    if one.lowered is None or subject.runtime is None or not comparable(one.exported):
         return None
     for size in (3, 2, 5) if one.program.batched else (3,):
         with quiet():

@@ -19,7 +19,7 @@ from ..subject import Recipe, Subject
 
 FLIPS = 4000
 """Damaged copies with other bytes, per blob."""
-STEP_SECONDS = 10.0
+STEP_SECONDS = 3.0
 """CPU time within which one damaged copy has to be loaded and run."""
 _LARGEST = 4096
 """Bytes up to which a blob is cut at every place."""

@@ -17,7 +17,7 @@ def settings_and_data_delivered(subject: Subject) -> Figures:
     for one in subject.lowered:
         for info in one.lowered.delegates if one.lowered else ():
             _raise(_wrong_data(info) or _other_settings(info, one) or _changed_by_loading(info, subject), one)
-        if handed_over(one) != one.handed_over:
+        if one.lowered and handed_over(one.lowered) != one.handed_over:
             _raise("named data or blob changed after preprocess returned, when other programs were lowered", one)
     made = [delegate for one in subject.lowered for delegate in one.handed_over]
     return {"delegates": len(made), "named_data": sum(len(data) for _, _, data in made)}
