@@ -80,10 +80,11 @@ class _Rewrite:
         self.value: dict[Node, tuple[int, Node]] = {}
         self.types: dict[Any, torch.dtype] = {}
         self.here: Node
+        self.after: Node
 
     def visit(self, node: Node) -> None:
         """Let ``node`` use what its arguments hold now; then do what it writes."""
-        self.here = node
+        self.here, self.after = node, node.next
         if node.op == "output":
             self._close()
         self._renew_arguments(node)
@@ -157,7 +158,7 @@ class _Rewrite:
         dtype = self._type_of(node, functional)
         if dtype is mine.dtype:
             return node
-        with self.graph.inserting_before(node.next):
+        with self.graph.inserting_before(self.after):
             made = self.graph.call_function(_TO, (node, mine.dtype))
         made.meta = dict(node.meta)
         node.meta["val"] = mine.to(dtype)
@@ -179,7 +180,7 @@ class _Rewrite:
         """``writer`` puts ``new`` into ``written``; through views, into what they were taken of."""
         named = self.aliases.name_of[written]
         held = {named: new}
-        with self.graph.inserting_before(writer.next):
+        with self.graph.inserting_before(self.after):
             while named in self.aliases.source:
                 step, named = named, self._tensor(named)
                 new = self._scattered(step, named, new, writer)

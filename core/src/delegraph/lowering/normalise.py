@@ -38,7 +38,7 @@ def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     _drop(graph, _returns_itself)
     mutations = functionalise(graph, _state(program, graph))
     if mutations.unproven:
-        functional, _ = normalise(_retraced(program))
+        functional, _ = normalise(_retraced(program, mutations.unproven[0]))
         return functional, [f"retraced, because of {text}" for text in mutations.unproven]
     inputs, outputs = _specs(program, graph, mutations)
     _drop(graph, lambda node: node.target in _IDENTITIES)
@@ -48,10 +48,14 @@ def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program)), []
 
 
-def _retraced(program: ExportedProgram) -> ExportedProgram:
+def _retraced(program: ExportedProgram, why: str) -> ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
-        functional: ExportedProgram = program.run_decompositions({})
+        try:
+            functional: ExportedProgram = program.run_decompositions({})
+        except Exception as e:
+            text = f"the program cannot be made functional: {why}; nor could torch: {str(e).partition(chr(10))[0]}"
+            raise InputError("input-invalid", text) from e
         return functional
 
 
