@@ -1,6 +1,7 @@
 """State: what a program writes, kept by the parent or by a delegate, equals eager over several calls."""
 
 import copy
+import operator
 
 import delegraph.api as api
 import pytest
@@ -353,3 +354,90 @@ def test_batch_norm_in_training():
     ours = Executable(program, None)
     same_over_calls(ours, module, inputs, calls=3)
     assert ours._state["1.num_batches_tracked"] == 3
+
+
+class Data(nn.Module):
+    """A parameter, a non-persistent buffer and a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("shift", torch.full((3,), 2.0), persistent=False)
+        self.constant = torch.full((3,), 3.0)
+
+    def forward(self, x, y):
+        return x * self.weight + self.shift + y * self.constant
+
+
+def two(k=0):
+    return torch.arange(3.0) + k, torch.ones(3) - k
+
+
+@pytest.mark.parametrize(
+    ("tags", "passed"),
+    [((), 5), ((tag_constant_data,), 2), ((tag_buffers("p_weight"),), 4)],
+    ids=["test_partitioner_not_tag_data", "test_partitioner_tag_data", "test_partitioner_tag_only_params"],
+)
+def test_data_goes_where_its_tag_says(tags, passed, registry):
+    """Rows of those names: what is untagged stays with the parent and is passed; what is tagged moves."""
+    lowered = api.lower(Data().eval(), two(), backends=[Tagged(lambda n: True, *tags)], registry=registry)
+    same_over_calls(lowered, Data(), two)
+    (delegate,) = lowered.delegates
+    child, parent = delegate.module.original_module, lowered.exported_program()
+    held = [len({*p.state_dict, *p.constants}) for p in (child, parent)]
+    assert (len(delegate.inputs), held) == (passed, [5 - passed, passed - 2])
+
+
+def test_partitions_with_a_buffer_each(registry):
+    """Row test_partitioner_with_attributes: two buffers, one in each delegate, which gets only the user's input."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("a", torch.ones(3))
+            self.register_buffer("b", torch.ones(3))
+
+        def forward(self, x):
+            self.a.add_(x)
+            y = torch.sort(self.a)[0]
+            self.b.mul_(y)
+            return self.b + 1
+
+    class PerSide(CapabilityPartitioner):
+        def partition(self, exported_program):
+            result = super().partition(exported_program)
+            tag_mutated_buffer(exported_program)
+            return result
+
+    partitioner = PerSide(lambda n: "no" if n.target is aten.sort.default else None, "Keeper")
+    lowered = api.lower(Two().eval(), x3(), backends=[partitioner], registry=registry)
+    same_over_calls(lowered, Two(), x3)
+    assert [d.module.state for d in lowered.delegates] == [("a",), ("b",)]
+    for delegate in lowered.delegates:
+        nodes = [n for n in delegate.module.original_module.graph.nodes if n.op == "placeholder"]
+        assert len(delegate.module.original_module.state_dict) == 1 and len(nodes) == 2
+    assert lowered.exported_program().graph_signature.buffers_to_mutate == {}
+
+
+def test_mutations_come_before_user_outputs(registry):
+    """Row test_arrange_graph_outputs: the first value that leaves is computed before the write."""
+
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x):
+            first = x * 2
+            self.total.add_(first)
+            return first, self.total - 1
+
+    partitioner = Tagged(lambda n: True, tag_mutated_buffer)
+    lowered = api.lower(Between().eval(), x3(), backends=[partitioner], registry=registry)
+    same_over_calls(lowered, Between(), x3)
+    specs = lowered.delegates[0].module.original_module.graph_signature.output_specs
+    assert [s.kind for s in specs] == [OutputKind.BUFFER_MUTATION, OutputKind.USER_OUTPUT, OutputKind.USER_OUTPUT]
+    indices = [
+        n.args[1] for n in lowered.exported_program().graph.nodes if n.name.startswith(("mul", "sub", "getitem"))
+    ]
+    assert indices == [0, 1]

@@ -1,0 +1,103 @@
+"""Random programs that write in place through views of views of inputs, buffers and intermediates."""
+
+import random
+
+import torch
+from torch import nn
+
+
+class Program(nn.Module):
+    """``steps`` random steps over a pool of tensors; the same steps at every call."""
+
+    def __init__(self, seed, steps=10):
+        super().__init__()
+        self.seed, self.steps = seed, steps
+        self.register_buffer("a", torch.arange(12.0).reshape(3, 4) / 8)
+        self.register_buffer("b", torch.ones(2, 6), persistent=seed % 2 == 0)
+
+    def forward(self, x, y):
+        choose = random.Random(self.seed)
+        pool, results = [x, y, self.a, self.b, x + 1], []
+        for _ in range(self.steps):
+            tensor = choose.choice(pool)
+            kind = choose.choice([view, view, view, write, write, read])
+            made = kind(choose, tensor, pool)
+            (results if kind is read else pool).append(made)
+        return [choose.choice(pool), pool[-1], *results, sum(t.sum() for t in pool)]
+
+
+def inputs(call):
+    return torch.arange(12.0).reshape(4, 3) / 4 - call, torch.arange(8.0).reshape(2, 4) - 3 + call
+
+
+def read(choose, tensor, pool):
+    return choose.choice([lambda: tensor * 2, lambda: tensor.sum(), lambda: tensor, lambda: tensor.relu() + 1])()
+
+
+def view(choose, tensor, pool):
+    return choose.choice([*_any_rank(tensor), *(_of_axes(choose, tensor) if tensor.dim() else [])])()
+
+
+def _any_rank(tensor):
+    return [
+        lambda: tensor.reshape(-1),
+        lambda: tensor.unsqueeze(0),
+        lambda: tensor.squeeze(),
+        lambda: tensor.detach(),
+        lambda: tensor.contiguous().view(-1),
+        lambda: tensor.flatten(),
+        lambda: tensor * 1 if tensor.dim() > 4 else tensor.unsqueeze(-1),
+    ]
+
+
+def _of_axes(choose, tensor):
+    dim = choose.randrange(tensor.dim())
+    size = tensor.shape[dim]
+    at = choose.randrange(size)
+    axes = choose.sample(range(tensor.dim()), tensor.dim())
+    found = [
+        lambda: tensor.select(dim, at),
+        lambda: tensor.narrow(dim, at, size - at),
+        lambda: tensor.transpose(dim, -1),
+        lambda: tensor.permute(axes),
+        lambda: tensor.movedim(dim, 0),
+        lambda: tensor[at:] if dim == 0 else tensor[..., : tensor.shape[-1] : 2],
+        lambda: tensor.chunk(2, dim)[-1],
+        lambda: tensor.split(max(1, size // 2), dim)[0],
+        lambda: tensor.tensor_split(min(2, size), dim)[-1],
+        lambda: tensor.unbind(dim)[at - size],
+        lambda: tensor.split([at, size - at], dim)[1],
+        lambda: tensor[at - size] if dim == 0 else tensor.squeeze(dim),
+    ]
+    if tensor.dim() > 1:
+        found.append(lambda: torch.diagonal(tensor, 0, dim - 1, dim))
+    return found
+
+
+def write(choose, tensor, pool):
+    fresh = choose.choice(pool).sum() * 0.125
+    return choose.choice(
+        [
+            lambda: tensor.mul_(0.5),
+            lambda: tensor.add_(fresh),
+            lambda: tensor.relu_(),
+            lambda: tensor.fill_(0.25),
+            lambda: tensor.zero_(),
+            lambda: tensor.copy_(fresh.expand(tensor.shape)),
+            lambda: tensor.copy_(tensor * 0.5 + 1),
+            lambda: tensor.masked_fill_(tensor > 1, -1.0),
+            lambda: tensor.clamp_(-1, 1),
+            lambda: tensor.lt_(fresh),
+            lambda: _set_item(choose, tensor, fresh),
+        ]
+    )()
+
+
+def _set_item(choose, tensor, value):
+    if tensor.dim() and choose.random() < 0.5:
+        tensor[torch.tensor([0])] = value
+    elif tensor.dim():
+        tensor[0] = value
+    else:
+        tensor.sub_(value)
+    return tensor
