@@ -9,7 +9,7 @@ A guide is executed from top to bottom in an empty folder. What is done with a f
     sh                runs in a virtual environment of its own, laid over the one that runs the tests; without network
     sh slow           runs only with -m slow, in an empty environment: with network
     sh ci             is a line of .ci/run
-    text              is what the block before it prints; ... stands for what differs from run to run
+    text              is what the block before it prints, errors included; ... stands for what differs from run to run
 """
 
 import contextlib
@@ -24,10 +24,12 @@ import site
 import subprocess
 import sys
 import venv
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from delegraph import errors, plugin, testing
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
@@ -92,9 +94,45 @@ def test_each_distribution_carries_the_licence(distribution):
     assert (ROOT / distribution / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    rows = [r.strip("| ").split(" | ") for r in results.splitlines() if r.startswith("| ")]
+    cells = {row[0]: row[1:] for row in reversed(rows)}  # the first row of a name counts
+    shares = [round(float(cells[m][2].split()[0])) for m in ("MobileNetV2", "ResNet-50")]
+    size, memory = (float(cells["ResNet-50"][k]) for k in (6, 7))
+    warm, cold = cells["MobileNetV2, warm"], cells["MobileNetV2, cold"]
+    wanted = [
+        f"costs {shares[0]} % of what",
+        f"ResNet-50 {shares[1]} %",
+        f"takes {warm[4]} times as long",
+        f"({warm[0]} s against {float(warm[2]):.3f} s), {cold[4]} times when cold",
+        f"its file of {size:.0f} MB raises peak memory by {memory:.0f} MB",
+    ]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert [w for w in wanted if w not in text] == []
+
+
 def test_the_distributions_share_one_version():
     projects = [ROOT / d / "pyproject.toml" for d in ("core", "plugins/tosa_backend", "plugins/demo_backend")]
     assert len({re.search(r'^version = "(.+)"$', p.read_text(), flags=re.MULTILINE)[1] for p in projects}) == 1
+
+
+def test_the_guide_for_authors_shows_all_fields_of_the_declarations():
+    shown = dict(re.findall(r"`(\w+Spec)\(([\w, ]+)\)`", (ROOT / "docs" / "backend-authors.md").read_text()))
+    wanted = {spec.__name__: ", ".join(f.name for f in fields(spec)) for spec in plugin.DECLARATION_OF.values()}
+    assert {name: shown.get(name) for name in wanted} == wanted
+
+
+def test_the_guide_for_authors_lists_the_checks_of_the_kit():
+    listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", (ROOT / "docs" / "backend-authors.md").read_text(), re.MULTILINE)
+    checks = [(c.name, c.purpose.replace("``", "`")) for c in testing.CHECKS.values()]
+    assert [row for row in listed if row[0] in testing.CHECKS] == checks
+
+
+def test_the_user_guide_says_what_to_do_about_every_error():
+    _, _, section = (ROOT / "docs" / "user-guide.md").read_text().partition("## Troubleshooting\n")
+    rows = re.findall(r"^\| (`.+?) \|", section, flags=re.MULTILINE)
+    assert sorted(code for row in rows for code in re.findall(r"`([\w-]+)`", row)) == sorted(errors.CODES)
 
 
 # --- the guides -------------------------------------------------------------------------------------------------------
@@ -113,6 +151,7 @@ def test_every_code_block_of_a_guide_is_of_a_kind_that_is_tested(page):
 @pytest.mark.parametrize("page", GUIDES)
 def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     guide = Guide(page, layered(tmp_path / ".environment"), tmp_path)
     for command in BEFORE.get(page, ()):
@@ -130,20 +169,39 @@ def test_continuous_integration_runs_what_a_guide_says_it_runs(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in GUIDES if any(b.kind == "sh slow" for b in blocks(p))])
 def test_the_blocks_that_set_up_environments_run(page, tmp_path):
-    """In a copy of the checkout, with nothing installed but Python, and with network."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache")
-    checkout = shutil.copytree(ROOT, tmp_path / "delegraph", ignore=ignored)
-    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG") or k.startswith("PIP")}
-    python = os.path.dirname(os.path.realpath(sys.executable))
-    environment = {**kept, "PATH": os.pathsep.join([python, os.defpath]), "FOLDER": str(tmp_path / "folder")}
-    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-    guide = Guide(page, environment, checkout)
+    checkout = copied(tmp_path)
+    guide = Guide(page, bare(tmp_path), checkout)
     listed = blocks(page)
     for block, following in zip(listed, [*listed[1:], None], strict=True):
         if block.kind == "sh slow":
             guide.command(block.text)
             if following is not None and following.kind == "text":
                 guide.run(following)
+
+
+@pytest.mark.slow
+def test_the_first_section_for_authors_runs_as_a_new_user_would_run_it(tmp_path):
+    checkout, folder = copied(tmp_path), tmp_path / "new"
+    folder.mkdir()
+    section = (ROOT / "docs" / "backend-authors.md").read_text().partition(FIRST)[2].partition("\n## ")[0]
+    commands = re.match(r".*?\n\n((?:    .+\n)+)", section, flags=re.DOTALL)[1].replace("~/delegraph", str(checkout))
+    shell = ["bash", "-e", "-c", commands]
+    shown = subprocess.run(shell, cwd=folder, env=bare(tmp_path), capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert [w.name for w in (folder / "my-npu" / "dist").glob("*.whl")] == ["my_npu-0.1.0-py3-none-any.whl"]
+
+
+def copied(folder):
+    """A copy of the checkout, as a user has it."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache")
+    return shutil.copytree(ROOT, folder / "delegraph", ignore=ignored)
+
+
+def bare(folder):
+    """The variables of an environment with nothing but Python, and with network."""
+    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG") or k.startswith("PIP")}
+    path = os.pathsep.join([os.path.dirname(os.path.realpath(sys.executable)), os.defpath])
+    return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PATH": path, "FOLDER": str(folder / "folder")}
 
 
 class Guide:
@@ -210,7 +268,7 @@ class Guide:
         )
         assert shown.returncode == code, f"{self.page}: {line}\n{shown.stdout}{shown.stderr}"
         self.folder = Path(Path(self.environment["FOLDER"]).read_text().strip())
-        self.printed = (self.printed or "") + shown.stdout + shown.stderr
+        self.printed = (self.printed or "") + shown.stdout + (shown.stderr if code else "")
 
     def _text(self, block, _):
         if self.printed is None:
