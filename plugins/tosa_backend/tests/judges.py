@@ -72,15 +72,57 @@ def run_all(
     return [outputs for outputs, _ in results]
 
 
-def check_strictly(tosa: bytes, profiles: str = "pro_fp", extensions: str = "", level: str = "8k") -> str:
-    """The MLIR of a file that tosa-opt's strict validator accepts for TOSA 1.0; Refused with its words otherwise.
+_RUN_EACH = """
+import os, pickle, sys, tosa_reference_model as model
+file, level = sys.argv[1:]
+def run(tosa, inputs):
+    try:
+        outputs, status = model.run(tosa, inputs, tosa_level=level)
+        return outputs if status.name == "TOSA_VALID" else status.name
+    except Exception as problem:
+        return repr(problem)
+def apart(job):  # some refusals end the process
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(write, "wb") as pipe:
+            pickle.dump(run(*job), pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    return f"ended with status {status}" if status else pickle.loads(answer)
+results = [apart(job) for job in pickle.loads(open(file, "rb").read())]
+open(file, "wb").write(pickle.dumps(results))
+"""
+
+
+def run_each(
+    jobs: Sequence[tuple[bytes, Sequence[np.ndarray]]], level: str = "EIGHTK", timeout: float = 300
+) -> list[list[np.ndarray] | str]:
+    """Outputs of each file, or the reference model's words of refusal; many in one child process."""
+    tools()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "jobs")
+        file.write_bytes(pickle.dumps([(tosa, [np.asarray(x) for x in inputs]) for tosa, inputs in jobs]))
+        done = _call([sys.executable, "-c", _RUN_EACH, file, level], timeout=timeout)
+        if done.returncode:
+            raise Refused(f"reference model, exit {done.returncode}: {done.stdout[-500:]}{done.stderr[-1500:]}")
+        return pickle.loads(file.read_bytes())
+
+
+def check_strictly(
+    tosa: bytes, profiles: str = "pro_fp", extensions: str = "", level: str = "8k", version: str = "1.0"
+) -> str:
+    """The MLIR of a file that tosa-opt's strict validator accepts for a version (1.0, 1.1.draft); else Refused.
 
     ``profiles`` and ``extensions`` are comma-separated (``pro_fp,pro_int``, ``int16``).
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "m.tosa")
         file.write_bytes(tosa)
-        target = f"specification_version=1.0 level={level} profiles={profiles} extensions={extensions}"
+        target = f"specification_version={version} level={level} profiles={profiles} extensions={extensions}"
         passes = (
             f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={file}}},tosa-attach-target{{{target}}},"
             "tosa-validate{strict-op-spec-alignment})"
@@ -95,7 +137,9 @@ def check_strictly(tosa: bytes, profiles: str = "pro_fp", extensions: str = "", 
 def judge(tosa: bytes, spec: Any) -> str:
     """``check_strictly`` for the profiles and extensions of a ``TosaSpec``."""
     profiles = ",".join(sorted(f"pro_{p.lower()}" for p in spec.profiles))
-    return check_strictly(tosa, profiles, ",".join(sorted(spec.extensions)), spec.level.lower())
+    extensions = ",".join(sorted(e.replace("-", "_") for e in spec.extensions))
+    version = "1.0" if spec.version == (1, 0) else "1.1.draft"
+    return check_strictly(tosa, profiles, extensions, spec.level.lower(), version)
 
 
 def dump(tosa: bytes) -> dict[str, Any]:

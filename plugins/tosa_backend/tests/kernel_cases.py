@@ -10,7 +10,8 @@ from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, NanMode, ResizeMode, RoundingMode, Type
 
-DTYPES = {array: dtype for dtype, array in ARRAY_DTYPES.items() if dtype not in (DType.INT4, DType.INT48, DType.SHAPE)}
+_HELD_AS_ANOTHER = (DType.INT4, DType.INT48, DType.SHAPE, DType.MXINT8)
+DTYPES = {array: dtype for dtype, array in ARRAY_DTYPES.items() if dtype not in _HELD_AS_ANOTHER}
 
 R = np.random.default_rng(20)
 

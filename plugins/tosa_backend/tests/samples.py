@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from delegraph_tosa.ir.graph import Graph, Literal, Operator, Value, literal
 from delegraph_tosa.ir.operators import OPERATORS
-from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, ResizeMode, RoundingMode, Type
+from delegraph_tosa.ir.types import ARRAY_DTYPES, FLOAT8, BlockSize, DType, ResizeMode, RoundingMode, Type
 from delegraph_tosa.spec.table import ELEMENTS, Mode, Row, rows
 
 Names = frozenset[str]
@@ -16,6 +16,10 @@ Names = frozenset[str]
 
 class Zero(NamedTuple):
     """A zero point or a shift."""
+
+
+class One(NamedTuple):
+    """A count of rows or entries."""
 
 
 class Shape(NamedTuple):
@@ -68,6 +72,32 @@ RECIPES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "RESIZE": ((IMAGE, Shape((4, 2, 4, 2)), Shape((-1, -1)), Shape((1, 1))), {}),
     "RESCALE": (((2, 3), Constant((3,)), Constant((3,)), Zero(), Zero()), SCALES),
     "CUSTOM": (((2, 3),), {"operator_name": "f", "domain_name": "d", "implementation_attrs": b"\1\2"}),
+    "AVG_POOL2D_ADAPTIVE": ((IMAGE, Zero(), Zero(), Shape((2, 3)), Shape((2, 1)), Shape((0, 0, 1, 1))), {}),
+    "MAX_POOL2D_ADAPTIVE": ((IMAGE, Shape((2, 3)), Shape((2, 1)), Shape((0, 0, 1, 1))), {}),
+    "MATMUL_T": (((2, 3, 4), (1, 5, 4), Zero(), Zero()), {}),
+    "ROW_GATHER": (((2, 9, 3), (2, 4), One()), {}),
+    "ROW_GATHER_BLOCK_SCALED": (((2, 9, 64), (2, 9, 2), (2, 4), One()), {"block_size": BlockSize.BLOCK_SIZE_32}),
+    "RESHAPE_BLOCK_SCALED": (((2, 64), (2, 2), Shape((2, 1, 64))), {"block_size": BlockSize.BLOCK_SIZE_32}),
+    "CAST_TO_BLOCK_SCALED": (((3, 64),), {"block_size": BlockSize.BLOCK_SIZE_32}),
+    "CAST_FROM_BLOCK_SCALED": (((3, 64), (3, 2)), {"block_size": BlockSize.BLOCK_SIZE_32}),
+    "MATMUL_T_BLOCK_SCALED": (
+        ((2, 3, 64), (2, 3, 2), (1, 5, 64), (1, 5, 2)),
+        {"block_size": BlockSize.BLOCK_SIZE_32},
+    ),
+    "CONV2D_BLOCK_SCALED": (
+        (
+            *((1, 8, 6, 32), (1, 8, 6, 1), Constant((5, 3, 3, 32)), Constant((5, 3, 3, 1)), Constant((5,))),
+            *(Shape((1, 0, 1, 1)), Shape((2, 1)), Shape((1, 1))),
+        ),
+        {"block_size": BlockSize.BLOCK_SIZE_32},
+    ),
+    "DIM": (((2, 3),), {"axis": 1}),
+    "CONCAT_SHAPE": ((Shape((2, 3)), Shape((4,))), {}),
+    "SLICE_SHAPE": ((Shape((2, 3, 4)), One(), One()), {}),
+    "ASSERT_EQUAL_SHAPE": ((Shape((2, 3)), Shape((2, 1))), {"allow_broadcast": True}),
+    **{f"{name}_SHAPE": ((Shape((9, 4)), Shape((2, 3))), {}) for name in "ADD SUB MUL MAX MIN MOD".split()},
+    **{f"{name}_SHAPE": ((Shape((9, 4)), Shape((2, 3))), {}) for name in ("DIV_CEIL", "DIV_FLOOR")},
+    **{f"{name}_SHAPE": ((Shape((9, 4)),), {}) for name in ("EXP2", "LOG2_CEIL", "LOG2_FLOOR")},
     **{f"REDUCE_{name}": (((2, 3, 4),), {"axis": 1}) for name in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM")},
 }
 WITH_BODIES_OR_STATE = {"COND_IF", "WHILE_LOOP", "VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE"}
@@ -81,14 +111,14 @@ class Sample(NamedTuple):
     allowed_by: tuple[Names, ...]
 
 
-def samples(*wanted: DType) -> Iterator[Sample]:
-    """A sample for each row of the table; with ``wanted``, only where all element types are among these."""
-    for name in sorted(OPERATORS.keys() - WITH_BODIES_OR_STATE):
-        row = rows()[name]
+def samples(*wanted: DType, version: tuple[int, int] = (1, 0)) -> Iterator[Sample]:
+    """A sample for each row of a version's table; with ``wanted``, only where all element types are among these."""
+    for name in sorted(OPERATORS.keys() & rows(version).keys() - WITH_BODIES_OR_STATE):
+        row = rows(version)[name]
         for mode in row.modes:
             if not wanted or all(t in wanted for t in mode.types.values()):
-                label = f"{name}({', '.join(str(t) for t in mode.types.values())})"
-                yield Sample(label, _graph(row, mode), mode.allowed_by)
+                label = f"{name}({', '.join(str(t) for t in mode.types.values() if t)})"
+                yield Sample(label, graph_of(row, mode), mode.allowed_by)
 
 
 def merged(graphs: Iterable[Graph]) -> Graph:
@@ -116,20 +146,31 @@ def elements(type: Type, random: np.random.Generator) -> np.ndarray:
     array = ARRAY_DTYPES[type.dtype]
     if array.kind == "f":
         return random.uniform(0.5, 2, type.shape).astype(array)
-    return random.integers(0, 2 if type.dtype is DType.BOOL else 4, type.shape).astype(array)
+    if type.dtype is DType.BF16:
+        return (random.uniform(0.5, 2, type.shape).astype(np.float32).view(np.uint32) >> 16).astype(array)
+    if type.dtype in FLOAT8:
+        return random.integers(0x38, 0x41, type.shape).astype(array)  # from 1 or 0.5 to 2
+    if type.dtype is DType.BOOL:
+        return random.integers(0, 2, type.shape).astype(array)
+    return random.integers(1, 4, type.shape).astype(array)
 
 
-def _graph(row: Row, mode: Mode) -> Graph:
+def graph_of(row: Row, mode: Mode) -> Graph:
+    """A graph of one operator with the element types of a mode."""
     default = ((2, 3), (1, 3))[: len(row.inputs)]
     operands, attributes = RECIPES.get(row.name, (default, {}))
-    types = [_dtype(row, mode, i) for i in range(len(operands))]
+    if mode.types.get("scale_t", 0) is None:  # a tensor without a scale
+        operands = (operands[0], *operands[2:])
+        attributes = attributes | {"block_size": BlockSize.BLOCK_SIZE_1}
+    types = [_dtype(row, mode, i, len(operands)) for i in range(len(operands))]
     inputs = [_operand(row, i, operand, types[i]) for i, operand in enumerate(operands)]
     operator = apply(OPERATORS[row.name], *inputs, **attributes | _attributes(row, mode))
-    return Graph([v for v in inputs if v.constant is None], operator.outputs, [operator])
+    outputs = [v for v in operator.outputs if v.dtype is not DType.SHAPE]
+    return Graph([v for v in inputs if v.constant is None], outputs, [operator])
 
 
-def _dtype(row: Row, mode: Mode, position: int) -> DType:
-    element = row.inputs[min(position, len(row.inputs) - 1)]
+def _dtype(row: Row, mode: Mode, position: int, count: int) -> DType:
+    element = row.operands(count)[position]
     if element == "mul_t":
         return DType.INT16 if mode.types["in_t"] is DType.INT48 else DType.INT32
     return mode.types.get(element) or ELEMENTS.get(element) or (DType.SHAPE if element == "shape" else DType.FP32)
@@ -138,13 +179,15 @@ def _dtype(row: Row, mode: Mode, position: int) -> DType:
 def _operand(row: Row, position: int, operand: Any, dtype: DType) -> Value:
     if isinstance(operand, Zero):
         return literal([0], dtype, ARRAY_DTYPES[dtype])
+    if isinstance(operand, One):
+        return literal([1], dtype, ARRAY_DTYPES[dtype])
     if isinstance(operand, Shape):
         return literal(operand.entries, dtype, np.int64)
     if not isinstance(operand, Constant):
         return Value(Type(operand, dtype))
     type = Type((513,) if row.name == "TABLE" and dtype is DType.INT16 else operand.shape, dtype)
     if row.name == "SCATTER":
-        return Value(type, Literal(np.array([[4, 0, 2, 1]], np.int32)))
+        return Value(type, Literal(np.array([[4, 0, 2, 1]], ARRAY_DTYPES[dtype])))
     if row.name == "RESCALE":
         scale = 20 if dtype is DType.INT8 else 1 << 14 if dtype is DType.INT16 else 1 << 20
         return Value(type, Literal(np.full(type.shape, scale, ARRAY_DTYPES[dtype])))

@@ -17,7 +17,7 @@ from delegraph_tosa.serialise import schema
 F32, I8, I16, I32 = DType.FP32, DType.INT8, DType.INT16, DType.INT32
 TABLE = {
     e["name"]: e
-    for e in json.loads(resources.files("delegraph_tosa.spec").joinpath("operators.json").read_text())["operators"]
+    for e in json.loads(resources.files("delegraph_tosa.spec").joinpath("operators_1_1.json").read_text())["operators"]
 }
 CONSTANTS = {"CONST", "CONST_SHAPE"}
 # The schema keeps the graphs of control flow, and of variables the name, elsewhere than among the table's attributes.
@@ -47,7 +47,7 @@ def test_operands_are_those_of_the_specification(name):
     wanted = [a["name"] for a in arguments if a["category"] == "input" or a["name"] == "initial_value"]
     assert list(ops.OPERATORS[name].operands) == wanted
     assert ops.OPERATORS[name].variadic == any(
-        a["type"] == "tensor_list_t" and a["category"] == "input" for a in arguments
+        a["type"] in ("tensor_list_t", "shape_list_t") and a["category"] == "input" for a in arguments
     )
 
 

@@ -47,6 +47,8 @@ def value(*shape: int, dtype: DType = DType.FP32) -> Value:
         ("TOSA-1.0+FP+INT+int16+bf16", "TOSA-1.0+FP+INT+bf16+int16"),
         ("TOSA-1.0+INT+cf+var", "TOSA-1.0+INT+controlflow+variable"),
         ("TOSA-1.0+FP+nolevel", "TOSA-1.0+FP+nolevel"),
+        ("tosa-1.1.draft+INT64+fp+BF16", "TOSA-1.1+FP+bf16+int64"),
+        ("TOSA-1.1+FP+mx_fp4e2m1+mx_common+shape", "TOSA-1.1+FP+mx-common+mx-fp4e2m1+shape"),
     ],
 )
 def test_parses_to_a_canonical_text(text, canonical):
@@ -65,7 +67,10 @@ def test_the_default_is_both_profiles_at_level_8k():
     ("text", "words"),
     [
         ("TOSA-0.80+MI", "version 0.80 is not written; TOSA 1.0 is what we write"),
-        ("TOSA-1.1+FP", "version 1.1 is not written"),
+        ("TOSA-1.2+FP", "version 1.2 is not written"),
+        ("TOSA-1.0+FP+int64", "extension int64 is of the 1.1 draft: write TOSA-1.1"),
+        ("TOSA-1.1+FP+mx-int8", "extension mx-int8 needs extension mx-common"),
+        ("TOSA-1.1+INT+mx-common", "extension mx-common needs profile FP"),
         ("TOSA-1.0", "names no profile"),
         ("TOSA-1.0+bf16", "names no profile"),
         ("TOSA-1.0+FP+FP", "fp is there twice"),
@@ -241,4 +246,5 @@ def _judge_refusal(label: str, target: str) -> None:
 
 
 def test_every_operator_has_a_sample():
-    assert {label.partition("(")[0] for label in SAMPLES} >= RECIPES.keys()
+    of_1_1 = {sample.label for sample in samples(version=(1, 1))}
+    assert {label.partition("(")[0] for label in of_1_1} >= RECIPES.keys()

@@ -135,7 +135,7 @@ def test_unknown_operators():
 
     unknown = SOFTMAX((x := value(2),))
     unknown.outputs = (value(2),)
-    assert found(Graph([x], unknown.outputs, [unknown])) == ["operator 0 (SOFTMAX): it is no operator of TOSA 1.0"]
+    assert found(Graph([x], unknown.outputs, [unknown])) == ["operator 0 (SOFTMAX): it is no operator of TOSA"]
 
 
 def test_graphs_of_control_flow_are_checked():

@@ -10,7 +10,7 @@ from delegraph.errors import DelegraphError
 
 from .ir.graph import Graph, Illegal, Operator, Value
 from .ir.operators import OPERATORS
-from .ir.types import DType, NanMode, ResizeMode, RoundingMode
+from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode
 from .spec import TosaSpec
 
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -23,6 +23,7 @@ _ATTRIBUTE_TYPES: dict[str, type | tuple[type, ...]] = {
     "ResultDType": DType,
     "ResultTypes": tuple,
     "NanMode": NanMode,
+    "BlockSize": BlockSize,
     "ResizeMode": ResizeMode,
     "RoundingMode": RoundingMode,
     "str": str,
@@ -126,7 +127,7 @@ class _Check:
     def operator(self, operator: Operator, defined: set[Value]) -> Iterator[str]:
         kind = OPERATORS.get(operator.name)
         if kind is not type(operator):
-            yield "it is no operator of TOSA 1.0"
+            yield "it is no operator of TOSA"
             return
         for position, value in enumerate(operator.inputs):
             if value.constant is None and value not in defined:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from . import control, convert, convolution, elementwise, fourier, image, layout, matmul, reduce  # noqa: F401 (registers)
+from . import (  # noqa: F401 (registers)
+    control,
+    convert,
+    convolution,
+    elementwise,
+    fourier,
+    image,
+    layout,
+    matmul,
+    reduce,
+    shape,
+    variable,
+)
 from .constants import materialise
 from .kernels import KERNELS, computes, why_not
 from .program import Program, check_inputs, evaluate

@@ -158,6 +158,13 @@ def logical_right_shift(op: ops.LOGICAL_RIGHT_SHIFT, x: Array, y: Array) -> Resu
 @computes(ops.CLZ)
 def clz(op: ops.CLZ, x: Array) -> Result:
     """The binary exponent of an unsigned int32, which fp64 holds exactly, is the position of its first one bit."""
+    if x.dtype.itemsize == 8:
+        high, low = _zeros((x >> 32).astype(np.int32)), _zeros(x.astype(np.int32))
+        return np.where(high == 32, 32 + low, high)
+    return _zeros(x)
+
+
+def _zeros(x: Array) -> Result:
     _, position = np.frexp(x.view(np.uint32).astype(np.float64))
     return 32 - position
 

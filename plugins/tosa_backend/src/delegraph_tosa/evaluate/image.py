@@ -9,6 +9,7 @@ import numpy as np
 
 from ..ir import operators as ops
 from ..ir.graph import Array
+from ..ir.operators.image import window_operands
 from ..ir.types import NanMode, ResizeMode
 from .kernels import Result, computes
 
@@ -17,6 +18,21 @@ from .kernels import Result, computes
 def max_pool2d(op: ops.MAX_POOL2D, x: Array) -> Result:
     larger = np.fmax if op.nan_mode is NanMode.IGNORE else np.maximum
     return _pooled(op, x, _lowest(x.dtype, op.nan_mode), larger)
+
+
+@computes(ops.MAX_POOL2D_ADAPTIVE)
+def max_pool2d_adaptive(op: ops.MAX_POOL2D_ADAPTIVE, x: Array, *windows: Array) -> Result:
+    kernel, stride, pad = window_operands(op)
+    return max_pool2d(ops.MAX_POOL2D((op.input,), kernel=kernel, stride=stride, pad=pad, nan_mode=op.nan_mode), x)
+
+
+@computes(ops.AVG_POOL2D_ADAPTIVE)
+def avg_pool2d_adaptive(
+    op: ops.AVG_POOL2D_ADAPTIVE, x: Array, input_zp: Array, output_zp: Array, *windows: Array
+) -> Result:
+    kernel, stride, pad = window_operands(op)
+    pool = ops.AVG_POOL2D(op.inputs[:3], kernel=kernel, stride=stride, pad=pad, acc_type=op.acc_type)
+    return avg_pool2d(pool, x, input_zp, output_zp)
 
 
 def _lowest(dtype: np.dtype[Any], nan_mode: NanMode) -> float | int:

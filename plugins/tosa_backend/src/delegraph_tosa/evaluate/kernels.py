@@ -9,7 +9,8 @@ import numpy as np
 from delegraph.errors import InternalError, Unsupported
 
 from ..ir.graph import Array, Graph, Operator
-from ..ir.types import ARRAY_DTYPES, DType, Type
+from ..ir.types import ARRAY_DTYPES, FLOAT8, DType, Type
+from .float8 import decoded_float8, encoded_float8
 
 Result = Any
 """An array, or a tuple of arrays; numpy annotates most of its functions as returning Any."""
@@ -23,7 +24,7 @@ A kernel may return a wider element type than the result's (the caller converts:
 of an operand, or a scalar in place of a rank 0 array. It never writes to an operand.
 """
 
-_OPAQUE = frozenset({DType.FP8E4M3, DType.FP8E5M2})
+_OPAQUE = frozenset(t for t in DType if "FP" in t.name and t > DType.SHAPE and t not in FLOAT8) | {DType.MXINT8}
 
 
 def computes(*operators: type[Operator]) -> Callable[[K], K]:
@@ -80,13 +81,17 @@ def _conform(operator: Operator, result: Any, type: Type) -> Array:
 
 
 def _decoded(array: Array, dtype: DType) -> Array:
-    """BF16 bits as fp32; every other type is what numpy has."""
+    """BF16 and FP8 bits as fp32; every other type is what numpy has."""
+    if dtype in FLOAT8:
+        return decoded_float8(array, dtype)
     if dtype is not DType.BF16:
         return array
     return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _encoded(array: Array, dtype: DType) -> Array:
+    if dtype in FLOAT8:
+        return encoded_float8(array, dtype)
     if dtype is not DType.BF16:
         return array.astype(ARRAY_DTYPES[dtype], copy=False)
     bits = array.astype(np.float32, copy=False).view(np.uint32)

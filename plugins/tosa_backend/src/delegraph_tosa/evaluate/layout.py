@@ -60,6 +60,13 @@ def gather(op: ops.GATHER, values: Array, indices: Array) -> Array:
     return values[_rows(indices, values.shape[1], "GATHER")]
 
 
+@computes(ops.ROW_GATHER)
+def row_gather(op: ops.ROW_GATHER, values: Array, indices: Array, row_count: Array) -> Array:
+    """[N,K,C], [N,W], [1] -> [N,W*row_count,C]."""
+    rows = indices[:, :, None].astype(np.int64) + np.arange(int(row_count.item()))
+    return values[_rows(rows.reshape(len(indices), -1), values.shape[1], "ROW_GATHER")]
+
+
 @computes(ops.SCATTER)
 def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> Array:
     """[N,K,C], [N,W], [N,W,C] -> [N,K,C]."""

@@ -43,6 +43,16 @@ def centred(x: Array, zero_point: Array, dtype: npt.DTypeLike) -> Array:
 @computes(ops.MATMUL)
 def matmul(op: ops.MATMUL, a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
     """[N,H,C], [N,C,W] -> [N,H,W]."""
+    return _product(a, b, a_zp, b_zp)
+
+
+@computes(ops.MATMUL_T)
+def matmul_t(op: ops.MATMUL_T, a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
+    """[N,H,C], [N or 1,W,C] -> [N,H,W]."""
+    return _product(a, b.swapaxes(1, 2), a_zp, b_zp)
+
+
+def _product(a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
     dtype = accumulator(a, b, a.shape[2])
     sums = np.matmul(centred(a, a_zp, dtype), centred(b, b_zp, dtype))
     return sums.astype(np.int64) if a.dtype.kind == "i" else sums

@@ -11,6 +11,7 @@ from ..ir.graph import Array, Graph, Value
 from ..ir.types import ARRAY_DTYPES
 from .constants import materialise
 from .kernels import compute, expect_computable
+from .variable import variables
 
 
 class Program:
@@ -34,7 +35,7 @@ class Program:
         """Outputs in order; they may be views of inputs, of constants and of each other. Raises InputError."""
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
         values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), variables():
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
                 operands = [values[v] for v in operator.inputs]
                 results = compute(operator, operands, [v.type for v in operator.outputs])

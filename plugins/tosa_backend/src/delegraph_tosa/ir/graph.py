@@ -96,19 +96,23 @@ class Value:
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
-    """The elements of a constant SHAPE value."""
+    """The entries of a SHAPE value: a constant, or the result of a shape operator whose types were inferred."""
     constant = value.constant
-    if value.type.dtype is not DType.SHAPE or not isinstance(constant, Literal):
-        raise Illegal(f"{value!r} is not a constant shape")
-    return tuple(constant.array.tolist())
+    if value.type.dtype is DType.SHAPE:
+        if isinstance(constant, Literal):
+            return tuple(constant.array.tolist())
+        if constant is None and value.producer is not None and value.producer.entries is not None:
+            return value.producer.entries
+    raise Illegal(f"{value!r} is not a constant shape")
 
 
 class Operator:
     """One TOSA operator; the class's name is the specification's.
 
-    A subclass declares its operands (annotated ``Value``; one ``Values`` takes the rest), then its attributes (any
-    other annotation, in the flatbuffer schema's order, with a default where one is usual), and ``infer``; operands and
-    attributes of its base class come first. Modules of operators need ``from __future__ import annotations``.
+    A subclass declares its operands (annotated ``Value``; one ``Values`` takes those that the others leave), then its
+    attributes (any other annotation, in the flatbuffer schema's order, with a default where one is usual), and
+    ``infer``; operands and attributes of its base class come first. Modules of operators need
+    ``from __future__ import annotations``.
     Compared by identity.
     """
 
@@ -116,7 +120,10 @@ class Operator:
     variadic: ClassVar[bool] = False
     attributes: ClassVar[dict[str, str]] = {}
     """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str,
-    bytes, Graph; then what no file stores because the declared results say it: ResultDType, ResultTypes."""
+    bytes, BlockSize, Graph; then what no file stores because the declared results say it: ResultDType, ResultTypes."""
+
+    entries: tuple[int, ...] | None = None
+    """What a shape operator computes; None for all others."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
@@ -126,9 +133,10 @@ class Operator:
         own = {k: v for k, v in vars(cls).get("__annotations__", {}).items() if not v.startswith("ClassVar")}
         operands = tuple(k for k, v in own.items() if v in ("Value", "Values"))
         for position, name in enumerate(operands, start=len(cls.operands)):
-            setattr(cls, name, _operand(position, own[name] == "Values"))
+            after = len(operands) - 1 - operands.index(name) if "Values" in own.values() else 0
+            setattr(cls, name, _operand(position, own[name] == "Values", after, cls.variadic))
+            cls.variadic = cls.variadic or own[name] == "Values"
         cls.operands += operands
-        cls.variadic = cls.variadic or "Values" in own.values()
         cls.attributes = cls.attributes | {k: v for k, v in own.items() if k not in operands}
 
     def __init__(self, inputs: Sequence[Value], source: Any = None, **attributes: Any) -> None:
@@ -151,9 +159,12 @@ class Operator:
         return f"{self.name}({', '.join(map(repr, self.inputs))})"
 
 
-def _operand(position: int, rest: bool) -> property:
+def _operand(position: int, rest: bool, after: int, behind_rest: bool) -> property:
+    """An operand by its position; one of ``after`` operands behind a list is counted from the end."""
     if rest:
-        return property(lambda op: op.inputs[position:])
+        return property(lambda op: op.inputs[position : len(op.inputs) - after])
+    if behind_rest:
+        return property(lambda op: op.inputs[-1 - after])
     return property(lambda op: op.inputs[position])
 
 

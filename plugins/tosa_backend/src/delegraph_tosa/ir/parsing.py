@@ -14,7 +14,7 @@ from delegraph.errors import FormatError
 from .graph import Array, Graph, Illegal, Literal, Operator, Value
 from .numerals import from_base64, from_numbers, from_splat, number_of
 from .operators import OPERATORS
-from .types import ARRAY_DTYPES, DType, NanMode, ResizeMode, RoundingMode, Type
+from .types import ARRAY_DTYPES, BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
 
 T = TypeVar("T")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
@@ -38,6 +38,7 @@ _ENUMERATIONS: dict[str, Callable[[str], Any]] = {
     "NanMode": lambda word: NanMode[word],
     "ResizeMode": lambda word: ResizeMode[word],
     "RoundingMode": lambda word: RoundingMode[word],
+    "BlockSize": lambda word: BlockSize[word],
     "bool": lambda word: {"true": True, "false": False}[word],
 }
 
@@ -236,7 +237,7 @@ class _Parser:
     def operator(self, declared: list[tuple[Type, None, str]]) -> Operator:
         name = self.take("word")
         if name not in OPERATORS:
-            raise self.wrong(f"{name!r} is no operator of TOSA 1.0")
+            raise self.wrong(f"{name!r} is no operator of TOSA")
         kind = OPERATORS[name]
         self.take("mark", "(")
         operands = self.listed(self.operand, ")")

@@ -37,6 +37,7 @@ class DType(enum.IntEnum):
 
 
 INTEGERS = frozenset({DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64})
+FLOAT8 = frozenset({DType.FP8E4M3, DType.FP8E5M2})
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
 
 
@@ -59,14 +60,14 @@ ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
     DType.FP32: np.dtype(np.float32),
     DType.FP16: np.dtype(np.float16),
     DType.BF16: np.dtype(np.uint16),
-    DType.FP8E4M3: np.dtype(np.uint8),
-    DType.FP8E5M2: np.dtype(np.uint8),
+    **{t: np.dtype(np.uint8) for t in DType if "FP" in t.name and t > DType.SHAPE},
+    DType.MXINT8: np.dtype(np.int8),
 }
-"""Element type of the arrays that hold constants in memory. INT4 and INT48 are widened; BF16 and FP8, which numpy does
-not have, are their bit patterns."""
+"""Element type of the arrays that hold constants in memory. INT4 and INT48 are widened; BF16 and the
+floats of 8 bits and less, which numpy does not have, are their bit patterns; MXINT8 is in units of 1/64."""
 
 BYTES: dict[DType, int] = {t: array.itemsize for t, array in ARRAY_DTYPES.items()} | {DType.INT48: 6}
-"""Bytes an element takes in a file; INT4 packs two into one."""
+"""Bytes an element takes in a file; INT4 and FP4 pack two into one, FP6 four into three."""
 
 
 class Mode(enum.IntEnum):
@@ -96,3 +97,10 @@ class RoundingMode(Mode):
     SINGLE_ROUND = 1
     INEXACT_ROUND = 2
     DOUBLE_ROUND = 3
+
+
+class BlockSize(Mode):
+    """Elements that share a scale, in the operators on block-scaled tensors."""
+
+    BLOCK_SIZE_1 = 1
+    BLOCK_SIZE_32 = 32

@@ -12,12 +12,16 @@ from ..ir.graph import Array, Illegal, Number
 from ..ir.types import ARRAY_DTYPES, BYTES, DType, Type
 
 _INT48_LIMIT = 1 << 47
+_FOUR_BITS = frozenset({DType.INT4, DType.FP4E2M1})
+_SIX_BITS = frozenset({DType.FP6E2M3, DType.FP6E3M2})
 
 
 def size_in_file(type: Type) -> int:
-    """Bytes that the elements take in a file: little endian, INT4 two in a byte, INT48 six bytes, SHAPE int64."""
+    """Bytes that the elements take in a file: INT4 and FP4 two in a byte, FP6 four in three, INT48 six bytes each."""
     count = math.prod(type.shape)
-    return (count + 1) // 2 if type.dtype is DType.INT4 else count * BYTES[type.dtype]
+    if type.dtype in _SIX_BITS:
+        return (count * 3 + 3) // 4
+    return (count + 1) // 2 if type.dtype in _FOUR_BITS else count * BYTES[type.dtype]
 
 
 def pack(array: Array, type: Type) -> memoryview:
@@ -25,7 +29,9 @@ def pack(array: Array, type: Type) -> memoryview:
     if array.shape != type.shape or array.dtype != ARRAY_DTYPES[type.dtype]:
         held = f"{array.dtype}{list(array.shape)}"
         raise InternalError("internal", f"a constant of type {type} was computed as {held}, please report this")
-    if type.dtype is DType.INT4:
+    if type.dtype in _SIX_BITS:
+        return memoryview(_pack_six_bits(array.reshape(-1)))
+    if type.dtype in _FOUR_BITS:
         return memoryview(_pack_int4(array.reshape(-1)))
     if type.dtype is DType.INT48:
         six = np.ascontiguousarray(array.reshape(-1).astype("<i8")).view(np.uint8).reshape(-1, 8)[:, :6]
@@ -41,9 +47,33 @@ def _pack_int4(values: Array) -> bytes:
     return packed
 
 
+def _pack_six_bits(values: Array) -> bytes:
+    """Four elements in three bytes, the first one in the lowest bits."""
+    padded = np.zeros((values.size + 3) // 4 * 4, np.uint32)
+    padded[: values.size] = values & 63
+    groups = padded.reshape(-1, 4) << np.array([0, 6, 12, 18], np.uint32)
+    words = np.bitwise_or.reduce(groups, axis=1).astype("<u4")
+    packed: bytes = words.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    return packed[: (values.size * 3 + 3) // 4]
+
+
+def _unpack_six_bits(raw: Array) -> Array:
+    bits = np.zeros((len(raw) + 2) // 3 * 3, np.uint8)
+    bits[: len(raw)] = raw
+    low, middle, high = (bits[i::3].astype(np.uint32) for i in range(3))
+    words = low | middle << np.uint32(8) | high << np.uint32(16)
+    shifts = np.array([0, 6, 12, 18], np.uint32)
+    values: Array = (words[:, None] >> shifts & np.uint32(63)).astype(np.uint8).reshape(-1)
+    return values
+
+
 def unpack(data: memoryview, type: Type) -> Array:
     """The constant's elements, a view of ``data`` unless the type is INT4 or INT48; Illegal for a BOOL besides 0, 1."""
     raw = np.frombuffer(data, np.uint8, size_in_file(type))
+    if type.dtype in _SIX_BITS:
+        return _unpack_six_bits(raw)[: math.prod(type.shape)].reshape(type.shape)
+    if type.dtype is DType.FP4E2M1:
+        return (_unpack_int4(raw).view(np.uint8) & 15)[: math.prod(type.shape)].reshape(type.shape)
     if type.dtype is DType.INT4:
         return _unpack_int4(raw)[: math.prod(type.shape)].reshape(type.shape)
     if type.dtype is DType.INT48:
@@ -75,7 +105,7 @@ def pack_number(number: Number, dtype: DType) -> bytes:
     if array.kind == "f":
         with np.errstate(over="ignore"):
             return np.asarray(number).astype(array.newbyteorder("<")).tobytes()
-    if dtype not in (DType.INT8, DType.INT16, DType.INT32):
+    if dtype not in (DType.INT8, DType.INT16, DType.INT32, DType.INT64):
         raise Illegal(f"no attribute is of type {dtype}")
     info = np.iinfo(array)
     if number != int(number) or not info.min <= number <= info.max:
@@ -90,7 +120,7 @@ def unpack_number(data: bytes, dtype: DType) -> Number:
         raise Illegal(f"{len(data)} bytes are no number of type {dtype}")
     if dtype is DType.BF16:
         return float(struct.unpack("<f", b"\0\0" + data[:2])[0])
-    if dtype in (DType.FP8E4M3, DType.FP8E5M2):
+    if dtype > DType.SHAPE and dtype is not DType.INT64:
         raise Illegal(f"no attribute is of type {dtype}")
     number: Number = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), 1)[0].item()
     return number

@@ -13,7 +13,7 @@ from delegraph.flatbuffer import Table, root
 
 from ..ir.graph import Graph, Illegal, Literal, Operator, Value
 from ..ir.operators import OPERATORS, VARIABLE
-from ..ir.types import BYTES, DType, Mode, NanMode, ResizeMode, RoundingMode, Type
+from ..ir.types import BYTES, BlockSize, DType, Mode, NanMode, ResizeMode, RoundingMode, Type
 from .elements import size_in_file, unpack, unpack_number
 from .schema import (
     IDENTIFIER,
@@ -36,6 +36,7 @@ MAX_NESTING = 64
 MAX_PADDING = 8
 """Other writers round the length of data up to a multiple of 8, that of an empty shape to 8."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
+    "BlockSize": BlockSize,
     "DType": DType,
     "NanMode": NanMode,
     "ResizeMode": ResizeMode,
@@ -44,7 +45,7 @@ ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
 
 
 def read(data: bytes | bytearray | memoryview) -> Graph:
-    """The graph of a ``.tosa`` file of version 1.0 (of 1.1 as long as it uses nothing new). Raises FormatError."""
+    """The graph of a ``.tosa`` file of version 1.0 or 1.1. Raises FormatError."""
     table = root(data, IDENTIFIER, "TOSA file")
     _check_version(table)
     return _Regions(table).graph(None, ())
@@ -56,7 +57,7 @@ def _check_version(table: Table) -> None:
         raise table.damaged("it has no version")
     major, minor = version.scalar(0, "i", -1), version.scalar(1, "i", -1)
     if major != 1 or minor not in (0, 1):
-        raise FormatError("format-invalid", f"a TOSA file of version {major}.{minor}; 1.0 is what is read here")
+        raise FormatError("format-invalid", f"a TOSA file of version {major}.{minor}; 1.0 and 1.1 are read here")
 
 
 class _Regions:
@@ -145,11 +146,13 @@ class _Block:
             raise self.table.damaged(f"nothing of the name {name!r} is declared")
         tensor = self.tensors[name]
         dtype = _member(DType, tensor.scalar(TensorField.TYPE, "I"), tensor)
+        if tensor.scalar(TensorField.SCALE_TYPE, "I") or tensor.scalar(TensorField.BLOCK_SHAPE, "I"):
+            raise tensor.damaged(f"{name!r} has its scales inside; scales must be tensors of their own")
         shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
         if tensor.flag(TensorField.IS_UNRANKED) or len(shape) > MAX_RANK or min(shape, default=1) < 1:
             raise tensor.damaged(f"{name!r} has no static shape of positive sizes and a rank up to {MAX_RANK}")
         if dtype not in BYTES or dtype is DType.SHAPE:
-            raise tensor.damaged(f"{name!r} has element type {dtype}, which TOSA 1.0 does not have")
+            raise tensor.damaged(f"{name!r} has element type {dtype}, which no tensor has")
         return Type(shape, dtype)
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -199,7 +202,7 @@ class _Block:
         if name and name == WRITTEN_AS.get(NAMES.get(tag, "")):
             code, name = tag, NAMES[tag]
         if name is None:
-            raise table.damaged(f"operator number {code} is not in TOSA 1.0")
+            raise table.damaged(f"operator number {code} is not in TOSA 1.1")
         if tag not in (code, 0):
             raise table.damaged(f"{name} has the attributes of {NAMES.get(tag, tag)}")
         inputs = table.strings(OperatorField.INPUTS, "input")

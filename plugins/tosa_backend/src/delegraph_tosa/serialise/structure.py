@@ -92,7 +92,8 @@ class _Structure:
 
     def version(self, major: int, minor: int) -> int:
         numbers = [Field(i, "int32", number, -1) for i, number in enumerate((major, minor, 0))]
-        return self.build.table(4, [*numbers, Field(3, "bool", 0, 1)])
+        draft = (major, minor) == (1, 1)
+        return self.build.table(4, [*numbers, Field(3, "bool", int(draft), 1)])
 
     def region(self, graph: Graph, name: str) -> int:
         block = _Block(self, graph).table(name)
@@ -183,6 +184,14 @@ class _Block:
         self.structure.slots.append(_Slot(value, distance, False))
         self.shapes.append(table)
 
+    def computed_shape(self, value: Value, name: str) -> None:
+        """The result of a shape operator: declared without entries."""
+        fields = [
+            Field(ShapeField.NAME, "offset", self.build.string(name)),
+            Field(ShapeField.RANK, "uint32", value.shape[0]),
+        ]
+        self.shapes.append(self.build.table(3, fields))
+
     def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
         fields = [
             Field(TensorField.NAME, "offset", self.build.string(name or self.names[value])),
@@ -214,8 +223,11 @@ class _Block:
             raise Unsupported("unsupported", f"TOSA {operator.name}: {problem}", source=operator.source) from None
         kind = operator.name.lower()
         results = [self.named(value, kind) for value in operator.outputs]
-        for value in operator.outputs:
-            self.tensor(value)
+        for value, name in zip(operator.outputs, results, strict=True):
+            if value.dtype is DType.SHAPE:
+                self.computed_shape(value, name)
+            else:
+                self.tensor(value)
         inputs = [self.defined(value, operator) for value in operator.inputs]
         if isinstance(operator, VARIABLE_READ):
             inputs = [self.variables[operator.variable]]

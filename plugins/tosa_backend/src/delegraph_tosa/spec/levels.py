@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.graph import Operator, Value, shape_of
+from ..ir.graph import Illegal, Operator, Value, shape_of
 from ..ir.types import BYTES, DType, Type
-from .table import Row, load
+from .table import Row, Version, load
 
 Size = Callable[[Operator], int]
 
@@ -43,11 +43,11 @@ class Limit:
 
 
 class Level:
-    """The limits of one level, compiled from the table."""
+    """The limits of one level of a version, compiled from the table."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, version: Version) -> None:
         self.name = name
-        self.limits: dict[str, int] = next(e for e in load()["levels"] if e["name"].upper() == name)
+        self.limits: dict[str, int] = next(e for e in load(version)["levels"] if e["name"].upper() == name)
         self._accepted: set[Type] = set()
         self._compiled: dict[str, tuple[Limit, ...]] = {}
 
@@ -88,13 +88,18 @@ class Level:
     def _compile(self, row: Row) -> tuple[Limit, ...]:
         sizes = _named_sizes(row)
         limits = [limit for argument in row.arguments for limit in argument.get("level_limits", ())]
-        return tuple(self._limit(text, name, sizes) for text, name in limits if not text.startswith("rank("))
+        return tuple(self._limit(text, name, sizes) for text, name in limits if text in sizes or not _is_common(text))
 
     def _limit(self, text: str, maximum: str, sizes: dict[str, Size]) -> Limit:
         above, _, below = text.partition("/")
         factors = [sizes[name.strip()] for name in above.split("*")]
         divisor = sizes[below.strip()] if below else None
         return Limit(text, _product(factors), divisor, self.limits[maximum.lower()], maximum)
+
+
+def _is_common(text: str) -> bool:
+    """Whether the limit is one of rank or shape length, which ``why_not_type`` checks of every operand."""
+    return text.startswith(("rank(", "length(")) and "list" not in text
 
 
 def _product(factors: list[Size]) -> Size:
@@ -111,6 +116,8 @@ def _named_sizes(row: Row) -> dict[str, Size]:
         name, category = argument["name"], argument["category"]
         if argument["type"] == "tensor_list_t":
             sizes[f"length(tensor_list_shape({name}))"] = _list_length(category)
+        elif argument["type"] == "shape_list_t":
+            sizes[f"length({name})"] = _list_length(category)
         elif category == "input" and argument["type"] == "tensor_t":
             sizes.update(_dimensions(name, argument.get("shape") or ""))
         for position, entry in enumerate(_entries(argument)):
@@ -128,7 +135,7 @@ def _dimensions(operand: str, shape: str) -> dict[str, Size]:
 
 
 def _dimension(operand: str, axis: int) -> Size:
-    return lambda op: int(getattr(op, operand).type.shape[axis])
+    return lambda op: _at(getattr(op, operand).type.shape, axis)
 
 
 def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
@@ -136,9 +143,21 @@ def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
     return _COMPONENTS.get((argument["name"], int(length)), ()) if length.isdigit() else ()
 
 
+def _at(entries: Sequence[int], position: int) -> int:
+    """An entry; 0, which exceeds nothing, where there is none: ``infer`` says what is wrong with those operators."""
+    return int(entries[position]) if position < len(entries) else 0
+
+
+def _known_entries(value: Value) -> Sequence[int]:
+    try:
+        return shape_of(value)
+    except Illegal:
+        return ()
+
+
 def _entry(name: str, position: int) -> Size:
     def size(operator: Operator) -> int:
         held = getattr(operator, name)
-        return int((shape_of(held) if isinstance(held, Value) else held)[position])
+        return _at(_known_entries(held) if isinstance(held, Value) else held, position)
 
     return size

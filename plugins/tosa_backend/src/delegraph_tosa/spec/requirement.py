@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ..ir.graph import Graph, Value
 from ..ir.types import DType
-from .table import rows
-from .target import alternatives, extensions
+from .table import FILES, Version
+from .target import alternatives, extensions, value_alternatives
 
 _CHOICES = (frozenset({"FP"}), frozenset({"INT"}), frozenset({"FP", "INT"}))
 
@@ -23,45 +23,56 @@ class Requirement(NamedTuple):
         return "+".join([*sorted(self.profiles), *sorted(self.extensions)])
 
 
-def required(graph: Graph) -> Requirement:
+def required(graph: Graph, version: Version = (1, 0)) -> Requirement:
     """The fewest profiles, then the fewest extensions, that allow every operator, constant and tensor of the graph.
 
     Operators that no target takes are left out; ``validate`` names those.
     """
-    needs = _distinct(need for g in graph.reachable() for need in _needs(g))
-    found = [_with_profiles(profiles, needs) for profiles in _CHOICES]
+    needs = _distinct(need for g in graph.reachable() for need in _needs(g, version))
+    found = [_with_profiles(profiles, needs, extensions(version)) for profiles in _CHOICES]
     return min((r for r in found if r), key=lambda r: (len(r.profiles), len(r.extensions)), default=_everything(needs))
+
+
+def required_version(graph: Graph) -> Version:
+    """The first version that has every operator, with its element types, and every constant of the graph."""
+    return next((v for v in FILES if all(_has(g, v) for g in graph.reachable())), max(FILES))
+
+
+def _has(graph: Graph, version: Version) -> bool:
+    if any(isinstance(alternatives(operator, version), str) for operator in graph.operators):
+        return False
+    values = (*graph.inputs, *graph.outputs, *graph.constants())
+    return all(v.dtype is DType.SHAPE or value_alternatives(v.dtype, version) for v in values)
 
 
 def _distinct(needs: Iterable[list[frozenset[str]]]) -> list[list[frozenset[str]]]:
     return list({tuple(n): n for n in needs}.values())
 
 
-def _needs(graph: Graph) -> Iterator[list[frozenset[str]]]:
+def _needs(graph: Graph, version: Version) -> Iterator[list[frozenset[str]]]:
     for operator in graph.operators:
-        found = alternatives(operator)
+        found = alternatives(operator, version)
         if not isinstance(found, str):
             yield found
     for value in dict.fromkeys([*graph.inputs, *graph.outputs]):
-        yield from _value_needs("IDENTITY", value)
+        yield from _value_needs(value, version)
     for value in graph.constants():
-        yield from _value_needs("CONST", value)
+        yield from _value_needs(value, version)
 
 
-def _value_needs(operator: str, value: Value) -> Iterator[list[frozenset[str]]]:
-    if value.dtype is not DType.SHAPE:
-        row = rows()[operator]
-        modes = row.matching({next(iter(row.variables)): value.dtype})
-        if modes:
-            yield [names for mode in modes for names in mode.allowed_by]
+def _value_needs(value: Value, version: Version) -> Iterator[list[frozenset[str]]]:
+    if value.dtype is not DType.SHAPE and (found := value_alternatives(value.dtype, version)):
+        yield found
 
 
-def _with_profiles(profiles: frozenset[str], needs: list[list[frozenset[str]]]) -> Requirement | None:
+def _with_profiles(
+    profiles: frozenset[str], needs: list[list[frozenset[str]]], known: dict[str, frozenset[str]]
+) -> Requirement | None:
     """The extensions needed beside these profiles; None if the profiles do not do."""
     chosen: set[str] = set()
     for need in sorted(needs, key=len):
         ways = [_extensions(names) for names in need if _profiles(names) <= profiles]
-        usable = [way for way in ways if all(extensions()[e] & profiles for e in way)]
+        usable = [way for way in ways if all(known[e] & profiles for e in way)]
         if not usable:
             return None
         chosen |= min(usable, key=lambda way: (len(way - chosen), sorted(way)))

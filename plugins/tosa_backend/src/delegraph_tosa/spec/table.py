@@ -1,4 +1,6 @@
-"""The specification's own table, ``operators.json``: rows of TOSA 1.0 of its machine-readable form.
+"""The specification's own table: rows of its machine-readable form, a file a version.
+
+``operators.json`` has TOSA 1.0; ``operators_1_1.json`` has the 1.1 draft and is read when a target or a file wants it.
 
 For each operator: its arguments (element type variable, rank, level limits, what must be a compile-time constant) and
 its modes, each a binding of the type variables and alternatives of profiles and extensions that allow it.
@@ -7,6 +9,7 @@ its modes, each a binding of the type variables and alternatives of profiles and
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -17,16 +20,26 @@ from ..ir.types import DType
 ELEMENTS: dict[str, DType] = {
     "bool_t": DType.BOOL,
     **{f"i{bits}_t": DType[f"INT{bits}"] for bits in (4, 8, 16, 32, 48)},
-    **{f"{t.name.lower()}_t": t for t in (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)},
+    "i64_t": DType.INT64,
+    "mxint8_t": DType.MXINT8,
+    **{f"{t.name.lower()}_t": t for t in DType if "FP" in t.name or t is DType.BF16},
 }
 """The specification's names of element types."""
+_NESTED = "bs32_"
+"""Element types that hold their scales inside, which no ``Type`` can say: their modes are left out."""
+Version = tuple[int, int]
+FILES: dict[Version, str] = {(1, 0): "operators.json", (1, 1): "operators_1_1.json"}
+"""Versions that are known, and the file that has the table of each."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One legal combination of element types; ``allowed_by`` are alternatives, each a set of names needed together."""
+    """One legal combination of element types; ``allowed_by`` are alternatives, each a set of names needed together.
 
-    types: dict[str, DType]
+    None stands for an operand of a list that is not there.
+    """
+
+    types: dict[str, DType | None]
     allowed_by: tuple[frozenset[str], ...]
 
 
@@ -39,71 +52,96 @@ class Row:
     outputs: tuple[str, ...]
     variables: frozenset[str]
     constants: tuple[tuple[int, str], ...]
-    """Position and name of the operands that must be compile-time constants."""
+    """Position (behind a list: from the end) and name of the operands that must be compile-time constants."""
     modes: tuple[Mode, ...]
     arguments: tuple[dict[str, Any], ...]
+    input_list: int = -1
+    """Which of the inputs takes any number of operands."""
 
-    def bind(self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]) -> dict[str, DType] | str:
+    def operands(self, count: int) -> tuple[str, ...]:
+        """The element type or variable of each of ``count`` operands."""
+        return _spread(self.inputs, count, self.input_list, _SCALE in self.variables)
+
+    def results(self, count: int) -> tuple[str, ...]:
+        """The element type or variable of each of ``count`` results."""
+        return _spread(self.outputs, count, -1, _SCALE in self.variables)
+
+    def bind(self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]) -> dict[str, DType | None] | str:
         """Type variable -> element type; or the text that says which operand does not fit."""
-        bound: dict[str, DType] = {}
-        elements = (*spread(self.inputs, len(inputs)), *spread(self.outputs, len(outputs)))
+        bound: dict[str, DType | None] = {}
+        elements = (*self.operands(len(inputs)), *self.results(len(outputs)))
         for element, dtype in zip(elements, inputs + outputs, strict=True):
             fixed = element not in self.variables
             wanted = _fixed(element) if fixed else bound.setdefault(element, dtype)
             if wanted not in (None, dtype):
                 return f"TOSA {self.name} takes {wanted} where it is given {dtype}"
+        if _SCALE in self.variables:
+            bound.setdefault(_SCALE, None)
         return bound
 
-    def matching(self, bound: dict[str, DType]) -> list[Mode]:
+    def matching(self, bound: Mapping[str, DType | None]) -> list[Mode]:
         """Modes in which each bound variable has its element type."""
         return [m for m in self.modes if all(m.types.get(k, v) == v for k, v in bound.items())]
 
 
-def spread(elements: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Elements of ``count`` operands, where the last one stands for a list if there are more or fewer."""
-    return elements[:count] + elements[-1:] * (count - len(elements))
+_SCALE = "scale_t"
+
+
+def _spread(elements: tuple[str, ...], count: int, at: int, scaled: bool) -> tuple[str, ...]:
+    """Elements of ``count`` operands, where the one at ``at`` stands for a list: equal tensors, or tensor and scale."""
+    if count == len(elements) or not elements:
+        return elements
+    at %= len(elements)
+    after = elements[at + 1 :]
+    listed = count - at - len(after)
+    if at == len(elements) - 1 and not scaled:
+        return elements[:at] + elements[at:] * listed
+    return elements[:at] + (elements[at], *[_SCALE] * (listed - 1))[: max(listed, 0)] + after
 
 
 def _fixed(element: str) -> DType | None:
     return DType.SHAPE if element == "shape" else ELEMENTS.get(element)
 
 
-@lru_cache(maxsize=1)
-def load() -> dict[str, Any]:
-    """The parsed file."""
-    file = resources.files(__package__).joinpath("operators.json")
+@lru_cache(maxsize=len(FILES))
+def load(version: Version = (1, 0)) -> dict[str, Any]:
+    """The parsed file of a version."""
+    file = resources.files(__package__).joinpath(FILES[version])
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
 
 
-@lru_cache(maxsize=1)
-def rows() -> dict[str, Row]:
-    """Operator name -> row."""
-    return {entry["name"]: _row(entry) for entry in load()["operators"]}
+@lru_cache(maxsize=len(FILES))
+def rows(version: Version = (1, 0)) -> dict[str, Row]:
+    """Operator name -> row of a version."""
+    return {entry["name"]: _row(entry) for entry in load(version)["operators"]}
 
 
 def _row(entry: dict[str, Any]) -> Row:
     arguments = entry["arguments"]
     inputs = [a for a in arguments if a["category"] == "input" or a["name"] == "initial_value"]
     outputs = [a for a in arguments if a["category"] == "output"]
-    constants = [(i, a["name"]) for i, a in enumerate(inputs) if a.get("compile_time_constant")]
+    listed = next((i for i, a in enumerate(inputs) if "_list_" in a["type"]), len(inputs))
+    places = [i if i <= listed else i - len(inputs) for i in range(len(inputs))]
+    constants = [(i, a["name"]) for i, a in zip(places, inputs, strict=True) if a.get("compile_time_constant")]
     return Row(
         entry["name"],
         tuple(_element(a) for a in inputs),
         tuple(_element(a) for a in outputs),
         frozenset(entry["types"]),
         tuple(constants),
-        tuple(_mode(m) for m in entry["modes"]),
+        tuple(_mode(m) for m in entry["modes"] if not any(t.startswith(_NESTED) for t in m["types"].values())),
         tuple(arguments),
+        listed if listed < len(inputs) else -1,
     )
 
 
 def _element(argument: dict[str, Any]) -> str:
-    if argument["type"] == "shape_t":
+    if argument["type"] in ("shape_t", "shape_list_t"):
         return "shape"
     return argument.get("element") or "any"
 
 
 def _mode(entry: dict[str, Any]) -> Mode:
-    types = {k: ELEMENTS[v] for k, v in entry["types"].items() if v in ELEMENTS}
+    types = {k: ELEMENTS.get(v) for k, v in entry["types"].items() if v in ELEMENTS or v == "-"}
     return Mode(types, tuple(frozenset(names) for names in entry["requires_any"]))

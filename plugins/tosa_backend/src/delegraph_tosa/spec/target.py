@@ -9,12 +9,12 @@ from functools import lru_cache
 
 from delegraph.errors import OptionError
 
-from ..ir.graph import Operator
-from ..ir.types import DType, Type
+from ..ir.graph import Operator, Value
+from ..ir.types import FLOAT8, DType, Type
 from .levels import Level
-from .table import load, rows, spread
+from .table import FILES, Version, load, rows
 
-_FORM = re.compile(r"TOSA-(\d+)\.(\d+)(?:\.\d+)?((?:\+[\w-]+)*)", re.IGNORECASE)
+_FORM = re.compile(r"TOSA-(\d+)\.(\d+)(?:\.\d+)?(?:\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE)
 _ALIASES = {"var": "variable", "cf": "controlflow"}
 _LEVELS = {"8k": "8K", "nolevel": "NONE"}
 PROFILES = ("FP", "INT")
@@ -22,12 +22,16 @@ _ROUNDINGS = {2: "EXT-INEXACTROUND", 3: "EXT-DOUBLEROUND"}
 """Rounding mode -> extension that RESCALE needs for it (specification 2.12, RESCALE)."""
 
 
-@lru_cache(maxsize=1)
-def extensions() -> dict[str, frozenset[str]]:
-    """Extension in lower case -> the profiles one of which it needs."""
+_COMMON = "mx-common"
+"""The extension that every other one of block-scaled types needs beside it."""
+
+
+@lru_cache(maxsize=len(FILES))
+def extensions(version: Version = (1, 0)) -> dict[str, frozenset[str]]:
+    """Extension of a version in lower case -> the profiles one of which it needs."""
     return {
         e["name"][4:].lower(): frozenset(profile.removeprefix("PRO-") for profile in e["with"])
-        for e in load()["extensions"]
+        for e in load(version)["extensions"]
     }
 
 
@@ -47,14 +51,19 @@ class TosaSpec:
 
     @staticmethod
     def parse(text: str) -> TosaSpec:
-        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``, in any case; OptionError says what is wrong."""
+        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``, or ``TOSA-1.1``, which is a draft.
+
+        Order and case do not matter; OptionError says what is wrong and what would be valid.
+        """
         form = _FORM.fullmatch(text.strip())
         if form is None:
             raise _wrong(text, "it is not of the form TOSA-1.0+FP+INT")
         version = (int(form[1]), int(form[2]))
-        if version != (1, 0):
-            raise _wrong(text, f"version {form[1]}.{form[2]} is not written; TOSA 1.0 is what we write")
-        words = [_ALIASES.get(word.lower(), word.lower()) for word in form[3].split("+")[1:]]
+        if version not in FILES:
+            raise _wrong(
+                text, f"version {form[1]}.{form[2]} is not written; TOSA 1.0 is what we write, or the 1.1 draft"
+            )
+        words = [_word(word) for word in form[3].split("+")[1:]]
         return _from_words(text, version, words)
 
     def __str__(self) -> str:
@@ -70,7 +79,7 @@ class TosaSpec:
     @property
     def max_nesting(self) -> int:
         """How deep graphs of control flow may contain each other (MAX_NESTING of the level)."""
-        return _level(self.level).limits["max_nesting"]
+        return _level(self.level, self.version).limits["max_nesting"]
 
     def why_not(self, operator: Operator) -> str | None:
         """Why this target does not take ``operator`` (with its ``outputs`` set), or None. About two microseconds."""
@@ -89,33 +98,32 @@ class TosaSpec:
         return ([types] if types else []) + list(self._limits(operator))
 
     def _limits(self, operator: Operator) -> Iterator[str]:
-        row = rows()[operator.name]
-        for position, name in row.constants:
-            if position < len(operator.inputs) and operator.inputs[position].constant is None:
+        row = rows(self.version).get(operator.name)
+        if row is None:
+            return
+        for position, name in row.constants if "dynamic" not in self.extensions else ():
+            if position < len(operator.inputs) and not _is_known(operator.inputs[position], operator):
                 yield f"TOSA {row.name}: {name} must be a compile-time constant"
-        yield from _level(self.level).exceeded(operator, row)
+        yield from _level(self.level, self.version).exceeded(operator, row)
 
     def why_not_constant(self, type: Type) -> str | None:
         """Why this target does not take a constant of this type, or None."""
-        return self._why_not_value("CONST", "constant", type)
+        return self._why_not_value("constant", type)
 
     def why_not_tensor(self, type: Type) -> str | None:
         """Why this target does not take a graph input or output of this type, or None."""
-        return self._why_not_value("IDENTITY", "tensor", type)
+        return self._why_not_value("tensor", type)
 
-    def _why_not_value(self, operator: str, what: str, type: Type) -> str | None:
+    def _why_not_value(self, what: str, type: Type) -> str | None:
         if type.dtype is not DType.SHAPE:
-            row = rows()[operator]
-            modes = row.matching({next(iter(row.variables)): type.dtype})
-            allowed_by = [names for mode in modes for names in mode.allowed_by]
-            if text := self._refusal(f"a {what} of {type.dtype}", allowed_by):
+            if text := self._refusal(f"a {what} of {type.dtype}", value_alternatives(type.dtype, self.version)):
                 return text
-        text = _level(self.level).why_not_type(type)
+        text = _level(self.level, self.version).why_not_type(type)
         return text and f"{what} {text}"
 
     def _why_not_types(self, operator: Operator) -> str | None:
-        needs = alternatives(operator)
-        return needs if isinstance(needs, str) else self._refusal(f"TOSA {_subject(operator)}", needs)
+        needs = alternatives(operator, self.version)
+        return needs if isinstance(needs, str) else self._refusal(f"TOSA {_subject(operator, self.version)}", needs)
 
     def _refusal(self, subject: str, allowed_by: list[frozenset[str]]) -> str | None:
         if any(names <= self.names for names in allowed_by):
@@ -130,9 +138,11 @@ DEFAULT = TosaSpec()
 """``TOSA-1.0+FP+INT`` at level 8K."""
 
 
-def alternatives(operator: Operator) -> list[frozenset[str]] | str:
+def alternatives(operator: Operator, version: Version = (1, 0)) -> list[frozenset[str]] | str:
     """Sets of profiles and extensions, any of which allows the operator's types; or the text that says none can."""
-    row = rows()[operator.name]
+    row = rows(version).get(operator.name)
+    if row is None:
+        return f"TOSA {operator.name} is not in TOSA {version[0]}.{version[1]}"
     outputs = tuple(v.dtype for v in operator.outputs)
     bound = row.bind(tuple(v.dtype for v in operator.inputs), outputs)
     if isinstance(bound, str):
@@ -141,15 +151,38 @@ def alternatives(operator: Operator) -> list[frozenset[str]] | str:
         bound["acc_t"] = operator.acc_type
     found = [names for mode in row.matching(bound) for names in mode.allowed_by]
     if not found:
-        return f"TOSA {_subject(operator)} is not in TOSA 1.0"
+        return f"TOSA {_subject(operator, version)} is not in TOSA {version[0]}.{version[1]}"
     rounding = _ROUNDINGS.get(getattr(operator, "rounding_mode", 0))
     return [names | {rounding} for names in found] if rounding else found
 
 
-def _subject(operator: Operator) -> str:
+def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
+    """Sets of profiles and extensions, any of which allows constants, inputs and outputs of an element type.
+
+    The table has rows for CONST only, and CONST on FP8 asks for FP8 arithmetic; block-scaled operators take it as well.
+    """
+    row = rows(version)["CONST"]
+    scaled = frozenset({"EXT-MX-COMMON", f"EXT-MX-{dtype.name}"})
+    found = [names for mode in row.matching({next(iter(row.variables)): dtype}) for names in mode.allowed_by]
+    return [*found, scaled] if found and dtype in FLOAT8 and version > (1, 0) else found
+
+
+def _is_known(value: Value, operator: Operator) -> bool:
+    """Whether the operand is a compile-time constant; shapes that are computed of constants are, and all sizes are."""
+    computed = value.producer is not None and value.producer.entries is not None
+    return value.constant is not None or computed or operator.name == "DIM"
+
+
+def _word(word: str) -> str:
+    """A profile, extension or level as it is called here: some tools write underscores."""
+    lower = word.lower().replace("_", "-")
+    return _ALIASES.get(lower, lower)
+
+
+def _subject(operator: Operator, version: Version) -> str:
     """``CAST from bool to fp32``, ``CLAMP on bf16``, ``MATMUL on fp16 with result fp32``."""
-    row = rows()[operator.name]
-    elements = spread(row.inputs, len(operator.inputs))
+    row = rows(version)[operator.name]
+    elements = row.operands(len(operator.inputs))
     variable = [v for v, e in zip(operator.inputs, elements, strict=True) if e in row.variables]
     given = list(dict.fromkeys(str(v.dtype) for v in variable or operator.inputs if v.dtype is not DType.SHAPE))
     results = list(dict.fromkeys(str(v.dtype) for v in operator.outputs))
@@ -159,9 +192,9 @@ def _subject(operator: Operator) -> str:
     return f"{operator.name} from {', '.join(given)} to {', '.join(results)}{accumulator}"
 
 
-@lru_cache(maxsize=2)
-def _level(name: str) -> Level:
-    return Level(name)
+@lru_cache(maxsize=4)
+def _level(name: str, version: Version) -> Level:
+    return Level(name, version)
 
 
 def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSpec:
@@ -174,17 +207,21 @@ def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSp
         raise _wrong(text, "it names no profile: FP, INT or both")
     if len(levels) > 1:
         raise _wrong(text, "it names two levels")
-    _check_extensions(text, profiles, named)
+    _check_extensions(text, version, profiles, named)
     return TosaSpec(version, profiles, named, levels[0] if levels else "8K")
 
 
-def _check_extensions(text: str, profiles: frozenset[str], named: frozenset[str]) -> None:
-    known = extensions()
+def _check_extensions(text: str, version: Version, profiles: frozenset[str], named: frozenset[str]) -> None:
+    known = extensions(version)
     if unknown := sorted(named - known.keys()):
+        if version == (1, 0) and not named - extensions((1, 1)).keys():
+            raise _wrong(text, f"extension {', '.join(unknown)} is of the 1.1 draft: write TOSA-1.1")
         raise _wrong(text, f"unknown extension {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     for name in sorted(named):
         if not known[name] & profiles:
             raise _wrong(text, f"extension {name} needs profile {' or '.join(sorted(known[name]))}")
+        if name.startswith("mx") and _COMMON not in named:
+            raise _wrong(text, f"extension {name} needs extension {_COMMON}")
 
 
 def _wrong(text: str, why: str) -> OptionError:

@@ -9,16 +9,13 @@ from ..types import DType, Type
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv
 
 AXES = {2: ("height", "width"), 3: ("depth", "height", "width")}
-_RESULTS = {
-    DType.INT8: DType.INT32,
-    DType.INT16: DType.INT48,
-    DType.FP8E4M3: DType.FP16,
-    DType.FP8E5M2: DType.FP16,
-}
 
 
 class Convolution(Operator):
-    """Operands and rules that the convolutions share: a bias of one element or one an output channel, zero points."""
+    """Operands and rules that the convolutions share: a bias, zero points.
+
+    The bias has one element or one an output channel; its element type is that of the result.
+    """
 
     input: Value
     weight: Value
@@ -33,7 +30,7 @@ class Convolution(Operator):
         dtype = self.input.type.dtype
         expect_zero_point(self.input_zp, dtype, "input_zp")
         expect_zero_point(self.weight_zp, self.weight.type.dtype, "weight_zp")
-        return (Type((batch, *spatial, channels), _RESULTS.get(dtype, dtype)),)
+        return (Type((batch, *spatial, channels), self.bias.type.dtype),)
 
 
 class Windowed(Convolution):
@@ -50,12 +47,17 @@ class Windowed(Convolution):
 
     def spatial(self, sizes: Shape, kernel: Shape) -> list[int]:
         """Output sizes: ``OH = idiv_check(IH - 1 + pads - (KH - 1) * dilation, stride) + 1``, which must be exact."""
-        axes = len(sizes)
-        expect_length(self.pad, 2 * axes, "pad")
-        expect_length(self.dilation, axes, "dilation")
-        check(min(self.dilation) >= 1, f"dilation {list(self.dilation)} has an entry below 1")
-        reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, kernel, strict=True)]
-        return windows(sizes, self.pad, reach, self.stride)
+        return spatial_sizes(sizes, kernel, self.pad, self.stride, self.dilation)
+
+
+def spatial_sizes(sizes: Shape, kernel: Shape, pad: Ints, stride: Ints, dilation: Ints) -> list[int]:
+    """Output sizes of a convolution with dilation (see ``Windowed.spatial``)."""
+    axes = len(sizes)
+    expect_length(pad, 2 * axes, "pad")
+    expect_length(dilation, axes, "dilation")
+    check(min(dilation) >= 1, f"dilation {list(dilation)} has an entry below 1")
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    return windows(sizes, pad, reach, stride)
 
 
 def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list[int]:

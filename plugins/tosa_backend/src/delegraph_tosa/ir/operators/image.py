@@ -48,6 +48,42 @@ class MAX_POOL2D(Operator):
         return _pooled(self.input, self.kernel, self.stride, self.pad)
 
 
+class AVG_POOL2D_ADAPTIVE(Operator):
+    """AVG_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1 draft)."""
+
+    input: Value
+    input_zp: Value
+    output_zp: Value
+    kernel: Value
+    stride: Value
+    pad: Value
+    acc_type: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        expect_zero_point(self.input_zp, self.input.dtype, "input_zp")
+        expect_zero_point(self.output_zp, self.input.dtype, "output_zp")
+        return _pooled(self.input, *window_operands(self))
+
+
+class MAX_POOL2D_ADAPTIVE(Operator):
+    """MAX_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1 draft)."""
+
+    input: Value
+    kernel: Value
+    stride: Value
+    pad: Value
+    nan_mode: NanMode = NanMode.PROPAGATE
+
+    def infer(self) -> tuple[Type, ...]:
+        return _pooled(self.input, *window_operands(self))
+
+
+def window_operands(pool: AVG_POOL2D_ADAPTIVE | MAX_POOL2D_ADAPTIVE) -> tuple[Shape, Shape, Shape]:
+    """Kernel, stride and pad."""
+    kernel, stride = shape_operand(pool.kernel, 2, "kernel"), shape_operand(pool.stride, 2, "stride")
+    return kernel, stride, shape_operand(pool.pad, 4, "pad")
+
+
 _WIDENED = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
 
 

@@ -6,7 +6,7 @@ import math
 
 from ..graph import Illegal, Ints, Operator, Value, Values, check
 from ..types import Type
-from .rules import Shape, expect_axis, expect_rank, expect_single, shape_operand, without_zero_sizes
+from .rules import Shape, element, expect_axis, expect_rank, expect_single, shape_operand, without_zero_sizes
 
 
 class CONCAT(Operator):
@@ -119,10 +119,40 @@ class GATHER(Operator):
     indices: Value
 
     def infer(self) -> tuple[Type, ...]:
-        n, _, c = expect_rank(self.values, 3, "values")
-        rows, w = expect_rank(self.indices, 2, "indices")
-        check(rows == n, f"indices {self.indices.type} and values {self.values.type} differ in the batch")
-        return (Type((n, w, c), self.values.dtype),)
+        n, w = expect_gather_indices(self.indices, self.values)
+        return (Type((n, w, self.values.shape[2]), self.values.dtype),)
+
+
+class ROW_GATHER(Operator):
+    """values [N,K,C], indices [N,W], row_count INT32 [1], constant -> [N,W*row_count,C] (1.1 draft).
+
+    Each index names the first of ``row_count`` rows.
+    """
+
+    values: Value
+    indices: Value
+    row_count: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        n, w = expect_gather_indices(self.indices, self.values)
+        return (Type((n, w * expect_row_count(self.row_count), self.values.shape[2]), self.values.dtype),)
+
+
+def expect_gather_indices(indices: Value, values: Value) -> Shape:
+    """Shape [N,W] of the indices into values [N,K,C]."""
+    n, _, _ = expect_rank(values, 3, "values")
+    shape = expect_rank(indices, 2, "indices")
+    check(shape[0] == n, f"indices {indices.type} and values {values.type} differ in the batch")
+    return shape
+
+
+def expect_row_count(row_count: Value) -> int:
+    """The constant number of rows in a group."""
+    expect_single(row_count, "row_count")
+    count = element(row_count)
+    check(count is not None, "row_count must be a compile-time constant")
+    check(int(count or 0) >= 1, f"row_count {count} is below 1")
+    return int(count or 0)
 
 
 class SCATTER(Operator):

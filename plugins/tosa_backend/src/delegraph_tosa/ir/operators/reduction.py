@@ -48,16 +48,17 @@ class REDUCE_SUM(Reduction):
 
 
 class ARGMAX(Operator):
-    """input [*S] -> INT32 without ``axis``: index of the first maximum."""
+    """input [*S] -> INT32 without ``axis``: index of the first maximum; ``dtype`` INT64 is of 1.1."""
 
     input: Value
     axis: int
     nan_mode: NanMode = NanMode.PROPAGATE
+    dtype: ResultDType = DType.INT32
 
     def infer(self) -> tuple[Type, ...]:
         shape = self.input.shape
         expect_axis(self.axis, len(shape))
-        return (Type(shape[: self.axis] + shape[self.axis + 1 :], DType.INT32),)
+        return (Type(shape[: self.axis] + shape[self.axis + 1 :], self.dtype),)
 
 
 class MATMUL(Operator):
@@ -76,6 +77,24 @@ class MATMUL(Operator):
         n, h, c = expect_rank(self.A, 3, "A")
         batch, depth, w = expect_rank(self.B, 3, "B")
         check((batch, depth) == (n, c), f"{self.A.type} and {self.B.type} do not multiply")
+        expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
+        expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
+        return (Type((n, h, w), self.dtype),)
+
+
+class MATMUL_T(Operator):
+    """A [N,H,C], B [N or 1,W,C], zero points [1] -> [N,H,W] of ``dtype`` (1.1 draft): B is transposed."""
+
+    A: Value
+    B: Value
+    A_zp: Value
+    B_zp: Value
+    dtype: ResultDType
+
+    def infer(self) -> tuple[Type, ...]:
+        n, h, c = expect_rank(self.A, 3, "A")
+        batch, w, depth = expect_rank(self.B, 3, "B")
+        check(depth == c and batch in (1, n), f"{self.A.type} and {self.B.type} (transposed) do not multiply")
         expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
         expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
         return (Type((n, h, w), self.dtype),)

@@ -1,0 +1,55 @@
+"""Kernels of variables (specification 2.16): tensors that keep their value as long as one program is run.
+
+A program starts from the initial values each time; a graph of control flow sees the variables of the one it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from delegraph.errors import InputError
+
+from ..ir import operators as ops
+from ..ir.graph import Array
+from .kernels import Result, computes
+
+_VARIABLES: ContextVar[dict[str, Array] | None] = ContextVar("_VARIABLES", default=None)
+
+
+@contextmanager
+def variables() -> Iterator[dict[str, Array]]:
+    """The variables of the run that this thread is in; a new set if it is in none."""
+    held = _VARIABLES.get()
+    if held is not None:
+        yield held
+        return
+    held = {}
+    token = _VARIABLES.set(held)
+    try:
+        yield held
+    finally:
+        _VARIABLES.reset(token)
+
+
+@computes(ops.VARIABLE)
+def variable(op: ops.VARIABLE, initial: Array) -> Result:
+    with variables() as held:
+        held[op.variable] = initial
+    return ()
+
+
+@computes(ops.VARIABLE_WRITE)
+def variable_write(op: ops.VARIABLE_WRITE, x: Array) -> Result:
+    with variables() as held:
+        held[op.variable] = x
+    return ()
+
+
+@computes(ops.VARIABLE_READ)
+def variable_read(op: ops.VARIABLE_READ) -> Result:
+    with variables() as held:
+        if op.variable not in held:
+            raise InputError("input-invalid", f"variable {op.variable!r} is read before it is declared")
+        return held[op.variable]

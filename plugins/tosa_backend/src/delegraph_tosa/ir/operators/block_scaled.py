@@ -1,0 +1,140 @@
+"""Block-scaled operators of the 1.1 draft (EXT-MX-...): the last axis in blocks, whose scales are another tensor.
+
+A scale tensor has the shape of its data, with the last size divided by ``block_size``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..graph import Operator, ResultDType, Value, Values, check, shape_of
+from ..types import BlockSize, DType, Type
+from .convolution import spatial_sizes
+from .layout import expect_gather_indices, expect_row_count
+from .rules import Shape, expect_rank, shape_operand, without_zero_sizes
+
+
+def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
+    """Shape of the scales of data of this shape."""
+    check(
+        len(shape) > 0 and shape[-1] % block_size == 0, f"{name} {list(shape)} is not made of blocks of {block_size:d}"
+    )
+    return (*shape[:-1], shape[-1] // block_size)
+
+
+def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None:
+    wanted = scale_shape(data.shape, block_size, name)
+    check(scale.shape == wanted, f"the scale of {name} must have shape {list(wanted)}, is {scale.type}")
+
+
+class MATMUL_T_BLOCK_SCALED(Operator):
+    """A_data [N,H,C], A_scale [N,H,C/block], B_data [N or 1,W,C], B_scale [N or 1,W,C/block] -> FP32 [N,H,W]."""
+
+    A_data: Value
+    A_scale: Value
+    B_data: Value
+    B_scale: Value
+    block_size: BlockSize
+
+    def infer(self) -> tuple[Type, ...]:
+        n, h, c = expect_rank(self.A_data, 3, "A_data")
+        batch, w, depth = expect_rank(self.B_data, 3, "B_data")
+        check(depth == c and batch in (1, n), f"{self.A_data.type} and {self.B_data.type} (transposed) do not multiply")
+        _expect_scale(self.A_scale, self.A_data, self.block_size, "A_data")
+        _expect_scale(self.B_scale, self.B_data, self.block_size, "B_data")
+        return (Type((n, h, w), DType.FP32),)
+
+
+class CONV2D_BLOCK_SCALED(Operator):
+    """input [N,IH,IW,IC], weight [OC,KH,KW,IC], each with its scale, bias [OC or 1] -> FP32 [N,OH,OW,OC]."""
+
+    input_data: Value
+    input_scale: Value
+    weight_data: Value
+    weight_scale: Value
+    bias: Value
+    pad: Value
+    stride: Value
+    dilation: Value
+    block_size: BlockSize
+
+    def infer(self) -> tuple[Type, ...]:
+        n, *size, ic = expect_rank(self.input_data, 4, "input_data")
+        oc, *kernel, wic = expect_rank(self.weight_data, 4, "weight_data")
+        check(wic == ic, f"weight {self.weight_data.type} does not have the {ic} channels of {self.input_data.type}")
+        _expect_scale(self.input_scale, self.input_data, self.block_size, "input_data")
+        _expect_scale(self.weight_scale, self.weight_data, self.block_size, "weight_data")
+        check(self.bias.shape in ((1,), (oc,)), f"bias must have 1 or {oc} elements, is {self.bias.type}")
+        pad, stride = shape_operand(self.pad, 4, "pad"), shape_operand(self.stride, 2, "stride")
+        dilation = shape_operand(self.dilation, 2, "dilation")
+        return (Type((n, *spatial_sizes(tuple(size), tuple(kernel), pad, stride, dilation), oc), DType.FP32),)
+
+
+class CAST_FROM_BLOCK_SCALED(Operator):
+    """input_data [*S,C], input_scale [*S,C/block] -> [*S,C] of ``dtype``."""
+
+    input_data: Value
+    input_scale: Value
+    block_size: BlockSize
+    dtype: ResultDType
+
+    def infer(self) -> tuple[Type, ...]:
+        _expect_scale(self.input_scale, self.input_data, self.block_size, "input_data")
+        return (Type(self.input_data.shape, self.dtype),)
+
+
+class CAST_TO_BLOCK_SCALED(Operator):
+    """input_data [*S,C] -> output_data [*S,C] of ``dtype``, output_scale [*S,C/block]."""
+
+    input_data: Value
+    block_size: BlockSize
+    dtype: ResultDType
+
+    def infer(self) -> tuple[Type, ...]:
+        shape = self.input_data.shape
+        scale = Type(scale_shape(shape, self.block_size, "input_data"), DType.FP8UE8M0)
+        return (Type(shape, self.dtype), scale)
+
+
+def _expect_list(values: Values, block_size: int) -> None:
+    """One tensor has blocks of size 1, a tensor and its scale have larger ones."""
+    check(len(values) in (1, 2), f"a tensor, or a tensor and its scale are wanted, {len(values)} operands are given")
+    scaled = len(values) == 2
+    check(scaled == (block_size != 1), f"{len(values)} tensors do not go with a block size of {block_size:d}")
+    if scaled:
+        _expect_scale(values[1], values[0], block_size, "the value")
+
+
+class RESHAPE_BLOCK_SCALED(Operator):
+    """A tensor, or a tensor and its scale, then new_value_shape SHAPE -> the same reshaped."""
+
+    input: Values
+    new_value_shape: Value
+    block_size: BlockSize
+
+    def infer(self) -> tuple[Type, ...]:
+        check(len(self.inputs) in (2, 3), f"1 or 2 tensors and a shape are wanted, {len(self.inputs)} operands given")
+        _expect_list(self.input, self.block_size)
+        shape = without_zero_sizes(shape_of(self.new_value_shape), "new_value_shape")
+        data = self.inputs[0]
+        check(math.prod(shape) == math.prod(data.shape), f"{data.type} does not have the elements of {list(shape)}")
+        if len(self.input) == 1:
+            return (Type(shape, data.dtype),)
+        scale = Type(scale_shape(shape, self.block_size, "new_value_shape"), self.inputs[1].dtype)
+        return (Type(shape, data.dtype), scale)
+
+
+class ROW_GATHER_BLOCK_SCALED(Operator):
+    """values [N,K,C], perhaps their scale, indices [N,W], row_count INT32 [1] -> [N,W*row_count,C], perhaps a scale."""
+
+    values: Values
+    indices: Value
+    row_count: Value
+    block_size: BlockSize
+
+    def infer(self) -> tuple[Type, ...]:
+        check(len(self.inputs) in (3, 4), f"it has {len(self.inputs)} operands, needs 3 or 4")
+        _expect_list(self.values, self.block_size)
+        n, w = expect_gather_indices(self.indices, self.inputs[0])
+        rows = w * expect_row_count(self.row_count)
+        return tuple(Type((n, rows, v.shape[2]), v.dtype) for v in self.values)

@@ -1,0 +1,217 @@
+"""Shape operators of the 1.1 draft (EXT-SHAPE): they compute SHAPE values, all of them known before anything runs.
+
+``infer`` computes the result's entries, so operands that are shapes must have been inferred before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from ..graph import Operator, Value, Values, check, shape_of
+from ..types import DType, Type
+from .rules import Shape, element, expect_axis, expect_single
+
+LARGEST = (1 << 63) - 1
+
+
+class ShapeOperator(Operator):
+    """An operator whose result is a SHAPE; ``entries`` holds it once ``infer`` was called."""
+
+    def compute(self) -> Shape:
+        """The entries of the result; raises ``Illegal`` for what the pseudocode calls ERROR_IF or REQUIRE."""
+        raise NotImplementedError
+
+    def infer(self) -> tuple[Type, ...]:
+        self.entries = self.compute()
+        fits = all(-LARGEST <= entry <= LARGEST for entry in self.entries)
+        check(fits, f"{self.name} gives {list(self.entries)}, which 64 bits do not hold")
+        return (Type((len(self.entries),), DType.SHAPE),)
+
+
+class ShapeBinary(ShapeOperator):
+    """input1 SHAPE [n], input2 SHAPE [n] -> SHAPE [n]."""
+
+    input1: Value
+    input2: Value
+    smallest: ClassVar[tuple[int, int] | None] = None
+    """What the entries of the operands must not be below."""
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        """One entry of the result."""
+        raise NotImplementedError
+
+    def compute(self) -> Shape:
+        pairs = _pairs(self)
+        if self.smallest is not None:
+            low, high = self.smallest
+            within = all(a >= low and b >= high for a, b in pairs)
+            check(within, f"entries {pairs} must be at least {low} on the left and {high} on the right")
+        return tuple(self.combine(a, b) for a, b in pairs)
+
+
+def _pairs(operator: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
+    left, right = shape_of(operator.input1), shape_of(operator.input2)
+    check(len(left) == len(right), f"input1 has {len(left)} entries, input2 {len(right)}")
+    return list(zip(left, right, strict=True))
+
+
+class ADD_SHAPE(ShapeBinary):
+    """Sum of the entries."""
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return left + right
+
+
+class SUB_SHAPE(ShapeBinary):
+    """Difference of the entries."""
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return left - right
+
+
+class MUL_SHAPE(ShapeBinary):
+    """Product of the entries."""
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return left * right
+
+
+class MAX_SHAPE(ShapeBinary):
+    """The larger entries."""
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return max(left, right)
+
+
+class MIN_SHAPE(ShapeBinary):
+    """The smaller entries."""
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return min(left, right)
+
+
+class MOD_SHAPE(ShapeBinary):
+    """Remainders of the entries."""
+
+    smallest = (0, 1)
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return left % right
+
+
+class DIV_CEIL_SHAPE(ShapeBinary):
+    """Quotients, rounded up."""
+
+    smallest = (0, 1)
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return -(-left // right)
+
+
+class DIV_FLOOR_SHAPE(ShapeBinary):
+    """Quotients, rounded down."""
+
+    smallest = (0, 1)
+
+    @staticmethod
+    def combine(left: int, right: int) -> int:
+        return left // right
+
+
+class ShapeUnary(ShapeOperator):
+    """input SHAPE [n] -> SHAPE [n]."""
+
+    input: Value
+
+    def each(self, lowest: int, highest: int, function: Callable[[int], int]) -> Shape:
+        """``function`` of every entry, all of which must lie in the range."""
+        entries = shape_of(self.input)
+        within = all(lowest <= entry <= highest for entry in entries)
+        check(within, f"entries {list(entries)} are outside {lowest} .. {highest}")
+        return tuple(map(function, entries))
+
+
+class EXP2_SHAPE(ShapeUnary):
+    """Two to the power of the entries."""
+
+    def compute(self) -> Shape:
+        return self.each(0, 62, lambda entry: 1 << entry)
+
+
+class LOG2_CEIL_SHAPE(ShapeUnary):
+    """Binary logarithm of the entries, rounded up."""
+
+    def compute(self) -> Shape:
+        return self.each(1, LARGEST, lambda entry: (entry - 1).bit_length())
+
+
+class LOG2_FLOOR_SHAPE(ShapeUnary):
+    """Binary logarithm of the entries, rounded down."""
+
+    def compute(self) -> Shape:
+        return self.each(1, LARGEST, lambda entry: entry.bit_length() - 1)
+
+
+class CONCAT_SHAPE(ShapeOperator):
+    """input: one or more SHAPEs -> all their entries."""
+
+    input: Values
+
+    def compute(self) -> Shape:
+        check(bool(self.inputs), "CONCAT_SHAPE needs at least one shape")
+        return tuple(entry for value in self.inputs for entry in shape_of(value))
+
+
+class SLICE_SHAPE(ShapeOperator):
+    """input SHAPE [n], start INT32 [1], size INT32 [1], constants -> SHAPE [size]."""
+
+    input: Value
+    start: Value
+    size: Value
+
+    def compute(self) -> Shape:
+        entries = shape_of(self.input)
+        start, size = _constant(self.start, "start"), _constant(self.size, "size")
+        inside = size > 0 and start >= 0 and start + size <= len(entries)
+        check(inside, f"start {start} and size {size} are not inside {list(entries)}")
+        return entries[start : start + size]
+
+
+def _constant(value: Value, name: str) -> int:
+    expect_single(value, name)
+    found = element(value)
+    check(found is not None, f"{name} must be a compile-time constant")
+    return int(found or 0)
+
+
+class DIM(ShapeOperator):
+    """input1 [*S] -> SHAPE [1]: the size of ``axis``."""
+
+    input1: Value
+    axis: int
+
+    def compute(self) -> Shape:
+        expect_axis(self.axis, self.input1.rank)
+        return (self.input1.shape[self.axis],)
+
+
+class ASSERT_EQUAL_SHAPE(Operator):
+    """input1 SHAPE [n], input2 SHAPE [n] -> no result: the entries are equal, or one of them is 1 where that may be."""
+
+    input1: Value
+    input2: Value
+    allow_broadcast: bool
+
+    def infer(self) -> tuple[Type, ...]:
+        equal = all(a == b or (self.allow_broadcast and 1 in (a, b)) for a, b in _pairs(self))
+        check(equal, f"{list(shape_of(self.input1))} and {list(shape_of(self.input2))} are not equal")
+        return ()

@@ -1,0 +1,98 @@
+"""Every row of the tables of TOSA 1.0 and 1.1 as a file of one operator: what the reference model computes before and
+after reading and writing it again is equal byte for byte, and it is what ``evaluate`` computes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import judges
+import numpy as np
+import pytest
+from delegraph_tosa.evaluate import evaluate, why_not
+from delegraph_tosa.evaluate.kernels import _decoded
+from delegraph_tosa.ir.graph import Graph, Value
+from delegraph_tosa.ir.types import DType
+from delegraph_tosa.serialise import TosaFile, read
+from delegraph_tosa.spec import TosaSpec
+from samples import arrays, samples
+
+TARGETS = {version: TosaSpec(version) for version in ((1, 0), (1, 1))}
+"""Only the version matters to the writer."""
+ACCURACY = {DType.FP32: 4e-6, DType.FP16: 3e-3, DType.BF16: 1.6e-2}
+"""Of the largest output: a few units in the last place."""
+OF_RESIZE = ACCURACY | {DType.FP8E4M3: 1 / 8, DType.FP8E5M2: 1 / 4}
+"""Interpolation rounds in between; everything else on FP8 is exact."""
+NOT_COMPUTED = ("CONV2D", "CONV3D", "TRANSPOSE_CONV2D")
+"""What the reference model does not have: the convolutions of mixed element types of the 1.1 draft."""
+
+
+class Case(NamedTuple):
+    graph: Graph
+    version: tuple[int, int]
+    inputs: list[np.ndarray]
+
+
+def _cases():
+    of_1_0 = {sample.label for sample in samples()}
+    for version in TARGETS:
+        for sample in samples(version=version):
+            types = [v.dtype for v in (*sample.graph.inputs, *sample.graph.outputs)]
+            handed_over = types and DType.INT48 not in types and DType.INT4 not in types  # of its Python binding
+            repeated = version > (1, 0) and sample.label in of_1_0
+            if sample.graph.outputs and handed_over and not repeated and not why_not(sample.graph.operators[0]):
+                yield f"{version[1]} {sample.label}", Case(sample.graph, version, arrays(sample.graph))
+
+
+CASES = dict(_cases())
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, tuple[bytes, bytes]]:
+    """Each file as we write it, and as we write it after reading it."""
+    first = {label: TosaFile(case.graph, TARGETS[case.version]).join() for label, case in CASES.items()}
+    return {label: (file, TosaFile(read(file), TARGETS[CASES[label].version]).join()) for label, file in first.items()}
+
+
+@pytest.fixture(scope="module")
+def reference(files):
+    """What the reference model computes of each file as it was first written."""
+    return _outputs({label: first for label, (first, _) in files.items()})
+
+
+def _outputs(files):
+    results = judges.run_each([(file, CASES[label].inputs) for label, file in files.items()])
+    return dict(zip(files, results, strict=True))
+
+
+def test_there_are_enough_of_them(reference):
+    computed = [label for label, outputs in reference.items() if not isinstance(outputs, str)]
+    assert len(computed) >= 500
+    refused = {label.split()[1].partition("(")[0] for label in reference.keys() - set(computed)}
+    assert refused <= set(NOT_COMPUTED)
+    assert all(label.startswith("1 ") for label in reference.keys() - set(computed))
+
+
+def test_reading_and_writing_changes_no_byte_of_the_outputs(files, reference):
+    again = _outputs({label: second for label, (_, second) in files.items()})
+    for label, outputs in reference.items():
+        if not isinstance(outputs, str):
+            assert [o.tobytes() for o in again[label]] == [o.tobytes() for o in outputs], label
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_evaluate_equals_the_reference_model(label, reference):
+    outputs = reference[label]
+    if not isinstance(outputs, str):
+        graph = CASES[label].graph
+        for value, ours, theirs in zip(graph.outputs, evaluate(graph, CASES[label].inputs), outputs, strict=True):
+            accuracy = OF_RESIZE if "RESIZE" in label else ACCURACY
+            _compare(value, ours, theirs.view(ours.dtype), accuracy)
+
+
+def _compare(value: Value, ours: np.ndarray, theirs: np.ndarray, accuracy: dict[DType, float]) -> None:
+    if value.dtype not in accuracy:
+        np.testing.assert_array_equal(ours, theirs)
+        return
+    ours, theirs = (_decoded(a, value.dtype).astype(np.float64) for a in (ours, theirs))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=accuracy[value.dtype] * np.abs(theirs).max(initial=0))
