@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, WriteError
+from ..files import write_whole
 from ..registry import default_registry
 from .outcome import Outcome, UsageError, progress, table
 
@@ -25,13 +26,36 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.set_defaults(command=_run)
     inspect = commands.add_parser("inspect", parents=[common], help="show what is in a file such as .tosa")
     inspect.add_argument("file", type=Path, metavar="FILE")
+    inspect.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows the graph")
+    inspect.add_argument("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
     inspect.set_defaults(command=_inspect)
 
 
 def _inspect(args: argparse.Namespace) -> Outcome:
+    file_format = _format(args.file)
     with progress(f"reading {args.file}"):
-        inspection = _format(args.file).inspect(args.file)
-    return Outcome("delegraph.inspect/1", {"file": str(args.file), **inspection.to_json()}, str(inspection))
+        inspection = file_format.inspect(args.file)
+    content, texts = {"file": str(args.file), **inspection.to_json()}, [str(inspection)]
+    if args.html:
+        write_whole(args.html, _ability(file_format, "page", args.file)(args.file).encode())
+        texts.append(f"wrote {args.html}")
+    verdicts = _ability(file_format, "verify", args.file)(args.file) if args.verify else []
+    if args.verify:
+        content["verdicts"] = [verdict._asdict() for verdict in verdicts]
+        texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
+    refused = any(verdict.accepted is False for verdict in verdicts)
+    return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
+
+
+_VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}
+
+
+def _ability(file_format: Any, name: str, path: Path) -> Any:
+    """A method that a format may have beyond those of ``FileFormat``."""
+    found = getattr(file_format, name, None)
+    if found is None:
+        raise UsageError("usage-invalid", f"the format of {path.suffix} files has no {name}")
+    return found
 
 
 def _run(args: argparse.Namespace) -> Outcome:
@@ -91,8 +115,6 @@ def _figure(value: float | int | None) -> str:
 
 def _save(folder: Path, arrays: list[np.ndarray[Any, Any]]) -> None:
     import numpy as np
-
-    from ..files import write_whole
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

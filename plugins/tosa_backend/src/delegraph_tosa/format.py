@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from .evaluate import evaluate
+from .inspection import Verdict, figures, page, verdicts
 from .ir.graph import Array, Graph, Value
 from .ir.text import render
 from .ir.types import ARRAY_DTYPES, DType, Type
 from .serialise import read
 from .serialise.elements import size_in_file
-from .spec import required
+from .spec import TosaSpec, required, required_version
 
 ELIDED = 16
 """Constants of more elements are left out of the text form."""
@@ -33,6 +34,12 @@ class TosaInspection:
     operators: dict[str, int]
     constants: int
     constant_bytes: int
+    parameters: int
+    multiply_accumulates: int
+    constant_bytes_by_type: dict[str, int]
+    computed_bytes_by_type: dict[str, int]
+    largest_live_bytes: int
+    version: str
     profiles: tuple[str, ...]
     extensions: tuple[str, ...]
     text: str
@@ -43,16 +50,23 @@ class TosaInspection:
 
     def __str__(self) -> str:
         """The statistics, as comments before the text form."""
+        return "\n".join([*(f"// {line}" for line in self.lines()), self.text])
+
+    def lines(self) -> list[str]:
+        """The statistics, a sentence each."""
         operators = ", ".join(f"{count} {name}" for name, count in self.operators.items())
         needs = " and ".join(self.profiles) + "".join(f", extension {e}" for e in self.extensions)
-        lines = (
+        return [
             f"{self.bytes} bytes, of which {self.constant_bytes} are the elements of {self.constants} constants",
-            f"needs profile {needs}",
+            f"needs profile {needs}" + (" (TOSA 1.1, a draft)" if self.version == "1.1" else ""),
             f"inputs: {', '.join(self.inputs)}",
             f"outputs: {', '.join(self.outputs)}",
             f"{sum(self.operators.values())} operators: {operators}",
-        )
-        return "\n".join([*(f"// {line}" for line in lines), self.text])
+            f"{self.parameters} parameters, {self.multiply_accumulates} multiply-accumulates",
+            f"bytes of constants: {_by_type(self.constant_bytes_by_type)}",
+            f"bytes of inputs and results: {_by_type(self.computed_bytes_by_type)}",
+            f"largest live set: {self.largest_live_bytes} bytes",
+        ]
 
 
 class TosaFormat:
@@ -63,7 +77,8 @@ class TosaFormat:
         """Statistics and the text form."""
         data = path.read_bytes()
         graph = read(data)
-        constants, needs = graph.constants(), required(graph)
+        constants, version, counted = graph.constants(), required_version(graph), figures(graph)
+        needs = required(graph, version)
         return TosaInspection(
             name=graph.name,
             bytes=len(data),
@@ -72,10 +87,30 @@ class TosaFormat:
             operators=dict(Counter(op.name for op in graph.operators).most_common()),
             constants=len(constants),
             constant_bytes=sum(size_in_file(v.type) for v in constants),
+            parameters=counted.parameters,
+            multiply_accumulates=counted.multiply_accumulates,
+            constant_bytes_by_type=counted.constant_bytes,
+            computed_bytes_by_type=counted.computed_bytes,
+            largest_live_bytes=counted.largest_live_bytes,
+            version=f"{version[0]}.{version[1]}",
             profiles=tuple(sorted(needs.profiles)),
             extensions=tuple(sorted(needs.extensions)),
             text=render(graph, elide=ELIDED),
         )
+
+    @staticmethod
+    def page(path: Path) -> str:
+        """The statistics and the graph as one HTML page, which needs no network."""
+        facts = [tuple(line.partition(": ")[::2]) for line in TosaFormat.inspect(path).lines()]
+        return page(_graph(path), path.name, [(name, value) for name, value in facts])
+
+    @staticmethod
+    def verify(path: Path) -> list[Verdict]:
+        """What other tools that are installed say about the file, for the smallest target that takes it."""
+        graph = _graph(path)
+        version = required_version(graph)
+        spec = TosaSpec(version, *required(graph, version))
+        return verdicts(path, spec, TosaFormat.sample(path, 0), [v.dtype for v in graph.inputs])
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
@@ -98,6 +133,10 @@ class TosaFormat:
 
 def _graph(path: Path) -> Graph:
     return read(path.read_bytes())
+
+
+def _by_type(counted: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counted.items()) or "none"
 
 
 def _name(position: int, value: Value) -> str:

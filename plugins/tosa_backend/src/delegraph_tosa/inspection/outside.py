@@ -1,0 +1,107 @@
+"""Verdicts of other tools on a file: those of tosa-tools (extra ``verify``), as far as they are installed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ir.graph import Array
+from ..ir.types import DType
+from ..spec import TosaSpec
+
+SECONDS = 300
+"""A tool that takes longer is ended."""
+_RUN = """
+import sys, numpy, tosa_reference_model as model
+file, arrays, level = sys.argv[1:]
+held = numpy.load(arrays)
+outputs, status = model.run(open(file, "rb").read(), [held[f"x{k}"] for k in range(len(held))], tosa_level=level)
+sys.exit(0 if status == model.GraphStatus.TOSA_VALID else f"the reference model says {status.name}")
+"""
+
+
+class Verdict(NamedTuple):
+    """What one tool says: ``accepted`` is None if it is not installed."""
+
+    judge: str
+    accepted: bool | None
+    detail: str
+
+
+def verdicts(file: Path, spec: TosaSpec, inputs: Sequence[Array], dtypes: Sequence[DType]) -> list[Verdict]:
+    """The verdicts of tosa-opt on legality for ``spec``, and of the reference model, which runs it on ``inputs``."""
+    return [_tosa_opt(file, spec), _reference_model(file, spec, inputs, dtypes)]
+
+
+def _tosa_opt(file: Path, spec: TosaSpec) -> Verdict:
+    program = _program("tosa-opt")
+    if program is None:
+        return Verdict("tosa-opt", None, "not installed: pip install tosa-tools")
+    with tempfile.TemporaryDirectory() as folder:  # the pipeline's syntax has no quoting: the name must be plain
+        plain = Path(folder, "m.tosa")
+        os.symlink(file.resolve(), plain)
+        command = [str(program), f"--pass-pipeline={_pipeline(plain, spec)}", "-"]
+        done = _call([*command, "--mlir-elide-elementsattrs-if-larger=8"], "module {}")
+    errors = [line.partition("error: ")[2] for line in done.stderr.splitlines() if "error: " in line]
+    accepted = done.returncode == 0
+    return Verdict("tosa-opt", accepted, f"legal for {spec}" if accepted else "; ".join(errors) or done.stderr[-300:])
+
+
+def _pipeline(file: Path, spec: TosaSpec) -> str:
+    profiles = ",".join(f"pro_{p.lower()}" for p in sorted(spec.profiles))
+    extensions = ",".join(e.replace("-", "_") for e in sorted(spec.extensions))
+    version = "1.0" if spec.version == (1, 0) else "1.1.draft"
+    target = f"specification_version={version} level={spec.level.lower()} profiles={profiles} extensions={extensions}"
+    return (
+        f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={file}}},"
+        f"tosa-attach-target{{{target}}},tosa-validate{{strict-op-spec-alignment}})"
+    )
+
+
+def _reference_model(file: Path, spec: TosaSpec, inputs: Sequence[Array], dtypes: Sequence[DType]) -> Verdict:
+    name = "reference model"
+    try:
+        metadata.distribution("tosa-tools")
+    except metadata.PackageNotFoundError:
+        return Verdict(name, None, "not installed: pip install tosa-tools")
+    if strange := [t for t in dtypes if t in (DType.INT4, DType.INT48)]:
+        return Verdict(name, None, f"its Python binding does not take inputs of {strange[0]}")
+    level = "EIGHTK" if spec.level == "8K" else "NONE"
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = Path(folder, "inputs.npz")
+        np.savez(arrays, **{f"x{k}": x for k, x in enumerate(inputs)})
+        done = _call([sys.executable, "-c", _RUN, str(file.resolve()), str(arrays), level])
+    accepted = done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if line and "WARNING" not in line and "gdb" not in line]
+    return Verdict(name, accepted, "runs on random inputs" if accepted else "; ".join(lines[-3:]))
+
+
+def _program(name: str) -> Path | None:
+    """A program of tosa-tools, which its wheel holds without the permission to run it."""
+    try:
+        path = Path(str(metadata.distribution("tosa-tools").locate_file(f"bin/{name}")))
+    except metadata.PackageNotFoundError:
+        return None
+    if path.is_file() and not os.access(path, os.X_OK):
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path if path.is_file() else None
+
+
+def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a tool. It asks gdb for a backtrace of every refusal, so folders with gdb are not on its path."""
+    path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "gdb").exists())
+    try:
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=SECONDS, env=os.environ | {"PATH": path}
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"error: it took longer than {SECONDS} seconds")

@@ -1,0 +1,142 @@
+"""Figures, the HTML page and the outside verdicts of ``delegraph inspect``."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib import metadata
+
+import judges
+import numpy as np
+import pytest
+from delegraph.cli import main
+from delegraph_tosa.inspection import figures, page
+from delegraph_tosa.inspection.figures import multiply_accumulates
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Graph, Value, literal
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.spec import TosaSpec
+from samples import apply, samples
+
+EVIL = "<script>alert('x')</script>\"&\x00\n"
+
+
+def value(*shape: int, name: str = "") -> Value:
+    return Value(Type(shape, DType.FP32), name=name)
+
+
+def chain() -> Graph:
+    """exp, then its sum with the input: 32 bytes each; input, exp and sum are alive at once."""
+    x = value(8, name="x")
+    exp = apply(ops.EXP, x)
+    add = apply(ops.ADD, *exp.outputs, x)
+    last = apply(ops.ABS, *add.outputs)
+    last.outputs[0].name = "y"
+    return Graph([x], last.outputs, [exp, add, last])
+
+
+def test_figures_of_a_chain():
+    found = figures(chain())
+    assert found.computed_bytes == {"fp32": 4 * 32}
+    assert (found.constant_bytes, found.parameters, found.multiply_accumulates) == ({}, 0, 0)
+    assert found.largest_live_bytes == 3 * 32
+
+
+def test_a_body_counts_on_top_of_what_is_alive_where_it_is_called():
+    x, condition = value(8), Value(Type((1,), DType.BOOL))
+    branches = [Graph([v := value(8)], (op := apply(ops.EXP, v)).outputs, [op], name) for name in ("a", "b")]
+    called = apply(ops.COND_IF, condition, x, then_graph=branches[0], else_graph=branches[1])
+    assert figures(Graph([condition, x], called.outputs, [called])).largest_live_bytes == 1 + 2 * 32 + 2 * 32
+
+
+PRODUCTS = {
+    "CONV2D": 1 * 4 * 6 * 5 * 3 * 3 * 4,
+    "DEPTHWISE_CONV2D": 4 * 6 * 8 * 3 * 3,
+    "CONV3D": 2 * 4 * 6 * 5 * 1 * 3 * 3 * 4,
+    "TRANSPOSE_CONV2D": 4 * 5 * 5 * 3 * 2 * 3,
+    "MATMUL": 2 * 3 * 4 * 5,
+    "ADD": 0,
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_multiply_accumulates(name):
+    operator = next(s.graph.operators[0] for s in samples(DType.FP32) if s.label.startswith(f"{name}("))
+    assert multiply_accumulates(operator) == PRODUCTS[name]
+
+
+def test_parameters_are_no_shapes():
+    x = value(2, 3)
+    reshape = apply(ops.RESHAPE, x, literal([3, 2], DType.SHAPE, np.int64))
+    add = apply(ops.ADD, *reshape.outputs, literal(np.ones((3, 2)), DType.FP32, np.float32))
+    found = figures(Graph([x], add.outputs, [reshape, add]))
+    assert (found.parameters, found.constant_bytes) == (6, {"fp32": 24, "shape": 16})
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        assert not [name for name, content in attrs if name.startswith("on") or "http:" in (content or "")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_shows_names_as_text_and_nothing_of_them_as_markup():
+    graph = chain()
+    graph.inputs[0].name, graph.name, graph.operators[0].source = EVIL, EVIL, EVIL
+    written = page(graph, EVIL, [(EVIL, EVIL)])
+    reader = _Reader()
+    reader.feed(written)
+    assert reader.tags <= set("html head meta title style body h1 h2 table tr th td svg path g rect text".split())
+    assert "<script>alert('x')</script>" in reader.text
+    assert {"EXP", "ADD", "ABS"} <= set(re.findall("[A-Z]{3}", reader.text))
+    assert not re.search(r"(src|href|url)\s*[=(]", written)
+
+
+def test_each_edge_leads_downwards():
+    written = page(chain(), "t", [])
+    ends = re.findall(r'd="M\d+ (\d+) .* (\d+)"', written)
+    assert len(ends) == 5
+    assert all(int(start) < int(end) for start, end in ends)
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "a ,b}.tosa"
+    file.write_bytes(TosaFile(chain(), TosaSpec()).join())
+    return file
+
+
+def test_command(path, tmp_path, capsys):
+    judges.tools()
+    assert main(["inspect", str(path), "--html", str(tmp_path / "g.html"), "--verify", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(v["judge"], v["accepted"]) for v in found["verdicts"]] == [("tosa-opt", True), ("reference model", True)]
+    assert found["largest_live_bytes"] == 96
+    assert "EXP" in (tmp_path / "g.html").read_text()
+
+
+def test_a_refusal_is_shown_and_is_exit_code_1(tmp_path, capsys):
+    judges.tools()
+    deep = apply(ops.ABS, value(*[1] * 7))
+    file = tmp_path / "deep.tosa"
+    file.write_bytes(TosaFile(Graph(deep.inputs, deep.outputs, [deep]), TosaSpec()).join())
+    assert main(["inspect", str(file), "--verify"]) == 1
+    assert "refused by tosa-opt: 'tosa.abs' op failed level check" in capsys.readouterr().out
+
+
+def test_tools_that_are_not_installed_are_named(path, monkeypatch, capsys):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    assert main(["inspect", str(path), "--verify"]) == 0
+    assert "not asked: tosa-opt: not installed: pip install tosa-tools" in capsys.readouterr().out
