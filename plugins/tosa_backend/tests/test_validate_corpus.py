@@ -1,0 +1,95 @@
+"""The validator against tosa-opt and the reference model: it refuses what either refuses and accepts what both accept.
+
+The full corpus is slow; every eleventh graph of it runs by default.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.pool import ThreadPool
+
+import judges
+import pytest
+from corpus import Illegal, illegal, legal
+from delegraph.errors import DelegraphError, FormatError
+from delegraph_tosa.serialise import TosaFile, read
+from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.validate import violations
+from samples import arrays
+
+CORPUS = [*(Illegal(f"{s.label}: unchanged", s.graph, s.allowed_by[0]) for s in legal()), *illegal()]
+NO_INPUTS = ("int4", "int48")
+"""Element types that the reference model's Python binding does not take."""
+
+
+def spec_of(names: frozenset[str]) -> TosaSpec:
+    """The target with all extensions that goes with what the legal graph needs."""
+    extensions = frozenset(n[4:].lower() for n in names if n.startswith("EXT-"))
+    return TosaSpec(extensions=extensions)
+
+
+def ours(case: Illegal) -> str:
+    return "; ".join(str(v) for v in violations(case.graph, spec_of(case.allowed_by)))
+
+
+def written(case: Illegal) -> bytes | None:
+    try:
+        return TosaFile(case.graph, spec_of(case.allowed_by)).join()
+    except (DelegraphError, ValueError, OverflowError):
+        return None
+
+
+def tosa_opt(job: tuple[bytes, TosaSpec]) -> str:
+    try:
+        judges.judge(*job)
+    except judges.Refused as refusal:
+        return str(refusal)[:300]
+    return ""
+
+
+def reference(files: list[tuple[Illegal, bytes]]) -> list[str]:
+    """Refusals of the reference model; empty for what it accepts and what its binding cannot be asked."""
+    jobs = [(file, arrays(case.graph)) for case, file in files]
+    answers = judges.run_each(jobs, timeout=600)
+    return [
+        answer if isinstance(answer, str) and not any(t in case.label for t in NO_INPUTS) else ""
+        for (case, _), answer in zip(files, answers, strict=True)
+    ]
+
+
+def disagreements(cases: list[Illegal]) -> tuple[int, int, list[str]]:
+    """(accepted by all, refused by one, what is not as it should be)."""
+    files = [(case, file) for case in cases if (file := written(case)) is not None]
+    with ThreadPool(2) as pool:
+        legality = pool.map(tosa_opt, [(file, spec_of(case.allowed_by)) for case, file in files])
+    wrong, accepted, refused = [], 0, 0
+    for (case, file), opt, model in zip(files, legality, reference(files), strict=True):
+        found = ours(case) or unreadable(file)
+        accepted += not (opt or model)
+        refused += bool(opt or model)
+        judged = opt or model or not any(t in case.label for t in NO_INPUTS)
+        if judged and bool(found) != bool(opt or model):
+            wrong.append(f"{case.label}\n  ours: {found}\n  tosa-opt: {opt}\n  reference model: {model}")
+    return accepted, refused, wrong
+
+
+def unreadable(file: bytes) -> str:
+    try:
+        read(file)
+    except FormatError as problem:
+        return str(problem)
+    return ""
+
+
+def test_a_sample_of_the_corpus():
+    accepted, refused, wrong = disagreements(CORPUS[::11])
+    assert accepted > 30
+    assert refused > 30
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_the_whole_corpus():
+    accepted, refused, wrong = disagreements(CORPUS)
+    assert accepted >= 300
+    assert refused >= 300
+    assert not wrong, "\n".join(wrong)
