@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from delegraph import errors
 from delegraph_tosa.lowering import RULES
 from delegraph_tosa.lowering.rules import Rule
+from delegraph_tosa.spec.table import Mode, rows
 from torch._ops import OpOverload
 
 FOLDER = Path(__file__).parent
@@ -33,6 +35,20 @@ taken in your program depends on its types and arguments and on the target; the 
 for every operator that was not. Letters of the shapes: N batch, C and O channels, D H W sizes, KD KH KW kernel, L and S
 lengths, `*S` any shape.
 """
+
+LEGALITY = """# Element types that TOSA operators take
+
+Generated from the specification's table by docs/generate.py. For each operator and each combination of element types:
+the profiles and extensions that allow it, `+` where several are needed together. The builder, the validator and this
+page read the same table.
+
+plugins/tosa_backend/tests/legality.py asks tosa-opt's strict validator about one-operator files of TOSA 1.0: every
+row of every operator (but CUSTOM, control flow and variables) for each choice of profiles, alone, with each extension
+and with all of them, and operators on element types that no row has. Of {judged} verdicts, {count} differ from ours.
+"""
+
+SWEEP = FOLDER.parent / "plugins/tosa_backend/tests/legality.json"
+"""What the sweep found when it last ran."""
 
 SHAPES = re.compile(r"([^;:]*?-> *\[[^\]]*\](?:, \[[^\]]*\])*)(.*)")
 """The shapes with which a rule's docstring begins, and the rest of its first paragraph."""
@@ -83,12 +99,38 @@ def _operator_row(overload: OpOverload, rule: Rule) -> str:
     return f"| `{overload}` | {shapes} | {rest} |"
 
 
+def legality_page() -> str:
+    """Every operator and its element types: who allows them, in TOSA 1.0 and in the 1.1 draft."""
+    swept = json.loads(SWEEP.read_text())
+    found = [f"- {d['label']} for {d['target']}: {d['ours'] or d['tosa-opt']}" for d in swept["differences"]]
+    lines = [LEGALITY.format(judged=swept["judged"], count=len(found)), *found]
+    for name, row in sorted(rows((1, 1)).items()):
+        lines += ["", f"## {name}", "", "| element types | TOSA 1.0 | 1.1 draft |", "|---|---|---|"]
+        of_1_0 = rows()[name].modes if name in rows() else ()
+        lines += [_legality_row(mode, of_1_0) for mode in row.modes]
+    return "\n".join([*lines, ""])
+
+
+def _legality_row(mode: Mode, of_1_0: tuple[Mode, ...]) -> str:
+    types = ", ".join(f"{variable} {dtype or 'none'}" for variable, dtype in mode.types.items())
+    before = [way for other in of_1_0 if other.types == mode.types for way in other.allowed_by]
+    return f"| {types or 'any'} | {_ways(before)} | {_ways(mode.allowed_by)} |"
+
+
+def _ways(ways: Iterable[frozenset[str]]) -> str:
+    return " or ".join("+".join(sorted(names)) for names in ways) or "-"
+
+
 def _first_paragraph(documented: object) -> str:
     text = inspect.getdoc(documented) or ""
     return " ".join(text.split("\n\n")[0].split()).replace("``", "`").replace("|", "\\|")
 
 
-PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "tosa-operators.md": operators_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "tosa-operators.md": operators_page,
+    "tosa-legality.md": legality_page,
+}
 
 if __name__ == "__main__":
     main()
