@@ -182,6 +182,9 @@ class Bad(Partitioner):
         super().__init__()
         self.act = act
 
+    def ops_to_not_decompose(self, exported_program):
+        return [aten.linear.default], None
+
     def partition(self, exported_program):
         return self.act(exported_program) or PartitionResult(exported_program, {"t": DelegationSpec("EchoBackend")})
 

@@ -19,11 +19,13 @@ from .errors import ContractViolation, InputError, NotFullyDelegated, OptionErro
 from .execution import Delegates, Executable, OnMissingRuntime
 from .files import write_whole
 from .lowered_module import Argument, LoweredBackendModule
+from .lowering.decompose import Decomposition
 from .lowering.normalise import normalise
+from .lowering.plan import Plan
 from .lowering.stage import StageResult, collection_suspended, run_stage
 from .partitioner import Partitioner
 from .registry import Registry, default_registry
-from .report import DelegateRow, Report, count_operators, host_calls, refusal_rows
+from .report import DelegateRow, Reasons, Report, count_operators, host_calls, reasons_of, refusal_rows
 from .signature import user_inputs, written_targets
 from .verification import Verification, compare
 
@@ -193,8 +195,9 @@ def lower(
     with collection_suspended():
         lowering = _Lowering(exported, chosen, seconds)
         lowering.normalise(transforms)
-        for name, partitioner in named:
-            lowering.stage(name, partitioner)
+        for k, (name, partitioner) in enumerate(named):
+            lowering.stage(name, partitioner, [later for _, later in named[k + 1 :]])
+        lowering.finish()
         report = lowering.report(on_missing_runtime)
     if require_full and report.host_operators:
         raise _not_full(report)
@@ -286,7 +289,8 @@ class _Lowering:
         self.programs, self.registry, self.seconds = exported, registry, seconds
         self.notes: list[str] = []
         self.backends: list[str] = []
-        self.reasons: dict[str, dict[tuple[str, int], str]] = {m: {} for m in exported}
+        self.reasons: dict[str, Reasons] = {m: {} for m in exported}
+        self.decomposition = Decomposition()
         self.delegates: list[DelegateInfo] = []
 
     def normalise(self, transforms: Sequence[Transform]) -> None:
@@ -302,17 +306,27 @@ class _Lowering:
         self.notes += [f"{method} was {text}" for text in notes]
         return normal
 
-    def stage(self, name: str, partitioner: Partitioner) -> None:
-        result = run_stage(self.programs, dict.fromkeys(self.programs, partitioner), self.registry)
+    def stage(self, name: str, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> None:
+        def planner(program: ExportedProgram, who: Partitioner) -> Plan:
+            return self.decomposition.plan(program, who, later)
+
+        before = self.decomposition.seconds
+        result = run_stage(self.programs, dict.fromkeys(self.programs, partitioner), self.registry, planner)
+        result.seconds["partition"] -= self.decomposition.seconds - before
         for phase, s in result.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + s
         self.programs = result.programs
         self.backends.append(name)
         for method, plan in result.plans.items():
-            found = {(name, r.node.meta.get("debug_handle", 0)): r.reason for r in plan.refusals}
-            self.reasons[method].update(found)
+            self.reasons[method].update(reasons_of(name, plan.refusals))
         self._remember(result)
         self.notes += self.registry.notify("delegraph_after_partition", self.report("error"))
+
+    def finish(self) -> None:
+        """What no backend took reaches core ATen."""
+        self.programs = {m: self.decomposition.finish(p) for m, p in self.programs.items()}
+        self.seconds["decompose"] = self.decomposition.seconds
+        self.notes += self.decomposition.notes
 
     def _remember(self, result: StageResult) -> None:
         places = {child: name for p in result.programs.values() for name, child in p.graph_module.named_children()}

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from .lowered_module import Argument
+from .partitioner.contract import Refusal
 from .source import Source, source_of
 
 SCHEMA = "delegraph.report/1"
@@ -152,20 +153,38 @@ def count_operators(nodes: Iterable[Node]) -> dict[str, int]:
     return dict(Counter(name for name in names if name != "getitem"))
 
 
-def refusal_rows(
-    method: str, left: Sequence[Node], reasons: Mapping[tuple[str, int], str], backends: Sequence[str]
-) -> list[RefusalRow]:
-    """One row an operator, backend and reason; ``reasons`` maps (backend, debug handle) to why it was refused."""
-    found: dict[tuple[str, str, str], list[Node]] = {}
+Reasons = dict[tuple[str, int, str], str]
+"""(Backend, debug handle, operator) -> why the backend refused it. The pieces of a call share its handle."""
+
+
+def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
+    """The reasons of one partitioner."""
+    return {(backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason for r in refusals}
+
+
+def refusal_rows(method: str, left: Sequence[Node], reasons: Reasons, backends: Sequence[str]) -> list[RefusalRow]:
+    """One row an operator, backend and reason. What was taken apart for the host alone counts as what it was."""
+    found: dict[tuple[str, str, str], dict[Any, Node]] = {}
     for node in left:
         if operator_name(node) != "getitem":
             for backend in backends:
-                why = reasons.get((backend, node.meta.get("debug_handle", 0)), "not tagged by its partitioner")
-                found.setdefault((operator_name(node), backend, why), []).append(node)
+                op, why = _refused(node, backend, reasons)
+                one = node if op == operator_name(node) else node.meta["debug_handle"]
+                found.setdefault((op, backend, why), {}).setdefault(one, node)
     return [
-        RefusalRow(method, op, backend, why, len(nodes), next((s for n in nodes if (s := source_of(n))), None))
+        RefusalRow(method, op, backend, why, len(nodes), next((s for n in nodes.values() if (s := source_of(n))), None))
         for (op, backend, why), nodes in found.items()
     ]
+
+
+def _refused(node: Node, backend: str, reasons: Reasons) -> tuple[str, str]:
+    """The operator that ``backend`` refused here, ``node``'s own or one that it is a piece of, and why."""
+    around: tuple[str, ...] = node.meta.get("decomposed_from", ())
+    for depth, op in enumerate((operator_name(node), *reversed(around))):
+        why = reasons.get((backend, node.meta.get("debug_handle", 0), op))
+        if why is not None:
+            return op, f"{why} (part of {around[0]})" if around[: len(around) - depth] else why
+    return around[0] if around else operator_name(node), "not tagged by its partitioner"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -13,10 +13,19 @@ from ..errors import InputError
 from ..lowered_module import LoweredBackendModule
 from ..partitioner import CapabilityPartitioner, Partitioner
 from ..registry import default_registry
+from .edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
 from .normalise import normalise
 from .stage import collection_suspended, run_stage
 
-__all__ = ["LoweredBackendModule", "MethodProgramsPartitionerSpec", "to_backend"]
+__all__ = [
+    "EdgeCompileConfig",
+    "EdgeProgramManager",
+    "LoweredBackendModule",
+    "MethodProgramsPartitionerSpec",
+    "to_backend",
+    "to_edge",
+    "to_edge_transform_and_lower",
+]
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from .plan import Partition, Plan, fingerprint, make_plan, unchanged
 
 if TYPE_CHECKING:
     from ..registry import Registry
+
+Planner = Callable[[ExportedProgram, Partitioner], Plan]
 
 
 @dataclass
@@ -58,11 +60,17 @@ def collection_suspended() -> Iterator[None]:
 
 
 def run_stage(
-    programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Partitioner], registry: Registry
+    programs: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Partitioner],
+    registry: Registry,
+    planner: Planner = make_plan,
 ) -> StageResult:
-    """Partition every method that has a partitioner, compile all partitions backend by backend, rebuild the methods."""
+    """Partition every method that has a partitioner, compile all partitions backend by backend, rebuild the methods.
+
+    ``planner`` makes the plan of a method, of its own program or of one that it turned it into.
+    """
     clock = _Clock()
-    plans = {m: make_plan(p, partitioners[m]) for m, p in programs.items() if m in partitioners}
+    plans = {m: planner(p, partitioners[m]) for m, p in programs.items() if m in partitioners}
     ordered = {m: order(plan) for m, plan in plans.items()}
     clock.mark("partition")
     work = [_start(m, plan, part) for m, plan in plans.items() for part in plan.partitions]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+_NO_OPERATORS = (operator.getitem, _CALL_DELEGATE)
 
 
 @runtime_checkable
@@ -86,12 +87,12 @@ class CapabilityPartitioner(Partitioner):
         self.connected_only, self.largest = connected_only, largest
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        calls = [n for n in exported_program.graph.nodes if n.op == "call_function" and n.target is not _CALL_DELEGATE]
+        calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
         refused, constant = self._ask(exported_program, calls)
         parts = self._settle(calls, refused, constant)
         placeholders = constant_placeholders(exported_program)
         tags = _tag(parts, constant | placeholders, self.delegation_spec.backend_id)
-        refusals = [Refusal(n, why) for n, why in refused.items() if n.target is not operator.getitem]
+        refusals = [Refusal(n, why) for n, why in refused.items() if n.target not in _NO_OPERATORS]
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec), refusals=refusals)
 
     def _ask(self, program: ExportedProgram, calls: Iterable[Node]) -> tuple[dict[Node, str], set[Node]]:
@@ -108,6 +109,8 @@ class CapabilityPartitioner(Partitioner):
         return refused, constant
 
     def _why_not(self, node: Node, refused: Mapping[Node, str]) -> str | None:
+        if node.target is _CALL_DELEGATE:
+            return "a delegate already"
         if node.target is not operator.getitem:
             return self.support.why_not(node)
         producer: Any = node.args[0]

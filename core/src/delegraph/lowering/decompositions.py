@@ -1,0 +1,155 @@
+"""Which operators are written in terms of others: torch's own tables, and the few entries that they lack.
+
+*To core* leads, step by step, to the core ATen operators that every host has. *Beyond core* takes what is as
+near as that apart as well, which is worth it only for a backend that takes all of the pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+Decomposed = Callable[..., Any]
+
+_ALONE = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""Operators whose results depend on data say nothing under fake tensors."""
+
+
+RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
+
+
+@cache
+def _core_table() -> Mapping[Any, Decomposed]:
+    """torch's table to core ATen; a tenth of a second to make, so only made when something is to be decomposed."""
+    table: Any = torch.export.default_decompositions()
+    return dict(table.items())
+
+
+@cache
+def to_core(op: Any) -> Decomposed | None:
+    """What computes ``op`` from operators nearer to core ATen; None if there are none, or it is to stay whole."""
+    if op in _NORMS:
+        return _NORMS[op]
+    if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
+        return None
+    if op in _core_table():
+        return _core_table()[op]
+    return op.decompose if _is_composite(op) else None
+
+
+@cache
+def beyond_core(op: Any) -> Decomposed | None:
+    """What computes ``op``, which has no way to core ATen, from simpler operators; None if nothing does."""
+    if op in _BEYOND:
+        return _BEYOND[op]
+    if not _may_be_decomposed(op) or to_core(op):
+        return None
+    return op.decompose if _is_composite(op) else decomposition_table.get(op)
+
+
+def _is_composite(op: OpOverload) -> bool:
+    name: Any = op.name
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name(), "CompositeImplicitAutograd")
+
+
+def _may_be_decomposed(op: Any) -> bool:
+    if not isinstance(op, OpOverload) or op._schema.is_mutable or _ALONE & set(op.tags):
+        return False
+    return torch.Tag.nondeterministic_seeded not in op.tags or _drops_out(op)
+
+
+def _drops_out(op: OpOverload) -> bool:
+    """Operators that draw random numbers for their dropout only, if they are to have one."""
+    return op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
+
+
+def _batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    """Batch norm that writes no statistics, as one of two core operators."""
+    if not training:
+        made = aten._native_batch_norm_legit_no_training.default(
+            input, weight, bias, running_mean, running_var, momentum, eps
+        )
+    elif running_mean is None:
+        made = aten._native_batch_norm_legit.no_stats(input, weight, bias, True, momentum, eps)
+    else:
+        raise NotImplementedError("batch norm that writes its running statistics has no functional decomposition")
+    return tuple(made)
+
+
+def _batch_norm_output(*args: Any) -> Tensor:
+    return _batch_norm(*args)[0]
+
+
+_NORMS: dict[OpOverload, Decomposed] = {
+    aten.batch_norm.default: _batch_norm_output,
+    aten.native_batch_norm.default: _batch_norm,
+}
+
+
+def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    """The mean of squared distances from the mean, with ``correction`` taken off the count (default 1)."""
+    if self.is_complex():
+        raise NotImplementedError("a variance of complex numbers")
+    dims = [d % max(self.dim(), 1) for d in dim or range(self.dim())]
+    count: int | SymInt = math.prod(self.shape[d] for d in dims) if self.dim() else 1
+    distance = self - aten.mean.dim(self, dims, True)
+    divisor = count - (1 if correction is None else correction)
+    if isinstance(divisor, (int, float)) and divisor <= 0:
+        raise NotImplementedError("a variance of too few elements")
+    total: Tensor = aten.sum.dim_IntList(distance * distance, dims, keepdim)
+    return total / divisor
+
+
+def _var_mean(
+    self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = list(dim or range(self.dim()))
+    return _var(self, dims, correction=correction, keepdim=keepdim), aten.mean.dim(self, dims, keepdim)
+
+
+def _group_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Any, C: Any, HxW: Any, group: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each of N * group rows less its mean, over its standard deviation; then the affine part, a channel each."""
+    rows = aten.view.default(input, [N, group, -1])
+    var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
+    scale = aten.rsqrt.default(var + eps)
+    made = aten.view.default((rows - mean) * scale, list(input.shape))
+    a_channel = [1, C, *([1] * (input.dim() - 2))]
+    made = made if weight is None else made * aten.view.default(weight, a_channel)
+    made = made if bias is None else made + aten.view.default(bias, a_channel)
+    return made, aten.view.default(mean, [N, group]), aten.view.default(scale, [N, group])
+
+
+def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """Whether the largest of ones (for what is true) and zeros is a one."""
+    ones = aten.to.dtype(self if self.dtype is torch.bool else self != 0, torch.float32)
+    largest: Tensor = aten.amax.default(ones, [dim], keepdim)
+    return largest > 0.5
+
+
+_BEYOND: dict[OpOverload, Decomposed] = {
+    aten.var.correction: _var,
+    aten.var_mean.correction: _var_mean,
+    aten.native_group_norm.default: _group_norm,
+    aten.any.dim: _any_dim,
+}
+"""Where torch has nothing, or something in terms of its ``prims``."""
