@@ -29,7 +29,29 @@ def zero(dtype: DType = F32) -> Value:
 
 
 def found(graph: Graph, spec: TosaSpec = FP) -> list[str]:
-    return [str(v) for v in violations(graph, spec)]
+    """Without the section, which test_every_violation_names_its_section is about."""
+    return [str(v).replace(f" [{v.section}]", "") for v in violations(graph, spec)]
+
+
+def test_every_violation_names_its_section():
+    deep, runtime = value(*[1] * 7), value(1)
+    exp = apply(ops.EXP, wide := value(2, dtype=DType.BF16))
+    exp.source = "model.py:9, in exp"
+    add = apply(ops.ADD, wide, wide)
+    add.inputs = (wide,)
+    abs_, negate = apply(ops.ABS, deep), apply(ops.NEGATE, value(2), runtime, zero())
+    reduce = ops.REDUCE_SUM((wide,), axis=2)
+    reduce.outputs = (value(1),)
+    graph = Graph([wide, deep, runtime], [], [exp, add, abs_, negate, reduce])
+    broken = [(v.operator.name if v.operator else "", v.rule) for v in violations(graph, FP)]
+    assert ("EXP", "supported data types") in broken
+    assert ("ADD", "arguments") in broken
+    assert ("ABS", "level 8K") in broken
+    assert ("NEGATE", "compile time constant status") in broken
+    assert ("NEGATE", "dataflow") in broken
+    assert ("REDUCE_SUM", "ERROR_IF") in broken
+    first = next(str(v) for v in violations(graph, FP) if v.operator is exp)
+    assert "target is PRO-FP [section EXP, supported data types]\n    at model.py:9" in first
 
 
 @pytest.mark.parametrize("sample", list(samples()), ids=lambda s: s.label)

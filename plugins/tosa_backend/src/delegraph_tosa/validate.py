@@ -33,15 +33,24 @@ _ATTRIBUTE_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class Violation(NamedTuple):
-    """One rule that a graph breaks; ``where`` names the operator by number, the input, the output or the constant."""
+    """One rule that a graph breaks; ``where`` names the operator by number, the input, the output or the constant.
+
+    ``rule`` is the part of the specification that says so: for operators a heading below the operator's own section.
+    """
 
     where: str
     problem: str
     operator: Operator | None = None
+    rule: str = "graphs"
+
+    @property
+    def section(self) -> str:
+        """Where the specification has the rule."""
+        return f"section {self.operator.name}, {self.rule}" if self.operator else self.rule
 
     def __str__(self) -> str:
         source = f"\n    at {self.operator.source}" if self.operator and self.operator.source else ""
-        return f"{self.where}: {self.problem}{source}"
+        return f"{self.where}: {self.problem} [{self.section}]{source}"
 
 
 class InvalidGraph(DelegraphError, ValueError):
@@ -64,7 +73,8 @@ def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
     check = _Check(spec)
     found = [v for number, g in enumerate(graph.reachable()) for v in check.graph(g, _place(g, number))]
     if _depth(graph, {}) > spec.max_nesting:
-        found.append(Violation("graph", f"control flow is nested deeper than MAX_NESTING, which is {spec.max_nesting}"))
+        text = f"control flow is nested deeper than MAX_NESTING, which is {spec.max_nesting}"
+        found.append(Violation("graph", text, rule=f"level {spec.level}"))
     return found
 
 
@@ -90,7 +100,7 @@ class _Check:
         defined = set(graph.inputs)
         for number, operator in enumerate(graph.operators):
             where = f"{within}operator {number} ({operator.name})"
-            yield from (Violation(where, text, operator) for text in self.operator(operator, defined))
+            yield from (Violation(where, text, operator, rule) for rule, text in self.operator(operator, defined))
             defined.update(operator.outputs)
         yield from self.constants(graph, within)
         yield from self.outputs(graph, defined, within)
@@ -114,7 +124,8 @@ class _Check:
     def constants(self, graph: Graph, within: str) -> Iterator[Violation]:
         for number, value in enumerate(graph.constants()):
             if text := self.spec.why_not_constant(value.type):
-                yield Violation(f"{within}constant {value.name or number}", text)
+                rule = "section CONST, supported data types and level"
+                yield Violation(f"{within}constant {value.name or number}", text, rule=rule)
 
     def outputs(self, graph: Graph, defined: set[Value], within: str) -> Iterator[Violation]:
         for position, value in enumerate(graph.outputs):
@@ -124,23 +135,24 @@ class _Check:
             if text := self.boundary(value):
                 yield Violation(where, text)
 
-    def operator(self, operator: Operator, defined: set[Value]) -> Iterator[str]:
+    def operator(self, operator: Operator, defined: set[Value]) -> Iterator[tuple[str, str]]:
+        """The rule and the text of everything that is wrong with an operator."""
         kind = OPERATORS.get(operator.name)
         if kind is not type(operator):
-            yield "it is no operator of TOSA"
+            yield "operators", "it is no operator of TOSA"
             return
         for position, value in enumerate(operator.inputs):
             if value.constant is None and value not in defined:
-                yield f"operand {position} ({value!r}) is not defined before it is used"
+                yield "dataflow", f"operand {position} ({value!r}) is not defined before it is used"
         for position, value in enumerate(operator.outputs):
             if value in defined or value.constant is not None:
-                yield f"result {position} ({value!r}) is defined already"
+                yield "dataflow", f"result {position} ({value!r}) is defined already"
         malformed = [*_operand_count(operator), *_attributes(operator)]
-        yield from malformed
+        yield from (("arguments", text) for text in malformed)
         if not malformed:
-            yield from _inference(operator)
+            yield from (("ERROR_IF", text) for text in _inference(operator))
             if self.spec.why_not(operator):
-                yield from self.spec.violations(operator)
+                yield from self.spec.breaches(operator)
 
 
 def _operand_count(operator: Operator) -> Iterator[str]:

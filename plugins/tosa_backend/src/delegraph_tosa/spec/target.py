@@ -90,21 +90,28 @@ class TosaSpec:
             text = self._verdicts[key]
         except KeyError:
             text = self._verdicts[key] = self._why_not_types(operator)
-        return text or next(self._limits(operator), None)
+        return text or next((limit for _, limit in self._limits(operator)), None)
 
     def violations(self, operator: Operator) -> list[str]:
         """Everything that this target refuses about ``operator``, where ``why_not`` gives the first."""
-        types = self._why_not_types(operator)
-        return ([types] if types else []) + list(self._limits(operator))
+        return [text for _, text in self.breaches(operator)]
 
-    def _limits(self, operator: Operator) -> Iterator[str]:
+    def breaches(self, operator: Operator) -> Iterator[tuple[str, str]]:
+        """The rule of the specification and the text of everything that this target refuses about ``operator``."""
+        types = self._why_not_types(operator)
+        if types:
+            yield "supported data types", types
+        yield from self._limits(operator)
+
+    def _limits(self, operator: Operator) -> Iterator[tuple[str, str]]:
         row = rows(self.version).get(operator.name)
         if row is None:
             return
         for position, name in row.constants if "dynamic" not in self.extensions else ():
             if position < len(operator.inputs) and not _is_known(operator.inputs[position], operator):
-                yield f"TOSA {row.name}: {name} must be a compile-time constant"
-        yield from _level(self.level, self.version).exceeded(operator, row)
+                yield "compile time constant status", f"TOSA {row.name}: {name} must be a compile-time constant"
+        for text in _level(self.level, self.version).exceeded(operator, row):
+            yield f"level {self.level}", text
 
     def why_not_constant(self, type: Type) -> str | None:
         """Why this target does not take a constant of this type, or None."""
