@@ -139,9 +139,9 @@ def _assembled(
         _example_inputs=None,
         _constants=constants,
         _verifiers=[Verifier],
-        _guards_code=_convert_guards_to_code(module),
+        _guards_code=_convert_guards_to_code(module),  # type: ignore[no-untyped-call]
     )
-    made.validate()
+    made.validate()  # type: ignore[no-untyped-call]
     return made
 
 
