@@ -114,6 +114,7 @@ def test_host_only(registry):
     module, x = Middle().eval(), torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[], registry=registry)
     assert lowered.delegates == [] and lowered.report.delegated_operators == 0
+    assert "left to the host: 6 operators; no backend was asked" in str(lowered.report)
     torch.testing.assert_close(lowered(x), module(x))
 
 
@@ -175,6 +176,8 @@ def test_boundary_types_are_cast_outside(registry):
     assert [str(a) for a in lowered.delegates[0].inputs] == ["ids: int32[3]"]
     torch.testing.assert_close(lowered(ids), module(ids))
     assert lowered.report.host_operators == 0
+    calls = [n for n in lowered.delegates[0].module.original_module.graph.nodes if n.op == "call_function"]
+    assert all("debug_handle" in n.meta for n in calls), "also the cast, for backends that map every call"
 
 
 class Bad(Partitioner):

@@ -352,7 +352,7 @@ class _Lowering:
             method=info.method,
             name=info.name,
             backend=self.registry.spec(module.backend_id).name,
-            producer=" ".join(self.registry.producer(module.backend_id)),
+            producer=" ".join(filter(None, self.registry.producer(module.backend_id))),
             operators=count_operators(info.nodes),
             inputs=module.inputs,
             outputs=module.outputs,

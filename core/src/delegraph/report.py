@@ -103,9 +103,13 @@ class Report:
     def _method(self, method: str) -> Iterator[str]:
         yield f"{method}:"
         yield from (f"  {row}" for row in self.delegates if row.method == method)
+        refusals = [row for row in self.refusals if row.method == method]
         if self.host[method]:
-            yield "  left to the host:"
-        yield from (f"    {row}" for row in self.refusals if row.method == method)
+            asked = (
+                "" if refusals else f" {_counted(sum(self.host[method].values()), 'operator')}; no backend was asked"
+            )
+            yield f"  left to the host:{asked}"
+        yield from (f"    {row}" for row in refusals)
 
 
 def _delegate_json(row: DelegateRow) -> dict[str, Any]:

@@ -53,7 +53,12 @@ class _Build:
         arrives = self._placeholder(node)
         if node in self.partition.boundary:
             self.env[node] = _cast(self.graph, arrives, self.partition.boundary[node], arrives.meta["val"].dtype)
+            self.env[node].meta["debug_handle"] = self._first_use(node).meta["debug_handle"]
         return InputSpec(InputKind.USER_INPUT, argument_of(arrives), None)
+
+    def _first_use(self, node: Node) -> Node:
+        """The call that a cast of the input ``node`` is made for."""
+        return next(n for n in self.partition.nodes if node in n.all_input_nodes)
 
     def _placeholder(self, node: Node) -> Node:
         made = self.graph.create_node("placeholder", node.name, name=node.name)

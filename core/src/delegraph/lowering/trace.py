@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 import warnings
@@ -144,6 +145,26 @@ def _sizes_kept(mode: Any) -> Any:
     return nullcontext() if mode.shape_env is None else mode.shape_env.error_on_new_guards()
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """torch logs the traceback of what fails under fake tensors; here a failure is an answer."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    for logger in loggers:
+        logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_nothing)
+
+
+_TALKATIVE = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
 def _guards(mode: Any) -> int:
     env = mode.shape_env
     return 0 if env is None else len(env.guards) + len(env.replacements)
@@ -164,7 +185,7 @@ def _run(node: Node, decomposed: Decomposed, mode: Any) -> Pieces:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
-            with mode, torch.no_grad(), _plain(node), _sizes_kept(mode):
+            with mode, torch.no_grad(), _plain(node), _sizes_kept(mode), _unlogged():
                 graph = make_fx(flat)(*vals).graph
     except Exception as e:
         raise Untraceable(f"tracing its decomposition gave {type(e).__name__}: {str(e).strip()[:200]}") from e
