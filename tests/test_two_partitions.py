@@ -64,6 +64,14 @@ def test_two_methods_that_share_weights():
     assert held == [module.shared.weight.data_ptr()] * 2
 
 
+def test_debug_files_of_methods_stand_side_by_side(tmp_path):
+    module, x = Two().eval(), torch.randn(3, 8)
+    options = {"tosa": {"debug_artifact_path": str(tmp_path)}}
+    delegraph.lower({"forward": module, "other": module}, {"forward": (x,), "other": (x,)}, options=options)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["output_TOSABackend_0_TOSA-1.0+FP+INT.tosa", "output_other_TOSABackend_0_TOSA-1.0+FP+INT.tosa"]
+
+
 class Masked(TOSAPartitioner):
     """Refuses calls by the bits of ``mask``, and leaves the rest to the rules."""
 

@@ -98,6 +98,7 @@ class _Clock:
 
 def _start(method: str, plan: Plan, partition: Partition) -> Work:
     program = extract(plan, partition)
+    program.graph_module.meta["method"] = method
     inputs, outputs = (arguments(nodes, partition.boundary) for nodes in (partition.inputs, partition.outputs))
     module = LoweredBackendModule(partition.spec.backend_id, program, partition.spec.compile_specs, inputs, outputs)
     return Work(method, plan, partition, program, module)

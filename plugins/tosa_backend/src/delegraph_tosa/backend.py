@@ -97,11 +97,16 @@ def _partial(operators: list[Operator]) -> Graph:
 
 
 def _dump(graph: Graph, program: ExportedProgram, options: Options, suffix: str = "") -> None:
-    """Write ``output_<tag>_<spec>.tosa``, with the user's lines, into the folder for debug files if there is one."""
+    """Write ``output_<tag>_<spec>.tosa``, with the user's lines, into the folder for debug files if there is one.
+
+    The name of a method other than ``forward`` stands before the tag.
+    """
     folder = options.debug_artifact_path
     if folder is None:
         return
-    name = "_".join(["output", *_tag(program), str(options.spec)]) + f"{suffix}.tosa"
+    method = program.graph_module.meta.get("method", "forward")
+    named = [] if method == "forward" else [method]
+    name = "_".join(["output", *named, *_tag(program), str(options.spec)]) + f"{suffix}.tosa"
     _write(TosaFile(graph, options.spec, locations=True), folder / name)
 
 
