@@ -146,7 +146,7 @@ def _sizes_kept(mode: Any) -> Any:
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
+def unlogged() -> Iterator[None]:
     """torch logs the traceback of what fails under fake tensors; here a failure is an answer."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     for logger in loggers:
@@ -185,7 +185,7 @@ def _run(node: Node, decomposed: Decomposed, mode: Any) -> Pieces:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
-            with mode, torch.no_grad(), _plain(node), _sizes_kept(mode), _unlogged():
+            with mode, torch.no_grad(), _plain(node), _sizes_kept(mode), unlogged():
                 graph = make_fx(flat)(*vals).graph
     except Exception as e:
         raise Untraceable(f"tracing its decomposition gave {type(e).__name__}: {str(e).strip()[:200]}") from e

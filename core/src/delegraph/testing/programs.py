@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
+from ..lowering.trace import unlogged
+
 Example = tuple[torch.nn.Module, tuple[Any, ...]]
 """A module in eval mode and its example inputs."""
 Exported = tuple[ExportedProgram, tuple[Any, ...]]
@@ -67,7 +69,7 @@ def _dynamic(value: Any) -> Any:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Keep torch's random state as it is, and its remarks on odd programs to itself."""
-    with torch.random.fork_rng(devices=()), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=()), warnings.catch_warnings(), unlogged():
         warnings.simplefilter("ignore")
         yield
 
