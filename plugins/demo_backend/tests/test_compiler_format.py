@@ -179,7 +179,7 @@ def test_other_bytes_are_refused_or_harmless(lowered):
         outcome(bytes(damaged), data)
 
 
-def test_random_bytes_behind_a_good_header_are_refused():
+def test_random_bytes_behind_a_good_header_are_refused_or_harmless():
     rng = random.Random(4)
     for _ in range(3000):
         head = b"DGCD\x01" + struct.pack("<4I", *(rng.randrange(3) for _ in range(4)))
