@@ -25,7 +25,7 @@ from .lowering.plan import Plan
 from .lowering.stage import StageResult, collection_suspended, run_stage
 from .partitioner import Partitioner
 from .registry import Registry, default_registry
-from .report import DelegateRow, Reasons, Report, count_operators, host_calls, reasons_of, refusal_rows
+from .report import DelegateRow, Origin, Reasons, Report, count_operators, host_calls, reasons_of, refusal_rows
 from .signature import user_inputs, written_targets
 from .verification import Verification, compare
 
@@ -335,7 +335,8 @@ class _Lowering:
             self.delegates.append(DelegateInfo(work.method, places[work.module], work.module, nodes))
 
     def report(self, on_missing_runtime: OnMissingRuntime) -> Report:
-        report = Report(notes=list(self.notes), seconds=self.seconds)
+        origin = Origin(self.programs, self.delegates, self.reasons, self.backends)
+        report = Report(notes=list(self.notes), seconds=self.seconds, origin=origin)
         report.delegates = [self._row(d) for d in self.delegates]
         for method, program in self.programs.items():
             left = host_calls(program.graph.nodes)

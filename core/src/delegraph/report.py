@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
@@ -14,13 +14,21 @@ from .lowered_module import Argument
 from .partitioner.contract import Refusal
 from .source import Source, source_of
 
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from .api import DelegateInfo
+
 SCHEMA = "delegraph.report/1"
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 @dataclass(frozen=True)
 class DelegateRow:
-    """One delegate: where it is called, whose it is, what it computes (operator -> count), its border and size."""
+    """One delegate: where it is called, whose it is, what it computes (operator -> count), its border and size.
+
+    ``seconds``: what each phase of the lowering took for this delegate alone; empty where that was not measured.
+    """
 
     method: str
     name: str
@@ -31,11 +39,20 @@ class DelegateRow:
     outputs: tuple[Argument, ...]
     bytes: int
     facts: Mapping[str, str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def details(self) -> Iterator[str]:
+        """What its one line leaves out: operators, border and time, a line each."""
+        yield "operators: " + ", ".join(f"{n} x {op}" for op, n in by_count(self.operators))
+        yield "inputs: " + (", ".join(map(str, self.inputs)) or "none")
+        yield "outputs: " + (", ".join(map(str, self.outputs)) or "none")
+        if self.seconds:
+            yield "time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in self.seconds.items())
 
     def __str__(self) -> str:
-        border = f"{_counted(len(self.inputs), 'input')}, {_counted(len(self.outputs), 'output')}"
+        border = f"{counted(len(self.inputs), 'input')}, {counted(len(self.outputs), 'output')}"
         facts = "".join(f", {k} {v}" for k, v in self.facts.items())
-        size = f"{_counted(sum(self.operators.values()), 'operator')}, {_size(self.bytes)}, {border}{facts}"
+        size = f"{counted(sum(self.operators.values()), 'operator')}, {size_of(self.bytes)}, {border}{facts}"
         return f"{self.name}  {self.backend} ({self.producer})  {size}"
 
 
@@ -55,6 +72,26 @@ class RefusalRow:
         return f"{self.count} x {self.operator}  {self.backend}: {self.reason}{where}"
 
 
+class Origin:
+    """What the pictures of a report are drawn from, when somebody wants them. A pickled report goes without it."""
+
+    def __init__(
+        self,
+        programs: Mapping[str, ExportedProgram] | None = None,
+        delegates: Sequence[DelegateInfo] = (),
+        reasons: Mapping[str, Reasons] | None = None,
+        backends: Sequence[str] = (),
+    ) -> None:
+        self.programs, self.delegates = dict(programs or {}), tuple(delegates)
+        self.reasons, self.backends = dict(reasons or {}), tuple(backends)
+
+    def __deepcopy__(self, memo: Any) -> Origin:
+        return self
+
+    def __reduce__(self) -> tuple[type[Origin], tuple[()]]:
+        return Origin, ()
+
+
 @dataclass
 class Report:
     """The account of one lowering; ``print`` it, or take ``to_json()``."""
@@ -64,6 +101,7 @@ class Report:
     refusals: list[RefusalRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin, repr=False, compare=False)
 
     @property
     def host_operators(self) -> int:
@@ -87,27 +125,35 @@ class Report:
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
         }
 
+    def to_text(self, verbose: bool = False) -> str:
+        """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate."""
+        return "\n".join(self._lines(verbose))
+
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return self.to_text()
 
-    def _lines(self) -> Iterator[str]:
+    def summary(self) -> str:
+        """How much of the program is delegated, in one line."""
         total = self.delegated_operators + self.host_operators
-        count = _counted(len(self.delegates), "delegate")
-        share = f"{self.delegated_operators} of {_counted(total, 'operator')} delegated"
-        yield f"{share}, in {count}; {self.host_operators} on the host"
-        for method in self.host:
-            yield from self._method(method)
-        yield from (f"note: {text}" for text in self.notes)
-        yield "time: " + ", ".join(f"{phase} {_duration(s)}" for phase, s in self.seconds.items())
+        count = counted(len(self.delegates), "delegate")
+        share = f"{self.delegated_operators} of {counted(total, 'operator')} delegated"
+        return f"{share}, in {count}; {self.host_operators} on the host"
 
-    def _method(self, method: str) -> Iterator[str]:
+    def _lines(self, verbose: bool) -> Iterator[str]:
+        yield self.summary()
+        for method in self.host:
+            yield from self._method(method, verbose)
+        yield from (f"note: {text}" for text in self.notes)
+        yield "time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in self.seconds.items())
+
+    def _method(self, method: str, verbose: bool) -> Iterator[str]:
         yield f"{method}:"
-        yield from (f"  {row}" for row in self.delegates if row.method == method)
+        for row in (row for row in self.delegates if row.method == method):
+            yield f"  {row}"
+            yield from (f"      {line}" for line in row.details()) if verbose else ()
         refusals = [row for row in self.refusals if row.method == method]
         if self.host[method]:
-            asked = (
-                "" if refusals else f" {_counted(sum(self.host[method].values()), 'operator')}; no backend was asked"
-            )
+            asked = "" if refusals else f" {counted(sum(self.host[method].values()), 'operator')}; no backend was asked"
             yield f"  left to the host:{asked}"
         yield from (f"    {row}" for row in refusals)
 
@@ -115,7 +161,9 @@ class Report:
 def _delegate_json(row: DelegateRow) -> dict[str, Any]:
     border = {"inputs": [str(a) for a in row.inputs], "outputs": [str(a) for a in row.outputs]}
     named = {k: getattr(row, k) for k in ("method", "name", "backend", "producer", "bytes")}
-    return {**named, **border, "operators": dict(sorted(row.operators.items())), "facts": dict(row.facts)}
+    counts = {"operators": dict(sorted(row.operators.items())), "facts": dict(row.facts)}
+    seconds = {k: round(v, 6) for k, v in row.seconds.items()}
+    return {**named, **border, **counts, "seconds": seconds}
 
 
 def _refusal_json(row: RefusalRow) -> dict[str, Any]:
@@ -191,16 +239,30 @@ def _refused(node: Node, backend: str, reasons: Reasons) -> tuple[str, str]:
     return around[0] if around else operator_name(node), "not tagged by its partitioner"
 
 
-def _counted(count: int, noun: str) -> str:
+def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(Operator, backend, reason) of every backend that was asked about ``node``, a call of the host, and refused."""
+    found = ((backend, *_refused(node, backend, reasons)) for backend in backends)
+    return [(op, backend, why) for backend, op, why in found]
+
+
+def by_count(operators: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The most frequent first."""
+    return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 operator``, ``2 operators``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _size(count: int) -> str:
+def size_of(count: int) -> str:
+    """Bytes in the unit that people read."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} bytes"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """In the unit that people read."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
