@@ -73,6 +73,14 @@ class ContractViolation(DelegraphError, RuntimeError):
     """A backend or partitioner broke the delegation contract."""
 
 
+class NamedDataError(ContractViolation, ValueError):
+    """Named data that cannot be stored: its key has other data, or its alignment or size is out of range."""
+
+
+class NamedDataTypeError(ContractViolation, TypeError):
+    """Named data that is neither bytes nor a tensor."""
+
+
 class Unsupported(DelegraphError, RuntimeError):
     """The program cannot be lowered for this target; the message says why, in the user's terms."""
 

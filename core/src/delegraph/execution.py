@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from .calling import flat_arguments
 from .errors import ContractViolation, InputError, NoRuntime
 from .lowered_module import Argument, LoweredBackendModule
 from .signature import MUTATIONS, constant_tensor, placeholders, user_inputs, written_targets
@@ -120,12 +121,7 @@ class Executable:
         return pytree.tree_unflatten(returned, self.program.call_spec.out_spec)
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        ordered = _ordered(kwargs, self.program)
-        flat, spec = pytree.tree_flatten((tuple(args), ordered))
-        wanted = self.program.call_spec.in_spec
-        if spec != wanted and wanted is not None:
-            text = f"the program takes {_described(wanted)}; it was given {_described(spec)}"
-            raise InputError("input-invalid", text)
+        flat = flat_arguments(self.program.call_spec.in_spec, args, kwargs)
         for node, value in zip(user_inputs(self.program), flat, strict=True):
             _check_input(node.name, node.meta.get("val"), value)
         return flat
@@ -152,23 +148,6 @@ class Executable:
             elif spec.kind in MUTATIONS:
                 self._state[str(spec.target)] = value
         return [v for s, v in zip(specs, results, strict=True) if s.kind not in MUTATIONS]
-
-
-def _ordered(kwargs: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
-    """Keyword arguments in the order in which the program was exported with them."""
-    spec = program.call_spec.in_spec
-    known = list(spec.child(1).context or []) if spec is not None else []
-    unknown = [k for k in kwargs if k not in known]
-    if unknown:
-        raise InputError("input-invalid", f"unknown keyword argument {unknown[0]!r}; the program takes {known}")
-    return {k: kwargs[k] for k in known if k in kwargs}
-
-
-def _described(spec: pytree.TreeSpec) -> str:
-    args, kwargs = spec.child(0), spec.child(1)
-    named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
-    leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
-    return f"{args.num_children} positional inputs{leaves}{named}"
 
 
 def _check_input(name: str, wanted: Any, value: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
 from .backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
+from .calling import WholeCall
 from .signature import STATE_WRITES
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
@@ -39,6 +42,10 @@ class LoweredBackendModule(torch.nn.Module):
     ``inputs`` and ``outputs`` are the calling convention. Buffers that the delegate keeps (``state``) are in neither:
     in ``original_module`` they are buffers, and their new values are the first outputs, mutations of its signature. A
     runtime starts from their values there with every load, and keeps them from call to call.
+
+    A module that ``to_backend(backend_id, program)`` made is called as that program is, with arguments and results in
+    its structure (``whole``). Any other takes its inputs one by one and returns a tuple. A copy shares the blob and all
+    tensors but those of its state.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class LoweredBackendModule(torch.nn.Module):
         self.meta: dict[str, Any] = {}
         self.blob: bytes | Blob = b""
         self.named_data_store_output: NamedDataStoreOutput | None = None
+        self.whole: WholeCall | None = None
 
     def attach(self, result: PreprocessResult) -> None:
         """Take over what the backend produced."""
@@ -82,8 +90,29 @@ class LoweredBackendModule(torch.nn.Module):
         tables = [store.pte_data, *store.external_data.values()]
         return {k: store.buffers[e.buffer_index] for entries in tables for k, e in entries.items()}
 
-    def forward(self, *args: Any) -> Any:
-        return _CALL_DELEGATE(self, *args)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.whole is not None:
+            return self.whole.call(partial(_CALL_DELEGATE, self), args, kwargs)
+        return _CALL_DELEGATE(self, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
+        memo.update((id(t), t) for t in self._shared())
+        made = LoweredBackendModule(
+            self.backend_id,
+            copy.deepcopy(self.original_module, memo),
+            self.compile_specs,
+            self.inputs,
+            self.outputs,
+        )
+        made.blob, made.named_data_store_output, made.whole = self.blob, self.named_data_store_output, self.whole
+        made.meta = dict(self.meta)
+        memo[id(self)] = made
+        return made
+
+    def _shared(self) -> list[torch.Tensor]:
+        """Tensors of the program that nobody writes."""
+        tables = (self.original_module.state_dict, self.original_module.constants)
+        return [t for table in tables for k, t in table.items() if k not in self.state]
 
 
 def joined(blob: Blob) -> bytes:

@@ -9,9 +9,10 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from ..backend import CompileSpec
+from ..calling import whole_call
 from ..errors import InputError
 from ..lowered_module import LoweredBackendModule
-from ..partitioner import CapabilityPartitioner, Partitioner
+from ..partitioner import DelegationSpec, Partitioner, PartitionResult, tag_constant_data, tag_mutated_buffer
 from ..registry import default_registry
 from .edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
 from .normalise import normalise
@@ -49,7 +50,8 @@ def to_backend(target: MethodProgramsPartitionerSpec) -> dict[str, ExportedProgr
 def to_backend(target: Any, program: Any = None, compile_specs: Sequence[CompileSpec] = ()) -> Any:
     """Lower with a backend or a partitioner; three forms.
 
-    ``to_backend(backend_id, program, compile_specs)``: the whole program as one ``LoweredBackendModule``.
+    ``to_backend(backend_id, program, compile_specs)``: the whole program, calls of delegates in it included, as one
+    ``LoweredBackendModule``, which is called as the program is and keeps the buffers that it writes.
     ``to_backend(program, partitioner)``: the program with what the partitioner tags delegated.
     ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods, each backend called once for all.
     The programs that are passed in are never changed.
@@ -78,9 +80,29 @@ def _methods(programs: Mapping[str, Any], partitioners: Mapping[str, Any]) -> di
         return run_stage(normal, partitioners, default_registry()).programs
 
 
+class _Everything(Partitioner):
+    """One partition of all calls, whatever the backend says of them, with all constants and written buffers."""
+
+    def __init__(self, backend_id: str, compile_specs: Sequence[CompileSpec]) -> None:
+        super().__init__()
+        self.delegation_spec = DelegationSpec(backend_id, tuple(compile_specs))
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        tag = self.delegation_spec.backend_id
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function":
+                node.meta["delegation_tag"] = tag
+        tag_constant_data(exported_program)
+        tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, {tag: self.delegation_spec})
+
+
 def _whole(backend_id: str, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> LoweredBackendModule:
-    """Everything in one partition, whatever the backend says of it."""
     with collection_suspended():
-        everything = CapabilityPartitioner(lambda node: None, backend_id, compile_specs)
         normal, _ = normalise(program)
-        return run_stage({"forward": normal}, {"forward": everything}, default_registry()).work[0].module
+        everything = _Everything(backend_id, compile_specs)
+        made = run_stage({"forward": normal}, {"forward": everything}, default_registry())
+        call = whole_call(made.programs["forward"])
+    module = made.work[0].module
+    module.whole = call
+    return module

@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
+from ..backend import NamedDataStoreOutput
+from ..delegates import DelegateDebug, delegate_map, merged_named_data
 from ..errors import ContractViolation, InputError, OptionError
 from ..partitioner import Partitioner
 from ..registry import default_registry
@@ -75,11 +77,22 @@ class EdgeProgramManager:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {list(self._programs)}")
         return self._programs[name]
 
-    def transform(self, passes: Sequence[Pass] | Mapping[str, Sequence[Pass]]) -> EdgeProgramManager:
-        """Run passes on every method, or by method. Each gets a copy of its own."""
+    @property
+    def named_data(self) -> NamedDataStoreOutput:
+        """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
+        return merged_named_data(self._programs.values())
+
+    @property
+    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
+        """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
+        return {m: delegate_map(p) for m, p in self._programs.items()}
+
+    def transform(self, passes: Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]) -> EdgeProgramManager:
+        """Run passes, one or several, on every method, or by method. Each gets a copy of its own."""
         named = passes if isinstance(passes, Mapping) else dict.fromkeys(self._programs, passes)
         self._check_methods("passes are", named)
-        made = {m: self._passed(m, p, named.get(m, ())) for m, p in self._programs.items()}
+        lists = {m: [p] if callable(p) else p for m, p in named.items()}
+        made = {m: self._passed(m, p, lists.get(m, ())) for m, p in self._programs.items()}
         return self._next(made)
 
     def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:

@@ -1,0 +1,125 @@
+"""How callers call a program: their arguments as a flat list, and the call of a delegate that is a whole program."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from .errors import InputError
+from .signature import MUTATIONS, constant_placeholders, constant_tensor, output_values, placeholders, user_inputs
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+
+
+def flat_arguments(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of a call's arguments. Raises InputError, with both forms, if they are not of the form ``spec``."""
+    ordered = _ordered(kwargs, spec)
+    flat, given = pytree.tree_flatten((tuple(args), ordered))
+    if spec is not None and given != spec:
+        text = f"the program takes {_described(spec)}; it was given {_described(given)}"
+        raise InputError("input-invalid", text)
+    return flat
+
+
+def _ordered(kwargs: Mapping[str, Any], spec: pytree.TreeSpec | None) -> dict[str, Any]:
+    """Keyword arguments in the order in which the program was exported with them."""
+    known = list(spec.child(1).context or []) if spec is not None else []
+    unknown = [k for k in kwargs if k not in known]
+    if unknown:
+        raise InputError("input-invalid", f"unknown keyword argument {unknown[0]!r}; the program takes {known}")
+    return {k: kwargs[k] for k in known if k in kwargs}
+
+
+def _described(spec: pytree.TreeSpec) -> str:
+    args, kwargs = spec.child(0), spec.child(1)
+    named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
+    leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
+    return f"{args.num_children} positional inputs{leaves}{named}"
+
+
+class Origin(NamedTuple):
+    """Where a value that a program returns comes from: its delegate's k-th result, its k-th input, or it is fixed."""
+
+    kind: Literal["result", "input", "fixed"]
+    at: Any
+
+
+@dataclass(frozen=True)
+class WholeCall:
+    """How a program is called that is one delegate and nothing else.
+
+    ``takes``: for each input of the delegate, its position among the leaves of the caller's arguments; an argument that
+    nothing uses is none of them. ``returns``: where the leaves of what is returned come from. ``writes``: positions of
+    the arguments that are written in place, and where their new values come from.
+    """
+
+    in_spec: pytree.TreeSpec | None
+    out_spec: pytree.TreeSpec
+    takes: tuple[int, ...]
+    returns: tuple[Origin, ...]
+    writes: tuple[tuple[int, Origin], ...]
+
+    def call(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call ``delegate`` with the caller's arguments; the results in the program's own structure."""
+        flat = flat_arguments(self.in_spec, args, kwargs)
+        results = delegate(*(flat[k] for k in self.takes))
+        for position, origin in self.writes:
+            flat[position].copy_(_value(origin, results, flat))
+        return pytree.tree_unflatten([_value(o, results, flat) for o in self.returns], self.out_spec)
+
+
+def _value(origin: Origin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
+    places: dict[str, Sequence[Any]] = {"result": results, "input": flat}
+    return places[origin.kind][origin.at] if origin.kind in places else origin.at
+
+
+def whole_call(program: ExportedProgram) -> WholeCall:
+    """Read the call off a program in which one delegate computes everything.
+
+    Raises InputError if the delegate needs something that neither it nor the caller has.
+    """
+    calls = [n for n in program.graph.nodes if n.target is _CALL_DELEGATE]
+    if len(calls) != 1:
+        text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
+        raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
+    reading = _Reading(program)
+    specs, values = program.graph_signature.output_specs, output_values(program)
+    sources = [(s, reading.origin(v)) for s, v in zip(specs, values, strict=True)]
+    takes = tuple(reading.position(n) for n in calls[0].args[1:])
+    returns = tuple(o for s, o in sources if s.kind not in MUTATIONS)
+    names = [n.name for n in reading.inputs]
+    writes = tuple((names.index(str(s.target)), o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION)
+    return WholeCall(program.call_spec.in_spec, program.call_spec.out_spec, takes, returns, writes)
+
+
+class _Reading:
+    """What the nodes of such a program stand for."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.inputs = {n: k for k, n in enumerate(user_inputs(program))}
+        constant = constant_placeholders(program)
+        pairs = placeholders(program)
+        self.fixed = {n: constant_tensor(program, s) for n, s in pairs if n in constant}
+        self.kept = {n: s.target for n, s in pairs if s.kind is not InputKind.USER_INPUT and n not in constant}
+
+    def position(self, node: Any) -> int:
+        if node in self.kept:
+            text = f"the program both writes {self.kept[node]} and returns what it held: no delegate can keep it alone"
+            raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
+        return self.inputs[node]
+
+    def origin(self, value: Any) -> Origin:
+        if not isinstance(value, Node):
+            return Origin("fixed", value)
+        if value.op == "placeholder":
+            return Origin("fixed", self.fixed[value]) if value in self.fixed else Origin("input", self.position(value))
+        assert value.target is operator.getitem
+        return Origin("result", value.args[1])

@@ -1,0 +1,66 @@
+"""The delegates of a program, wherever they are called: at its top, or in a branch or the body of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from .backend import NamedDataStore, NamedDataStoreOutput
+from .lowered_module import LoweredBackendModule
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+
+
+@dataclass(frozen=True)
+class DelegateDebug:
+    """What a profiler needs to name a delegate's events: its backend, and debug identifier -> debug handles."""
+
+    backend_id: str
+    debug_handle_map: dict[Any, tuple[int, ...]]
+
+
+def delegate_calls(program: ExportedProgram) -> Iterator[tuple[Node, LoweredBackendModule]]:
+    """Calls of delegates with what they call: those of the program's own graph in its order, then those in bodies."""
+    return _calls(program.graph_module)
+
+
+def _calls(module: GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
+    bodies: dict[str, GraphModule] = {}
+    for node in module.graph.nodes:
+        attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(attribute, GraphModule):
+            bodies[str(node.target)] = attribute
+        if node.target is _CALL_DELEGATE:
+            owner: Any = node.args[0]
+            yield node, getattr(module, owner.target)
+    for body in bodies.values():
+        yield from _calls(body)
+
+
+def merged_named_data(programs: Iterable[ExportedProgram]) -> NamedDataStoreOutput:
+    """The named data of all delegates of ``programs``, equal contents once, as one file holds it.
+
+    Raises NamedDataError if two delegates have different data under one key.
+    """
+    store = NamedDataStore()
+    modules = dict.fromkeys(module for program in programs for _, module in delegate_calls(program))
+    for module in modules:
+        if module.named_data_store_output is not None:
+            store.merge_named_data_store(module.named_data_store_output)
+    return store.get_named_data_store_output()
+
+
+def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
+    """Debug handle of each call of a delegate -> whose it is, and what its debug identifiers stand for.
+
+    The identifiers of two delegates may be the same; together with the call's handle they are unique in the program.
+    """
+    return {
+        node.meta["debug_handle"]: DelegateDebug(m.backend_id, dict(m.meta.get("debug_handle_map") or {}))
+        for node, m in delegate_calls(program)
+    }
