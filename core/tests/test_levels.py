@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from delegraph.partitioner.levels import connected, groups, levels, limited, sink
+from delegraph.partitioner.levels import connected, flattened, groups, levels, limited, sink, units
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,10 +31,12 @@ def graphs(draw):
     return calls, accepted
 
 
-def partition(calls, accepted):
-    level = levels(calls, accepted, ())
-    sink(calls, level, accepted)
-    return groups(calls, level, accepted)
+def partition(calls, accepted, cut=lambda group: [group]):
+    listed = units(calls)
+    level = levels(listed, accepted)
+    sink(listed, level, accepted)
+    position = {n: k for k, n in enumerate(calls)}
+    return [flattened(piece, position) for group in groups(listed, level, accepted) for piece in cut(group)]
 
 
 def acyclic(calls, parts):
@@ -79,9 +81,8 @@ def test_random_graphs(case):
 @settings(max_examples=150, deadline=None)
 def test_options(case, largest):
     calls, accepted = case
-    pieces = [p for part in partition(calls, accepted) for p in connected(part)]
-    assert acyclic(calls, pieces)
-    small = [p for piece in pieces for p in limited(piece, largest)]
+    assert acyclic(calls, partition(calls, accepted, connected))
+    small = partition(calls, accepted, lambda group: [p for piece in connected(group) for p in limited(piece, largest)])
     assert acyclic(calls, small)
     assert {n for p in small for n in p} == accepted
     assert all(sum(n.target is not operator.getitem for n in p) <= largest for p in small)

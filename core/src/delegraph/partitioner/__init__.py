@@ -1,16 +1,27 @@
 """Who decides which nodes a backend gets."""
 
-from .capability import CapabilityPartitioner, Support
+from .canonical import AllNodePartitioner, PatternPartitioner, matches
+from .capability import CapabilityPartitioner, NodeLists, Support, WhyNot
+from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
 from .tagging import tag_constant_data, tag_mutated_buffer
 
 __all__ = [
+    "AllNodePartitioner",
     "CapabilityPartitioner",
     "DelegationSpec",
+    "DontPartition",
+    "DontPartitionModule",
+    "DontPartitionName",
+    "NodeLists",
     "PartitionResult",
     "Partitioner",
+    "PatternPartitioner",
     "Refusal",
     "Support",
+    "WhyNot",
+    "is_shape_dynamic",
+    "matches",
     "tag_constant_data",
     "tag_mutated_buffer",
 ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from torch._ops import OpOverload
 
 from ..backend import CompileSpec
+from ..errors import OptionError
 from ..signature import constant_placeholders
+from .bonds import Bonds
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
-from .levels import connected, groups, levels, limited, sink
+from .levels import connected, flattened, groups, levels, limited, sink
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 _NO_OPERATORS = (operator.getitem, _CALL_DELEGATE)
+WhyNot = Callable[["Node"], str | None]
+"""Why a node is not to be taken, in the user's terms; None if it may be."""
+NodeLists = Callable[["ExportedProgram"], Iterable[Sequence["Node"]]]
+"""Lists of nodes of the program that it is given."""
 
 
 @runtime_checkable
@@ -42,10 +49,10 @@ class Support(Protocol):
         """
 
 
-class _Predicate:
+class Predicate:
     """A plain ``why_not(node)`` as ``Support``: a deterministic call on constants alone is constant."""
 
-    def __init__(self, why_not: Callable[[Node], str | None]) -> None:
+    def __init__(self, why_not: WhyNot) -> None:
         self.why_not = why_not
         self._constant: set[Node] = set()
 
@@ -66,87 +73,158 @@ class _Predicate:
 class CapabilityPartitioner(Partitioner):
     """Gives a backend every node that it takes, in the fewest partitions that leave no cycle.
 
-    ``support`` is ``why_not(node) -> str | None`` or a ``Support``. Constants, and what is computed from constants
-    alone, go into every partition that uses them. With ``connected_only`` a partition is a connected piece of the
-    graph; ``largest`` limits its number of operators. Every refusal is kept with its reason.
+    ``support`` is ``why_not(node) -> str | None`` or a ``Support``; of ``additional_checks``, more functions of that
+    kind, the first reason counts before it. Constants, and what is computed from constants alone, go into every
+    partition that uses them. Every refusal is kept with its reason.
+
+    ``groups(exported_program)`` lists calls that share a partition or have none, for example what is fused; groups that
+    overlap are one. With ``connected_only`` a partition is a connected piece of the graph; ``largest`` limits its
+    number of operators. Without ``allows_single_node_partition`` one operator alone is no partition, unless it is among
+    ``allowed_single_node_partition_ops``; ``non_compute_ops`` do not count, and alone are never a partition.
     """
 
     def __init__(
         self,
-        support: Support | Callable[[Node], str | None],
+        support: Support | WhyNot,
         backend_id: str,
         compile_specs: Sequence[CompileSpec] = (),
         *,
+        groups: NodeLists | None = None,
+        additional_checks: Sequence[WhyNot] = (),
         connected_only: bool = False,
         largest: int | None = None,
+        allows_single_node_partition: bool = True,
+        allowed_single_node_partition_ops: Collection[OpOverload] = (),
+        non_compute_ops: Collection[OpOverload] = (),
         spec: Mapping[Any, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(spec)
-        self.support: Support = support if isinstance(support, Support) else _Predicate(support)
+        self.support: Support = support if isinstance(support, Support) else Predicate(support)
         self.delegation_spec = DelegationSpec(backend_id, tuple(compile_specs))
+        self.groups, self.additional_checks = groups, tuple(additional_checks)
         self.connected_only, self.largest = connected_only, largest
+        self.allows_single_node_partition = allows_single_node_partition
+        self.allowed_single_node_partition_ops = _operators(allowed_single_node_partition_ops)
+        self.non_compute_ops = _operators(non_compute_ops)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
-        refused, constant = self._ask(exported_program, calls)
-        parts = self._settle(calls, refused, constant)
+        made = _Partitioning(self, exported_program)
+        parts = made.parts()
         placeholders = constant_placeholders(exported_program)
-        tags = _tag(parts, constant | placeholders, self.delegation_spec.backend_id)
-        refusals = [Refusal(n, why) for n, why in refused.items() if n.target not in _NO_OPERATORS]
-        return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec), refusals=refusals)
+        tags = _tag(parts, made.constant | placeholders, self.delegation_spec.backend_id)
+        specs = dict.fromkeys(tags, self.delegation_spec)
+        return PartitionResult(exported_program, specs, refusals=made.refusals())
 
-    def _ask(self, program: ExportedProgram, calls: Iterable[Node]) -> tuple[dict[Node, str], set[Node]]:
-        """Refusals in graph order, and the accepted nodes that compute a constant."""
+
+def _operators(given: Iterable[Any]) -> frozenset[OpOverload]:
+    listed = frozenset(given)
+    for op in listed:
+        if not isinstance(op, OpOverload):
+            text = f"operators are named as torch.ops.aten.view.default is, not {op!r}"
+            raise OptionError("option-invalid", text)
+    return listed
+
+
+class _Partitioning:
+    """One program on its way to partitions: what is refused so far, and why; what is constant."""
+
+    def __init__(self, who: CapabilityPartitioner, program: ExportedProgram) -> None:
+        self.who, self.support = who, who.support
+        self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        self.position = {n: k for k, n in enumerate(self.calls)}
+        self.refused: dict[Node, str] = {}
+        self.final: set[Node] = set()
+        self.constant: set[Node] = set()
         self.support.begin(program)
-        refused: dict[Node, str] = {}
-        constant: set[Node] = set()
-        for node in calls:
-            why = self._why_not(node, refused)
-            if why is not None:
-                refused[node] = why
-            elif self._is_constant(node, constant):
-                constant.add(node)
-        return refused, constant
+        for node in self.calls:
+            self._ask(node)
+        self.bonds = Bonds(who.groups(program) if who.groups else (), self.calls, who.largest)
 
-    def _why_not(self, node: Node, refused: Mapping[Node, str]) -> str | None:
+    def refusals(self) -> list[Refusal]:
+        """In graph order, but for what only unpacks or is a delegate already."""
+        listed = [n for n in self.calls if n in self.refused and n.target not in _NO_OPERATORS]
+        return [Refusal(n, self.refused[n], n in self.final) for n in listed]
+
+    def _ask(self, node: Node) -> None:
+        why = self._why_not(node)
+        if why is not None:
+            self.refused[node] = why
+        elif self._is_constant(node):
+            self.constant.add(node)
+
+    def _why_not(self, node: Node) -> str | None:
         if node.target is _CALL_DELEGATE:
             return "a delegate already"
         if node.target is not operator.getitem:
-            return self.support.why_not(node)
+            return self._checked(node) or self.support.why_not(node)
         producer: Any = node.args[0]
         if producer.op != "call_function" or producer.target is _CALL_DELEGATE:
             return "unpacks a value that the host makes"
-        return refused.get(producer)
+        return self.refused.get(producer)
 
-    def _is_constant(self, node: Node, constant: set[Node]) -> bool:
+    def _checked(self, node: Node) -> str | None:
+        why = next((why for why in (check(node) for check in self.who.additional_checks) if why is not None), None)
+        if why is not None:
+            self.final.add(node)
+        return why
+
+    def _is_constant(self, node: Node) -> bool:
         if node.target is operator.getitem:
-            return node.args[0] in constant
+            return node.args[0] in self.constant
         return self.support.is_constant(node)
 
-    def _settle(self, calls: list[Node], refused: dict[Node, str], constant: set[Node]) -> list[list[Node]]:
+    def parts(self) -> list[list[Node]]:
         """Group, ask about each group, and group again without what was refused, until nothing is."""
         while True:
-            parts = self._group(calls, refused, constant)
-            late = {n: why for part in parts for n, why in self._late(part, constant).items()}
-            if not late:
+            self._refuse(self.bonds.broken(self.refused), final=True)
+            parts, apart = self._group()
+            late = {} if apart else _united(map(self._late, parts))
+            small = {} if apart or late else _united(map(self._too_small, parts))
+            if not apart and not late and not small:
                 return parts
-            refused.update(_with_unpackers(late))
-            constant.difference_update(refused)
+            self._refuse(late)
+            self._refuse({**apart, **small}, final=True)
 
-    def _late(self, part: list[Node], constant: set[Node]) -> Mapping[Node, str]:
-        return self.support.partition_why_not(_with_constants(part, constant))
+    def _refuse(self, found: Mapping[Node, str], final: bool = False) -> None:
+        together = _with_unpackers(found)
+        self.refused.update(together)
+        self.constant.difference_update(together)
+        if final:
+            self.final.update(together)
 
-    def _group(self, calls: list[Node], refused: Mapping[Node, str], constant: set[Node]) -> list[list[Node]]:
-        accepted = {n for n in calls if n not in refused}
-        floating = {n for n in constant if all(u in accepted for u in n.users)}
-        level = levels(calls, accepted, floating)
-        sink(calls, level, accepted)
-        parts = groups(calls, level, accepted)
-        if self.connected_only:
+    def _late(self, part: list[Node]) -> Mapping[Node, str]:
+        return self.support.partition_why_not(_with_constants(part, self.constant))
+
+    def _group(self) -> tuple[list[list[Node]], dict[Node, str]]:
+        """Partitions, and what its groups keep out of them."""
+        accepted = {n for n in self.calls if n not in self.refused}
+        floating = {n for n in self.constant if all(u in accepted for u in n.users)}
+        settled = [n for n in self.calls if n not in floating]
+        listed, apart = self.bonds.units(settled, accepted - self.constant)
+        level = levels(listed, accepted)
+        sink(listed, level, accepted)
+        parts = groups(listed, level, accepted)
+        if self.who.connected_only:
             parts = [piece for part in parts for piece in connected(part)]
-        if self.largest is not None:
-            parts = [piece for part in parts for piece in limited(part, self.largest)]
-        return parts
+        if self.who.largest is not None:
+            parts = [piece for part in parts for piece in limited(part, self.who.largest)]
+        return [flattened(part, self.position) for part in parts], apart
+
+    def _too_small(self, part: list[Node]) -> dict[Node, str]:
+        who = self.who
+        if who.allows_single_node_partition and not who.non_compute_ops:
+            return {}
+        work = [n for n in part if n.target is not operator.getitem and n.target not in who.non_compute_ops]
+        if not work:
+            return dict.fromkeys(part, "nothing in its partition computes")
+        alone = len(work) == 1 and work[0].target not in who.allowed_single_node_partition_ops
+        if alone and not who.allows_single_node_partition:
+            return dict.fromkeys(part, f"{work[0].name} would be the only operator of its partition")
+        return {}
+
+
+def _united(found: Iterable[Mapping[Node, str]]) -> dict[Node, str]:
+    return {n: why for one in found for n, why in one.items()}
 
 
 def _with_unpackers(refused: Mapping[Node, str]) -> dict[Node, str]:

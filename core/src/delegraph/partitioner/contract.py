@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -29,10 +30,11 @@ class DelegationSpec:
 
 @dataclass
 class Refusal:
-    """A node that stays behind, and why, in the user's terms."""
+    """A node that stays behind, and why, in the user's terms. ``final``: its pieces are not wanted either."""
 
     node: Node
     reason: str
+    final: bool = False
 
 
 @dataclass
@@ -50,7 +52,7 @@ class PartitionResult:
     refusals: list[Refusal] = field(default_factory=list)
 
 
-class Partitioner:
+class Partitioner(ABC):
     """Tags the nodes that a backend takes, and changes nothing else; the core checks that."""
 
     def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
@@ -64,9 +66,9 @@ class Partitioner:
         """The settings of this partitioner, read-only."""
         return self._spec
 
+    @abstractmethod
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""
-        raise NotImplementedError
 
     def ops_to_not_decompose(
         self, exported_program: ExportedProgram

@@ -1,0 +1,107 @@
+"""Partitioners that need no support check: everything, or what matches patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Graph
+from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
+
+from ..backend import CompileSpec
+from .capability import CapabilityPartitioner, NodeLists, Predicate, WhyNot
+from .contract import DelegationSpec, Partitioner, PartitionResult
+from .tagging import tag_constant_data, tag_mutated_buffer
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+
+class AllNodePartitioner(Partitioner):
+    """Gives a backend the whole program as one partition, whatever the backend says of it.
+
+    The delegate owns the constants, and keeps the buffers that it writes. Operators stay whole.
+    """
+
+    def __init__(self, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
+        super().__init__()
+        self.delegation_spec = DelegationSpec(backend_id, tuple(compile_specs))
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        tag = self.delegation_spec.backend_id
+        for node in _calls(exported_program):
+            node.meta["delegation_tag"] = tag
+        tag_constant_data(exported_program)
+        tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, {tag: self.delegation_spec})
+
+    def ops_to_not_decompose(
+        self, exported_program: ExportedProgram
+    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        """All of them."""
+        targets = dict.fromkeys(n.target for n in _calls(exported_program))
+        return [op for op in targets if isinstance(op, OpOverload)], None
+
+
+def _calls(program: ExportedProgram) -> list[Node]:
+    return [n for n in program.graph.nodes if n.op == "call_function"]
+
+
+class PatternPartitioner(CapabilityPartitioner):
+    """Gives a backend the calls that ``patterns(exported_program)`` lists, and those that ``why_not`` takes besides.
+
+    ``patterns`` may be ``matches(...)``, or any function that returns lists of nodes. Each list shares a partition or
+    stays behind; with ``grouped=False`` its calls are accepted one by one. ``options`` are those of
+    ``CapabilityPartitioner``.
+    """
+
+    def __init__(
+        self,
+        patterns: NodeLists,
+        backend_id: str,
+        compile_specs: Sequence[CompileSpec] = (),
+        *,
+        why_not: WhyNot = lambda node: "it is in none of the patterns",
+        grouped: bool = True,
+        **options: Any,
+    ) -> None:
+        listed = _Listed(patterns, why_not)
+        groups = (lambda program: listed.lists) if grouped else None
+        super().__init__(listed, backend_id, compile_specs, groups=groups, **options)
+
+
+class _Listed(Predicate):
+    """Takes what is listed, and what ``otherwise`` gives no reason against."""
+
+    def __init__(self, patterns: NodeLists, otherwise: WhyNot) -> None:
+        super().__init__(self._unless_listed)
+        self._patterns, self._otherwise = patterns, otherwise
+        self.lists: list[Sequence[Node]] = []
+        self._taken: set[Node] = set()
+
+    def begin(self, exported_program: ExportedProgram) -> None:
+        super().begin(exported_program)
+        self.lists = [list(nodes) for nodes in self._patterns(exported_program)]
+        self._taken = {n for nodes in self.lists for n in nodes}
+
+    def _unless_listed(self, node: Node) -> str | None:
+        return None if node in self._taken else self._otherwise(node)
+
+
+def matches(*patterns: Graph | ExportedProgram, ignore_literals: bool = False) -> NodeLists:
+    """A function that lists, for a program, the calls of each place where one of ``patterns`` occurs.
+
+    A pattern is the graph of an exported module, such as ``torch.export.export(module, inputs)``: its placeholders,
+    parameters among them, match any value. Its numbers have to be equal unless ``ignore_literals``. Matches of one
+    pattern never overlap (torch's ``SubgraphMatcher`` finds them).
+    """
+    graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
+
+    def found(exported_program: ExportedProgram) -> list[Sequence[Node]]:
+        matchers = [SubgraphMatcher(graph, ignore_literals=ignore_literals) for graph in graphs]
+        places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
+        return [[n for n in place.nodes_map.values() if n.op == "call_function"] for place in places]
+
+    return found

@@ -1,0 +1,193 @@
+"""Groups of calls that share a partition or have none, on random graphs, against a plain fixed-point computation."""
+
+import operator
+import sys
+
+import pytest
+import torch
+from delegraph.errors import ContractViolation
+from delegraph.partitioner.bonds import Bonds
+from delegraph.partitioner.levels import flattened, groups, levels, limited, sink, size
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@st.composite
+def cases(draw):
+    """Calls of a graph (some return a pair, unpacked), the accepted ones, and groups of accepted ones."""
+    graph = torch.fx.Graph()
+    values, calls = [graph.placeholder("x")], []
+    for _ in range(draw(st.integers(2, 30))):
+        args = draw(st.lists(st.sampled_from(values[-6:]), min_size=1, max_size=2))
+        node = graph.call_function(torch.relu, tuple(args))
+        calls.append(node)
+        if draw(st.integers(0, 6)) == 0:
+            parts = [graph.call_function(operator.getitem, (node, k)) for k in (0, 1)]
+            calls += parts
+            values += parts
+        else:
+            values.append(node)
+    graph.output(values[-1])
+    mask = draw(st.lists(st.sampled_from([True, True, False]), min_size=len(calls), max_size=len(calls)))
+    accepted = {n for n, m in zip(calls, mask, strict=True) if m and n.target is not operator.getitem}
+    accepted |= {n for n in calls if n.target is operator.getitem and n.args[0] in accepted}
+    listed = [n for n in calls if n in accepted]
+    some = st.lists(st.sampled_from(listed), min_size=2, max_size=4) if listed else st.nothing()
+    return calls, accepted, draw(st.lists(some, max_size=4)) if listed else []
+
+
+def settled(calls, accepted, named, largest=None):
+    """Parts, and the calls that groups kept out of them."""
+    bonds, refused = Bonds(named, calls, largest), {}
+    while True:
+        listed, apart = bonds.units(calls, accepted - set(refused))
+        if not apart:
+            break
+        refused.update(apart)
+        refused.update(bonds.broken(refused))
+    inside = accepted - set(refused)
+    level = levels(listed, inside)
+    sink(listed, level, inside)
+    parts = groups(listed, level, inside)
+    if largest is not None:
+        parts = [piece for part in parts for piece in limited(part, largest)]
+    position = {n: k for k, n in enumerate(calls)}
+    return [flattened(part, position) for part in parts], refused
+
+
+def fixed_point(calls, accepted, named):
+    """The lowest levels under which no group is torn apart; None if there are none."""
+    tied = [list(group) for group in named]
+    tied += [[n, n.args[0]] for n in calls if n.target is operator.getitem]
+    level = dict.fromkeys(calls, 0)
+    for _ in range(2 * len(calls) ** 2):
+        before = dict(level)
+        for n in calls:
+            steps = (level[i] + (i in accepted and n not in accepted) for i in n.all_input_nodes if i in level)
+            level[n] = max(level[n], *steps, 0)
+        for group in tied:
+            level.update(dict.fromkeys(group, max(level[n] for n in group)))
+        if level == before:
+            return level
+        if max(level.values()) > len(calls):
+            return None
+    return None
+
+
+def acyclic(calls, parts):
+    home = {n: k for k, part in enumerate(parts) for n in part}
+    unit = {n: home.get(n, n) for n in calls}
+    needs = {}
+    for n in calls:
+        inputs = {unit[i] for i in n.all_input_nodes if i in unit} - {unit[n]}
+        needs.setdefault(unit[n], set()).update(inputs)
+    while ready := {u for u, ns in needs.items() if not ns}:
+        needs = {u: ns - ready for u, ns in needs.items() if u not in ready}
+    return not needs
+
+
+def together(group, parts):
+    homes = {next((k for k, part in enumerate(parts) if n in part), None) for n in group}
+    return len(homes) == 1
+
+
+@given(cases())
+@settings(max_examples=400, deadline=None)
+def test_groups_share_a_partition_or_have_none(case):
+    calls, accepted, named = case
+    parts, refused = settled(calls, accepted, named)
+    assert {n for part in parts for n in part} == accepted - set(refused)
+    assert acyclic(calls, parts)
+    assert all(together(group, parts) for group in named)
+    lowest = fixed_point(calls, accepted, named)
+    assert (lowest is not None) == (not refused)
+    if lowest is not None:
+        assert len(parts) <= len({lowest[n] for n in accepted})
+
+
+@given(cases(), st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_groups_with_a_largest_size(case, largest):
+    calls, accepted, named = case
+    parts, refused = settled(calls, accepted, named, largest)
+    assert acyclic(calls, parts)
+    assert all(together(group, parts) for group in named)
+    assert all(size(part) <= largest for part in parts)
+    assert {n for part in parts for n in part} == accepted - set(refused)
+
+
+def chain(*targets):
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    calls = [node := graph.call_function(target, (node,)) for target in targets]
+    graph.output(node)
+    return calls
+
+
+def test_a_path_through_the_host_keeps_a_group_apart():
+    relu, _, tanh = calls = chain(torch.relu, torch.sort, torch.tanh)
+    parts, refused = settled(calls, {relu, tanh}, [[tanh, relu]])
+    assert parts == []
+    text = "its group (relu, tanh) cannot be one partition: it would need its own result through sort"
+    assert refused == {relu: text, tanh: text}
+
+
+def test_what_lies_between_the_calls_of_a_group_joins_them():
+    relu, neg, tanh = calls = chain(torch.relu, torch.neg, torch.tanh)
+    assert settled(calls, set(calls), [[relu, tanh]], largest=3) == ([[relu, neg, tanh]], {})
+    parts, refused = settled(calls, set(calls), [[relu, tanh]], largest=2)
+    assert parts == [[neg]]
+    assert set(refused.values()) == {"its group (relu, tanh) takes a partition of 3 operators; the largest has 2"}
+
+
+def test_of_two_groups_that_exclude_each_other_the_wider_one_gives_way():
+    """Each alone is convex, but each needs a result of the other through the host."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    a1 = graph.call_function(torch.relu, (x,))
+    host = graph.call_function(torch.sort, (a1,))
+    b1 = graph.call_function(torch.tanh, (host,))
+    b2 = graph.call_function(torch.abs, (x,))
+    a2 = graph.call_function(torch.neg, (b2,))
+    calls = [a1, host, b1, b2, a2]
+    accepted = set(calls) - {host}
+    assert settled(calls, accepted, [[a1, a2]])[1] == {} == settled(calls, accepted, [[b1, b2]])[1]
+    parts, refused = settled(calls, accepted, [[a1, a2], [b1, b2]])
+    assert parts == [[b1, b2]] and set(refused) == {a1, a2}
+
+
+def test_groups_that_overlap_are_one():
+    calls = chain(torch.relu, torch.sort, torch.tanh, torch.neg)
+    relu, _, tanh, neg = calls
+    assert settled(calls, {relu, tanh, neg}, [[neg, tanh]]) == ([[relu], [tanh, neg]], {})
+    assert set(settled(calls, {relu, tanh, neg}, [[neg, tanh], [tanh, relu]])[1]) == {relu, tanh, neg}
+
+
+def test_a_group_names_calls_of_the_program():
+    relu, tanh = chain(torch.relu, torch.tanh)
+    with pytest.raises(ContractViolation, match="a group names tanh, which is no call of the program"):
+        Bonds([[tanh]], [relu])
+
+
+def steps(size):
+    """How many Python calls it takes to settle a chain with a group of two in each ten calls, one in two impossible."""
+    calls = chain(*[torch.relu] * size)
+    accepted = {n for k, n in enumerate(calls) if k % 10 != 5}
+    named = [[calls[k], calls[k + (1 if k % 20 else 9)]] for k in range(0, size - 10, 10)]
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        parts, refused = settled(calls, accepted, named)
+    finally:
+        sys.setprofile(None)
+    assert len(refused) == size // 10 and acyclic(calls, parts)
+    return count
+
+
+def test_the_work_grows_with_the_graph():
+    assert steps(8000) < 4.2 * steps(2000)
