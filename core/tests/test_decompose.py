@@ -283,6 +283,14 @@ def test_a_recurrent_layer_reaches_core_aten(registry):
     assert not [n for n in names if not n.startswith("aten.") or "mkldnn" in n or "lstm" in n], made.report.notes
 
 
+def test_a_call_on_one_value_and_a_call_on_several_have_decompositions_of_their_own(registry):
+    class Twice(nn.Module):
+        def forward(self, x):
+            return torch.addcmul(x, x, torch.addcmul(x, x, x, value=0.5), value=0.5)
+
+    assert lowered(Twice(), (torch.randn(3),), [], registry).verify(torch.full((3,), 2.0)).relative_error < 1e-6
+
+
 OPERATORS = {
     "linear": lambda s, a, b: F.linear(a, s.w, b[0]),
     "matmul": lambda s, a, b: a @ b.t(),

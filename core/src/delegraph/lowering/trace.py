@@ -88,9 +88,12 @@ class Tracer:
         return found if found is not None and _replaceable(node, found) else None
 
     def signature(self, node: Node) -> Hashable:
-        """Everything that a decomposition may look at."""
+        """Everything that a decomposition may look at, and which operands are one value, as in ``x * x``."""
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-        return (node.target, _mode_of(node), str(spec), *(_key(leaf) for leaf in flat))
+        operands = [leaf for leaf in flat if isinstance(leaf, Node)]
+        first = {leaf: k for k, leaf in reversed(list(enumerate(operands)))}
+        same = tuple(first[leaf] for leaf in operands)
+        return (node.target, _mode_of(node), str(spec), same, *(_key(leaf) for leaf in flat))
 
     def _tried(self, node: Node, decomposed: Decomposed) -> Pieces | None:
         try:
