@@ -6,8 +6,9 @@ import copy
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .errors import ContractViolation, InputError, NotFullyDelegated, OptionErro
 from .execution import Delegates, Executable, OnMissingRuntime
 from .files import write_whole
 from .lowered_module import Argument, LoweredBackendModule
+from .lowering.bodies import all_nodes
 from .lowering.decompose import Decomposition
 from .lowering.normalise import normalise
 from .lowering.plan import Plan
@@ -41,6 +43,7 @@ class DelegateInfo:
     name: str
     module: LoweredBackendModule
     nodes: tuple[Node, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def backend_id(self) -> str:
@@ -174,6 +177,7 @@ def lower(
     require_full: bool = False,
     on_missing_runtime: OnMissingRuntime = "error",
     registry: Registry | None = None,
+    executor: Executor | None = None,
 ) -> LoweredProgram:
     """Lower a model, and say what went where and why not elsewhere.
 
@@ -182,6 +186,8 @@ def lower(
     of preference, Partitioners, or both; [] leaves everything on the host. ``options``: {backend name: {option:
     value}}. ``transforms``: functions from program to program, run on the normalised program. ``require_full`` makes
     an operator left to the host an error that lists all of them. The model is never changed, its weights never copied.
+    ``executor`` (a ``concurrent.futures`` executor of threads) compiles the partitions of backends that say they are
+    thread-safe side by side, to the same bytes.
 
     Raises a ``delegraph.errors.DelegraphError`` with a stable code.
     """
@@ -193,7 +199,7 @@ def lower(
     with _timed(seconds, "export"):
         exported = {m: _export(m, *given) for m, given in sources.items()}
     with collection_suspended():
-        lowering = _Lowering(exported, chosen, seconds)
+        lowering = _Lowering(exported, chosen, seconds, executor)
         lowering.normalise(transforms)
         for k, (name, partitioner) in enumerate(named):
             lowering.stage(name, partitioner, [later for _, later in named[k + 1 :]])
@@ -285,8 +291,14 @@ def _not_full(report: Report) -> NotFullyDelegated:
 class _Lowering:
     """The programs on their way through the stages, and what is remembered for the report."""
 
-    def __init__(self, exported: dict[str, ExportedProgram], registry: Registry, seconds: dict[str, float]) -> None:
-        self.programs, self.registry, self.seconds = exported, registry, seconds
+    def __init__(
+        self,
+        exported: dict[str, ExportedProgram],
+        registry: Registry,
+        seconds: dict[str, float],
+        executor: Executor | None = None,
+    ) -> None:
+        self.programs, self.registry, self.seconds, self.executor = exported, registry, seconds, executor
         self.notes: list[str] = []
         self.backends: list[str] = []
         self.reasons: dict[str, Reasons] = {m: {} for m in exported}
@@ -307,17 +319,18 @@ class _Lowering:
         return normal
 
     def stage(self, name: str, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> None:
-        def planner(program: ExportedProgram, who: Partitioner) -> Plan:
+        def planner(method: str, program: ExportedProgram, who: Partitioner) -> Plan:
             return self.decomposition.plan(program, who, later)
 
         before = self.decomposition.seconds
-        result = run_stage(self.programs, dict.fromkeys(self.programs, partitioner), self.registry, planner)
+        who = dict.fromkeys(self.programs, partitioner)
+        result = run_stage(self.programs, who, self.registry, planner, self.executor)
         result.seconds["partition"] -= self.decomposition.seconds - before
         for phase, s in result.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + s
         self.programs = result.programs
         self.backends.append(name)
-        for method, plan in result.plans.items():
+        for method, plan in result.plans:
             self.reasons[method].update(reasons_of(name, plan.refusals))
         self._remember(result)
         self.notes += self.registry.notify("delegraph_after_partition", self.report("error"))
@@ -329,17 +342,17 @@ class _Lowering:
         self.notes += self.decomposition.notes
 
     def _remember(self, result: StageResult) -> None:
-        places = {child: name for p in result.programs.values() for name, child in p.graph_module.named_children()}
+        places = {child: name for p in result.programs.values() for name, child in p.graph_module.named_modules()}
         for work in result.work:
             nodes = tuple(work.partition.nodes)
-            self.delegates.append(DelegateInfo(work.method, places[work.module], work.module, nodes))
+            self.delegates.append(DelegateInfo(work.method, places[work.module], work.module, nodes, work.seconds))
 
     def report(self, on_missing_runtime: OnMissingRuntime) -> Report:
         origin = Origin(self.programs, self.delegates, self.reasons, self.backends)
         report = Report(notes=list(self.notes), seconds=self.seconds, origin=origin)
         report.delegates = [self._row(d) for d in self.delegates]
         for method, program in self.programs.items():
-            left = host_calls(program.graph.nodes)
+            left = host_calls(all_nodes(program.graph_module))
             report.host[method] = count_operators(left)
             report.refusals += refusal_rows(method, left, self.reasons[method], self.backends)
         if on_missing_runtime == "eager":

@@ -90,14 +90,23 @@ def _type_of(value: Any) -> Any:
 class _Interpreter(torch.fx.Interpreter):
     """torch's interpreter, with calls of delegates sent to ``call``."""
 
-    def __init__(self, program: ExportedProgram, call: CallDelegate | None) -> None:
-        super().__init__(program.graph_module)
+    def __init__(self, module: torch.fx.GraphModule, call: CallDelegate) -> None:
+        super().__init__(module)
         self._call = call
+        self._bodies: dict[str, Callable[..., Any]] = {}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is _CALL_DELEGATE and self._call is not None:
-            return self._call(*args)
-        return super().call_function(target, args, kwargs)
+        return self._call(*args) if target is _CALL_DELEGATE else super().call_function(target, args, kwargs)
+
+    def fetch_attr(self, target: str) -> Any:
+        """Bodies of higher-order calls run here as well, so that delegates inside of them do."""
+        found = super().fetch_attr(target)
+        if not isinstance(found, torch.fx.GraphModule):
+            return found
+        if target not in self._bodies:
+            inner = _Interpreter(found, self._call)
+            self._bodies[target] = lambda *args: inner.run(*args, enable_io_processing=False)
+        return self._bodies[target]
 
 
 class Executable:
@@ -107,9 +116,9 @@ class Executable:
     touched.
     """
 
-    def __init__(self, program: ExportedProgram, call: CallDelegate | None) -> None:
+    def __init__(self, program: ExportedProgram, call: CallDelegate) -> None:
         call = call.fresh() if isinstance(call, Delegates) else call
-        self.program, self._interpreter = program, _Interpreter(program, call)
+        self.program, self._interpreter = program, _Interpreter(program.graph_module, call)
         self._state: dict[str, torch.Tensor] = {}
         self._written = written_targets(program)
 

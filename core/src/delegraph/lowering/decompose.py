@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from ..partitioner import Partitioner, Support
 from ..signature import argument_of, build_program, output_node, root_call
+from .bodies import rewrite_bodies
 from .decompositions import beyond_core, to_core
 from .plan import Plan, make_plan
 from .splice import Splice
@@ -58,12 +59,16 @@ class Decomposition:
             program = _rebuilt(program)
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-        """``program`` with what no backend took in core ATen; operators in ``keep`` stay as they are."""
+        """``program`` with what no backend took in core ATen, bodies too; operators in ``keep`` stay as they are."""
         with self._clock():
-            nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
-            reducer = _Reducer(self.tracer, lambda n: n.target in keep)
-            changed = [n for n in nodes if reducer.open(n)]
-            return _rebuilt(program) if changed else program
+            return self._finished(program, keep)
+
+    def _finished(self, program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
+        rewrite_bodies(program, lambda body: self._finished(body, keep))
+        nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
+        reducer = _Reducer(self.tracer, lambda n: n.target in keep)
+        changed = [n for n in nodes if reducer.open(n)]
+        return _rebuilt(program) if changed else program
 
     def _for_tags(self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner]) -> ExportedProgram:
         """A partitioner that only tags sees core ATen, except for what it, or a later one, asked to keep."""

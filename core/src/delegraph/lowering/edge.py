@@ -24,6 +24,7 @@ from ..partitioner import Partitioner
 from ..registry import default_registry
 from ..signature import argument_of, build_program, output_node, root_call
 from ..source import source_of
+from .bodies import all_nodes, graphs, next_handles
 from .decompose import Decomposition
 from .normalise import normalise, number_calls
 from .plan import Plan
@@ -121,7 +122,9 @@ class EdgeProgramManager:
     def _passed(self, method: str, program: ExportedProgram, passes: Sequence[Pass]) -> ExportedProgram:
         for each in passes:
             like, module = run_pass(each, normalise(program)[0])
-            number_calls(module.graph)
+            handles = next_handles(module)
+            for graph in graphs(module):
+                number_calls(graph, handles)
             self._verify({method: module}, f"pass {_pass_name(each)}")
             program = _with_graph(like, module)
         return program
@@ -182,10 +185,9 @@ def _lowered(
     decomposition = Decomposition()
     for k in range(max(map(len, lists.values()), default=0)):
         now = {m: listed[k] for m, listed in lists.items() if k < len(listed)}
-        later = {id(programs[m]): lists[m][k + 1 :] for m in now}
 
-        def planner(program: ExportedProgram, who: Partitioner, later: Any = later) -> Plan:
-            return decomposition.plan(program, who, later[id(program)])
+        def planner(method: str, program: ExportedProgram, who: Partitioner, after: int = k + 1) -> Plan:
+            return decomposition.plan(program, who, lists[method][after:])
 
         programs = run_stage(programs, now, default_registry(), planner).programs
     return {m: decomposition.finish(p, config.preserve_ops) for m, p in programs.items()}
@@ -235,7 +237,8 @@ def _with_graph(program: ExportedProgram, module: GraphModule) -> ExportedProgra
 
 def verify(program: ExportedProgram | GraphModule, where: str) -> None:
     """Check that ``program`` is an edge program; ContractViolation says which node breaks which rule."""
-    for node in program.graph.nodes:
+    module = program.graph_module if isinstance(program, ExportedProgram) else program
+    for node in all_nodes(module):
         broken = _broken_rule(node)
         if broken:
             text = f"{where}: node {node.name} ({node.target}) {broken}"

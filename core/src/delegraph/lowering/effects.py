@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import GraphModule, Node
+from torch._ops import OpOverload
+from torch.fx import Node
 
 aten = torch.ops.aten
 
@@ -63,19 +62,6 @@ def updates_statistics(node: Node) -> bool:
     target: Any = node.target
     position = HIDDEN_WRITES.get(target) if isinstance(target, OpOverload) else None
     return position is not None and bool(node.args[position]) and node.args[3] is not None
-
-
-def writes_in_branches(node: Node) -> Iterable[str]:
-    """Why a higher-order call cannot be made functional here: its bodies write."""
-    if isinstance(node.target, HigherOrderOperator):
-        yield from (f"{node.target} writes inside a branch" for i in node.all_input_nodes if _writes_inside(i))
-
-
-def _writes_inside(node: Node) -> bool:
-    body = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    return isinstance(body, GraphModule) and any(
-        writes(n) or updates_statistics(n) or any(True for _ in writes_in_branches(n)) for n in body.graph.nodes
-    )
 
 
 def viewed(node: Node) -> list[Node]:

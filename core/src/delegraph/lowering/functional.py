@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from .aliases import Aliases, Unproven
-from .effects import effects, twin, updates_statistics, writes, writes_in_branches
+from .effects import effects, twin, updates_statistics, writes
 from .scatter import scatter
 
 aten = torch.ops.aten
@@ -43,9 +43,9 @@ class Mutations:
 def functionalise(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     """Make ``graph`` functional, in place; ``state`` are its placeholders of parameters and buffers."""
     nodes = list(graph.nodes)
-    found = Mutations(unproven=[why for n in nodes for why in writes_in_branches(n)])
+    found = Mutations()
     writers = {n: list(_written(n)) for n in nodes if writes(n) or updates_statistics(n)}
-    if writers and not found.unproven:
+    if writers:
         _walk(graph, nodes, writers, state, found)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,9 +89,18 @@ def _name(unit: Unit) -> str:
     return f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name
 
 
-def insert(plan: Plan, ordered: Sequence[Unit], modules: dict[str, LoweredBackendModule]) -> ExportedProgram:
-    """The program with every partition replaced by a call of its module (tag -> module)."""
-    build = _Parent(plan, modules)
+def insert(
+    plan: Plan,
+    ordered: Sequence[Unit],
+    modules: Mapping[str, LoweredBackendModule],
+    handles: Iterator[int],
+    dropped: Collection[Node] = (),
+) -> ExportedProgram:
+    """The program with every partition replaced by a call of its module (tag -> module).
+
+    The calls get debug handles from ``handles``. ``dropped``: constants that went with delegates in bodies of calls.
+    """
+    build = _Parent(plan, modules, handles, dropped)
     for unit in ordered:
         build.add(unit)
     return build.program()
@@ -100,12 +109,17 @@ def insert(plan: Plan, ordered: Sequence[Unit], modules: dict[str, LoweredBacken
 class _Parent:
     """The new graph of the program, its signature and its root."""
 
-    def __init__(self, plan: Plan, modules: dict[str, LoweredBackendModule]) -> None:
-        self.plan, self.modules = plan, modules
+    def __init__(
+        self,
+        plan: Plan,
+        modules: Mapping[str, LoweredBackendModule],
+        handles: Iterator[int],
+        dropped: Collection[Node],
+    ) -> None:
+        self.plan, self.modules, self.handles, self.dropped = plan, modules, handles, dropped
         self.root = plan.program.graph_module
         self.graph = Graph(owning_module=self.root)
         self.attached: dict[str, LoweredBackendModule] = {}
-        self.handle = max((n.meta.get("debug_handle", 0) for n in plan.program.graph.nodes), default=0)
         self.taken = [n.target for n in plan.program.graph.nodes if n.op == "get_attr"]
         self.env: dict[Node, Node] = {}
         self.theirs = {n for p in plan.partitions for n in p.state}
@@ -113,7 +127,8 @@ class _Parent:
 
     def _keep(self, node: Node) -> bool:
         """A constant that only delegates use goes with them, and so does a buffer that one of them keeps."""
-        gone = node in self.theirs or (bool(node.users) and all(self._has_own(u, node) for u in node.users))
+        unused = not node.users and node not in self.dropped
+        gone = node in self.theirs or (not unused and all(self._has_own(u, node) for u in node.users))
         if not gone:
             self._copy(node)
         return not gone
@@ -138,9 +153,8 @@ class _Parent:
         module = self._attach(self.modules[partition.tag])
         args = [self._arriving(n, partition) for n in partition.inputs]
         call = self.graph.call_function(_CALL_DELEGATE, (module, *args))
-        self.handle += 1
         vals = tuple(_crossing(n, partition) for n in partition.outputs)
-        call.meta = {"val": vals, "debug_handle": self.handle}
+        call.meta = {"val": vals, "debug_handle": next(self.handles)}
         for k, node in enumerate(partition.outputs):
             self.env[node] = self._result(call, k, node, partition)
 

@@ -1,14 +1,14 @@
 """Step 1: a private copy of the program in the form that backends see.
 
-Functional, without wrappers that only switch gradients on and off, a debug handle on every call. The caller's program
-is never changed, and the graph is copied, not retraced.
+Functional, without wrappers that only switch gradients on and off, a debug handle on every call; the bodies of
+higher-order calls too. The caller's program is never changed, and the graph is copied, not retraced.
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..errors import InputError
 from ..signature import CONSTANT_KINDS, MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
+from .bodies import next_handles, rewrite_bodies
 from .functional import Mutations, functionalise
 
 aten = torch.ops.aten
@@ -34,18 +35,45 @@ _DROPOUTS = frozenset(
 
 def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     """The normalised copy of ``program``, and notes for the report."""
+    made, unproven = _functional(program, next_handles(program.graph_module))
+    if not unproven:
+        return made, []
+    retraced = _retraced(program, unproven[0])
+    made, still = _functional(retraced, next_handles(retraced.graph_module))
+    if still:
+        raise InputError("input-invalid", f"the program cannot be made functional: {still[0]}")
+    return made, [f"retraced, because of {text}" for text in unproven]
+
+
+def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[str]]:
+    """A copy in functional form, its bodies too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
     _drop(graph, _returns_itself)
     mutations = functionalise(graph, _state(program, graph))
     if mutations.unproven:
-        functional, _ = normalise(_retraced(program, mutations.unproven[0]))
-        return functional, [f"retraced, because of {text}" for text in mutations.unproven]
+        return program, mutations.unproven
     inputs, outputs = _specs(program, graph, mutations)
     _drop(graph, lambda node: node.target in _IDENTITIES)
     _drop_dead(graph)
     _refresh(outputs, graph)
-    number_calls(graph, mutations.origin)
-    return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program)), []
+    number_calls(graph, handles, mutations.origin)
+    made = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program))
+    return made, _normalise_bodies(made, handles)
+
+
+def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[str]:
+    """The same for the bodies in ``program``; those that write what they were given are not functional."""
+    unproven: list[str] = []
+
+    def step(body: ExportedProgram) -> ExportedProgram:
+        made, why = _functional(body, handles)
+        unproven.extend(f"{text} (inside a branch)" for text in why)
+        if any(s.kind in MUTATIONS for s in made.graph_signature.output_specs):
+            unproven.append("a write inside a branch to what comes from outside")
+        return body if unproven else made
+
+    rewrite_bodies(program, step)
+    return unproven
 
 
 def _retraced(program: ExportedProgram, why: str) -> ExportedProgram:
@@ -59,18 +87,15 @@ def _retraced(program: ExportedProgram, why: str) -> ExportedProgram:
         return functional
 
 
-def number_calls(graph: Graph, origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
-    """Give every call that has none a debug handle: ints from 1 in graph order.
+def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
+    """Give every call that has none a debug handle, in graph order, from ``handles``.
 
     ``origin``: call that was added -> the one that it was added for, whose handle it gets.
     """
-    calls = [n for n in graph.nodes if n.op == "call_function"]
-    highest = max((n.meta.get("debug_handle", 0) for n in calls), default=0)
-    for node in calls:
+    for node in (n for n in graph.nodes if n.op == "call_function"):
         first = origin.get(node, node)
         if "debug_handle" not in first.meta:
-            highest += 1
-            first.meta["debug_handle"] = highest
+            first.meta["debug_handle"] = next(handles)
         node.meta["debug_handle"] = first.meta["debug_handle"]
 
 

@@ -3,87 +3,127 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 
-from ..backend import BackendDetails, Blob, CompileSpec, PreprocessResult
-from ..errors import ContractViolation
 from ..lowered_module import LoweredBackendModule
 from ..partitioner.contract import Partitioner
-from ..signature import constant_tensor, placeholders
+from .bodies import Body, bodies, next_handles, put_back
+from .compile import compile_all
 from .extract import arguments, extract
-from .insert import insert, order
-from .plan import Partition, Plan, fingerprint, make_plan, unchanged
+from .insert import Unit, insert, order
+from .plan import Partition, Plan, make_plan
 
 if TYPE_CHECKING:
     from ..registry import Registry
 
-Planner = Callable[[ExportedProgram, Partitioner], Plan]
+Planner = Callable[[str, ExportedProgram, Partitioner], Plan]
+"""Method, its program (or that of a body in it) and its partitioner -> the plan."""
 
 
 @dataclass
 class Work:
-    """One partition on its way: its program for the backend, and the module that will stand for it."""
+    """One partition on its way: its program for the backend, the module that will stand for it, seconds per phase."""
 
     method: str
     plan: Plan
     partition: Partition
     program: ExportedProgram
     module: LoweredBackendModule
+    seconds: dict[str, float]
 
 
 @dataclass
 class StageResult:
-    """What one stage made: programs with their delegates called, the plans, the work done, seconds per phase."""
+    """What one stage made: programs with their delegates called, (method, plan) pairs, the work, seconds per phase.
+
+    A method has a plan of its own and one of every body in it that no partition took whole.
+    """
 
     programs: dict[str, ExportedProgram]
-    plans: dict[str, Plan]
+    plans: list[tuple[str, Plan]]
     work: list[Work]
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-@contextmanager
-def collection_suspended() -> Iterator[None]:
-    """No garbage collection inside: one full collection costs more than a lowering. The previous state comes back."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+@dataclass
+class _Level:
+    """A program of a method, planned, its units in order, and its bodies' levels."""
+
+    method: str
+    plan: Plan
+    units: list[Unit]
+    below: list[tuple[Body, _Level]]
+
+    def all(self) -> Iterator[_Level]:
+        yield self
+        for _, level in self.below:
+            yield from level.all()
+
+
+class _Suspension:
+    """Garbage collection is off while somebody is inside; the state that the first one met comes back after the last.
+
+    The collector is the process's, and lowerings may run in several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._enabled = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._enabled:
+                gc.enable()
+
+
+_SUSPENSION = _Suspension()
+
+
+def collection_suspended() -> AbstractContextManager[None]:
+    """No garbage collection inside: one full collection costs more than a lowering."""
+    return _SUSPENSION
 
 
 def run_stage(
     programs: Mapping[str, ExportedProgram],
     partitioners: Mapping[str, Partitioner],
     registry: Registry,
-    planner: Planner = make_plan,
+    planner: Planner = lambda method, program, who: make_plan(program, who),
+    executor: Executor | None = None,
 ) -> StageResult:
     """Partition every method that has a partitioner, compile all partitions backend by backend, rebuild the methods.
 
-    ``planner`` makes the plan of a method, of its own program or of one that it turned it into.
+    ``planner`` makes the plan of a method, of its own program or of one that it turned it into. ``executor`` runs the
+    partitions of backends that say they are thread-safe.
     """
     clock = _Clock()
-    plans = {m: planner(p, partitioners[m]) for m, p in programs.items() if m in partitioners}
-    ordered = {m: order(plan) for m, plan in plans.items()}
+    tops = {m: _planned(m, p, partitioners[m], planner) for m, p in programs.items() if m in partitioners}
+    levels = [level for top in tops.values() for level in top.all()]
     clock.mark("partition")
-    work = [_start(m, plan, part) for m, plan in plans.items() for part in plan.partitions]
+    work = [_start(level, part) for level in levels for part in level.plan.partitions]
     clock.mark("extract")
-    results = _preprocess(work, registry)
+    results = compile_all(work, registry, executor)
     clock.mark("preprocess")
-    lowered = {
-        m: insert(p, ordered[m], {w.partition.tag: w.module for w in work if w.method == m}) for m, p in plans.items()
-    }
+    lowered = {m: _rebuilt(top, work, next_handles(programs[m].graph_module)) for m, top in tops.items()}
     for item, result in zip(work, results, strict=True):
         item.module.attach(result)
     clock.mark("insert")
-    return StageResult({**programs, **lowered}, plans, work, clock.seconds)
+    return StageResult({**programs, **lowered}, [(lv.method, lv.plan) for lv in levels], work, clock.seconds)
 
 
 class _Clock:
@@ -96,63 +136,27 @@ class _Clock:
         self.seconds[phase], self._last = now - self._last, now
 
 
-def _start(method: str, plan: Plan, partition: Partition) -> Work:
-    program = extract(plan, partition)
-    program.graph_module.meta["method"] = method
+def _planned(method: str, program: ExportedProgram, who: Partitioner, planner: Planner) -> _Level:
+    """The plan of a program, and those of the bodies of calls that it leaves to the host."""
+    plan = planner(method, program, who)
+    left = [b for b in bodies(plan.program) if not any(call in plan.tags for call in b.calls)]
+    below = [(b, _planned(method, b.program, who, planner)) for b in left]
+    return _Level(method, plan, order(plan), below)
+
+
+def _start(level: _Level, partition: Partition) -> Work:
+    clock = _Clock()
+    program = extract(level.plan, partition)
+    program.graph_module.meta["method"] = level.method
     inputs, outputs = (arguments(nodes, partition.boundary) for nodes in (partition.inputs, partition.outputs))
     module = LoweredBackendModule(partition.spec.backend_id, program, partition.spec.compile_specs, inputs, outputs)
-    return Work(method, plan, partition, program, module)
+    clock.mark("extract")
+    return Work(level.method, level.plan, partition, program, module, clock.seconds)
 
 
-def _preprocess(work: Sequence[Work], registry: Registry) -> list[PreprocessResult]:
-    """One joint call a backend, in the order in which backends first appear; results in the order of ``work``."""
-    found: dict[int, PreprocessResult] = {}
-    for backend_id in dict.fromkeys(w.partition.spec.backend_id for w in work):
-        backend = registry.get_backend(backend_id)
-        mine = [w for w in work if w.partition.spec.backend_id == backend_id]
-        for item in mine:
-            item.module.backend_id = backend.__name__
-        found.update(_compile(backend, mine))
-    return [found[id(w)] for w in work]
-
-
-def _compile(backend: type[BackendDetails], work: Sequence[Work]) -> dict[int, PreprocessResult]:
-    methods = dict.fromkeys(w.method for w in work)
-    programs = {m: [w.program for w in work if w.method == m] for m in methods}
-    specs: dict[str, Sequence[list[CompileSpec]]] = {
-        m: [list(w.partition.spec.compile_specs) for w in work if w.method == m] for m in methods
-    }
-    before = [(fingerprint(w.program), _versions(w.program)) for w in work]
-    results = backend.preprocess_multimethod(programs, specs)
-    _check_results(backend.__name__, programs, results)
-    _check_untouched(backend.__name__, work, before)
-    flat = [r for m in methods for r in results[m]]
-    listed = [w for m in methods for w in work if w.method == m]
-    return {id(w): r for w, r in zip(listed, flat, strict=True)}
-
-
-def _versions(program: ExportedProgram) -> list[int]:
-    return [constant_tensor(program, s)._version for _, s in placeholders(program) if s.target is not None]
-
-
-def _check_results(backend: str, programs: Mapping[str, Sequence[Any]], results: Any) -> None:
-    """The contract of ``preprocess_multimethod``: the same methods, as many results, each a PreprocessResult."""
-    given = {m: len(r) for m, r in results.items()} if isinstance(results, Mapping) else results
-    wanted = {m: len(p) for m, p in programs.items()}
-    if given != wanted:
-        text = f"{backend}.preprocess_multimethod returned {given} results a method; it was given {wanted} programs"
-        raise ContractViolation("contract-violation", text)
-    for result in (r for listed in results.values() for r in listed):
-        if not isinstance(result, PreprocessResult) or not isinstance(result.processed_bytes, (bytes, Blob)):
-            text = f"{backend}.preprocess returned {result!r:.80}; a PreprocessResult with bytes (or a Blob) is wanted"
-            raise ContractViolation("contract-violation", text)
-
-
-def _check_untouched(backend: str, work: Sequence[Work], before: Sequence[tuple[Any, list[int]]]) -> None:
-    """A backend may rewrite the graph that it was given (the host then gets its own), but not the caller's weights."""
-    for item, (graph, versions) in zip(work, before, strict=True):
-        if _versions(item.program) != versions:
-            text = f"{backend}.preprocess changed weights of partition {item.partition.tag}, which are the caller's"
-            raise ContractViolation("contract-violation", text)
-        if not unchanged(item.program, graph):
-            item.module.original_module = extract(item.plan, item.partition)
+def _rebuilt(level: _Level, work: Sequence[Work], handles: Iterator[int]) -> ExportedProgram:
+    """The program of ``level`` with its delegates called, its bodies rebuilt before it."""
+    made = [(body, _rebuilt(below, work, handles)) for body, below in level.below]
+    dropped = put_back(level.plan.program, made)
+    modules = {w.partition.tag: w.module for w in work if w.plan is level.plan}
+    return insert(level.plan, level.units, modules, handles, dropped)
