@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .errors import InputError
-from .signature import MUTATIONS, constant_placeholders, constant_tensor, output_values, placeholders, user_inputs
+from .signature import MUTATIONS, STATE_WRITES, constant_tensor, output_values, placeholders, user_inputs
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
@@ -90,10 +90,14 @@ def whole_call(program: ExportedProgram) -> WholeCall:
     if len(calls) != 1:
         text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
         raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
+    written = next((s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES), None)
+    if written is not None:
+        text = f"the program writes {written}, but no delegate computes its new value, so none can keep it"
+        raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
     reading = _Reading(program)
     specs, values = program.graph_signature.output_specs, output_values(program)
     sources = [(s, reading.origin(v)) for s, v in zip(specs, values, strict=True)]
-    takes = tuple(reading.position(n) for n in calls[0].args[1:])
+    takes = tuple(reading.inputs[n] for n in calls[0].args[1:])
     returns = tuple(o for s, o in sources if s.kind not in MUTATIONS)
     names = [n.name for n in reading.inputs]
     writes = tuple((names.index(str(s.target)), o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION)
@@ -105,21 +109,12 @@ class _Reading:
 
     def __init__(self, program: ExportedProgram) -> None:
         self.inputs = {n: k for k, n in enumerate(user_inputs(program))}
-        constant = constant_placeholders(program)
-        pairs = placeholders(program)
-        self.fixed = {n: constant_tensor(program, s) for n, s in pairs if n in constant}
-        self.kept = {n: s.target for n, s in pairs if s.kind is not InputKind.USER_INPUT and n not in constant}
-
-    def position(self, node: Any) -> int:
-        if node in self.kept:
-            text = f"the program both writes {self.kept[node]} and returns what it held: no delegate can keep it alone"
-            raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
-        return self.inputs[node]
+        self.fixed = {n: constant_tensor(program, s) for n, s in placeholders(program) if n not in self.inputs}
 
     def origin(self, value: Any) -> Origin:
         if not isinstance(value, Node):
             return Origin("fixed", value)
         if value.op == "placeholder":
-            return Origin("fixed", self.fixed[value]) if value in self.fixed else Origin("input", self.position(value))
+            return Origin("fixed", self.fixed[value]) if value in self.fixed else Origin("input", self.inputs[value])
         assert value.target is operator.getitem
         return Origin("result", value.args[1])

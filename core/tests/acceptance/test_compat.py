@@ -1,0 +1,44 @@
+"""Rows ``compat.*``: a blob of another version is refused when it is loaded, with both versions in the message."""
+
+import pytest
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import FormatError
+from delegraph.lowering import to_backend, to_edge
+
+from . import backends
+from .backends import close, everything, export, lowered_modules, on_host
+
+SPECS = [CompileSpec("max_value", bytes([1]))]
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with backends.installed():
+        yield
+
+
+def sine():
+    return to_edge(export(lambda s, x: torch.sin(x), torch.ones(1)))
+
+
+def refused(inner, run):
+    """The blob works; with another version number it does not."""
+    x = torch.ones(1)
+    close(run(x), torch.sin(x))
+    assert inner.processed_bytes.startswith(b"1 ")
+    inner.blob = b"2 " + inner.processed_bytes[2:]
+    with pytest.raises(FormatError, match="of version '2'; this runtime reads version 1"):
+        run(x)
+
+
+def test_compatibility_in_runtime():
+    """compat.test_compatibility_in_runtime. The file's half: the blob is rewritten in the serialised program."""
+    lowered = to_backend("CompilerBackend", sine().exported_program(), SPECS)
+    refused(lowered, lambda x: on_host(backends.wrapped(lowered, x), x))
+
+
+def test_compatibility_in_runtime_edge_program_manager():
+    """compat.test_compatibility_in_runtime_edge_program_manager"""
+    program = sine().to_backend(everything(specs=SPECS)).exported_program()
+    refused(*lowered_modules(program), lambda x: on_host(program, x))

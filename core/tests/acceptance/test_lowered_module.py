@@ -1,0 +1,166 @@
+"""Rows ``lowered_module.*``: a lowered module by itself, in a wrapper, inside of another one, and its outputs' order.
+
+The file's half of these rows: ``program()`` and ``buffer()``, a program file with one instruction, the delegate's call.
+Here that one call is what a wrapper of the module consists of.
+"""
+
+import copy
+
+import pytest
+import torch
+from delegraph.errors import InputError
+from delegraph.lowering import to_backend, to_edge
+from torch.export.graph_signature import InputKind, OutputKind
+
+from . import backends
+from .backends import CALL, aten, close, export, lowered_modules, on_host, targets, wrapped
+from .models import MODELS
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with backends.installed():
+        yield
+
+
+def lowered(program, backend="ExecutorBackend"):
+    return to_backend(backend, to_edge(program).exported_program(), [])
+
+
+def model_and_inputs(model):
+    made = model().eval()
+    return made, made.inputs()
+
+
+def test_emit_lowered_backend_module_end_to_end():
+    """lowered_module.test_emit_lowered_backend_module_end_to_end"""
+    x = torch.ones(1)
+    inner = lowered(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
+    close(inner(x), torch.sin(x))
+    assert targets(wrapped(inner, x)) == [CALL]
+    close(on_host(wrapped(inner, x), x), torch.sin(x))
+    assert torch.equal(x, torch.ones(1))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+def test_emit_lowered_backend_module(model):
+    """lowered_module.test_emit_lowered_backend_module: one call, with the model's inputs that are used, and outputs."""
+    made, inputs = model_and_inputs(model)
+    source = torch.export.export(made, inputs)
+    inner = lowered(source)
+    program = to_edge(wrapped(inner, *inputs)).exported_program()
+    [call] = [n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL]
+    used = [n.name for n in source.graph.nodes if n.name in source.graph_signature.user_inputs and n.users]
+    assert [a.name for a in inner.inputs] == used and len(call.args) == 1 + len(used)
+    assert len(inner.outputs) == len(source.graph_signature.user_outputs)
+    wanted = made(*inputs)
+    close(inner(*inputs), wanted)
+    close(on_host(program, *inputs), wanted)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+def test_emit_nested_lowered_backend_module(model):
+    """lowered_module.test_emit_nested_lowered_backend_module: a lowered wrapper of a lowered module, one call again."""
+    made, inputs = model_and_inputs(model)
+    inner = lowered(torch.export.export(made, inputs))
+    outer = lowered(wrapped(inner, *inputs))
+    assert targets(outer.original_module) == [CALL] and lowered_modules(outer.original_module) == [inner]
+    program = wrapped(outer, *inputs)
+    assert targets(program) == [CALL] and lowered_modules(program) == [outer]
+    assert inner.processed_bytes.hex() in outer.processed_bytes.decode()
+    close(on_host(program, *inputs), made(*inputs))
+
+
+def between(s, x):
+    """Returns a user output, then writes, then returns another."""
+    first = x + x
+    s.buf.mul_(x)
+    return first, x - 1
+
+
+def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
+    """lowered_module.test_arrange_graph_outputs_reorders_mutations_before_user_outputs
+
+    Inside, writes come first; outside, each value is taken from where it is now: here both are made in one step.
+    """
+    x = torch.full((2,), 3.0)
+    source = export(between, x, buf=torch.ones(2))
+    inner = lowered(source)
+    specs = inner.original_module.graph_signature.output_specs
+    assert [s.kind for s in specs] == [OutputKind.BUFFER_MUTATION, OutputKind.USER_OUTPUT, OutputKind.USER_OUTPUT]
+    assert specs[0].target == "buf" and inner.state == ("buf",)
+    assert [a.name for a in inner.outputs] == [s.arg.name for s in specs[1:]]
+    close(inner(x), (x + x, x - 1))
+
+
+def test_outputs_of_a_parent_that_keeps_its_state():
+    """lowered_module.test_arrange_graph_outputs_...: the parent stores result 1 of [user, mutation, user]."""
+    x = torch.full((2,), 3.0)
+    source = export(between, x, buf=torch.ones(2))
+    program = to_edge(source).to_backend(backends.everything("ExecutorBackend")).exported_program()
+    kinds = [s.kind for s in program.graph_signature.output_specs]
+    assert kinds == [OutputKind.BUFFER_MUTATION, OutputKind.USER_OUTPUT, OutputKind.USER_OUTPUT]
+    values = program.graph.output_node().args[0]
+    assert sorted(v.args[1] for v in values) == [0, 1, 2] and values[0].meta["val"].shape == (2,)
+    graph_results = program.graph_module(torch.ones(2), x)
+    for got, wanted in zip(graph_results, (x, x + x, x - 1), strict=True):
+        close(got, wanted)
+
+
+def test_a_copy_shares_weights_and_blob():
+    """1a, LoweredBackendModule: deepcopy copies the graph and shares tensors and bytes; state is the copy's own."""
+    x = torch.randn(2, 3)
+    inner = lowered(export(lambda s, x: s.layer(x).relu(), x, layer=torch.nn.Linear(3, 4)))
+    made = copy.deepcopy(inner)
+    assert made is not inner and made.original_module.graph is not inner.original_module.graph
+    assert made.processed_bytes is inner.processed_bytes and made.meta == inner.meta
+    tensors = zip(made.original_module.state_dict.values(), inner.original_module.state_dict.values(), strict=True)
+    assert all(a.data_ptr() == b.data_ptr() for a, b in tensors)
+    close(made(x), inner(x))
+    kept = lowered(export(between, torch.ones(2), buf=torch.ones(2)))
+    state = [m.original_module.state_dict["buf"].data_ptr() for m in (kept, copy.deepcopy(kept))]
+    assert state[0] != state[1]
+
+
+def test_a_mutated_input_is_written():
+    """1a, LoweredBackendModule: called as the program is, also where that writes what it is given."""
+    x = torch.ones(3)
+    inner = lowered(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
+    close(inner(x), torch.full((3,), 4.0))
+    close(x, torch.full((3,), 2.0))
+
+
+def test_arguments_and_results_that_the_delegate_does_not_have():
+    """1a, LoweredBackendModule: keywords, what is returned as it came, constants and numbers."""
+    x = torch.ones(3)
+    inner = lowered(export(lambda s, x, y: {"sum": x + 1, "given": y, "fixed": (s.c, 7)}, x, 2 * x, c=torch.ones(1)))
+    assert [a.name for a in inner.inputs] == ["inputs_0"]
+    close(inner(x, 2 * x), {"sum": x + 1, "given": 2 * x, "fixed": (torch.ones(1), 7)})
+    with pytest.raises(InputError, match="takes 2 positional inputs; it was given 1"):
+        inner(x)
+    with pytest.raises(InputError, match="unknown keyword argument 'z'"):
+        inner(x, 2 * x, z=1)
+
+
+def test_a_program_that_computes_nothing():
+    """1a, to_backend: there is nothing that a delegate could stand for."""
+    with pytest.raises(InputError, match="nothing is computed"):
+        lowered(export(lambda s, x: x, torch.ones(1)))
+
+
+def test_a_buffer_that_no_delegate_can_keep():
+    """1a, LoweredBackendModule: the buffer's new value is the caller's tensor, which the delegate does not compute."""
+    source = export(lambda s, x: (s.buf.copy_(x), x * 2)[1], torch.ones(2), buf=torch.ones(2))
+    with pytest.raises(InputError, match="writes buf, but no delegate computes its new value"):
+        lowered(source.run_decompositions({}))
+
+
+def test_inputs_are_in_the_programs_order():
+    """1a, to_backend(backend_id, ...): constants first, then inputs in the order of the model."""
+    x, y = torch.ones(2), torch.full((2,), 3.0)
+    inner = lowered(export(lambda s, x, y: (y - s.w) - x, x, y, w=torch.ones(2)))
+    kinds = [s.kind for s in inner.original_module.graph_signature.input_specs]
+    assert kinds == [InputKind.BUFFER, InputKind.USER_INPUT, InputKind.USER_INPUT]
+    assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]
+    close(on_host(wrapped(inner, x, y), x, y), y - 1 - x)
+    assert aten.sub.Tensor in targets(inner.original_module)

@@ -1,0 +1,117 @@
+"""Rows ``map_builder.*``: the DelegateMappingBuilder, and a backend that fuses and splits calls."""
+
+import pytest
+import torch
+from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
+from delegraph.errors import ContractViolation
+from delegraph.lowering import to_backend, to_edge
+from torch import nn
+
+from . import backends
+from .backends import CALL, aten, export, targets, wrapped
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """The calls of sin(cos(x)): handle 2 and handle 1."""
+    program = to_edge(export(lambda s, x: torch.sin(torch.cos(x)), torch.ones(1))).exported_program()
+    return list(reversed([n for n in program.graph.nodes if n.op == "call_function"]))
+
+
+def filled(*entries, generated=False):
+    builder = DelegateMappingBuilder(generated_identifiers=generated)
+    returned = [builder.insert_delegate_mapping_entry(**entry) for entry in entries]
+    return returned, builder.get_delegate_mapping()
+
+
+def test_basic_generated_identifier(nodes):
+    """map_builder.test_basic_generated_identifier"""
+    entries = [{"nodes": nodes}, {"nodes": nodes[0]}, {"handles": 2}, {"handles": [2, 1]}]
+    returned, mapping = filled(*entries, generated=True)
+    assert returned == [0, 1, 2, 3]
+    assert mapping == {0: (1, 2), 1: (2,), 2: (2,), 3: (1, 2)}
+
+
+@pytest.mark.parametrize("identifiers", [(22, 55), ("22", "55")])
+def test_basic_manual_identifier(nodes, identifiers):
+    """map_builder.test_basic_manual_int_identifier, map_builder.test_basic_manual_string_identifier"""
+    first, second = identifiers
+    by_node = filled({"nodes": nodes, "identifier": first}, {"nodes": nodes[0], "identifier": second})
+    by_handle = filled({"handles": [2, 1], "identifier": first}, {"handles": 2, "identifier": second})
+    assert by_node == by_handle == ([first, second], {first: (1, 2), second: (2,)})
+
+
+def refused(text, builder, **entry):
+    before = builder.get_delegate_mapping()
+    with pytest.raises(ContractViolation, match=text):
+        builder.insert_delegate_mapping_entry(**entry)
+    assert builder.get_delegate_mapping() == before
+
+
+@pytest.mark.parametrize("identifier", [22, "22"])
+def test_adding_manual_identifier_when_generated(nodes, identifier):
+    """map_builder.test_adding_manual_identifier_when_generated"""
+    builder = DelegateMappingBuilder(generated_identifiers=True)
+    refused("generates its identifiers", builder, nodes=nodes, identifier=identifier)
+
+
+def test_omitting_identifier_when_not_generated(nodes):
+    """map_builder.test_omitting_identifier_when_not_generated"""
+    refused("needs an identifier", DelegateMappingBuilder(), nodes=nodes)
+    refused("needs an identifier", DelegateMappingBuilder(), handles=[1])
+
+
+def test_reinsert_delegate_debug_identifier(nodes):
+    """map_builder.test_reinsert_delegate_debug_identifier: also with the same node."""
+    builder = DelegateMappingBuilder()
+    builder.insert_delegate_mapping_entry(nodes=nodes[0], identifier="1")
+    for entry in ({"nodes": nodes[0]}, {"nodes": nodes[1]}, {"handles": 1}, {"handles": 2}):
+        refused("'1' is used already", builder, **entry, identifier="1")
+
+
+def test_passing_both_nodes_and_handles(nodes):
+    """map_builder.test_passing_both_nodes_and_handles"""
+    refused("nodes or handles", DelegateMappingBuilder(generated_identifiers=True), nodes=nodes, handles=[1])
+    refused("nodes or handles", DelegateMappingBuilder(generated_identifiers=True))
+
+
+def test_missing_handle_filtering():
+    """map_builder.test_missing_handle_filtering"""
+    for entry in ({"handles": [None]}, {"nodes": [None]}, {"handles": []}):
+        refused("at least one debug handle", DelegateMappingBuilder(generated_identifiers=True), **entry)
+    assert filled({"handles": [None, 3]}, generated=True)[1] == {0: (3,)}
+
+
+class FusesAndSplits(BackendDetails):
+    """A convolution and the relu after it are one step of the device; a tangent is three."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        mapping, fused = DelegateMappingBuilder(generated_identifiers=True), set()
+        for node in edge_program.graph.nodes:
+            if node.op != "call_function" or node in fused:
+                continue
+            follower = next(iter(node.users)) if node.target is aten.convolution.default else None
+            fused.add(follower)
+            for _ in range(3 if node.target is aten.tan.default else 1):
+                mapping.insert_delegate_mapping_entry(nodes=[node, follower] if follower else node)
+        return PreprocessResult(b"steps", mapping.get_delegate_mapping())
+
+
+def test_backend_with_delegate_mapping():
+    """map_builder.test_backend_with_delegate_mapping: the file's half is to write the wrapper."""
+    x = torch.randn(1, 1, 4, 4)
+    source = to_edge(export(lambda s, x: torch.tan(s.conv(x).relu()) + 1, x, conv=nn.Conv2d(1, 1, 3)))
+    with backends.installed(FusesAndSplits):
+        lowered = to_backend("FusesAndSplits", source.exported_program(), [])
+    assert lowered.meta["debug_handle_map"] == {0: (1, 2), 1: (3,), 2: (3,), 3: (3,), 4: (4,)}
+    assert targets(to_edge(wrapped(lowered, x)).exported_program()) == [CALL]
+
+
+def test_defect_bare_exceptions(nodes):
+    """1a, DelegateMappingBuilder: every mistake is an error with a code, none a bare Exception."""
+    builder = DelegateMappingBuilder()
+    for entry in ({}, {"nodes": nodes}, {"handles": [None], "identifier": 1}):
+        with pytest.raises(ContractViolation) as caught:
+            builder.insert_delegate_mapping_entry(**entry)
+        assert caught.value.code == "contract-violation" and str(caught.value)

@@ -1,0 +1,180 @@
+"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and methods; the NamedDataStore of 1a."""
+
+import pytest
+import torch
+from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult, TensorLayout
+from delegraph.delegates import merged_named_data
+from delegraph.errors import ContractViolation, NamedDataError, NamedDataTypeError
+from delegraph.lowering import to_backend, to_edge
+
+from . import backends
+from .backends import aten, export, taking
+
+CODES = {
+    op: bytes(k)
+    for k, op in enumerate((aten.sin.default, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
+}
+
+
+class NamedBackend(BackendDetails):
+    """The blob is empty; every operator is named data, its code as many bytes."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        store = NamedDataStore()
+        for node in edge_program.graph.nodes:
+            if node.target in CODES:
+                store.add_named_data(str(node.target), CODES[node.target])
+        return PreprocessResult(b"", {}, store.get_named_data_store_output())
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with backends.installed(NamedBackend):
+        yield
+
+
+def partitioner():
+    return taking(*CODES, backend="NamedBackend")
+
+
+def test_lowered_backend_module_has_output():
+    """named_data.test_lowered_backend_module_has_output"""
+    program = to_edge(export(lambda s, x: x + x, torch.randn(1, 2))).exported_program()
+    store = to_backend("NamedBackend", program, []).named_data_store_output
+    assert store.buffers == [bytes(1)] and list(store.pte_data) == ["aten.add.Tensor"]
+
+
+def test_named_data_with_partitioner():
+    """named_data.test_named_data_with_partitioner: one store over the partitions, each content once."""
+
+    def function(s, x):
+        y = torch.cos(x + x)
+        y = torch.sin(y + y)
+        return y - y
+
+    edge = to_edge(export(function, torch.randn(1, 2))).to_backend(partitioner())
+    store = edge.named_data
+    assert list(store.pte_data) == ["aten.add.Tensor", "aten.sin.default", "aten.sub.Tensor"]
+    assert store.buffers == [bytes(1), bytes(0), bytes(2)]
+
+
+def test_named_data_over_methods():
+    """Issue row 5: merged over partitions and methods."""
+    x = torch.randn(1, 2)
+    edge = to_edge({"a": export(lambda s, x: x + x, x), "b": export(lambda s, x: (x + x) * x, x)})
+    store = edge.to_backend(partitioner()).named_data
+    assert list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"] and len(store.buffers) == 2
+    assert edge.named_data.buffers == []
+
+
+def test_two_delegates_with_different_data_under_one_key(monkeypatch):
+    """1a, NamedDataStore: a clash between delegates is an error that names the key."""
+    x = torch.randn(1, 2)
+    first = to_edge(export(lambda s, x: x + x, x)).to_backend(partitioner()).exported_program()
+    monkeypatch.setitem(CODES, aten.add.Tensor, b"another")
+    second = to_edge(export(lambda s, x: x + x, x)).to_backend(partitioner()).exported_program()
+    assert len(merged_named_data([first, first]).buffers) == 1
+    with pytest.raises(NamedDataError, match=r"'aten.add.Tensor' was added before with different data"):
+        merged_named_data([first, second])
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+def filled(*entries):
+    store = NamedDataStore()
+    for entry in entries:
+        store.add_named_data(**entry)
+    return store, store.get_named_data_store_output()
+
+
+def test_keys_share_a_buffer():
+    """1a, NamedDataStore: two keys of equal content; equal beginnings are not enough."""
+    long = bytes(100)
+    _, out = filled(
+        {"key": "a", "data": long, "alignment": 4},
+        {"key": "b", "data": long},
+        {"key": "c", "data": long[:-1] + b"x", "external_tag": "f"},
+        {"key": "d", "data": long, "external_tag": "f"},
+    )
+    assert out.buffers == [long, long[:-1] + b"x"]
+    assert [out.pte_data[k].buffer_index for k in "ab"] == [0, 0]
+    assert {k: e.buffer_index for k, e in out.external_data["f"].items()} == {"c": 1, "d": 0}
+    assert out.pte_data["a"].alignment == 4 and out.pte_data["b"].alignment == 1
+
+
+def test_tensors_have_a_layout():
+    """1a, NamedDataStore: a tensor says its layout, and is stored in C order."""
+    value = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
+    _, out = filled({"key": "t", "data": value}, {"key": "half", "data": torch.ones(2, dtype=torch.bfloat16)})
+    assert out.pte_data["t"].tensor_layout == TensorLayout(torch.int16, (3, 2))
+    assert out.buffers[0] == value.contiguous().numpy().tobytes()
+    assert out.pte_data["half"].tensor_layout == TensorLayout(torch.bfloat16, (2,)) and len(out.buffers[1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "text"),
+    [
+        ({"key": "a", "data": b"other"}, ValueError, "'a' was added before with different data"),
+        ({"key": "b", "data": b"x", "alignment": 0}, ValueError, "alignment 0 is not positive"),
+        ({"key": "b", "data": b"x", "alignment": -2}, ValueError, "alignment -2 is not positive"),
+        ({"key": "b", "data": "text"}, TypeError, "'b' is str; bytes or a tensor are wanted"),
+        (
+            {"key": "b", "data": torch.ones(2), "tensor_layout": TensorLayout(torch.float32, (3,))},
+            ValueError,
+            "tensor of layout",
+        ),
+        ({"key": "a", "data": b"x", "tensor_layout": TensorLayout(torch.int8, (1,))}, ValueError, "with layout None"),
+    ],
+)
+def test_what_cannot_be_stored(entry, kind, text):
+    """1a, NamedDataStore: ValueError or TypeError, and the store is as it was."""
+    store, out = filled({"key": "a", "data": b"x"})
+    with pytest.raises(kind, match=text) as caught:
+        store.add_named_data(**entry)
+    assert isinstance(caught.value, (NamedDataError, NamedDataTypeError)) and isinstance(
+        caught.value, ContractViolation
+    )
+    assert out.buffers == [b"x"] and list(out.pte_data) == ["a"] and not out.external_data
+
+
+def test_external_files_of_a_limited_size():
+    """1a, NamedDataStore: shards are filled in the order of the keys; keys with one buffer stay together."""
+    entries = [{"key": k, "data": bytes([n]) * 4} for k, n in (("d", 1), ("b", 2), ("a", 1), ("c", 3))]
+    stores = [filled(*order)[0] for order in (entries, entries[::-1])]
+    for store in stores:
+        store.externalize_pte_data(8, "weights")
+    first, second = (s.get_named_data_store_output() for s in stores)
+    assert [sorted(shard) for shard in first.external_data.values()] == [["a", "b", "d"], ["c"]]
+    assert list(first.external_data) == list(second.external_data) and not first.pte_data
+    assert all(name.startswith("weights_") for name in first.external_data)
+    with pytest.raises(NamedDataError, match="is in weights_"):
+        stores[0].add_named_data("a", bytes([1]) * 4)
+
+
+@pytest.mark.parametrize(("limit", "prefix"), [(0, "w"), (-1, "w"), (8, ""), (3, "w")])
+def test_external_files_that_cannot_be(limit, prefix):
+    """1a, NamedDataStore: nothing is moved if not all can be."""
+    store, out = filled({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
+    with pytest.raises(NamedDataError):
+        store.externalize_pte_data(limit, prefix)
+    assert list(out.pte_data) == ["a", "b"] and not out.external_data
+
+
+def test_defect_alignment_of_a_key_added_again():
+    """1a, NamedDataStore: the alignment is the least common multiple, as ExecuTorch's documentation says."""
+    store, out = filled({"key": "a", "data": b"x", "alignment": 4}, {"key": "a", "data": b"x", "alignment": 6})
+    assert out.pte_data["a"].alignment == 12
+    other = filled({"key": "a", "data": b"x", "alignment": 8})[1]
+    store.merge_named_data_store(other)
+    assert out.pte_data["a"].alignment == 24
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, "f"), ("f", None), ("f", "g")])
+def test_defect_key_moved_to_another_file(first, second):
+    """1a, NamedDataStore: not kept where it was in silence, and no empty table is left behind."""
+    store, out = filled({"key": "a", "data": b"x", "external_tag": first})
+    with pytest.raises(NamedDataError, match="'a' is in (the program file|f) already"):
+        store.add_named_data("a", b"x", external_tag=second)
+    assert set(out.external_data) == ({first} - {None}) and bool(out.pte_data) == (first is None)
