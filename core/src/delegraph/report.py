@@ -94,7 +94,7 @@ class Origin:
 
 @dataclass
 class Report:
-    """The account of one lowering; ``print`` it, or take ``to_json()``."""
+    """The account of one lowering; ``print`` it, or take ``to_json()`` or ``to_html()``."""
 
     delegates: list[DelegateRow] = field(default_factory=list)
     host: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -124,6 +124,12 @@ class Report:
             "notes": list(self.notes),
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
         }
+
+    def to_html(self) -> str:
+        """As one page with a picture of each method; it refers to nothing outside, and runs no script."""
+        from .report_page import page
+
+        return page(self)
 
     def to_text(self, verbose: bool = False) -> str:
         """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate."""
@@ -205,6 +211,8 @@ def count_operators(nodes: Iterable[Node]) -> dict[str, int]:
     return dict(Counter(name for name in names if name != "getitem"))
 
 
+NOT_TAGGED = "not tagged by its partitioner"
+"""Why a call stayed behind of which a backend was asked, and said nothing."""
 Reasons = dict[tuple[str, int, str], str]
 """(Backend, debug handle, operator) -> why the backend refused it. The pieces of a call share its handle."""
 
@@ -236,7 +244,7 @@ def _refused(node: Node, backend: str, reasons: Reasons) -> tuple[str, str]:
         why = reasons.get((backend, node.meta.get("debug_handle", 0), op))
         if why is not None:
             return op, f"{why} (part of {around[0]})" if around[: len(around) - depth] else why
-    return around[0] if around else operator_name(node), "not tagged by its partitioner"
+    return around[0] if around else operator_name(node), NOT_TAGGED
 
 
 def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -260,7 +268,7 @@ def size_of(count: int) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"
+    return counted(count, "byte")
 
 
 def duration(seconds: float) -> str:

@@ -21,9 +21,14 @@ class Source:
     function: str
     code: str
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
+        """``file:line``, the file from the working directory on where it is in there."""
         file = os.path.relpath(self.file) if _near(self.file) else self.file
-        return f"{file}:{self.line}, in {self.function}: {self.code}"
+        return f"{file}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.place}, in {self.function}: {self.code}"
 
 
 def _near(file: str) -> bool:

@@ -28,7 +28,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     lower.add_argument("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
     lower.add_argument("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
     lower.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
-    lower.add_argument("--report", type=Path, metavar="FILE", help="write the report; as JSON if FILE ends in .json")
+    lower.add_argument("--report", type=Path, metavar="FILE", help="write the report: .json, .html, or else text")
+    lower.add_argument("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
     lower.add_argument("--require-full", action="store_true", help="fail if an operator is left to the host")
     lower.set_defaults(command=_lower)
 
@@ -54,9 +55,9 @@ def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict
     checked = _verified(lowered, inputs, kwargs, args.tolerance) if args.verify else None
     if args.output:
         _save(lowered, args.output)
-    outcome = _outcome(lowered, checked, args.output)
+    outcome = _outcome(lowered, checked, args)
     if args.report:
-        _write_report(args.report, outcome, str(lowered.report))
+        _write_report(args.report, outcome, lowered.report)
     return outcome
 
 
@@ -70,7 +71,8 @@ def _save(lowered: Any, output: Path) -> None:
         raise
 
 
-def _outcome(lowered: Any, checked: Any, output: Path | None) -> Outcome:
+def _outcome(lowered: Any, checked: Any, args: argparse.Namespace) -> Outcome:
+    output: Path | None = args.output
     content = {
         "report": lowered.report.to_json(),
         "verification": None if checked is None else checked.to_json(),
@@ -78,7 +80,7 @@ def _outcome(lowered: Any, checked: Any, output: Path | None) -> Outcome:
     }
     wrote = [] if output is None else [f"wrote {output} ({output.stat().st_size} bytes)"]
     figures = [] if checked is None else [str(checked)]
-    return Outcome("delegraph.lower/1", content, "\n".join([str(lowered.report), *figures, *wrote]))
+    return Outcome("delegraph.lower/1", content, "\n".join([lowered.report.to_text(args.verbose), *figures, *wrote]))
 
 
 def _verified(lowered: Any, inputs: Any, kwargs: dict[str, Any], tolerance: float) -> Any:
@@ -130,8 +132,12 @@ def _check_place(path: Path) -> None:
         raise WriteError("write-failed", f"cannot write {path}: no permission to write in {path.parent}")
 
 
-def _write_report(path: Path, outcome: Outcome, text: str) -> None:
+def _write_report(path: Path, outcome: Outcome, report: Any) -> None:
+    """In the form that the suffix names; as text if it names none."""
     from ..files import write_whole
 
-    content = json.dumps(json.loads(as_json(outcome))["report"], indent=2) if path.suffix == ".json" else text
-    write_whole(path, (content + "\n").encode())
+    if path.suffix == ".json":
+        content = json.dumps(json.loads(as_json(outcome))["report"], indent=2) + "\n"
+    else:
+        content = report.to_html() if path.suffix in (".html", ".htm") else f"{report}\n"
+    write_whole(path, content.encode())

@@ -1,0 +1,9 @@
+"""Graphs as pictures in a page: boxes and wires, laid out in layers, as SVG. It imports neither torch nor a plugin."""
+
+from .condense import condensed
+from .escape import text
+from .picture import Box, Picture, Wire
+from .style import STYLE, TONES, head
+from .svg import svg, swatch
+
+__all__ = ["STYLE", "TONES", "Box", "Picture", "Wire", "condensed", "head", "svg", "swatch", "text"]

@@ -1,0 +1,34 @@
+"""Text of others in a page: nothing in it is markup, and nothing in it is invisible."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+LONGEST = 2000
+"""Characters of one text; a model may have names of any length."""
+_TOOLTIP = 500
+"""Characters of one line of a tooltip."""
+
+
+def text(value: object, longest: int = LONGEST) -> str:
+    """``value`` for content and for attributes, in both HTML and XML.
+
+    Whatever does not print stands there by its escape: control characters, among them those that change the direction
+    of writing, and halves of surrogate pairs, which no file can hold.
+    """
+    shown = str(value)
+    if len(shown) > longest:
+        shown = f"{shown[:longest]}… ({len(shown)} characters)"
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else _visible(c) for c in shown)
+    return html.escape(shown)
+
+
+def lines(values: Iterable[object]) -> str:
+    """Several texts, a line each, as in a tooltip."""
+    return "\n".join(text(v, _TOOLTIP) for v in values)
+
+
+def _visible(character: str) -> str:
+    return character.encode("unicode_escape").decode()

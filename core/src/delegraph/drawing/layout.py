@@ -1,0 +1,228 @@
+"""Where boxes and wires go: rows from top to bottom, every wire leading down. Time: n log n in boxes and crossed rows.
+
+The steps are those of Sugiyama, Tagawa and Toda (1981): layers, order within them, coordinates. A wire that crosses a
+row has a place of its own there, which all uses of one value share, so that no wire runs through a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from .picture import Picture, Wire, layers_of
+
+WIDTH, LINE, PADDING = 220, 15, 4
+"""Width of a box; height of a line in it; what is free above and below the lines. All in pixels."""
+BESIDE, BELOW, MARGIN = 18, 24, 12
+"""Free space between neighbours, between rows, and around the picture."""
+_PASSING = 6
+"""Room for a wire that passes a row."""
+_SWEEPS = 2
+_STIFF, _LOOSE = 1000.0, 1.0
+"""Weights of boxes and of passing wires when both want to stand below what they use: wires give way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rectangle; x and y are of its upper left corner."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A piece of a wire: from (x1, y1) straight down by ``drop``, to the end of its row; then to (x2, y2).
+
+    That is the top of the next row, where a box is if ``end``.
+    """
+
+    x1: int
+    y1: int
+    drop: int
+    x2: int
+    y2: int
+    end: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A place for each box, legs for each wire, and the size of the whole."""
+
+    places: list[Place]
+    routes: list[list[Leg]]
+    width: int
+    height: int
+
+
+def laid_out(picture: Picture) -> Layout:
+    """Boxes of one row do not overlap; a box stands below all boxes that it uses."""
+    grid = _Grid(picture)
+    grid.order()
+    return _Routes(picture, grid, grid.positions()).layout()
+
+
+@dataclass
+class _Grid:
+    """Items in rows: first the boxes by their number, then the passages of wires."""
+
+    picture: Picture
+    rows: list[list[int]] = field(init=False)
+    above: list[list[int]] = field(init=False)
+    below: list[list[int]] = field(init=False)
+    trunks: list[dict[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = layers_of(self.picture)
+        self.boxes = len(self.layers)
+        self.rows = [[] for _ in range(max(self.layers, default=-1) + 1)]
+        self.above, self.below = [[] for _ in self.layers], [[] for _ in self.layers]
+        for i, layer in enumerate(self.layers):
+            self.rows[layer].append(i)
+        self.trunks = [self._trunk(w) for w in self.picture.wires]
+
+    def _trunk(self, wire: Wire) -> dict[int, int]:
+        """Row -> the item at which the wire is there, from its source to the row before its last use."""
+        start = self.layers[wire.source]
+        at = {start: wire.source}
+        for row in range(start + 1, max((self.layers[t] for t in wire.targets), default=0)):
+            at[row] = len(self.above)
+            self.above.append([])
+            self.below.append([])
+            self.rows[row].append(at[row])
+            self._join(at[row - 1], at[row])
+        for target in wire.targets:
+            self._join(at[self.layers[target] - 1], target)
+        return at
+
+    def _join(self, upper: int, lower: int) -> None:
+        self.below[upper].append(lower)
+        self.above[lower].append(upper)
+
+    def order(self) -> None:
+        """Sort each row by the mean place of the neighbours above, then below, and so on: fewer wires cross."""
+        place = [0.0] * len(self.above)
+        for row in self.rows:
+            self._sort(row, self.above, place)
+        for _ in range(_SWEEPS):
+            for row in reversed(self.rows):
+                self._sort(row, self.below, place)
+            for row in self.rows:
+                self._sort(row, self.above, place)
+
+    def _sort(self, row: list[int], near: Sequence[Sequence[int]], place: list[float]) -> None:
+        wanted = {i: sum(place[n] for n in near[i]) / len(near[i]) if near[i] else place[i] for i in row}
+        row.sort(key=wanted.__getitem__)
+        for k, item in enumerate(row):
+            place[item] = k - (len(row) - 1) / 2  # from the middle, so that rows of different lengths compare
+
+    def width(self, item: int) -> int:
+        return WIDTH if item < self.boxes else _PASSING
+
+    def positions(self) -> list[float]:
+        """The middle of each item: near its neighbours, and as far from the next in its row as both need."""
+        x = [0.0] * len(self.above)
+        for _ in range(_SWEEPS):
+            for row in self.rows:
+                self._align(row, self.above, x)
+            for row in reversed(self.rows):
+                self._align(row, self.below, x)
+        for row in self.rows:
+            self._align(row, self.above, x)
+        return x
+
+    def _align(self, row: list[int], near: Sequence[Sequence[int]], x: list[float]) -> None:
+        wanted = [self._wanted(i, near[i], x) for i in row]
+        weights = [(_STIFF if i < self.boxes else _LOOSE) if near[i] else 0.1 for i in row]
+        for item, middle in zip(row, _apart(wanted, weights, [self.width(i) for i in row]), strict=True):
+            x[item] = middle
+
+    def _wanted(self, item: int, near: Sequence[int], x: Sequence[float]) -> float:
+        """Boxes count before passing wires, so that the main line of a network is straight."""
+        chosen = [n for n in near if n < self.boxes] or near
+        return sum(x[n] for n in chosen) / len(chosen) if chosen else x[item]
+
+
+def _apart(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[int]) -> Iterator[float]:
+    """Middles as near as can be to ``wanted`` (weighted squares) that keep order and distance.
+
+    Without the distances this is isotonic regression: whoever would stand behind the next is pooled with it.
+    """
+    offsets = [0.0]
+    for one, other in pairwise(widths):
+        offsets.append(offsets[-1] + (one + other) / 2 + BESIDE)
+    pools: list[tuple[float, float, int]] = []
+    for want, weight, offset in zip(wanted, weights, offsets, strict=True):
+        mean, total, count = want - offset, weight, 1
+        while pools and pools[-1][0] >= mean:
+            before, heavy, many = pools.pop()
+            mean, total, count = (before * heavy + mean * total) / (heavy + total), heavy + total, many + count
+        pools.append((mean, total, count))
+    means = [mean for mean, _, count in pools for _ in range(count)]
+    return (mean + offset for mean, offset in zip(means, offsets, strict=True))
+
+
+class _Routes:
+    """From positions to whole pixels, and from rows to legs."""
+
+    def __init__(self, picture: Picture, grid: _Grid, middles: Sequence[float]) -> None:
+        self.picture, self.grid = picture, grid
+        left = min((x - grid.width(i) / 2 for i, x in enumerate(middles)), default=0.0) - MARGIN
+        self.middle = [round(x - left) for x in middles]
+        self.heights = [max((self._height(i) for i in row if i < grid.boxes), default=0) for row in grid.rows]
+        self.tops = list(accumulate((height + BELOW for height in self.heights), initial=MARGIN))
+        self.arrivals = _shares([(t, w, self.middle[grid.trunks[w][grid.layers[t] - 1]]) for w, t in self._ends()])
+        self.departures = _shares([(v.source, w, self._heading(w)) for w, v in enumerate(picture.wires)])
+
+    def _ends(self) -> Iterator[tuple[int, int]]:
+        return ((k, t) for k, w in enumerate(self.picture.wires) for t in w.targets)
+
+    def _heading(self, wire: int) -> float:
+        items = self.grid.below[self.picture.wires[wire].source]
+        return sum(self.middle[i] for i in items) / len(items) if items else 0.0
+
+    def _height(self, box: int) -> int:
+        return 2 * PADDING + LINE * len(self.picture.boxes[box].lines)
+
+    def layout(self) -> Layout:
+        places = [
+            Place(self.middle[i] - WIDTH // 2, self.tops[layer], WIDTH, self._height(i))
+            for i, layer in enumerate(self.grid.layers)
+        ]
+        routes = [self._legs(k) for k in range(len(self.picture.wires))]
+        width = max([*(p.x + p.width for p in places), *self.middle[self.grid.boxes :]], default=0)
+        return Layout(places, routes, width + MARGIN, self.tops[-1] - BELOW + MARGIN)
+
+    def _legs(self, wire: int) -> list[Leg]:
+        """Down the trunk, then from it to each box."""
+        source, trunk = self.picture.wires[wire].source, self.grid.trunks[wire]
+        legs = [self._leg(wire, row - 1, self.middle[i], False) for row, i in trunk.items() if i != source]
+        for target in self.picture.wires[wire].targets:
+            x = self.middle[target] + self.arrivals[target, wire]
+            legs.append(self._leg(wire, self.grid.layers[target] - 1, x, True))
+        return legs
+
+    def _leg(self, wire: int, row: int, x: int, end: bool) -> Leg:
+        """From where the wire is in ``row`` to ``x`` at the top of the next."""
+        item, top = self.grid.trunks[wire][row], self.tops[row]
+        if item >= self.grid.boxes:
+            return Leg(self.middle[item], top, self.heights[row], x, self.tops[row + 1], end)
+        height = self._height(item)
+        start = self.middle[item] + self.departures[item, wire]
+        return Leg(start, top + height, self.heights[row] - height, x, self.tops[row + 1], end)
+
+
+def _shares(ends: list[tuple[int, int, float]]) -> dict[tuple[int, int], int]:
+    """(Box, wire) -> how far from the box's middle the wire meets it, for (box, wire, where it comes from)."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for box, wire, x in ends:
+        found.setdefault(box, []).append((x, wire))
+    shares = {}
+    for box, wires in found.items():
+        step = min(24, (WIDTH - 40) // len(wires))
+        for k, (_, wire) in enumerate(sorted(wires)):
+            shares[box, wire] = round((k - (len(wires) - 1) / 2) * step)
+    return shares

@@ -1,0 +1,60 @@
+"""What a picture shows: boxes, and values that lead from one box to others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["border", "host", "backend", "several"]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One rectangle: the lines in it, the lines of its tooltip, and how it looks.
+
+    ``border`` is an input or output of the graph; ``several`` holds boxes of different owners. ``tone`` numbers the
+    backend, for its colour. A ``marked`` box is one to look at: its operator was refused. ``link`` is the id of the
+    element of the page that tells more. ``owner`` (a noun) and ``count`` say what the box stands for when several are
+    drawn as one: ``3 host operators``.
+    """
+
+    lines: tuple[str, ...]
+    tooltip: tuple[str, ...] = ()
+    kind: Kind = "host"
+    tone: int = 0
+    marked: bool = False
+    link: str = ""
+    owner: str = "operator"
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A value: the box that makes it, the boxes that use it, and what is said of it."""
+
+    source: int
+    targets: tuple[int, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A graph. Every wire leads from a box to boxes that come later in ``boxes``."""
+
+    boxes: Sequence[Box]
+    wires: Sequence[Wire]
+
+
+def layers_of(picture: Picture) -> list[int]:
+    """The layer of each box: below all that it uses. What uses nothing stands right above what uses it."""
+    layers, first = [0] * len(picture.boxes), [len(picture.boxes)] * len(picture.boxes)
+    sources = {t for w in picture.wires for t in w.targets}
+    by_source = sorted(picture.wires, key=lambda w: w.source)
+    for wire in by_source:
+        for target in wire.targets:
+            layers[target] = max(layers[target], layers[wire.source] + 1)
+    for wire in by_source:
+        first[wire.source] = min([first[wire.source], *(layers[t] for t in wire.targets)])
+    used = {w.source for w in picture.wires if w.targets}
+    return [first[i] - 1 if i in used and i not in sources else layer for i, layer in enumerate(layers)]
