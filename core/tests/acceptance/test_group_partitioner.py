@@ -1,0 +1,432 @@
+"""Rows ``group_partitioner.*``: groups of calls, and partitions without groups compared with torch's own partitioner.
+
+Node sets differ from torch's on purpose: where several groupings have the fewest partitions, ours moves fewer values.
+What is compared is what matters: the same calls are covered, by as many partitions or fewer, and no cycle is left.
+"""
+
+import math
+import operator
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.partitioner import CapabilityPartitioner
+from torch import nn
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+aten = torch.ops.aten
+TAKEN = (
+    *(aten.linear.default, aten.relu.default, aten.tanh.default, aten.add.Tensor, aten.bmm.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.unsqueeze.default, aten.fake_quantize_per_tensor_affine.default),
+)
+"""What the backend of these rows takes; ``sin`` is never among it."""
+
+
+class Network(nn.Module):
+    """Linear layers ``a`` to ``f`` of ten features, and a ``forward(self, x)`` that is given."""
+
+    def __init__(self, forward):
+        super().__init__()
+        torch.manual_seed(0)
+        self.given = forward
+        for name in "abcdef":
+            setattr(self, name, nn.Linear(10, 10))
+        self.register_buffer("counter", torch.zeros(1))
+
+    def forward(self, x):
+        return self.given(self, x)
+
+
+def exported(forward, *inputs, **options):
+    return torch.export.export(Network(forward).eval(), inputs or (torch.randn(5, 10),), **options)
+
+
+def quantised(x):
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
+
+
+def ours(program, taken=TAKEN, named=(), **options):
+    """Names of each partition's calls; ``named`` are groups of node names."""
+
+    def why_not(node):
+        return None if node.target in taken else "not among what the backend takes"
+
+    def groups(given):
+        return [[n for n in given.graph.nodes if n.name in group] for group in named]
+
+    result = CapabilityPartitioner(why_not, "Backend", groups=groups, **options)(program)
+    found = {tag: set() for tag in result.partition_tags}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and "delegation_tag" in node.meta:
+            found[node.meta.pop("delegation_tag")].add(node.name)
+    return list(found.values())
+
+
+def torchs(program, taken=TAKEN, allows_single_node_partition=True, **options):
+    class Support(OperatorSupportBase):
+        def is_node_supported(self, submodules, node):
+            return node.target in taken or node.target is operator.getitem
+
+    options = {name: [f"torch.ops.{op}" for op in listed] for name, listed in options.items()}
+    single = allows_single_node_partition
+    proposed = CapabilityBasedPartitioner(program.graph_module, Support(), single, **options).propose_partitions()
+    return [{n.name for n in partition.nodes} for partition in proposed]
+
+
+def acyclic(program, parts):
+    """Contract each part to one node and look for a topological order."""
+    home = {name: k for k, part in enumerate(parts) for name in part}
+    needs = {}
+    for node in program.graph.nodes:
+        unit = home.get(node.name, node.name)
+        inputs = {home.get(i.name, i.name) for i in node.all_input_nodes} - {unit}
+        needs.setdefault(unit, set()).update(inputs)
+    while ready := {u for u, ns in needs.items() if not ns}:
+        needs = {u: ns - ready for u, ns in needs.items() if u not in ready}
+    return not needs
+
+
+def check_like_torch(forward, taken=TAKEN, inputs=(), dynamic_shapes=None, **options):
+    """Our partitions, after the comparison with torch's."""
+    program = exported(forward, *inputs, dynamic_shapes=dynamic_shapes)
+    mine, other = ours(program, taken, **options), torchs(program, taken, **options)
+    assert set().union(*mine) == set().union(*other)
+    assert len(mine) <= len(other)
+    assert sum(map(len, mine)) == len(set().union(*mine))
+    assert acyclic(program, mine)
+    return mine
+
+
+def holds(parts, *names):
+    """Whether one of the partitions has all of these calls."""
+    return any(set(names) <= part for part in parts)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_qdq_linear_group_partitioning():
+    def forward(self, x):
+        q = quantised(x)
+        first = self.a(q)
+        wave = torch.sin(first)
+        product = torch.bmm(wave.unsqueeze(1), wave.unsqueeze(2)).squeeze()
+        return first, self.b(q), product
+
+    program = exported(forward)
+    group = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
+    parts = ours(program, named=[group])
+    assert holds(parts, *group) and acyclic(program, parts)
+    assert holds(parts, "bmm", "squeeze") and not holds(parts, "bmm", "linear")
+
+
+def test_complex_graph_with_interdependencies():
+    def forward(self, x):
+        first = torch.relu(self.a(x))
+        return self.d(self.c(torch.tanh(self.b(first))) + first)
+
+    program = exported(forward)
+    parts = ours(program, named=[("linear", "relu")])
+    assert holds(parts, "linear", "relu") and acyclic(program, parts)
+
+
+def test_branching_qdq_pattern():
+    def forward(self, x):
+        q = quantised(x)
+        return torch.sin(self.a(q)) + self.b(q)
+
+    program = exported(forward)
+    group = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
+    parts = ours(program, named=[group])
+    assert sorted(map(sorted, parts)) == [["add"], sorted(group)] and acyclic(program, parts)
+
+
+def test_multi_level_dependencies():
+    def forward(self, x):
+        q = quantised(x)
+        result = self.c(self.a(q) + self.b(q))
+        return result, torch.sin(result)
+
+    program = exported(forward)
+    group = ("fake_quantize_per_tensor_affine", "linear", "linear_1", "linear_2")
+    assert ours(program, named=[group]) == [{*group, "add"}]
+
+
+def test_double_QDQ_partitioning():
+    def forward(self, x):
+        q = quantised(x)
+        wave = torch.sin(self.a(q))
+        product = torch.bmm(wave.unsqueeze(1), wave.unsqueeze(2)).squeeze()
+        second = self.b(q)
+        return wave + self.c(quantised(x)), second, product
+
+    program = exported(forward)
+    one = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
+    other = ("add", "linear_2", "fake_quantize_per_tensor_affine_1")
+    parts = ours(program, named=[one, other])
+    assert holds(parts, *one) and holds(parts, *other) and acyclic(program, parts)
+
+
+def test_interleaved_groups_no_false_merge(registry):
+    """Cross attention of two layers with dynamic quantisation: groups that share a quantised input span the network."""
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            for name in ("q0", "k0", "v0", "q1", "k1", "v1"):
+                setattr(self, name, nn.Linear(8, 8, bias=False))
+
+        def quantised(self, x):
+            scale = x.abs().amax() / 127
+            return torch.round(x / scale) * scale
+
+        def forward(self, x, memory):
+            shared = self.quantised(memory)
+            for q, k, v in ((self.q0, self.k0, self.v0), (self.q1, self.k1, self.v1)):
+                scores = torch.bmm(q(self.quantised(x)), k(shared).transpose(1, 2)) / math.sqrt(8)
+                x = x + torch.bmm(torch.softmax(scores, -1), v(shared))
+            return x
+
+    def groups(program):
+        """A linear layer goes with what quantises its input, so layers that share an input go together."""
+        layers = [n for n in program.graph.nodes if n.target is aten.linear.default]
+        return [[n.args[0], n] for n in layers]
+
+    def why_not(node):
+        host = (aten.softmax.int, aten._softmax.default, aten.exp.default)
+        return "softmax stays on the host" if node.target in host else None
+
+    model, inputs = Decoder().eval(), (torch.randn(1, 3, 8), torch.randn(1, 5, 8))
+    grouped = CapabilityPartitioner(why_not, "EchoBackend", groups=groups)
+    lowered = delegraph.lower(model, inputs, backends=[grouped], registry=registry)
+    assert lowered.verify(*inputs).relative_error < 1e-6
+    homes = [{n.name for n in d.nodes} for d in lowered.delegates]
+    assert holds(homes, "linear_1", "linear_2", "linear_4", "linear_5"), "keys and values of both layers share memory"
+    assert len(homes) == 3
+
+
+# --- no groups: as torch's partitioner does ---------------------------------------------------------------------------
+
+
+def test_null_node_groups_simple_model():
+    assert len(check_like_torch(lambda self, x: self.b(torch.relu(self.a(x))))) == 1
+
+
+def two_paths(self, x):
+    return self.c(torch.relu(self.a(x)) + torch.tanh(self.b(x)))
+
+
+def test_null_node_groups_complex_model():
+    [part] = check_like_torch(two_paths)
+    assert {"linear", "relu", "linear_1", "tanh"} <= part
+
+
+def test_null_node_groups_with_cycles():
+    def forward(self, x):
+        deep = torch.tanh(self.b(torch.sin(torch.relu(self.a(x)))))
+        return self.c(torch.cat([deep, x])[:5])
+
+    taken = (*TAKEN, aten.cat.default)
+    parts = check_like_torch(forward, taken)
+    assert set().union(*parts) == {"linear", "relu", "linear_1", "tanh", "cat", "linear_2"}
+
+
+def test_compare_with_capability_partitioner_branching():
+    def forward(self, x):
+        return self.c(torch.relu(self.a(x)) + torch.tanh(torch.sin(self.b(x))))
+
+    assert len(check_like_torch(forward)) == 2
+
+
+def test_null_node_groups_with_unsqueeze_squeeze():
+    check_like_torch(lambda self, x: self.b(torch.squeeze(torch.relu(torch.unsqueeze(self.a(x), 1)), 1)))
+
+
+def test_complex_model_with_multiple_paths():
+    def forward(self, x):
+        paths = [torch.relu(self.a(x)), torch.tanh(torch.sin(self.b(x))), torch.relu(torch.sin(self.c(torch.sin(x))))]
+        return self.d(sum(paths))
+
+    assert len(check_like_torch(forward)) == 2
+
+
+def test_with_reshape_operations():
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x).reshape(5, 2, 5)).reshape(5, 10))
+
+    check_like_torch(forward, (*TAKEN, aten.reshape.default))
+    check_like_torch(forward)
+
+
+def test_with_multiple_outputs():
+    def forward(self, x):
+        first = torch.relu(self.a(x))
+        left, right = torch.sin(first).chunk(2, 1)
+        return self.b(first), torch.relu(left), torch.tanh(right)
+
+    check_like_torch(forward)
+    check_like_torch(forward, (*TAKEN, aten.chunk.default))
+
+
+def test_with_shared_subgraphs():
+    def forward(self, x):
+        shared = torch.relu(self.a(x))
+        return self.c(self.b(shared) + torch.tanh(torch.sin(shared)))
+
+    assert len(check_like_torch(forward)) == 2
+
+
+def reshaped(self, x):
+    return self.b(torch.relu(torch.sin(self.a(x).reshape(5, 2, 5))).reshape(5, 10))
+
+
+def test_with_non_compute_ops():
+    taken = (*TAKEN, aten.reshape.default)
+    check_like_torch(reshaped, taken, non_compute_ops=[aten.reshape.default])
+    options = {"non_compute_ops": [aten.reshape.default], "allows_single_node_partition": False}
+    assert check_like_torch(reshaped, taken, **options) == [{"relu", "reshape_1", "linear_1"}]
+
+
+def alone(self, x):
+    return self.b(torch.sin(torch.tanh(torch.sin(self.a(x)))))
+
+
+def test_with_allowed_single_node_partition_ops():
+    options = {"allows_single_node_partition": False, "allowed_single_node_partition_ops": [aten.tanh.default]}
+    assert check_like_torch(alone, **options) == [{"tanh"}]
+
+
+def test_with_complex_dependency_cycles():
+    def forward(self, x):
+        first = torch.relu(self.a(x))
+        left, right = torch.tanh(self.b(first)), torch.relu(torch.sin(self.c(first)))
+        return self.d(left + right + first)
+
+    assert len(check_like_torch(forward)) == 2
+
+
+def test_with_buffer_mutations():
+    def forward(self, x):
+        self.counter.add_(1.0)
+        return self.a(x + self.counter)
+
+    check_like_torch(forward, (*TAKEN, aten.add_.Tensor))
+    check_like_torch(forward)
+
+
+def test_with_dynamic_shapes():
+    def forward(self, x):
+        return self.b(torch.relu(torch.sin(self.a(x))).reshape(x.size(0), -1))
+
+    shapes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
+    taken = (*TAKEN, aten.reshape.default, aten.sym_size.int)
+    check_like_torch(forward, taken, (torch.randn(4, 10),), shapes)
+
+
+def test_with_complex_graph_structure():
+    def forward(self, x):
+        one, two = torch.relu(self.a(x)), torch.tanh(self.b(x))
+        three, four = torch.relu(torch.sin(self.c(one))), torch.tanh(self.d(torch.sin(two)))
+        return self.e(three + four + one + two)
+
+    assert len(check_like_torch(forward)) == 2
+
+
+def test_with_custom_operator_support():
+    def forward(self, x):
+        return self.b(torch.tanh(torch.sigmoid(torch.relu(self.a(x)))))
+
+    taken = (aten.linear.default, aten.relu.default, aten.sigmoid.default)
+    assert len(check_like_torch(forward, taken)) == 2
+
+
+def test_with_fusion_patterns():
+    """Each activation is in the partition of the layer before it."""
+
+    def forward(self, x):
+        normed = F.relu(F.batch_norm(self.a(x), torch.zeros(10), torch.ones(10)))
+        return self.c(normed + torch.tanh(self.b(torch.sin(x))))
+
+    parts = check_like_torch(forward, (*TAKEN, aten.batch_norm.default))
+    assert holds(parts, "linear", "batch_norm", "relu") and holds(parts, "linear_1", "tanh")
+
+
+def test_with_large_model():
+    activations = (torch.relu, torch.tanh, torch.sin)
+
+    def forward(self, x):
+        for k in range(30):
+            x = activations[k % 3](getattr(self, "abcdef"[k % 6])(x))
+        return x
+
+    assert len(check_like_torch(forward)) == 10
+
+
+def test_with_different_traversal_orders():
+    """The same graph listed in another order has the same partitions."""
+
+    def forward(self, x):
+        return torch.relu(self.a(x)) + torch.tanh(self.b(torch.sin(x))) + torch.relu(self.c(x))
+
+    def reordered(self, x):
+        last, middle = torch.relu(self.c(x)), torch.tanh(self.b(torch.sin(x)))
+        return torch.relu(self.a(x)) + middle + last
+
+    parts = [check_like_torch(f) for f in (forward, reordered)]
+    assert [sorted(map(len, p)) for p in parts] == [sorted(map(len, parts[0]))] * 2
+
+
+def test_null_node_groups_single_node_partition_control():
+    def forward(self, x):
+        return self.b(torch.sin(self.a(x)))
+
+    assert check_like_torch(forward, allows_single_node_partition=False) == []
+    assert len(check_like_torch(forward, allows_single_node_partition=True)) == 2
+
+
+# --- defects ----------------------------------------------------------------------------------------------------------
+
+
+def test_defect_groups_that_overlap():
+    """GroupBasedPartitioner raises ValueError; what has to share a partition pairwise has to share it altogether."""
+    program = exported(lambda self, x: self.c(torch.relu(self.b(torch.tanh(self.a(x))))))
+    parts = ours(program, named=[("linear", "tanh"), ("tanh", "linear_1")])
+    assert len(parts) == 1
+
+
+def test_defect_group_with_a_refused_member():
+    """GroupBasedPartitioner takes the supported rest of a group; here it is all or nothing, with the reason."""
+    program = exported(lambda self, x: torch.relu(torch.sin(self.a(x))))
+
+    def why_not(node):
+        return "no waves" if node.target is aten.sin.default else None
+
+    def groups(given):
+        return [[n for n in given.graph.nodes if n.name in ("linear", "sin")]]
+
+    result = CapabilityPartitioner(why_not, "Backend", groups=groups)(program)
+    reasons = {r.node.name: r.reason for r in result.refusals}
+    assert reasons == {"linear": "it goes with sin, which is refused: no waves", "sin": "no waves"}
+    assert [n.name for n in program.graph.nodes if "delegation_tag" in n.meta] == ["relu"]
+
+
+def test_defect_group_around_a_host_call():
+    """A group that needs its own result through the host: torch's fusion fails with "found dependency cycles"."""
+    program = exported(lambda self, x: torch.relu(torch.sin(self.a(x))) + self.b(x))
+    result = CapabilityPartitioner(
+        lambda node: "no waves" if node.target is aten.sin.default else None,
+        "Backend",
+        groups=lambda given: [[n for n in given.graph.nodes if n.name in ("linear", "relu")]],
+    )(program)
+    reasons = {r.node.name: r.reason for r in result.refusals}
+    text = "its group (linear, relu) cannot be one partition: it would need its own result through sin"
+    assert reasons == {"linear": text, "relu": text, "sin": "no waves"}
+
+
+def test_defect_single_nodes_are_named_by_text():
+    """Names of operators as text may never match, silently (the row of allowed single nodes has 'tanh_1')."""
+    with pytest.raises(delegraph.errors.OptionError, match=r"operators are named as torch\.ops"):
+        CapabilityPartitioner(lambda node: None, "Backend", allowed_single_node_partition_ops=["tanh_1"])
