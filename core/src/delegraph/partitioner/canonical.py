@@ -102,6 +102,6 @@ def matches(*patterns: Graph | ExportedProgram, ignore_literals: bool = False) -
     def found(exported_program: ExportedProgram) -> list[Sequence[Node]]:
         matchers = [SubgraphMatcher(graph, ignore_literals=ignore_literals) for graph in graphs]
         places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
-        return [[n for n in place.nodes_map.values() if n.op == "call_function"] for place in places]
+        return [[n for p, n in place.nodes_map.items() if p.op == "call_function"] for place in places]
 
     return found

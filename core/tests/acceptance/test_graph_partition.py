@@ -1,0 +1,179 @@
+"""Rows ``graph_partition.*``: partitions from lists of nodes, with and without a support check for the rest."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import ContractViolation
+from delegraph.partitioner import AllNodePartitioner, CapabilityPartitioner, PatternPartitioner, matches
+from torch import nn
+
+aten = torch.ops.aten
+
+
+class Convolutions(nn.Module):
+    """conv1, conv2, conv3 twice, relu; ``between`` is applied to the results of the first two."""
+
+    def __init__(self, between=lambda a, b: b, end=lambda c, d: d):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.conv2, self.conv3 = (nn.Conv2d(4, 4, 1) for _ in range(3))
+        self.relu, self.between, self.end = nn.ReLU(), between, end
+
+    def forward(self, x):
+        a = self.conv1(x)
+        c = self.conv3(self.between(a, self.conv2(a)))
+        return self.relu(self.end(c, self.conv3(c)))
+
+
+INPUTS = (torch.rand(1, 4, 6, 6),)
+
+
+def module_lists(program):
+    """The calls of each convolution and relu, and the parameters that they use."""
+    lists = {}
+    for node in program.graph.nodes:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        if stack and stack[-1][1].endswith(("Conv2d", "ReLU")):
+            parameters = [i for i in node.all_input_nodes if i.name.startswith("p_")]
+            lists.setdefault(stack[-1][0], []).extend([node, *parameters])
+    return list(lists.values())
+
+
+def partitions(program, partitioner):
+    """Names of the nodes of each partition, placeholders included."""
+    result = partitioner(program)
+    found = {tag: [] for tag in result.partition_tags}
+    for node in program.graph.nodes:
+        tags = node.meta.get("delegation_tag", ())
+        for tag in (tags,) if isinstance(tags, str) else tags:
+            found[tag].append(node.name)
+    return list(found.values())
+
+
+def exported(**parts):
+    return torch.export.export(Convolutions(**parts).eval(), INPUTS)
+
+
+def parameters(*layers):
+    return [f"p_{layer}_{kind}" for layer in layers for kind in ("weight", "bias")]
+
+
+def listed(**options):
+    return PatternPartitioner(module_lists, "Backend", grouped=False, **options)
+
+
+def test_partition_list_without_op_support_one_partition():
+    assert len(partitions(exported(), listed())) == 1
+
+
+def test_partition_list_without_op_support_two_partitions():
+    first, second = partitions(exported(between=torch.add), listed())
+    assert first == [*parameters("conv1", "conv2"), "conv2d", "conv2d_1"]
+    assert second == [*parameters("conv3"), "conv2d_2", "conv2d_3", "relu"]
+
+
+def test_graph_partition_with_op_support():
+    def why_not(node):
+        taken = (aten.div.Tensor, aten.add.Tensor)
+        return None if node.target in taken else "only div and add besides"
+
+    def end(c, d):
+        return d.max(dim=2).values - c.max(dim=2).values
+
+    program = exported(between=torch.add, end=end)
+    first, second = partitions(program, listed(why_not=why_not))
+    assert first == [
+        *parameters("conv1", "conv2", "conv3"),
+        *("conv2d", "conv2d_1", "add", "conv2d_2", "conv2d_3"),
+    ]
+    assert second == ["relu"]
+
+
+# --- canonical partitioners (feature table) ---------------------------------------------------------------------------
+
+
+def test_all_node_partitioner(registry):
+    """Row ``AllNodePartitioner``: one tag, the backend's id, on everything but the user's inputs and the output."""
+    program = exported()
+    result = AllNodePartitioner("EchoBackend")(program)
+    tagged = {n.name: n.meta.get("delegation_tag") for n in program.graph.nodes}
+    assert list(result.partition_tags) == ["EchoBackend"]
+    assert [name for name, tag in tagged.items() if tag != "EchoBackend"] == ["x", "output"]
+    partitioner = AllNodePartitioner("EchoBackend")
+    lowered = delegraph.lower(Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry)
+    assert [d.name for d in lowered.delegates] == ["lowered_module_0"] and lowered.report.host_operators == 0
+    assert lowered.verify(*INPUTS).relative_error < 1e-6
+    assert {n.target for n in lowered.delegates[0].nodes} == {aten.conv2d.default, aten.relu.default}
+
+
+def test_pattern_partitioner(registry):
+    """Row ``generate_pattern_op_partitions``: what matches the graph of a module goes to the backend, as one."""
+
+    class Pattern(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.relu = nn.Conv2d(4, 4, 1), nn.ReLU()
+
+        def forward(self, x):
+            return self.relu(self.conv(x))
+
+    pattern = torch.export.export(Pattern().eval(), INPUTS)
+    program = exported()
+    assert partitions(program, PatternPartitioner(matches(pattern), "EchoBackend")) == [
+        [*parameters("conv3"), "conv2d_3", "relu"]
+    ]
+    partitioner = PatternPartitioner(matches(pattern), "EchoBackend")
+    lowered = delegraph.lower(Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry)
+    assert lowered.verify(*INPUTS).relative_error < 1e-6
+    assert [row.count for row in lowered.report.refusals if row.reason == "it is in none of the patterns"] == [3]
+
+
+def test_grouped_lists():
+    """Row ``generate_grouped_partitions_from_list_of_nodes``: a list is one partition or none."""
+
+    def ends(program):
+        convolutions = [n for n in program.graph.nodes if n.target is aten.conv2d.default]
+        return [[convolutions[0], convolutions[-1]], convolutions[1:3]]
+
+    program = exported()
+    alone = PatternPartitioner(ends, "Backend")
+    assert len(partitions(program, alone)) == 1
+    apart = exported(between=lambda a, b: torch.sin(b))
+    assert partitions(apart, PatternPartitioner(ends, "Backend")) == []
+    each = partitions(exported(between=lambda a, b: torch.sin(b)), PatternPartitioner(ends, "Backend", grouped=False))
+    assert each == [
+        [*parameters("conv1", "conv2"), "conv2d", "conv2d_1"],
+        [*parameters("conv3"), "conv2d_2", "conv2d_3"],
+    ]
+
+
+def test_configuration_based_partitioner():
+    """Row ``ConfigerationBasedPartitioner``: a check and a list of nodes for each operator make the same here."""
+    configurations = {
+        aten.conv2d.default: (lambda n: "strided" if n.args[3:4] not in ((), ([1, 1],)) else None, lambda n: [n]),
+        aten.relu.default: (lambda n: None, lambda n: [n, *n.all_input_nodes]),
+    }
+
+    def why_not(node):
+        check, _ = configurations.get(node.target, (lambda n: "no configuration", None))
+        return check(node)
+
+    def groups(program):
+        return [configurations[n.target][1](n) for n in program.graph.nodes if n.target in configurations]
+
+    partitioner = CapabilityPartitioner(why_not, "Backend", groups=groups)
+    assert len(partitions(exported(between=torch.add), partitioner)) == 2
+
+
+def test_lists_are_of_the_program_that_is_partitioned():
+    program, other = exported(), exported()
+    with pytest.raises(ContractViolation, match="no call of the program that is partitioned"):
+        PatternPartitioner(lambda given: module_lists(other), "Backend")(program)
+
+
+def test_defect_lists_leave_no_metadata_behind():
+    """generate_partitions_from_list_of_nodes writes meta["match"], and leaves it where a listed node is not placed."""
+    program = exported()
+    before = {n.name: set(n.meta) for n in program.graph.nodes}
+    partitions(program, PatternPartitioner(lambda p: [[p.graph.output_node().args[0][0]]], "Backend"))
+    assert {n.name: set(n.meta) - {"delegation_tag"} for n in program.graph.nodes} == before
