@@ -109,21 +109,26 @@ def build_program(
     outputs: Sequence[OutputSpec],
     like: ExportedProgram,
     call: Any,
+    check: bool = True,
 ) -> ExportedProgram:
     """An ExportedProgram of ``graph`` with the tensors of ``like`` that it names, by reference.
 
-    ``call`` is the ``ModuleCallEntry`` list that says how callers flatten and unflatten.
+    ``call`` is the ``ModuleCallEntry`` list that says how callers flatten and unflatten. Without ``check`` it is not
+    validated, which is for what is not a whole program yet.
     """
     named = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
     signature = ExportGraphSignature(list(inputs), list(outputs))
     state, constants = _only(like.state_dict, named), _only(like.constants, named)
-    return _assembled(root, graph, signature, state, constants, dict(like.range_constraints), call)
+    made = _assembled(root, graph, signature, state, constants, dict(like.range_constraints), call)
+    if check:
+        made.validate()  # type: ignore[no-untyped-call]
+    return made
 
 
 def _assembled(
     root: Any, graph: Graph, signature: Any, state: Any, constants: Any, ranges: Any, call: Any
 ) -> ExportedProgram:
-    """What ``ExportedProgram(...)`` makes, validated as it is there, but with Python code generated when it is called.
+    """What ``ExportedProgram(...)`` makes, but not validated, and with Python code generated when it is called.
 
     Generating it takes more than half of the constructor's time, and most programs on the way are never called.
     """
@@ -141,7 +146,6 @@ def _assembled(
         _verifiers=[Verifier],
         _guards_code=_convert_guards_to_code(module),  # type: ignore[no-untyped-call]
     )
-    made.validate()  # type: ignore[no-untyped-call]
     return made
 
 

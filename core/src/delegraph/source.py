@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
-_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
+_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]|^<")  # "<...>": code that torch generates
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,11 @@ def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[Expor
     _drop_dead(graph)
     _refresh(outputs, graph)
     number_calls(graph, handles, mutations.origin)
-    made = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program))
-    return made, _normalise_bodies(made, handles)
+    made = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
+    unproven = _normalise_bodies(made, handles)
+    if not unproven:
+        made.validate()  # type: ignore[no-untyped-call]
+    return made, unproven
 
 
 def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[str]:
