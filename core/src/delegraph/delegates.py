@@ -24,9 +24,9 @@ class DelegateDebug:
     debug_handle_map: dict[Any, tuple[int, ...]]
 
 
-def delegate_calls(program: ExportedProgram) -> Iterator[tuple[Node, LoweredBackendModule]]:
+def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
     """Calls of delegates with what they call: those of the program's own graph in its order, then those in bodies."""
-    return _calls(program.graph_module)
+    return _calls(program if isinstance(program, GraphModule) else program.graph_module)
 
 
 def _calls(module: GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:

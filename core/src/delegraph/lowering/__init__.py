@@ -12,9 +12,18 @@ from ..backend import CompileSpec
 from ..calling import whole_call
 from ..errors import InputError
 from ..lowered_module import LoweredBackendModule
-from ..partitioner import DelegationSpec, Partitioner, PartitionResult, tag_constant_data, tag_mutated_buffer
+from ..partitioner import AllNodePartitioner, Partitioner
 from ..registry import default_registry
+from .delegated import (
+    format_delegated_graph,
+    get_delegated_payload,
+    get_delegates,
+    get_lowered_backend_modules,
+    get_lowered_submodules,
+    get_non_lowered_nodes,
+)
 from .edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
+from .identity import is_identical_graph
 from .normalise import normalise
 from .stage import collection_suspended, run_stage
 
@@ -23,6 +32,13 @@ __all__ = [
     "EdgeProgramManager",
     "LoweredBackendModule",
     "MethodProgramsPartitionerSpec",
+    "format_delegated_graph",
+    "get_delegated_payload",
+    "get_delegates",
+    "get_lowered_backend_modules",
+    "get_lowered_submodules",
+    "get_non_lowered_nodes",
+    "is_identical_graph",
     "to_backend",
     "to_edge",
     "to_edge_transform_and_lower",
@@ -80,27 +96,10 @@ def _methods(programs: Mapping[str, Any], partitioners: Mapping[str, Any]) -> di
         return run_stage(normal, partitioners, default_registry()).programs
 
 
-class _Everything(Partitioner):
-    """One partition of all calls, whatever the backend says of them, with all constants and written buffers."""
-
-    def __init__(self, backend_id: str, compile_specs: Sequence[CompileSpec]) -> None:
-        super().__init__()
-        self.delegation_spec = DelegationSpec(backend_id, tuple(compile_specs))
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        tag = self.delegation_spec.backend_id
-        for node in exported_program.graph.nodes:
-            if node.op == "call_function":
-                node.meta["delegation_tag"] = tag
-        tag_constant_data(exported_program)
-        tag_mutated_buffer(exported_program)
-        return PartitionResult(exported_program, {tag: self.delegation_spec})
-
-
 def _whole(backend_id: str, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> LoweredBackendModule:
     with collection_suspended():
         normal, _ = normalise(program)
-        everything = _Everything(backend_id, compile_specs)
+        everything = AllNodePartitioner(backend_id, compile_specs)
         made = run_stage({"forward": normal}, {"forward": everything}, default_registry())
         call = whole_call(made.programs["forward"])
     module = made.work[0].module

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..backend import CompileSpec
+from ..delegates import delegate_calls
 from ..lowered_module import LoweredBackendModule
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
@@ -38,10 +39,7 @@ def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, Lowered
 
 def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBackendModule]:
     """Every lowered module that the graph, or a branch in it, calls; each once."""
-    found = [module for _, module, _ in get_lowered_submodules(graph_module)]
-    for _, body in _bodies(graph_module):
-        found += get_lowered_backend_modules(body)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(module for _, module in delegate_calls(graph_module)))
 
 
 def get_delegated_payload(graph_module: GraphModule) -> dict[str, tuple[str, list[CompileSpec], bytes]]:
