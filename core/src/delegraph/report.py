@@ -42,12 +42,10 @@ class DelegateRow:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def details(self) -> Iterator[str]:
-        """What its one line leaves out: operators, border and time, a line each."""
+        """What its one line leaves out: operators and border, a line each."""
         yield "operators: " + ", ".join(f"{n} x {op}" for op, n in by_count(self.operators))
         yield "inputs: " + (", ".join(map(str, self.inputs)) or "none")
         yield "outputs: " + (", ".join(map(str, self.outputs)) or "none")
-        if self.seconds:
-            yield "time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in self.seconds.items())
 
     def __str__(self) -> str:
         border = f"{counted(len(self.inputs), 'input')}, {counted(len(self.outputs), 'output')}"
@@ -150,13 +148,15 @@ class Report:
         for method in self.host:
             yield from self._method(method, verbose)
         yield from (f"note: {text}" for text in self.notes)
-        yield "time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in self.seconds.items())
+        yield _times(self.seconds)
 
     def _method(self, method: str, verbose: bool) -> Iterator[str]:
         yield f"{method}:"
         for row in (row for row in self.delegates if row.method == method):
             yield f"  {row}"
-            yield from (f"      {line}" for line in row.details()) if verbose else ()
+            if verbose:
+                yield from (f"      {line}" for line in row.details())
+                yield from [f"      {_times(row.seconds)}"] if row.seconds else []
         refusals = [row for row in self.refusals if row.method == method]
         if self.host[method]:
             asked = "" if refusals else f" {counted(sum(self.host[method].values()), 'operator')}; no backend was asked"
@@ -256,6 +256,10 @@ def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tu
 def by_count(operators: Mapping[str, int]) -> list[tuple[str, int]]:
     """The most frequent first."""
     return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    return "time: " + ", ".join(f"{phase} {duration(s)}" for phase, s in seconds.items())
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .drawing import TONES, condensed, head, svg, swatch, text
 from .report import SCHEMA, DelegateRow, RefusalRow, Report, by_count, counted, duration, size_of
@@ -65,23 +65,23 @@ class _Page:
         rows, pictures = self._rows(method), method_pictures(self.report, method, self.ids[method])
         yield from _graphs(pictures)
         yield from self._left(method)
-        insides = self._affordable(pictures.delegates) if pictures else []
+        insides = self._affordable(pictures.delegates) if pictures else {}
         if rows:
-            yield f"<h3>Delegates</h3>\n{_delegates(rows, self.ids[method], len(insides))}"
+            yield f"<h3>Delegates</h3>\n{_delegates(rows, pictures, insides)}"
         if insides:
             yield "<h3>Inside the delegates</h3>\n"
-            yield from (_inside(row, drawn) for row, drawn in zip(rows, insides, strict=False))
+            yield from (_inside(row, insides[row.name]) for row in rows if row.name in insides)
         if insides and len(insides) < len(rows):
             yield f"<p>The inside of {len(rows) - len(insides):,} more is not drawn, to keep this page small.</p>\n"
 
-    def _affordable(self, insides: Sequence[Drawn]) -> list[Drawn]:
+    def _affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
         """Those that are drawn: as many as there is room for, from the first on."""
-        found: list[Drawn] = []
-        for drawn in insides:
+        found: dict[str, Drawn] = {}
+        for name, drawn in insides.items():
             self.room -= len(condensed(drawn.picture)[0].boxes)
             if self.room < 0:
                 break
-            found.append(drawn)
+            found[name] = drawn
         return found
 
     def _left(self, method: str) -> Iterator[str]:
@@ -130,15 +130,16 @@ def _figure(drawn: Drawn) -> str:
     return f"{note}{frame}\n{svg(picture, label)}</div>\n"
 
 
-def _delegates(rows: Sequence[DelegateRow], prefix: str, drawn: int) -> str:
-    """One row a delegate. What is not drawn elsewhere is what the boxes of the picture lead to."""
+def _delegates(rows: Sequence[DelegateRow], pictures: MethodPictures | None, insides: Mapping[str, Drawn]) -> str:
+    """One row a delegate. Boxes of the graph lead to rows of delegates whose inside is not drawn."""
     heads = ["delegate", "backend", "operators", "inputs", "outputs", "size"]
+    kinds = ["name", "name", "text", "text", "text", "number"]
     extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in rows)]
-    cells = [_delegate(row, f"{prefix}d{k}" if k < drawn else "", extra) for k, row in enumerate(rows)]
-    ids = ["" if k < drawn else f"{prefix}d{k}" for k in range(len(rows))]
+    cells = [_delegate(row, insides[row.name].id if row.name in insides else "", extra) for row in rows]
+    led = {} if pictures is None else {n: d.id for n, d in pictures.delegates.items() if n not in insides}
     names = {"facts": "facts", "seconds": "time"}
-    kinds = ("name", "name", "text", "text", "text", "number", *("" for _ in extra))
-    return _table([*heads, *(names[e] for e in extra)], cells, *kinds, ids=ids)
+    heads += [names[e] for e in extra]
+    return _table(heads, cells, *kinds, *[""] * len(extra), ids=[led.get(row.name, "") for row in rows])
 
 
 def _delegate(row: DelegateRow, inside: str, extra: Sequence[str]) -> list[str]:

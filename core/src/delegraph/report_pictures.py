@@ -43,10 +43,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class MethodPictures:
-    """The method's own graph and its bodies, and the inside of each delegate, in the report's order."""
+    """The method's own graph and its bodies, and the inside of each delegate by its name."""
 
     graphs: list[Drawn]
-    delegates: list[Drawn]
+    delegates: dict[str, Drawn]
 
 
 def tones(report: Report) -> dict[str, int]:
@@ -78,10 +78,10 @@ class _Method:
         hidden = constant_placeholders(program)
         names = _output_names(program.graph_signature.output_specs)
         self.draw(f"method {self.method}", program.graph_module, hidden, names, dict(placeholders(program)))
-        inside = [
-            Drawn(f"inside of {row.name}", _inside(row, info.nodes, self.tones[row.backend]), self.id(k))
+        inside = {
+            row.name: Drawn(f"inside of {row.name}", _inside(row, info.nodes, self.tones[row.backend]), self.id(k))
             for k, (row, info) in enumerate(self.delegates)
-        ]
+        }
         return MethodPictures(self.graphs, inside)
 
     def id(self, delegate: int) -> str:

@@ -13,7 +13,7 @@ TONES = 5
 # The colours of backends and host are as far apart as a search could put them: by the least distance in CIELAB of any
 # two, for readers with and without each of the three dichromacies. All have a contrast of 3 to the paper.
 STYLE = """
-:root { --ink: #1b1f24; --paper: #fff; --faint: #5b6470; --rule: #d0d7de; --wire: #7a828c; --link: #0550ae;
+:root { --ink: #1b1f24; --paper: #ffffff; --faint: #5b6470; --rule: #d0d7de; --wire: #7a828c; --link: #0550ae;
   --host: #3d444d; --mark: #b3261e; --t0: #004efe; --t1: #06aa6f; --t2: #e518b9; --t3: #948d1e; --t4: #552600; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e8eb; --paper: #14171a; --faint: #a0a8b2; --rule: #3a4149; --wire: #8b949e; --link: #79b8ff;
