@@ -25,6 +25,7 @@ from .lowering.decompose import Decomposition
 from .lowering.normalise import normalise
 from .lowering.plan import Plan
 from .lowering.stage import StageResult, collection_suspended, run_stage
+from .lowering.trace import TRACING
 from .partitioner import Partitioner
 from .registry import Registry, default_registry
 from .report import DelegateRow, Origin, Reasons, Report, count_operators, host_calls, reasons_of, refusal_rows
@@ -271,7 +272,8 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     if not isinstance(inputs, tuple | None):
         raise InputError("input-invalid", f"example_inputs is a tuple of arguments, not {type(inputs).__name__}")
     try:
-        return torch.export.export(module, inputs or (), kwargs, dynamic_shapes=shapes)
+        with TRACING:
+            return torch.export.export(module, inputs or (), kwargs, dynamic_shapes=shapes)
     except Exception as e:
         text = f"torch.export could not export {type(module).__name__}: {_first_line(e)}"
         raise InputError("export-failed", text) from e
@@ -372,6 +374,7 @@ class _Lowering:
             outputs=module.outputs,
             bytes=len(module.blob),
             facts={str(k): str(v) for k, v in facts.items()} if isinstance(facts, Mapping) else {},
+            seconds=dict(info.seconds),
         )
 
 

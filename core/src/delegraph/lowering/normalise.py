@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..signature import CONSTANT_KINDS, MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
 from .bodies import next_handles, rewrite_bodies
 from .functional import Mutations, functionalise
+from .trace import TRACING
 
 aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -80,7 +81,7 @@ def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[
 
 
 def _retraced(program: ExportedProgram, why: str) -> ExportedProgram:
-    with warnings.catch_warnings():
+    with TRACING, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
         try:
             functional: ExportedProgram = program.run_decompositions({})

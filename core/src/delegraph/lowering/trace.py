@@ -24,7 +24,8 @@ from .functional import functionalise
 
 aten = torch.ops.aten
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
-_NO_VENDOR_LIBRARY = threading.RLock()
+TRACING = threading.RLock()
+"""Held while torch traces: part of its tracers' state is the process's, and lowerings may run in several threads."""
 
 
 class Untraceable(Exception):
@@ -186,7 +187,7 @@ def _run(node: Node, decomposed: Decomposed, mode: Any) -> Pieces:
         return tuple(map(_laid_out, results, wanted if isinstance(wanted, (list, tuple)) else (wanted,)))
 
     try:
-        with warnings.catch_warnings():
+        with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
             with mode, torch.no_grad(), _plain(node), _sizes_kept(mode), unlogged():
                 graph = make_fx(flat)(*vals).graph
@@ -228,14 +229,11 @@ def _callable(node: Node, decomposed: Decomposed) -> Callable[..., Any]:
 
 @contextmanager
 def _plain(node: Node) -> Iterator[None]:
-    """Recurrent layers are otherwise traced to one call of the CPU library that this torch was built with.
-
-    The switch is of the whole process, hence the lock.
-    """
+    """Recurrent layers are otherwise traced to one call of the CPU library that this torch was built with."""
     if not isinstance(node.target, OpOverload) or node.target._schema.name not in RECURRENT:
         yield
         return
-    with _NO_VENDOR_LIBRARY, torch.backends.mkldnn.flags(enabled=False):
+    with torch.backends.mkldnn.flags(enabled=False):
         yield
 
 

@@ -24,6 +24,8 @@ __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
 class TOSABackend(BackendDetails):
     """Writes TOSA 1.0 flatbuffers; the compile specs are those of ``delegraph_tosa.options``."""
 
+    thread_safe = True
+
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """The partition as a ``.tosa`` file whose weights are read when it is written.

@@ -1,0 +1,189 @@
+"""Lowering in several threads: partitions side by side through ``executor=``, and whole lowerings at once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.errors import OptionError, Unsupported
+from delegraph.lowering.stage import collection_suspended
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.registry import Registry
+
+aten = torch.ops.aten
+MAIN = threading.main_thread()
+
+
+class Steps(torch.nn.Module):
+    """``count`` additions with a sine after each: as many partitions of additions."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        for k in range(self.count):
+            x = (x + k).sin()
+        return x
+
+
+def backend(thread_safe, work=lambda text: None, name="SideBackend", joint=False):
+    """A backend whose blob is its program's text; ``work`` is called with it before."""
+    seen: list[threading.Thread] = []
+
+    def preprocess(edge_program, compile_specs):
+        seen.append(threading.current_thread())
+        text = str(edge_program.graph)
+        work(text)
+        return PreprocessResult(text.encode())
+
+    body = {"preprocess": staticmethod(preprocess), "thread_safe": thread_safe, "seen": seen}
+    if joint:
+        body["preprocess_multimethod"] = classmethod(
+            lambda cls, programs, specs: BackendDetails.preprocess_multimethod.__func__(cls, programs, specs)
+        )
+    return type(name, (BackendDetails,), body)
+
+
+def additions(backend_id="SideBackend"):
+    return CapabilityPartitioner(lambda n: None if n.target is aten.add.Tensor else "no addition", backend_id)
+
+
+def lowered(made, count=4, executor=None, partitioners=None):
+    registry = Registry(discover=False)
+    for each in made if isinstance(made, list) else [made]:
+        registry.register(each)
+    who = partitioners or [additions()]
+    return delegraph.lower(Steps(count).eval(), (torch.ones(3),), backends=who, registry=registry, executor=executor)
+
+
+def blobs(result):
+    return [d.processed_bytes for d in result.delegates]
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+def test_independent_partitions_run_side_by_side(pool):
+    """Both threads have to be inside ``preprocess`` at once to pass the barrier."""
+    barrier = threading.Barrier(2, timeout=30)
+    made = backend(True, lambda text: barrier.wait())
+    side = lowered(made, 4, pool)
+    assert len({t for t in made.seen}) == 2 and MAIN not in made.seen
+    assert blobs(side) == blobs(lowered(backend(True), 4))
+
+
+def test_without_an_executor_nothing_leaves_the_thread():
+    made = backend(True)
+    lowered(made)
+    assert set(made.seen) == {threading.current_thread()}
+
+
+def test_a_backend_that_does_not_say_so_stays_on_the_callers_thread(pool):
+    made = backend(False)
+    lowered(made, executor=pool)
+    assert set(made.seen) == {threading.current_thread()}
+
+
+def test_a_joint_step_is_one_call_of_the_executor(pool):
+    made = backend(True, joint=True)
+    side = lowered(made, 4, pool)
+    assert len(made.seen) == 4 and len(set(made.seen)) == 1 and MAIN not in made.seen
+    assert blobs(side) == blobs(lowered(backend(True), 4))
+
+
+def test_the_first_error_in_order_is_raised_when_nothing_runs_any_more(pool):
+    running = []
+
+    def work(text):
+        running.append(text)
+        if ", 1)" in text or ", 2)" in text:
+            raise Unsupported("unsupported", f"refused {text}")
+
+    with pytest.raises(Unsupported) as error:
+        lowered(backend(True, work), 6, pool)
+    assert ", 1)" in str(error.value)
+    count = len(running)
+    assert pool.submit(lambda: len(running)).result() == count
+
+
+@pytest.mark.parametrize("wrong", [4, "threads", ProcessPoolExecutor])
+def test_only_threads_will_do(wrong):
+    made = wrong(1) if isinstance(wrong, type) else wrong
+    with pytest.raises(OptionError, match="executor is to run threads"):
+        lowered(backend(True), executor=made)
+
+
+def test_any_executor_serves():
+    """Also one that runs at once."""
+
+    class Here(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            done: Future = Future()
+            done.set_result(fn(*args, **kwargs))
+            return done
+
+    assert blobs(lowered(backend(True), executor=Here())) == blobs(lowered(backend(True)))
+
+
+def test_each_delegate_knows_its_time():
+    report = lowered(backend(False)).report
+    assert all(row.seconds.keys() == {"extract", "preprocess"} for row in report.delegates)
+    together = sum(row.seconds["preprocess"] for row in report.delegates)
+    assert 0 < together <= report.seconds["preprocess"]
+
+
+def test_two_threads_lower_at_once():
+    """Different models, the same ones again and again: results as if one after another."""
+    sizes = [2, 3, 5, 7] * 3
+    alone = {n: blobs(lowered(backend(True), n)) for n in set(sizes)}
+    with ThreadPoolExecutor(4) as threads:
+        side = list(threads.map(lambda n: blobs(lowered(backend(True), n)), sizes))
+    assert side == [alone[n] for n in sizes]
+
+
+def test_two_threads_decompose_at_once():
+    """Tracing of decompositions uses fake tensors, whose modes are per thread."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(size)
+
+        def forward(self, x):
+            return torch.nn.functional.softmax(self.norm(x), -1) * torch.nn.functional.gelu(x)
+
+    programs = [torch.export.export(Norm(4 + k).eval(), (torch.ones(2, 4 + k),)) for k in range(4)]
+
+    def text(program):
+        return str(delegraph.lower(program, backends=[], registry=Registry(discover=False)).exported_program().graph)
+
+    alone = [text(p) for p in programs]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(text, programs)) == alone
+
+
+def test_garbage_collection_comes_back_after_the_last():
+    first, second = collection_suspended(), collection_suspended()
+    assert gc.isenabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collection_suspended():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
