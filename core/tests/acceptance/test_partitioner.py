@@ -1,0 +1,703 @@
+"""Rows ``partitioner.*`` and the partitioner's interfaces of the feature table; defects of tags and partitions."""
+
+import gc
+import inspect
+import logging
+import sys
+import weakref
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
+from delegraph.errors import ContractViolation
+from delegraph.lowering import (
+    get_delegates,
+    get_lowered_backend_modules,
+    get_non_lowered_nodes,
+    to_backend,
+    to_edge,
+    to_edge_transform_and_lower,
+)
+from delegraph.partitioner import (
+    AllNodePartitioner,
+    CapabilityPartitioner,
+    DelegationSpec,
+    DontPartition,
+    DontPartitionModule,
+    DontPartitionName,
+    Partitioner,
+    PartitionResult,
+    tag_constant_data,
+    tag_mutated_buffer,
+)
+from torch import nn
+
+from . import backends
+from .backends import CALL, aten, close, export, module, on_host, targets
+
+BACKEND = "ExecutorBackend"
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with backends.installed():
+        yield
+
+
+class Tagged(Partitioner):
+    """Tags calls: ``tag_of(node)`` is a tag or None; then runs the functions that tag data."""
+
+    def __init__(self, tag_of, *tag_data, spec=()):
+        super().__init__(dict(spec))
+        self.tag_of, self.tag_data = tag_of, tag_data
+
+    def partition(self, exported_program):
+        specs = [CompileSpec(key, value) for key, value in self.spec.items()]
+        tags = {}
+        for node in exported_program.graph.nodes:
+            tag = self.tag_of(node) if node.op == "call_function" else None
+            if tag is not None:
+                node.meta["delegation_tag"] = tag
+                tags[tag] = DelegationSpec(BACKEND, specs)
+        for tag_data in self.tag_data:
+            tag_data(exported_program)
+        return PartitionResult(exported_program, tags)
+
+
+def adds(node):
+    return "tag0" if node.target is aten.add.Tensor else None
+
+
+def everything(node):
+    return "tag0"
+
+
+def named(*names, tag="tag0", **meta):
+    """Tags placeholders by name without looking, as a careless partitioner does."""
+
+    def tag_data(program):
+        for node in program.graph.nodes:
+            if node.name in names:
+                node.meta.update(meta, delegation_tag=tag)
+
+    return tag_data
+
+
+def only_delegate(program):
+    """The one call of a delegate, and its module."""
+    [lowered] = get_delegates(program.graph)
+    [call] = lowered.users
+    return call, getattr(program.graph_module, lowered.target)
+
+
+def placeholder(program, name):
+    return next(n for n in program.graph.nodes if n.op == "placeholder" and n.name == name)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_partitioner_with_spec():
+    partitioner = Tagged(everything, spec={"path": b"/a/b/c/d"})
+    edge = to_edge(export(lambda s, x: torch.relu(s.a(x)), torch.ones(2, 3), a=nn.Linear(3, 3))).to_backend(partitioner)
+    _, lowered = only_delegate(edge.exported_program())
+    assert lowered.compile_specs == [CompileSpec("path", b"/a/b/c/d")]
+    assert partitioner.spec["path"] == b"/a/b/c/d"
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        partitioner.spec["path"] = b"elsewhere"
+    with pytest.raises(AttributeError):
+        partitioner.spec = {}
+
+
+def test_bad_partitioner_tagged_output():
+    def tag_output(program):
+        program.graph.output_node().meta["delegation_tag"] = "tag0"
+
+    with pytest.raises(RuntimeError, match="output node output should not be tagged"):
+        to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(Tagged(adds, tag_output))
+
+
+def test_bad_partitioner_tagged_model_input():
+    text = "placeholder node for non-params, non-buffer, and non-tensor constants should not be tagged: inputs_0"
+    with pytest.raises(RuntimeError, match=text):
+        to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(Tagged(adds, named("inputs_0")))
+
+
+class AddConst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.const1 = torch.ones(2, 2)
+        self.register_buffer("const2", 2 * torch.ones(2, 2), persistent=False)
+        self.const3 = nn.Parameter(3 * torch.ones(2, 2))
+
+    def forward(self, x):
+        return x + self.const1 + self.const2 + self.const3
+
+
+CONST = ("c_const1", "b_const2", "p_const3")
+
+
+def held(program):
+    """How many tensors a program owns: constants and buffers, parameters."""
+    signature = program.graph_signature
+    assert len({*program.state_dict, *program.constants}) == len(signature.inputs_to_parameters) + len(
+        signature.inputs_to_buffers
+    ) + len(signature.inputs_to_lifted_tensor_constants)
+    return len(signature.buffers) + len(signature.lifted_tensor_constants), len(signature.parameters)
+
+
+def const_program(*tag_data):
+    """The lowered program, the number of arguments of the call, and the delegate's program; it runs."""
+    x = torch.full((2, 2), 4.0)
+    lowered = to_edge(torch.export.export(AddConst().eval(), (x,))).to_backend(Tagged(adds, *tag_data))
+    program = lowered.exported_program()
+    close(program.module(check_guards=False)(x), AddConst()(x))
+    close(on_host(program, x), AddConst()(x))
+    call, inner = only_delegate(program)
+    return program, len(call.args), inner.original_module
+
+
+def test_partitioner_not_tag_data():
+    program, arguments, child = const_program()
+    assert held(program) == (2, 1) and held(child) == (0, 0)
+    assert arguments == 5, "the delegate, x, const1, const2, const3"
+
+
+def test_partitioner_tag_data():
+    program, arguments, child = const_program(named(*CONST))
+    assert held(program) == (0, 0) and held(child) == (2, 1)
+    assert arguments == 2
+
+
+def test_partitioner_tag_only_params():
+    program, arguments, child = const_program(named("p_const3"))
+    assert held(program) == (2, 0) and held(child) == (0, 1)
+    assert arguments == 4
+
+
+def split_users(s, x):
+    return x + s.const, x - s.const
+
+
+def test_partitioner_splits_constant_data():
+    x, const = torch.ones(2, 2), torch.full((2, 2), 3.0)
+    edge = to_edge(export(split_users, x, const=const)).to_backend(Tagged(adds, named("b_const")))
+    _, inner = only_delegate(edge.exported_program())
+    assert held(edge.exported_program()) == (1, 0) == held(inner.original_module)
+    close(on_host(edge.exported_program(), x), (x + const, x - const))
+
+
+def test_partitioner_alert_split_constant_data():
+    partitioner = Tagged(adds, named("b_const", no_copy=True))
+    text = "constant b_const is tagged with tag0 but has user sub which has tag None"
+    with pytest.raises(RuntimeError, match=text):
+        to_edge(export(split_users, torch.ones(2, 2), const=torch.ones(2, 2))).to_backend(partitioner)
+
+
+def reads_then_writes(s, x):
+    y = x + s.state
+    s.state.add_(1)
+    return y
+
+
+def test_not_delegate_mutable_buffers():
+    edge = to_edge(export(reads_then_writes, torch.zeros(1), state=torch.zeros(1)))
+    assert edge.exported_program().graph_signature.buffers_to_mutate == {"add_1": "state"}
+    program = edge.to_backend(Tagged(adds, tag_constant_data)).exported_program()
+    assert program.graph_signature.buffers_to_mutate == {"getitem_1": "state"}
+    lowered, eager = delegraph.lower(program, backends=[]), module(reads_then_writes, state=torch.zeros(1))
+    for k in range(3):
+        close(lowered(torch.full((1,), float(k))), eager(torch.full((1,), float(k))))
+
+
+def overwrites(s, x):
+    result = x + s.state
+    s.state.view(-1).copy_(x * 2)
+    return result
+
+
+@pytest.fixture
+def indirect():
+    """A program whose write is no user of the buffer's placeholder, with every call tagged."""
+    program = to_edge(export(overwrites, torch.ones(1), state=torch.zeros(1))).exported_program()
+    Tagged(everything).partition(program)
+    return program
+
+
+def test_tag_constant_data_detects_indirect_buffer_mutation(indirect):
+    tag_constant_data(indirect)
+    assert "delegation_tag" not in placeholder(indirect, "b_state").meta
+
+
+def test_tag_mutated_buffer_detects_indirect_buffer_mutation(indirect):
+    """Row test_tag_mutated_buffer_... (1.5.1)."""
+    assert [u.name for u in placeholder(indirect, "b_state").users] == ["add", "view"], "copy writes, through view"
+    tag_mutated_buffer(indirect)
+    assert placeholder(indirect, "b_state").meta["delegation_tag"] == "tag0"
+
+
+def kept_by_delegate(edge, partitioner):
+    """The lowered program whose only delegate keeps its only buffer; the number of arguments of the call."""
+    program = edge.to_backend(partitioner).exported_program()
+    call, inner = only_delegate(program)
+    child = inner.original_module
+    assert program.graph_signature.buffers_to_mutate == {} and held(program) == (0, 0)
+    assert len(child.state_dict) == len(child.graph_signature.buffers_to_mutate) == 1 == held(child)[0]
+    return program, len(call.args)
+
+
+def accumulates(s, x):
+    s.b.add_(x)
+    return x + s.b
+
+
+def test_buffer_mutation1():
+    x = torch.ones(3, 3)
+    edge = to_edge(export(accumulates, x, b=torch.ones(3, 3)))
+    program, arguments = kept_by_delegate(edge, Tagged(adds, tag_constant_data, tag_mutated_buffer))
+    assert arguments == 2
+    close(program.module(check_guards=False)(x), module(accumulates, b=torch.ones(3, 3))(x))
+
+
+def test_buffer_mutation_llama_repro():
+    def attend(s, q, k_val, input_pos):
+        return torch.ops.aten.index_put_(s.cache, [input_pos, None], k_val).mm(q.transpose(0, 1))
+
+    inputs = (torch.rand(1, 3), torch.rand(1, 3), torch.tensor([1, 1]))
+    edge = to_edge(export(attend, *inputs, cache=torch.zeros(2, 3)))
+    program, arguments = kept_by_delegate(edge, AllNodePartitioner(BACKEND))
+    assert arguments == 4
+    close(program.module(check_guards=False)(*inputs), module(attend, cache=torch.zeros(2, 3))(*inputs))
+
+
+def test_buffer_mutation_unsupported():
+    """An AssertionError there: a written value that is also returned. It is both here."""
+    x = torch.randn(2, 3)
+    edge = to_edge(export(lambda s, x: s.state.add_(x), x, state=torch.zeros(2, 3)))
+    program, arguments = kept_by_delegate(edge, Tagged(adds, tag_mutated_buffer))
+    assert arguments == 2
+    close(program.module(check_guards=False)(x), x)
+
+
+# --- feature table ----------------------------------------------------------------------------------------------------
+
+
+def test_partitioner_interface():
+    """Row ``Partitioner``: abstract, called like a function, without settings unless it is given some."""
+    assert Tagged(adds).spec == {}
+    program = export(lambda s, x: x + 1, torch.ones(2))
+    assert Tagged(adds)(program).partition_tags == {"tag0": DelegationSpec(BACKEND)}
+
+    class Unfinished(Partitioner):
+        pass
+
+    with pytest.raises(TypeError, match="partition"):
+        Unfinished()
+
+
+def test_partition_result():
+    """Row ``PartitionResult``: it needs ``partition_tags``; another program than the one that was given is refused."""
+
+    class Returning(Partitioner):
+        def __init__(self, made):
+            super().__init__()
+            self.made = made
+
+        def partition(self, exported_program):
+            return self.made(exported_program)
+
+    other = export(lambda s, x: x + 2, torch.ones(2))
+    bad = {
+        "`partition_tags` is to map each tag": lambda p: PartitionResult(p, None),
+        "returned another program": lambda p: PartitionResult(other, {}),
+        "returned NoneType, not a PartitionResult": lambda p: None,
+    }
+    for text, made in bad.items():
+        with pytest.raises(ContractViolation, match=text):
+            to_backend(export(lambda s, x: x + 1, torch.ones(2)), Returning(made))
+
+
+def test_delegation_spec():
+    """Row ``DelegationSpec``: backend id and compile specs, in order, duplicates kept."""
+    twice = [CompileSpec("k", b"1"), CompileSpec("k", b"2")]
+    spec = DelegationSpec(BACKEND, twice)
+    assert (spec.backend_id, list(spec.compile_specs)) == (BACKEND, twice)
+    assert spec == DelegationSpec(backend_id=BACKEND, compile_specs=tuple(twice)) and hash(spec)
+
+
+def composites(s, x):
+    return torch.nn.functional.silu(s.a(x)) + s.b(x)
+
+
+def preserved(*keepers):
+    """Targets of a two-linear network after ``to_edge_transform_and_lower`` with these partitioners."""
+    program = export(composites, torch.ones(2, 3), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    return to_edge_transform_and_lower(program, partitioner=list(keepers)).exported_program()
+
+
+class Keeps(Tagged):
+    """Asks for operators whole, where ``wanted`` says so, and takes those that ``taken`` says."""
+
+    def __init__(self, operators, wanted=None, taken=lambda node: True):
+        super().__init__(lambda n: f"tag_{n.name}" if n.target in operators and taken(n) else None, tag_constant_data)
+        self.operators, self.wanted, self.asked = operators, wanted, 0
+
+    def ops_to_not_decompose(self, exported_program):
+        self.asked += 1
+        return list(self.operators), self.wanted
+
+
+def test_ops_to_not_decompose():
+    """Row ``ops_to_not_decompose``: a listed operator survives unless the filter says False for that call."""
+    assert len(get_delegates(preserved(Keeps([aten.linear.default])).graph)) == 2
+    some = Keeps([aten.linear.default], lambda n: n.name == "linear_1")
+    program = preserved(some)
+    assert len(get_delegates(program.graph)) == 1
+    assert aten.addmm.default in targets(program) and aten.linear.default not in targets(program)
+
+
+def test_no_copy():
+    """Row ``no_copy``: a constant that may not be shared is an error only where it is shared."""
+    mark = named("b_const", no_copy=True)
+    program = export(lambda s, x: (x + s.const) + s.const, torch.ones(2, 2), const=torch.ones(2, 2))
+    assert len(get_delegates(to_backend(program, Tagged(adds, mark)).graph)) == 1
+
+
+def test_tag_constant_data():
+    """Row ``tag_constant_data``: what no delegated call uses stays untagged; the rest gets the tags of its users."""
+    program = export(lambda s, x: (x + s.used) - s.host, torch.ones(2), used=torch.ones(2), host=torch.ones(2))
+    Tagged(adds, tag_constant_data).partition(program)
+    assert placeholder(program, "b_used").meta["delegation_tag"] == "tag0"
+    assert "delegation_tag" not in placeholder(program, "b_host").meta
+
+
+def test_tag_mutated_buffer():
+    """Row ``tag_mutated_buffer``: only written buffers, only where the partition has all readers and the last write."""
+    program = to_edge(export(accumulates, torch.ones(2), b=torch.ones(2))).exported_program()
+    Tagged(adds, tag_mutated_buffer).partition(program)
+    assert placeholder(program, "b_b").meta["delegation_tag"] == "tag0"
+    shared = to_edge(export(lambda s, x: (accumulates(s, x), s.b * 2), torch.ones(2), b=torch.ones(2)))
+    alone = shared.exported_program()
+    Tagged(lambda n: "tag0" if n.name == "add" else None, tag_mutated_buffer).partition(alone)
+    assert "delegation_tag" not in placeholder(alone, "b_b").meta
+
+
+def test_validation_switch():
+    """Rows ``disable_validation``, ``validation_disabled``: the check is linear, so nothing turns it off."""
+    parameters = inspect.signature(to_backend).parameters
+    assert not [p for p in (*parameters, *dir(delegraph.lowering)) if "valid" in p]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.relu(self.first(x) + self.second(x)) * 2
+
+
+def model_program():
+    return torch.export.export(Model().eval(), (torch.ones(2, 3),))
+
+
+@pytest.mark.parametrize(
+    ("check", "kept"),
+    [
+        (DontPartition(aten.linear.default), {"linear", "linear_1"}),
+        (DontPartition("aten.relu.default", aten.mul.Tensor), {"relu", "mul"}),
+        (DontPartition("aten.l", exact=False), {"linear", "linear_1"}),
+        (DontPartition("aten.l"), set()),
+        (DontPartitionName("linear_1", "add"), {"linear_1", "add"}),
+        (DontPartitionName("line", exact=False), {"linear", "linear_1"}),
+        (DontPartitionName("line"), set()),
+        (DontPartitionModule(module_name="Linear"), {"linear", "linear_1"}),
+        (DontPartitionModule(module_name="torch.nn.modules.linear.Linear"), {"linear", "linear_1"}),
+        (DontPartitionModule(module_name="elsewhere.Linear"), set()),
+        (DontPartitionModule(module_name="Lin", exact=False), {"linear", "linear_1"}),
+        (DontPartitionModule(instance_name="second"), {"linear_1"}),
+        (DontPartitionModule(instance_name="sec", exact=False), {"linear_1"}),
+    ],
+    ids=lambda value: ",".join(sorted(value)) or "nothing" if isinstance(value, set) else type(value).__name__,
+)
+def test_operator_support(check, kept):
+    """Row ``operator_support``: DontPartition, DontPartitionName, DontPartitionModule; exact or by part of the name."""
+    program = model_program()
+    result = CapabilityPartitioner(lambda node: None, BACKEND, additional_checks=[check])(program)
+    assert {r.node.name for r in result.refusals} == kept
+    assert all(r.reason.endswith("is to stay on the host") for r in result.refusals)
+
+
+def test_why_no_partition(caplog):
+    """Rows ``WhyNoPartition``, ``WhyNoPartitionReporter``: every reason, once a node, with its line; no log."""
+
+    def why_not(node):
+        return "it has no multiplier" if node.target is aten.mul.Tensor else None
+
+    with caplog.at_level(logging.DEBUG, logger="delegraph"):
+        lowered = delegraph.lower(
+            Model().eval(), (torch.ones(2, 3),), backends=[CapabilityPartitioner(why_not, BACKEND)]
+        )
+    [row] = lowered.report.refusals
+    assert (row.operator, row.reason, row.count) == ("aten.mul.Tensor", "it has no multiplier", 1)
+    assert row.source.file.endswith("test_partitioner.py") and "it has no multiplier" in str(lowered.report)
+    assert not [r for r in caplog.records if r.name.startswith("delegraph")]
+
+
+# --- defects ----------------------------------------------------------------------------------------------------------
+
+
+def rewriting(change):
+    def tag_data(program):
+        change(next(n for n in program.graph.nodes if n.op == "call_function"))
+
+    return tag_data
+
+
+def add_a_call(node):
+    with node.graph.inserting_after(node):
+        node.graph.call_function(aten.relu.default, (node,))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda n: n.update_arg(1, 0.5),
+        lambda n: setattr(n, "target", aten.clamp_max.default),
+        lambda n: setattr(n, "kwargs", {"max": 3.0}),
+        add_a_call,
+    ],
+    ids=["literal", "target", "keyword", "added"],
+)
+def test_defect_partitioner_rewrites_the_graph(change):
+    """There, a partitioner that rewrote clamp(0, 1) to clamp(.5, .75) passed, and changed results."""
+    program = export(lambda s, x: x.clamp(0, 1), torch.ones(2))
+    with pytest.raises(ContractViolation, match="changed the graph"):
+        to_backend(program, Tagged(everything, rewriting(change)))
+
+
+def test_defect_rejected_nodes_are_shared():
+    """There, one class-level list has the rejected nodes of all instances and all programs; a check keeps none."""
+    checks = [DontPartition(aten.relu.default), DontPartition(aten.mul.Tensor)]
+    program = model_program()
+    results = [CapabilityPartitioner(lambda n: None, BACKEND, additional_checks=[c])(program) for c in checks]
+    assert [[r.node.name for r in result.refusals] for result in results] == [["relu"], ["mul"]]
+    kept = weakref.ref(program)
+    del program, results
+    gc.collect()
+    assert kept() is None
+
+
+def test_defect_tag_constant_data_takes_the_smallest_string():
+    """There, a constant of tag9 and tag10 gets "tag10", the smaller string, and a copy a user. Here each gets it."""
+    by_name = {"add": "tag9", "add_1": "tag10"}
+    tagging = Tagged(lambda n: by_name.get(n.name), tag_constant_data)
+    x, w = torch.ones(2), torch.full((2,), 3.0)
+    program = export(lambda s, x: torch.sin(x + s.w) + s.w, x, w=w)
+    lowered = to_backend(program, tagging)
+    modules = get_lowered_backend_modules(lowered.graph_module)
+    assert [held(m.original_module) for m in modules] == [(1, 0)] * 2 and held(lowered) == (0, 0)
+    assert len({m.original_module.state_dict["w"].data_ptr() for m in modules}) == 1
+    close(on_host(lowered, x), torch.sin(x + w) + w)
+
+
+def test_defect_copies_of_a_constant_for_each_user():
+    """There, a constant with four users inside and one outside gets four deep copies, which stay in the owner."""
+
+    def uses(s, x):
+        return x + s.w + s.w + (s.w + s.w), x - s.w
+
+    x, w = torch.ones(2), torch.full((2,), 3.0)
+    program = export(uses, x, w=w)
+    lowered = to_backend(program, Tagged(adds, tag_constant_data))
+    _, inner = only_delegate(lowered)
+    assert list(lowered.state_dict) == ["w"] == list(inner.original_module.state_dict)
+    assert lowered.state_dict["w"].data_ptr() == inner.original_module.state_dict["w"].data_ptr()
+    assert sum(n.op == "placeholder" for n in inner.original_module.graph.nodes) == 2
+    close(on_host(lowered, x), module(uses, w=w)(x))
+
+
+def test_defect_constant_inside_a_list():
+    """There, a user that takes a shared constant in a list is not rewritten: RuntimeError (still in 1.5.1)."""
+
+    def joins(s, x):
+        return torch.cat([s.w, x]) + 1, x - s.w
+
+    tagging = Tagged(lambda n: "tag0" if n.target in (aten.cat.default, aten.add.Tensor) else None, tag_constant_data)
+    x, w = torch.ones(2), torch.full((2,), 3.0)
+    close(on_host(to_backend(export(joins, x, w=w), tagging), x), module(joins, w=w)(x))
+
+
+def splits(s, x):
+    left, right = torch.split(x, 2)
+    return left + right
+
+
+def test_defect_several_results_are_tagged_without_their_unpacking():
+    """There, a call that returns a tuple, tagged alone, makes a program that fails with IndexError when it runs."""
+    x = torch.arange(4.0)
+    lowered = to_backend(export(splits, x), Tagged(lambda n: "tag0" if "split" in n.name else None))
+    call, inner = only_delegate(lowered)
+    assert [v.shape for v in call.meta["val"]] == [(2,), (2,)] and len(inner.outputs) == 2
+    close(on_host(lowered, x), x[:2] + x[2:])
+
+
+def test_defect_unpacking_is_tagged_without_its_call():
+    """There, a delegate gets a tuple as an argument, silently."""
+    getitems = Tagged(lambda n: "tag0" if n.name.startswith("getitem") else None)
+    with pytest.raises(ContractViolation, match="getitem unpacks split.* and is to have its tag"):
+        to_backend(export(splits, torch.arange(4.0)), getitems)
+
+
+def around_the_host(s, x):
+    return torch.sin(x + 1) + x
+
+
+def test_defect_cycles_without_names():
+    """There: "Invalid partition, found dependency cycles", and no name."""
+    text = "partitions depend on themselves: partition tag0 -> sin -> partition tag0"
+    with pytest.raises(ContractViolation, match=text) as error:
+        to_backend(export(around_the_host, torch.ones(2)), Tagged(adds))
+    assert "has to be split" in str(error.value)
+
+
+def test_defect_cycle_of_two_partitions():
+    """Each of two tags alone is convex, and each needs a result of the other."""
+
+    def crossing(s, x, y):
+        a, b = x + 1, y * 2
+        return a * 3, b + a * 4, b + 5
+
+    by_name = {"add": "one", "add_2": "one", "mul": "two", "mul_1": "two"}
+    tagging = Tagged(lambda n: by_name.get(n.name))
+    with pytest.raises(ContractViolation, match="partition (one|two) -> .*partition (two|one)"):
+        to_backend(export(crossing, torch.ones(2), torch.ones(2)), tagging)
+
+
+def test_defect_order_of_tags_decides():
+    """There, delegates are made in the order of ``partition_tags``, and constants go by it. Here, by the graph."""
+
+    class Reversed(Tagged):
+        def partition(self, exported_program):
+            result = super().partition(exported_program)
+            return PartitionResult(exported_program, dict(reversed(result.partition_tags.items())))
+
+    by_name = {"add": "first", "add_1": "second"}
+    programs = [
+        to_backend(
+            export(lambda s, x: torch.sin(x + s.w) + s.w, torch.ones(2), w=torch.ones(2)),
+            kind(lambda n: by_name.get(n.name), tag_constant_data),
+        )
+        for kind in (Tagged, Reversed)
+    ]
+    assert str(programs[0].graph) == str(programs[1].graph)
+    blobs = [[m.processed_bytes for m in get_lowered_backend_modules(p.graph_module)] for p in programs]
+    assert blobs[0] == blobs[1]
+
+
+def test_defect_unknown_tags_are_ignored():
+    """There, a tag that ``partition_tags`` does not name is not delegated, silently."""
+
+    class Forgetful(Tagged):
+        def partition(self, exported_program):
+            super().partition(exported_program)
+            return PartitionResult(exported_program, {})
+
+    with pytest.raises(ContractViolation, match="tag 'tag0' of add is not in partition_tags"):
+        to_backend(export(lambda s, x: x + 1, torch.ones(2)), Forgetful(adds))
+
+
+def test_defect_kept_operator_that_nobody_takes():
+    """There: RuntimeError "Node ... was not decomposed or delegated". Here the host gets its decomposition."""
+    nobody = Keeps([aten.linear.default], taken=lambda node: False)
+    program = preserved(nobody)
+    assert get_delegates(program.graph) == [] and aten.addmm.default in targets(program)
+    assert aten.linear.default not in targets(program)
+
+
+def test_defect_second_partitioner_finds_pieces():
+    """There, the second partitioner's operators were decomposed for the first one."""
+    first, second = Keeps([aten.silu.default]), Keeps([aten.linear.default])
+    program = preserved(first, second)
+    modules = get_lowered_backend_modules(program.graph_module)
+    taken = [t for m in modules for t in targets(m.original_module)]
+    assert sorted(map(str, taken)) == ["aten.linear.default", "aten.linear.default", "aten.silu.default"]
+
+
+def test_defect_delegates_of_another_partitioner_are_tagged():
+    """There, a later partitioner may take a delegate's call apart. Here it is opaque unless it is asked for."""
+    program = export(lambda s, x: torch.sin(x + 1) * 2, torch.ones(2))
+    first = to_backend(program, CapabilityPartitioner(lambda n: None if n.name == "add" else "no", BACKEND))
+    second = to_backend(first, CapabilityPartitioner(lambda n: None, "CompilerBackend"))
+    assert [m.backend_id for m in get_lowered_backend_modules(second.graph_module)] == [BACKEND, "CompilerBackend"]
+    assert get_non_lowered_nodes(second.graph) == [] and targets(second) == [CALL, CALL]
+
+
+def test_defect_symbolic_sizes_are_called_tensors():
+    """There, a SymInt that enters a delegate has a TensorArgument."""
+
+    def grows(s, x):
+        n = x.size(0)
+        return torch.sin(x) + n
+
+    program = torch.export.export(
+        module(grows), (torch.ones(3),), dynamic_shapes=(({0: torch.export.Dim("n", min=2)},),)
+    )
+    lowered = to_backend(program, Tagged(adds))
+    _, inner = only_delegate(lowered)
+    kinds = [type(s.arg).__name__ for s in inner.original_module.graph_signature.input_specs]
+    assert sorted(kinds) == ["SymIntArgument", "TensorArgument"]
+    close(on_host(lowered, torch.ones(7)), torch.sin(torch.ones(7)) + 7)
+
+
+class Chain(nn.Module):
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+
+    def forward(self, x):
+        for k in range(self.length):
+            x = torch.sin(x) if k % 10 else torch.tanh(x)
+        return x
+
+
+def calls_of_python(function):
+    """How many Python functions are called: a figure that does not depend on the machine."""
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_defect_quadratic_time():
+    """There, partitions of a chain with every tenth call refused take n^2.8 steps."""
+    partitioner = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "sin only", BACKEND)
+    programs = [torch.export.export(Chain(n), (torch.ones(2),)) for n in (100, 400)]
+    assert len(partitioner(programs[0]).partition_tags) == 10
+    small, large = (calls_of_python(lambda p=p: partitioner(p)) for p in programs)
+    assert large < 4.4 * small
+
+
+def test_defect_constants_are_copied_for_isolation():
+    """There, each preprocess gets a deep copy, weights included."""
+    seen = []
+
+    class Looking(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            seen.extend(t.data_ptr() for t in edge_program.state_dict.values())
+            return PreprocessResult(b"")
+
+    layer = nn.Linear(3, 3)
+    with delegraph.register(Looking):
+        to_backend(torch.export.export(layer.eval(), (torch.ones(2, 3),)), AllNodePartitioner("Looking"))
+    assert seen == [p.data_ptr() for p in layer.parameters()]

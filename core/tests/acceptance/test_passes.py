@@ -1,0 +1,75 @@
+"""Rows ``passes.*``: a constant with several users. No pass makes copies of it; every delegate names the one tensor."""
+
+import pytest
+import torch
+from delegraph.lowering import get_lowered_backend_modules, to_backend
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, tag_constant_data
+from torch.export.graph_signature import InputKind
+
+from . import backends
+from .backends import CompilerBackend, aten, close, export, on_host, taking
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with backends.installed():
+        yield
+
+
+class Each(Partitioner):
+    """A partition for every call of one of these operators, with its constants."""
+
+    def __init__(self, *operators):
+        super().__init__()
+        self.operators = operators
+
+    def partition(self, exported_program):
+        tags = {}
+        for node in exported_program.graph.nodes:
+            if node.target in self.operators:
+                node.meta["delegation_tag"] = tag = f"tag{len(tags)}"
+                tags[tag] = DelegationSpec(CompilerBackend.__name__)
+        tag_constant_data(exported_program)
+        return PartitionResult(exported_program, tags)
+
+
+def buffers(program):
+    """Placeholder and target of each buffer."""
+    listed = program.graph_signature.input_specs
+    return [(s.arg.name, s.target) for s in listed if s.kind is InputKind.BUFFER]
+
+
+def test_duplicate_constant_node_pass():
+    """One placeholder a delegate, the target's own name, the same memory; the owner has none left."""
+    x, const = torch.ones(2, 2), torch.full((2, 2), 3.0)
+    given = export(lambda s, x: (x + s.const, x - s.const), x, const=const)
+    lowered = to_backend(given, Each(aten.add.Tensor, aten.sub.Tensor))
+    inner = [m.original_module for m in get_lowered_backend_modules(lowered.graph_module)]
+    assert [buffers(p) for p in inner] == [[("b_const", "const")]] * 2 and buffers(lowered) == []
+    assert {p.state_dict["const"].data_ptr() for p in inner} == {given.state_dict["const"].data_ptr()}
+    close(on_host(lowered, x), (x + const, x - const))
+
+
+def test_duplicate_constant_node_with_kwargs_users():
+    """One of the users takes the constant as a keyword argument."""
+    x, const = torch.randn(3), torch.tensor([1.0, 2.0, 3.0])
+    given = export(lambda s, x: (x + s.const, x * s.const), x, const=const)
+    _, user = next(n for n in given.graph.nodes if n.name == "b_const").users
+    user.args, user.kwargs = user.args[:1], {"other": user.args[1]}
+    lowered = to_backend(given, Each(aten.add.Tensor, aten.mul.Tensor))
+    modules = get_lowered_backend_modules(lowered.graph_module)
+    assert [buffers(m.original_module) for m in modules] == [[("b_const", "const")]] * 2
+    close(on_host(lowered, x), (x + const, x * const))
+
+
+def test_duplicate_dequant_node_pass():
+    """Row ``DuplicateDequantNodePass``: what is computed from constants alone goes into each partition that uses it."""
+    x, weight = torch.randn(2, 3), torch.randn(3)
+    given = export(lambda s, x: torch.tanh(x * (s.weight * 0.5)) + (s.weight * 0.5), x, weight=weight)
+    shared = [n for n in given.graph.nodes if n.op == "call_function"]
+    shared[-1].replace_input_with(shared[-2], shared[0])
+    lowered = to_backend(given, taking(aten.mul.Tensor, aten.add.Tensor))
+    programs = [m.original_module for m in get_lowered_backend_modules(lowered.graph_module)]
+    computed = [[n.name for n in p.graph.nodes if n.op == "call_function"] for p in programs]
+    assert computed == [["mul", "mul_1"], ["mul", "add"]]
+    close(on_host(lowered, x), torch.tanh(x * (weight * 0.5)) + weight * 0.5)
