@@ -119,6 +119,35 @@ def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.echo", "net.py", "report.json"]
 
 
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("r.html", "<!DOCTYPE html>"),
+        ("r.htm", "<!DOCTYPE html>"),
+        ("r.json", "{"),
+        ("r.txt", "1 of 2"),
+        ("r", "1 of 2"),
+    ],
+)
+def test_the_suffix_of_the_report_chooses_its_form(model, tmp_path, capsys, name, start):
+    code, _, _ = run(capsys, "lower", model, "--backend", "echo", "--report", tmp_path / name)
+    written = (tmp_path / name).read_text()
+    assert code == 0 and written.startswith(start) and written.endswith("\n")
+    assert "echo has no sin" in written
+
+
+def test_verbose_shows_more_of_each_delegate(model, tmp_path, capsys):
+    _, brief, _ = run(capsys, "lower", model, "--backend", "echo")
+    code, out, _ = run(capsys, "lower", model, "--backend", "echo", "-v", "--report", tmp_path / "r.txt")
+    more = [
+        "      operators: 1 x aten.relu.default",
+        "      inputs: sin: float32[2, 3]",
+        "      outputs: relu: float32[2, 3]",
+    ]
+    assert code == 0 and set(more) <= {*out.splitlines()} and not {*more} & {*brief.splitlines()}
+    assert {*more} <= {*(tmp_path / "r.txt").read_text().splitlines()}
+
+
 def test_lower_as_json(model, tmp_path, capsys):
     output = tmp_path / "net.echo"
     code, out, _ = run(

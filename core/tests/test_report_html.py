@@ -222,6 +222,14 @@ def test_any_text_survives_as_text(one, other):
     assert ElementTree.fromstring(f"<p a='{text(one)}'/>").get("a") == seen
 
 
+def test_lines_fit_into_their_box():
+    box = Box(("n" * 31, "n" * 32, "\u6f22" * 16, "\u202e" * 31), marked=True)
+    shown = [t.text for t in ElementTree.fromstring(svg(Picture([box], []), "")).iter("text")]
+    assert shown == ["n" * 28 + "…", "n" * 28 + "…", "\u6f22" * 13 + "…", "\\u202e" * 3 + "…", "!"]
+    [plain] = ElementTree.fromstring(svg(Picture([Box(("n" * 31,))], []), "")).iter("text")
+    assert plain.text == "n" * 31
+
+
 def test_long_names_are_cut():
     drawn = svg(Picture([Box(("n" * 10**6,), ("t" * 10**6,))], []), "l" * 10**6)
     assert len(drawn) < 5000
@@ -437,15 +445,22 @@ def test_small_pictures_are_drawn_whole():
 
 def test_chains_are_joined_first_but_not_with_what_leads_elsewhere():
     made = [Box(("in",), kind="border"), *[Box((f"op{k}",)) for k in range(1100)]]
-    made[500] = Box(("delegate",), kind="backend", link="d0")
+    made[500] = Box(("cond",), link="d0")
     small, note = condensed(Picture(made, chain(1101)))
     assert [b.lines for b in small.boxes] == [
         ("in",),
         ("499 operators", "op0, op1, op2, …"),
-        ("delegate",),
+        ("cond",),
         ("600 operators", "op500, op501, op502, …"),
     ]
     assert note == "Condensed from 1,101 boxes to 4: each chain of operators is one box."
+
+
+def test_a_value_with_two_uses_ends_a_chain():
+    wires = [*chain(1200), Wire(600, (900,))]
+    small, _ = condensed(Picture([Box(("op",))] * 1200, wires))
+    assert [b.count for b in small.boxes] == [601, 299, 300]
+    assert [(w.source, w.targets) for w in small.wires] == [(0, (1, 2)), (1, (2,))]
 
 
 def program(size):

@@ -57,7 +57,7 @@ def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict
         _save(lowered, args.output)
     outcome = _outcome(lowered, checked, args)
     if args.report:
-        _write_report(args.report, outcome, lowered.report)
+        _write_report(args.report, outcome, lowered.report, args.verbose)
     return outcome
 
 
@@ -132,12 +132,12 @@ def _check_place(path: Path) -> None:
         raise WriteError("write-failed", f"cannot write {path}: no permission to write in {path.parent}")
 
 
-def _write_report(path: Path, outcome: Outcome, report: Any) -> None:
+def _write_report(path: Path, outcome: Outcome, report: Any, verbose: bool) -> None:
     """In the form that the suffix names; as text if it names none."""
     from ..files import write_whole
 
     if path.suffix == ".json":
         content = json.dumps(json.loads(as_json(outcome))["report"], indent=2) + "\n"
     else:
-        content = report.to_html() if path.suffix in (".html", ".htm") else f"{report}\n"
+        content = report.to_html() if path.suffix in (".html", ".htm") else f"{report.to_text(verbose)}\n"
     write_whole(path, content.encode())
