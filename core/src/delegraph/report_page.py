@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .drawing import TONES, condensed, head, svg, swatch, text
+from .drawing import TONES, condensed, figure, head, swatch, text
 from .report import SCHEMA, DelegateRow, RefusalRow, Report, by_count, counted, duration, size_of
 from .report_pictures import Drawn, MethodPictures, method_pictures, tones
 from .source import Source
@@ -112,22 +112,13 @@ def _graphs(pictures: MethodPictures | None) -> Iterator[str]:
         yield '<p class="faint">No picture: this report was separated from its program.</p>\n'
         return
     for drawn in pictures.graphs:
-        yield f'<h3 id="{drawn.id}">Graph of {text(drawn.title)}</h3>\n{_figure(drawn)}'
+        yield f'<h3 id="{drawn.id}">Graph of {text(drawn.title)}</h3>\n{figure(drawn.picture, drawn.title)}'
 
 
 def _inside(row: DelegateRow, drawn: Drawn) -> str:
     what = f"{row.name}, {row.backend}: {counted(sum(row.operators.values()), 'operator')}"
-    body = f'<div id="{drawn.id}">\n{_figure(drawn)}</div>'
+    body = f'<div id="{drawn.id}">\n{figure(drawn.picture, drawn.title)}</div>'
     return f"<details><summary>{text(what)}</summary>\n{body}</details>\n"
-
-
-def _figure(drawn: Drawn) -> str:
-    """The picture in a frame that scrolls, also by keyboard."""
-    picture, left_out = condensed(drawn.picture)
-    note = f"<p>{text(left_out)}</p>\n" if left_out else ""
-    label = f"{counted(len(picture.boxes), 'node')} and {counted(len(picture.wires), 'value')}"
-    frame = f'<div class="picture" tabindex="0" role="region" aria-label="{text(drawn.title)}">'
-    return f"{note}{frame}\n{svg(picture, label)}</div>\n"
 
 
 def _delegates(rows: Sequence[DelegateRow], pictures: MethodPictures | None, insides: Mapping[str, Drawn]) -> str:

@@ -95,17 +95,18 @@ def test_the_page_shows_names_as_text_and_nothing_of_them_as_markup():
     written = page(graph, EVIL, [(EVIL, EVIL)])
     reader = _Reader()
     reader.feed(written)
-    assert reader.tags <= set("html head meta title style body h1 h2 table tr th td svg path g rect text".split())
+    assert reader.tags <= set("html head meta title style body h1 h2 table tr th td div svg path g rect text".split())
     assert "<script>alert('x')</script>" in reader.text
     assert {"EXP", "ADD", "ABS"} <= set(re.findall("[A-Z]{3}", reader.text))
     assert not re.search(r"(src|href|url)\s*[=(]", written)
 
 
 def test_each_edge_leads_downwards():
-    written = page(chain(), "t", [])
-    ends = re.findall(r'd="M\d+ (\d+) .* (\d+)"', written)
-    assert len(ends) == 5
-    assert all(int(start) < int(end) for start, end in ends)
+    paths = re.findall(r'class="wire" d="([^"]+)"', page(chain(), "t", []))
+    assert len(paths) == 4  # values; one of them is used twice
+    assert sum(path.count("l3 6l3 -6") for path in paths) == 5  # arrowheads
+    legs = re.findall(r"M\d+ (\d+)(?:V\d+)?C\d+ \d+ \d+ \d+ \d+ (\d+)", "".join(paths))
+    assert len(legs) == 6 and all(int(start) < int(end) for start, end in legs)
 
 
 @pytest.fixture

@@ -4,6 +4,6 @@ from .condense import condensed
 from .escape import text
 from .picture import Box, Picture, Wire
 from .style import STYLE, TONES, head
-from .svg import svg, swatch
+from .svg import figure, svg, swatch
 
-__all__ = ["STYLE", "TONES", "Box", "Picture", "Wire", "condensed", "head", "svg", "swatch", "text"]
+__all__ = ["STYLE", "TONES", "Box", "Picture", "Wire", "condensed", "figure", "head", "svg", "swatch", "text"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from unicodedata import east_asian_width
 
+from .condense import condensed
 from .escape import lines, text
 from .layout import BELOW, LINE, PADDING, Layout, Leg, Place, laid_out
 from .picture import Box, Picture, Wire
@@ -12,6 +13,14 @@ from .style import TONES
 
 _CHARACTERS = 31
 """Columns of a line in a box; the whole line is in the tooltip."""
+
+
+def figure(picture: Picture, title: str) -> str:
+    """The drawing in a frame that scrolls, also by keyboard; of a large picture it is condensed, and that is said."""
+    small, left_out = condensed(picture)
+    note = f"<p>{text(left_out)}</p>\n" if left_out else ""
+    frame = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
+    return f"{note}{frame}\n{svg(small, f'{len(small.boxes)} boxes, {len(small.wires)} values')}</div>\n"
 
 
 def svg(picture: Picture, label: str) -> str:
