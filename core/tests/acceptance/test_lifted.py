@@ -151,7 +151,8 @@ class Patterns(nn.Module):
     ids=["multiple_patterns", "one_patterns"],
 )
 def test_partition_delegate_graph(pattern, left):
-    """lifted.test_partition_delegate_graph_with_multiple_patterns, lifted.test_partition_delegate_graph_with_one_patterns
+    """lifted.test_partition_delegate_graph_with_multiple_patterns and
+    lifted.test_partition_delegate_graph_with_one_patterns
 
     The patterns are operators here, which a partitioner keeps whole. The file's half: its list of operators.
     """
@@ -221,7 +222,7 @@ def test_quantized_with_delegate():
     """lifted.test_quantized_with_delegate: a quantised linear layer in edge form; nothing is delegated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch.ao.quantization.fx._decomposed  # noqa: F401  registers the operators
+        import torch.ao.quantization.fx._decomposed  # registers the operators
     q, dq = (torch.ops.quantized_decomposed.__getattr__(f"{k}quantize_per_tensor").default for k in ("", "de"))
 
     def quantised(value, low, high, dtype):

@@ -1,4 +1,4 @@
-"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and methods; the NamedDataStore of 1a."""
+"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and methods; 1a's NamedDataStore."""
 
 import pytest
 import torch

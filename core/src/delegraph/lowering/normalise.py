@@ -131,7 +131,11 @@ class _Copy:
             return self.env[node]
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self.env[n])
-        return None if node.target in _DROPPED else copy_node(self.graph, node, lambda n: self.env[n])
+        if node.target in _DROPPED:
+            return None
+        made = copy_node(self.graph, node, lambda n: self.env[n])
+        made.meta.pop("delegation_tag", None)  # of an earlier lowering that this program is a partition of
+        return made
 
     def _inline(self, node: Node, module: GraphModule) -> tuple[Any, ...]:
         owner: Any = node.args[1]

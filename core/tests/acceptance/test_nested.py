@@ -1,0 +1,101 @@
+"""Row ``nested.test``: a backend whose preprocess hands parts of its program to another backend."""
+
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.lowering import to_backend, to_edge
+from torch import nn
+
+from . import backends
+from .backends import CALL, Tagging, aten, close, export, lowered_modules, on_host, taking, targets
+
+COND = torch.ops.higher_order.cond
+
+
+class SecondBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(f"second({' '.join(name(t) for t in targets(edge_program))})".encode())
+
+
+class FirstBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        inside = to_backend(edge_program, taking(aten.add.Tensor, aten.mm.default, backend="SecondBackend"))
+        return PreprocessResult(f"first({written(inside.graph_module)})".encode())
+
+
+def name(target):
+    return target.__name__.split(".")[0]
+
+
+def written(module):
+    """The calls of a graph; a conditional with its branches in parentheses, a delegate as its blob."""
+    found = []
+    for node in module.graph.nodes:
+        if node.target is CALL:
+            found.append(getattr(module, node.args[0].target).processed_bytes.decode())
+        elif node.target is COND:
+            found.append(f"cond[{' | '.join(written(getattr(module, branch.target)) for branch in node.args[1:3])}]")
+        elif node.op == "call_function" and node.target.__name__ != "getitem":
+            found.append(name(node.target))
+    return " ".join(found)
+
+
+class Conditions(nn.Module):
+    def forward(self, x, outer, inner, y):
+        def true_nested(z):
+            z = z + z
+            return torch.mm(z, z)
+
+        def false_nested(z):
+            return torch.mm(z, z)
+
+        def true_branch(x, inner):
+            return x + torch.cond(inner, true_nested, false_nested, [x])
+
+        def false_branch(x, inner):
+            return torch.mm(x, x)
+
+        return torch.cond(outer, true_branch, false_branch, [x.cos() + y, inner]).sin()
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_nested(outer, inner):
+    """nested.test: the first takes the conditional with its branches, which the second then gets parts of."""
+    inputs = (torch.ones(2, 2), torch.tensor(outer), torch.tensor(inner), torch.ones(2, 2))
+    model = Conditions().eval()
+    edge = to_edge(torch.export.export(model, inputs)).exported_program()
+    taken = (aten.add.Tensor, aten.mm.default, COND)
+    partitioner = Tagging(lambda n: n.target in taken or n.op == "get_attr", "FirstBackend")
+    with backends.installed(FirstBackend, SecondBackend):
+        program = to_backend(edge, partitioner)
+    [first] = lowered_modules(program)
+    nested = "cond[second(add mm) | second(mm)]"
+    assert first.processed_bytes.decode() == f"first(second(add) cond[{nested} second(add) | second(mm)])"
+    assert targets(program) == [aten.cos.default, CALL, aten.sin.default]
+    close(program.module(check_guards=False)(*inputs), model(*inputs))
+
+
+class ComposingBackend(BackendDetails):
+    """Gives another compiler what that can do, and holds its blobs in its own."""
+
+    operators = None
+
+    @classmethod
+    def preprocess(cls, edge_program, compile_specs):
+        inside = to_backend(edge_program, taking(aten.mm.default, aten.add.Tensor))
+        return backends.compiled(inside, cls)
+
+
+def test_composition_runs():
+    """nested.test: the runtime of the outer backend loads the inner one's blob; the outer's program stays as it was."""
+    a, b = torch.randn(2, 2), torch.randn(2, 2)
+    source = export(lambda s, a, b: torch.tanh(torch.mm(a, b) + s.c) - a, a, b, c=torch.ones(2))
+    with backends.installed(ComposingBackend, backends.CompilerBackend):
+        program = to_backend(source, backends.everything("ComposingBackend"))
+        [outer] = lowered_modules(program)
+        assert b'"backend": "CompilerBackend"' in outer.processed_bytes
+        assert CALL not in targets(outer.original_module)
+        close(on_host(program, a, b), torch.tanh(torch.mm(a, b) + 1) - a)
