@@ -98,8 +98,10 @@ def everything(backend="CompilerBackend", specs=()):
     return CapabilityPartitioner(lambda node: None, backend, specs)
 
 
-def taking(*operators, backend="CompilerBackend", specs=()):
-    return CapabilityPartitioner(lambda n: None if n.target in operators else "not asked for", backend, specs)
+def taking(*operators, backend="CompilerBackend", specs=(), **options):
+    return CapabilityPartitioner(
+        lambda n: None if n.target in operators else "not asked for", backend, specs, **options
+    )
 
 
 class Placed(Partitioner):

@@ -1,0 +1,320 @@
+"""Section 1a, all but partitioners: what the interfaces promise, and ExecuTorch's defects in them, ours right.
+
+What has a file of its own is there: NamedDataStore in test_named_data.py, DelegateMappingBuilder in
+test_map_builder.py, LoweredBackendModule in test_lowered_module.py, preprocess_multimethod in test_multi_method.py,
+to_edge and the EdgeProgramManager in test_program.py, debug handles in test_debug_handle.py.
+"""
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, enforcedmethod
+from delegraph.errors import BackendNotFound, ContractViolation, InputError, PluginConflict
+from delegraph.lowering import LoweredBackendModule, MethodProgramsPartitionerSpec, to_backend, to_edge
+from delegraph.runtime import BackendRuntime
+from torch.export.graph_signature import InputKind, SymIntArgument
+from torch.utils import _pytree as pytree
+
+from . import backends
+from .backends import CALL, aten, close, everything, export, lowered_modules, on_host, taking, targets, wrapped
+
+X = torch.randn(3)
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with backends.installed():
+        yield
+
+
+def sine(s, x):
+    return torch.sin(x)
+
+
+def recording(preprocess=lambda program, specs: PreprocessResult(b"blob")):
+    """A backend that keeps what it was given, and its runtime, which keeps that as well."""
+    given, loaded = [], []
+
+    class RecordingBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            given.append((edge_program, compile_specs))
+            return preprocess(edge_program, compile_specs)
+
+    class RecordingRuntime(BackendRuntime):
+        @staticmethod
+        def load(processed_bytes, compile_specs, named_data):
+            loaded.append((processed_bytes, compile_specs, named_data))
+            return lambda *args: tuple(torch.zeros_like(a) for a in args)
+
+    return RecordingBackend, RecordingRuntime, given, loaded
+
+
+# --- CompileSpec, PreprocessResult, BackendDetails --------------------------------------------------------------------
+
+
+def test_compile_specs_arrive_as_they_were_given():
+    """1a, CompileSpec: order and duplicates are kept, for preprocess and for the runtime."""
+    backend, runtime, given, loaded = recording()
+    specs = [CompileSpec("b", b"1"), CompileSpec("a", b""), CompileSpec("b", b"1")]
+    with delegraph.register(backend, runtime=runtime):
+        lowered = to_backend("RecordingBackend", export(sine, X), specs)
+        on_host(wrapped(lowered, X), X)
+    assert given[0][1] == specs == lowered.compile_specs == list(loaded[0][1])
+    given[0][1].clear()
+    assert lowered.compile_specs == specs
+
+
+def test_what_preprocess_returns():
+    """1a, PreprocessResult: bytes, debug handles, data, and facts that stay in the module's meta."""
+    facts = {"speed": 3}
+    result = PreprocessResult(b"blob", {0: (1,)}, None, facts)
+    backend, runtime, _, loaded = recording(lambda program, specs: result)
+    with delegraph.register(backend, runtime=runtime):
+        lowered = to_backend("RecordingBackend", export(sine, X), [])
+        on_host(wrapped(lowered, X), X)
+    assert lowered.processed_bytes == b"blob" and lowered.meta["debug_handle_map"] == {0: (1,)}
+    assert lowered.meta["_delegate_info_meta"] == facts
+    assert loaded == [(b"blob", [], {})]
+    assert PreprocessResult() == PreprocessResult(b"", None, None, None)
+
+
+@pytest.mark.parametrize("wrong", [None, b"blob", PreprocessResult("text")])
+def test_what_preprocess_may_not_return(wrong):
+    """1a, PreprocessResult: anything else is refused where it happens."""
+    backend, _, _, _ = recording(lambda program, specs: wrong)
+    with delegraph.register(backend), pytest.raises(ContractViolation, match="RecordingBackend.preprocess returned"):
+        to_backend("RecordingBackend", export(sine, X), [])
+
+
+def test_backends_are_classes():
+    """1a, BackendDetails: the class's name is the id; a class without preprocess is refused, a shared base is not."""
+
+    class Base(BackendDetails, abstract=True):
+        @staticmethod
+        @enforcedmethod
+        def compile(program):
+            raise NotImplementedError
+
+        @classmethod
+        def preprocess(cls, edge_program, compile_specs):
+            return PreprocessResult(cls.compile(edge_program))
+
+    class Finished(Base):
+        @staticmethod
+        def compile(program):
+            return b"finished"
+
+    with delegraph.register(Finished):
+        lowered = to_backend("Finished", export(sine, X), [])
+    assert lowered.backend_id == "Finished" and lowered.processed_bytes == b"finished"
+    with pytest.raises(ContractViolation, match="backend Unfinished does not define compile"):
+        type("Unfinished", (Base,), {})
+
+
+def test_preprocess_gets_a_graph_of_its_own():
+    """1a, copy_exported_program_for_preprocess: a backend may rewrite its graph; its module does not see it."""
+
+    def rewriting(program, specs):
+        for node in program.graph.nodes:
+            if node.target is aten.sin.default:
+                node.target = aten.cos.default
+        return PreprocessResult(b"blob")
+
+    source = export(sine, X)
+    backend, _, _, _ = recording(rewriting)
+    with delegraph.register(backend):
+        for lowered in (
+            to_backend("RecordingBackend", source, []),
+            *lowered_modules(to_backend(source, everything("RecordingBackend"))),
+        ):
+            assert targets(lowered.original_module) == [aten.sin.default]
+    assert targets(source) == [aten.sin.default]
+
+
+def test_defect_copies_of_weights():
+    """1a, copy hook; lowering_notes 2.2, step 13: on either path the backend gets the very weights, by reference."""
+    layer = torch.nn.Linear(3, 3)
+    source = export(lambda s, x: s.layer(x), X, layer=layer)
+    backend, _, given, _ = recording()
+    with delegraph.register(backend):
+        to_backend("RecordingBackend", source, [])
+        to_backend(source, everything("RecordingBackend"))
+        to_edge(source).to_backend(everything("RecordingBackend"))
+    for program, _ in given:
+        assert program.state_dict["layer.weight"].data_ptr() == layer.weight.data_ptr()
+
+
+# --- look-up ----------------------------------------------------------------------------------------------------------
+
+
+def test_backend_that_is_not_there():
+    """1a, look-up: NotImplementedError, on all three forms, before any backend is called."""
+    source = export(sine, X)
+    for call in (
+        lambda: to_backend("AbsentBackend", source, []),
+        lambda: to_backend(source, everything("AbsentBackend")),
+        lambda: to_backend(MethodProgramsPartitionerSpec({"a": source}, {"a": everything("AbsentBackend")})),
+    ):
+        with pytest.raises(NotImplementedError, match="'AbsentBackend'") as caught:
+            call()
+        assert isinstance(caught.value, BackendNotFound) and caught.value.code == "backend-not-found"
+
+
+def test_defect_two_backends_of_one_name():
+    """1a, look-up: the later one does not win in silence."""
+    first, second = recording()[0], recording()[0]
+    with delegraph.register(first):
+        with pytest.raises(PluginConflict, match="RecordingBackend"), delegraph.register(second):
+            to_backend("RecordingBackend", export(sine, X), [])
+        assert to_backend("RecordingBackend", export(sine, X), []).processed_bytes == b"blob"
+
+
+def test_defect_definition_is_registration():
+    """lowering_notes 6.1: a class that was only defined is no backend; one that is unregistered is none any more."""
+    backend, _, _, _ = recording()
+    with pytest.raises(BackendNotFound):
+        to_backend("RecordingBackend", export(sine, X), [])
+    with delegraph.register(backend):
+        to_backend("RecordingBackend", export(sine, X), [])
+    with pytest.raises(BackendNotFound):
+        to_backend("RecordingBackend", export(sine, X), [])
+
+
+# --- to_backend -------------------------------------------------------------------------------------------------------
+
+
+def test_three_forms_agree():
+    """1a, to_backend: a backend id, a partitioner, or programs and partitioners by method: one path, equal blobs."""
+    source = to_edge(export(sine, X)).exported_program()
+    whole = to_backend("CompilerBackend", source, [])
+    one = to_backend(source, everything())
+    [several] = to_backend(MethodProgramsPartitionerSpec({"a": source}, {"a": everything()})).values()
+    assert isinstance(whole, LoweredBackendModule)
+    blobs = [m.processed_bytes for m in (whole, *lowered_modules(one), *lowered_modules(several))]
+    assert len(blobs) == 3 and len({*blobs}) == 1
+    assert CALL not in targets(source)
+
+
+def test_partitions_are_compiled_in_the_order_of_the_graph():
+    """1a, to_backend overload 2: once a partition."""
+    backend, _, given, _ = recording()
+    source = export(lambda s, x: torch.cos(torch.sin(x).neg()), X)
+    with delegraph.register(backend):
+        to_backend(source, taking(aten.sin.default, aten.cos.default, backend="RecordingBackend"))
+    assert [targets(p) for p, _ in given] == [[aten.sin.default], [aten.cos.default]]
+
+
+@pytest.mark.parametrize("arguments", [(3,), (), (None,), ("CompilerBackend", 3), ("CompilerBackend",), (3, 4)])
+def test_defect_to_backend_of_something_else(arguments):
+    """1a, to_backend: what is none of the three forms is an error that lists them, not None and no bare assertion."""
+    with pytest.raises((InputError, TypeError), match="to_backend"):
+        to_backend(*arguments)
+
+
+# --- the operator that calls a delegate -------------------------------------------------------------------------------
+
+
+def test_the_operator_is_torchs():
+    """1a, HOP: torch's own operator and the class name that it looks for; eager runs the original, detached."""
+    inner = to_backend("CompilerBackend", export(sine, X), [])
+    assert type(inner).__name__ == "LoweredBackendModule" and not hasattr(inner, "module_name")
+    assert CALL.name() == "executorch_call_delegate"
+    needs_gradient = X.clone().requires_grad_()
+    [result] = CALL(inner, needs_gradient)
+    close(result, torch.sin(X))
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        [fake] = CALL(inner, mode.from_tensor(X))
+    assert isinstance(fake, torch._subclasses.FakeTensor) and fake.shape == X.shape
+
+
+def test_delegates_are_opaque_to_later_partitioners():
+    """1a, HOP; issue row 7: the second backend sees what the first left, and the first's delegates stay."""
+    source = export(lambda s, x: torch.sin(torch.cos(x)), X)
+    first = to_edge(source).to_backend(taking(aten.sin.default))
+    second = first.to_backend(everything("ExecutorBackend")).exported_program()
+    assert [m.backend_id for m in lowered_modules(second)] == ["ExecutorBackend", "CompilerBackend"]
+    assert lowered_modules(second)[1] is lowered_modules(first.exported_program())[0]
+    close(on_host(second, X), torch.sin(torch.cos(X)))
+
+
+class Lying(BackendRuntime):
+    """Runs the wrong thing: what a blob that was compiled wrongly looks like."""
+
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        return lambda x: (torch.cos(x),)
+
+
+def test_defect_a_wrong_blob_passes_the_tests():
+    """lowering_notes 6.19: calling a lowered program runs the blob, and verify tells that it differs from eager."""
+    backend, _, _, _ = recording()
+    with delegraph.register(backend, runtime=Lying):
+        lowered = delegraph.lower(export(sine, X), backends=[everything("RecordingBackend")])
+        close(lowered(X), torch.cos(X))
+        assert lowered.verify(X).relative_error > 1e-3
+        close(lowered.exported_program().module(check_guards=False)(X), torch.sin(X))
+
+
+def test_defect_sizes_are_passed_as_tensors():
+    """lowering_notes 2.3: a symbolic size that crosses into a delegate is a SymIntArgument there, and runs."""
+    backend, _, given, _ = recording()
+    length = torch.export.Dim("length", min=2, max=64)
+    model = backends.module(lambda s, x: torch.sin(x).reshape(x.shape[0] * 2))
+    source = torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes={"inputs": ({0: length},)})
+    reshapes = taking(aten.view.default, aten.reshape.default, aten.sin.default, backend="RecordingBackend")
+    with delegraph.register(backend):
+        program = to_backend(source, reshapes)
+    [(compiled, _)] = given
+    kinds = {type(s.arg) for s in compiled.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    assert SymIntArgument in kinds
+    assert [a.dtype for a in lowered_modules(program)[0].inputs].count(None) == 1
+    assert {(r.lower, r.upper) for r in compiled.range_constraints.values()} >= {(2, 64)}
+    x = torch.randn(6, 2)
+    close(program.module(check_guards=False)(x), model(x))
+
+
+def test_defect_a_tuple_leaves_its_delegate():
+    """lowering_notes 2.2, step 7: a node with several results takes what unpacks it along; those cannot leave alone."""
+    source = export(lambda s, x: torch.sort(x)[1] + 1, X)
+    program = to_backend(source, backends.Tagging(lambda n: n.target is aten.sort.default, "ExecutorBackend"))
+    [inner] = lowered_modules(program)
+    assert [str(a) for a in inner.outputs] == ["getitem_1: int64[3]"]
+    close(on_host(program, X), torch.sort(X)[1] + 1)
+    unpacking = backends.Tagging(lambda n: n.target.__name__ == "getitem" if n.op == "call_function" else False, "X")
+    with pytest.raises(ContractViolation, match="unpacks sort and is to have its tag"):
+        to_backend(source, unpacking)
+
+
+# --- the calling convention -------------------------------------------------------------------------------------------
+
+
+def test_calling_convention_is_recorded():
+    """Issue row 9: names, types and order of inputs and outputs are stored; its own data is in neither."""
+    source = export(lambda s, a, b: (torch.mm(a, b) + s.c, b * 2), torch.ones(2, 3), torch.ones(3, 2), c=torch.ones(2))
+    [inner] = lowered_modules(to_backend(source, everything("ExecutorBackend")))
+    assert [str(a) for a in inner.inputs] == ["inputs_0: float32[2, 3]", "inputs_1: float32[3, 2]"]
+    assert [str(a) for a in inner.outputs] == ["add: float32[2, 2]", "mul: float32[3, 2]"]
+
+
+def test_several_programs_at_once():
+    """Issue row 14: lowering from two threads gives what one thread gives."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    sources = [export(lambda s, x, k=k: torch.sin(x) * k, X) for k in range(4)]
+
+    def blob(source):
+        return lowered_modules(to_backend(source, everything()))[0].processed_bytes
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(blob, sources)) == [blob(s) for s in sources]
+
+
+def test_pytree_results():
+    """1a, LoweredBackendModule: a structure that comes out of a program comes out of its lowered form."""
+    source = export(lambda s, x: {"a": [x + 1, x * 2], "b": (torch.sin(x),)}, X)
+    lowered = to_backend("CompilerBackend", source, [])
+    got, wanted = lowered(X), source.module(check_guards=False)(X)
+    assert pytree.tree_structure(got) == pytree.tree_structure(wanted)
+    close(got, wanted)
+    close(on_host(wrapped(lowered, X), X), wanted)

@@ -1,0 +1,458 @@
+"""Rows ``program.*``: to_edge, to_edge_transform_and_lower and the EdgeProgramManager.
+
+The file's half of these rows is the ExecutorchProgramManager: its plans, memory planning, constant methods and saving.
+"""
+
+import pytest
+import torch
+from delegraph import errors
+from delegraph.lowering import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch import nn
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from . import backends
+from .backends import CALL, aten, close, export, lowered_modules, on_host, taking, targets
+
+F = nn.functional
+LINEAR, SDPA = aten.linear.default, aten.scaled_dot_product_attention.default
+Q = torch.randn(1, 2, 4, 8)
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with backends.installed():
+        yield
+
+
+def two_methods():
+    x, y = torch.ones(1), torch.zeros(1)
+    programs = {"forward": export(lambda s, x, y: x * y + x, x, y), "foo": export(lambda s, x: x + 1, x)}
+    return to_edge(programs, constant_methods={"bam": 3, "bar": "bar"})
+
+
+def run(edge, method, *inputs):
+    return edge.exported_program(method).module(check_guards=False)(*inputs)
+
+
+class AddToMul(PassBase):
+    def call(self, graph_module):
+        for node in graph_module.graph.nodes:
+            if node.target is aten.add.Tensor:
+                node.target = aten.mul.Tensor
+        return PassResult(graph_module, True)
+
+
+class Keeps(Partitioner):
+    """Keeps ``operators`` whole, where ``wanted`` says so, and makes each of them a partition of its own."""
+
+    def __init__(self, *operators, wanted=None):
+        super().__init__()
+        self.operators, self.wanted = operators, wanted
+
+    def partition(self, exported_program):
+        tags = {}
+        for node in exported_program.graph.nodes:
+            if node.target in self.operators:
+                node.meta["delegation_tag"] = tag = f"tag{len(tags)}"
+                tags[tag] = DelegationSpec("ExecutorBackend")
+        return PartitionResult(exported_program, tags)
+
+    def ops_to_not_decompose(self, exported_program):
+        return list(self.operators), self.wanted
+
+
+def linear():
+    torch.manual_seed(0)
+    return export(lambda s, x: s.a(x).relu(), torch.randn(2, 4), a=nn.Linear(4, 3))
+
+
+def attention():
+    return export(lambda s, q: F.scaled_dot_product_attention(q, q * 2, q), Q)
+
+
+def combined():
+    torch.manual_seed(0)
+    return export(lambda s, q: F.scaled_dot_product_attention(s.a(q), q, s.a(q)), Q, a=nn.Linear(8, 8))
+
+
+def upsample():
+    return export(lambda s, q: F.interpolate(q, scale_factor=2, mode="bilinear"), Q)
+
+
+def recurrent():
+    torch.manual_seed(0)
+    return export(lambda s, x: s.a(x)[0], torch.randn(3, 2, 4), a=nn.LSTM(4, 3))
+
+
+SOURCES = {
+    "linear": (linear, (torch.randn(2, 4),), [LINEAR], 1),
+    "sdpa": (attention, (Q,), [SDPA], 1),
+    "combined": (combined, (Q,), [SDPA, LINEAR], 3),
+    "upsample": (upsample, (Q,), [aten.upsample_bilinear2d.vec], 1),
+    "lstm": (recurrent, (torch.randn(3, 2, 4),), [aten.lstm.input], 1),
+}
+
+
+# --- to_edge_transform_and_lower --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_to_edge_transform_and_lower(case):
+    """program.test_to_edge_transform_and_lower: as many delegates as operators were kept, on five models."""
+    make, inputs, operators, count = SOURCES[case]
+    source = make()
+    program = to_edge_transform_and_lower(source, partitioner=[Keeps(*operators)]).exported_program()
+    assert targets(program).count(CALL) == count and not {*operators} & {*targets(program)}
+    kept = [t for m in lowered_modules(program) for t in targets(m.original_module)]
+    assert len(kept) == count and {*kept} == {*operators}
+    close(on_host(program, *inputs), source.module(check_guards=False)(*inputs))
+
+
+def test_to_edge_transform_and_lower_with_exception():
+    """program.test_to_edge_transform_and_lower_with_exception: the filter refuses the one without a bias."""
+    torch.manual_seed(0)
+    layers = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3, bias=False)}
+    source, x = export(lambda s, x: (s.a(x), s.b(x)), torch.randn(2, 4), **layers), torch.randn(2, 4)
+    partitioner = Keeps(LINEAR, wanted=lambda node: len(node.args) == 3)
+
+    class Biased(Keeps):
+        def partition(self, exported_program):
+            result = super().partition(exported_program)
+            for node in exported_program.graph.nodes:
+                if node.target is LINEAR and not self.wanted(node):
+                    node.meta.pop("delegation_tag")
+            return result
+
+    for who in (partitioner, Biased(LINEAR, wanted=partitioner.wanted)):
+        program = to_edge_transform_and_lower(source, partitioner=[who]).exported_program()
+        assert targets(program).count(CALL) == 1 and targets(program).count(aten.mm.default) == 1
+        close(on_host(program, x), source.module(check_guards=False)(x))
+
+
+@pytest.mark.parametrize("case", [case for case in SOURCES if case != "upsample"])  # that one is core ATen as it is
+def test_a_filter_that_says_no(case):
+    """program.test_to_edge_transform_and_lower (filter False): the operator is decomposed, and nothing delegated."""
+    make, inputs, operators, _ = SOURCES[case]
+    source = make()
+    refusing = Keeps(*operators, wanted=lambda node: False)
+    program = to_edge_transform_and_lower(source, partitioner=[refusing]).exported_program()
+    assert CALL not in targets(program) and not {*operators} & {*targets(program)}
+    close(program.module(check_guards=False)(*inputs), source.module(check_guards=False)(*inputs))
+
+
+def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
+    """program.test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner"""
+    config = EdgeCompileConfig(preserve_ops=[LINEAR])
+    found = targets(to_edge_transform_and_lower(linear(), compile_config=config).exported_program())
+    assert LINEAR in found and aten.addmm.default not in found
+
+
+# --- to_edge ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "kept", "found"),
+    [
+        pytest.param(linear, [LINEAR], {LINEAR: 1}, id="single"),
+        pytest.param(combined, [LINEAR], {LINEAR: 2, SDPA: 0}, id="partial"),
+        pytest.param(combined, [LINEAR, SDPA], {LINEAR: 2, SDPA: 1}, id="multiple"),
+        pytest.param(attention, [LINEAR], {LINEAR: 0, SDPA: 0}, id="not_in_model"),
+    ],
+)
+def test_to_edge_with_preserved_ops(make, kept, found):
+    """program.test_to_edge_with_single_preserved_op, program.test_to_edge_with_partial_ops_preserved,
+    program.test_to_edge_with_multiple_ops_preserved, program.test_to_edge_with_preserved_ops_not_in_model
+    """
+    program = to_edge(make(), compile_config=EdgeCompileConfig(preserve_ops=kept)).exported_program()
+    assert {op: targets(program).count(op) for op in found} == found
+
+
+def test_no_getattr():
+    """program.test_no_getattr: a number in an operation is no constant of the program."""
+    program = to_edge(export(lambda s, x: x * 3.14, torch.ones(1))).exported_program()
+    assert [n.op for n in program.graph.nodes] == ["placeholder", "call_function", "output"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_while():
+    """program.test_while: an edge program may loop. The file's half: loops are refused there, with an InternalError."""
+
+    def loop(s, count, x):
+        def going(k, x):
+            return k - s.step > 0
+
+        def body(k, x):
+            return k - 1, s.layer(x)
+
+        return torch._higher_order_ops.while_loop(going, body, (count, x))
+
+    inputs = (torch.tensor(3), torch.randn(2, 2))
+    source = export(loop, *inputs, layer=nn.Linear(2, 2), step=torch.tensor(1))
+    program = to_edge(source).exported_program()
+    assert torch.ops.higher_order.while_loop in targets(program)
+    close(program.module(check_guards=False)(*inputs), source.module(check_guards=False)(*inputs))
+
+
+def test_constraint_present_after_dce():
+    """program.test_constraint_present_after_dce: what the user checked about a number from a tensor holds."""
+
+    def function(s, x, y):
+        z = y.item()
+        torch._check(z > 0)
+        torch._check(z < 4)
+        return x[z : z + y.shape[0]]
+
+    inputs = (torch.randn(10), torch.tensor([3]))
+    source = export(function, *inputs)
+    program = to_edge(source).exported_program()
+    assert [(r.lower, r.upper) for r in program.range_constraints.values()] == [(1, 3)]
+    close(program.module(check_guards=False)(*inputs), inputs[0][3:4])
+
+
+def test_data_dependent():
+    """program.test_data_dependent: sizes that only the data tell, from an operator of the user's."""
+    with torch.library._scoped_library("delegraph_rows", "FRAGMENT") as library:
+        tag = torch.Tag.pt2_compliant_tag
+        torch.library.define("delegraph_rows::add", "(Tensor a, Tensor b) -> Tensor", tags=tag, lib=library)
+        torch.library.impl("delegraph_rows::add", "cpu", lambda a, b: a + b, lib=library)
+
+        def fake(a, b):
+            return torch.empty(torch.library.get_ctx().new_dynamic_size())
+
+        torch.library.register_fake("delegraph_rows::add", fake, lib=library)
+
+        def function(s, a, b, count):
+            total, k = torch.ops.delegraph_rows.add(a, b), count.item()
+            torch._check(k >= 0)
+            torch._check(k < total.shape[0])
+            return total[:k]
+
+        inputs = (torch.randn(10), torch.randn(10), torch.tensor(3))
+        program = to_edge(export(function, *inputs)).exported_program()
+        close(program.module(check_guards=False)(*inputs), (inputs[0] + inputs[1])[:3])
+
+
+def test_issue_3659():
+    """program.test_issue_3659: a product of dynamic shapes is valid in edge form."""
+    rows, columns = torch.export.Dim("rows", min=2, max=100), torch.export.Dim("columns", min=2, max=100)
+    model = backends.module(lambda s, x, y: torch.matmul(x, y))
+    inputs = (torch.randn(1, 3, 10), torch.randn(1, 10, 3))
+    shapes = {"inputs": ({1: rows, 2: columns}, {1: columns, 2: rows})}
+    program = to_edge(torch.export.export(model, inputs, dynamic_shapes=shapes)).exported_program()
+    other = (torch.randn(1, 5, 7), torch.randn(1, 7, 5))
+    close(program.module(check_guards=False)(*other), model(*other))
+    assert {(r.lower, r.upper) for r in program.range_constraints.values()} == {(2, 100)}
+
+
+def test_edge_dialect_custom_op():
+    """program.test_edge_dialect_custom_op: an operator of the user's is no error."""
+    with torch.library._scoped_library("delegraph_rows", "FRAGMENT") as library:
+        torch.library.define("delegraph_rows::twice", "(Tensor a) -> Tensor", lib=library)
+        torch.library.impl("delegraph_rows::twice", "CompositeExplicitAutograd", lambda a: a * 2, lib=library)
+        program = to_edge(export(lambda s, x: torch.ops.delegraph_rows.twice(x), torch.ones(1))).exported_program()
+        assert targets(program) == [torch.ops.delegraph_rows.twice.default]
+        close(program.module(check_guards=False)(torch.ones(1)), 2 * torch.ones(1))
+
+
+def test_edge_dialect_non_core_aten_ops():
+    """program.test_edge_dialect_non_core_aten_ops: an operator without decomposition stays what it is.
+
+    There it is an error, unless the configuration lists it: the program file's kernels are core ATen.
+    """
+    source = export(lambda s, x: torch.linalg.matrix_rank(x), torch.eye(3))
+    program = to_edge(source).exported_program()
+    assert any("svd" in t.__name__ for t in targets(program))
+    close(program.module(check_guards=False)(torch.eye(3)), torch.tensor(3))
+
+
+# --- EdgeProgramManager -----------------------------------------------------------------------------------------------
+
+
+def test_edge_manager_basic_api():
+    """program.test_edge_manager_basic_api; program.test_executorch_manager_basic_api is the file's."""
+    edge = two_methods()
+    assert edge.methods == {"forward", "foo"} and edge.config_methods == {"bam", "bar"}
+    close(run(edge, "forward", torch.ones(1), torch.zeros(1)), torch.ones(1))
+    close(run(edge, "foo", torch.ones(1)), 2 * torch.ones(1))
+
+
+def test_edge_manager_dialect():
+    """program.test_edge_manager_dialect: there is one dialect here; every call has a type and a debug handle."""
+    program = two_methods().exported_program()
+    assert program.dialect == "ATEN"
+    assert all("debug_handle" in n.meta and "val" in n.meta for n in program.graph.nodes if n.op == "call_function")
+
+
+def test_edge_manager_transform():
+    """program.test_edge_manager_transform: all methods; the original manager is unchanged."""
+    edge = two_methods()
+    changed = edge.transform([AddToMul()])
+    x, y = torch.full((1,), 2.0), torch.full((1,), 3.0)
+    assert changed.methods == edge.methods and changed.config_methods == edge.config_methods
+    close(run(changed, "forward", x, y), x * y * x)
+    close(run(edge, "forward", x, y), x * y + x)
+
+
+def test_transform_dict_api():
+    """program.test_transform_dict_api: by method; a single pass will do."""
+    x, y = torch.full((1,), 2.0), torch.full((1,), 3.0)
+    for passes in ([AddToMul()], AddToMul()):
+        changed = two_methods().transform({"forward": passes})
+        close(run(changed, "forward", x, y), x * y * x)
+        close(run(changed, "foo", x), x + 1)
+
+
+def test_transform_pass_manager_api():
+    """program.test_transform_pass_manager_api"""
+    manager = PassManager()
+    manager.add_pass(AddToMul())
+    changed = two_methods().transform(manager)
+    x, y = torch.full((1,), 2.0), torch.full((1,), 3.0)
+    close(run(changed, "forward", x, y), x * y * x)
+    close(run(changed, "foo", x), x)
+
+
+def test__transform_override_verifiers():
+    """program.test__transform_override_verifiers: a wrong pass is named, with node and rule."""
+
+    class Writes(PassBase):
+        def call(self, graph_module):
+            node = next(n for n in graph_module.graph.nodes if n.target is aten.add.Tensor)
+            node.target = aten.add_.Tensor
+            return PassResult(graph_module, True)
+
+    edge = two_methods()
+    with pytest.raises(errors.ContractViolation, match=r"pass Writes.*node add.*writes to its arguments"):
+        edge.transform([Writes()])
+
+
+ADD_MUL = (aten.add.Tensor, aten.mul.Tensor)
+
+
+def test_edge_to_backend_replaces_subgraph():
+    """program.test_edge_to_backend_replaces_subgraph: in every method; the original manager is unchanged."""
+    edge = two_methods()
+    lowered = edge.to_backend(taking(*ADD_MUL))
+    for method, inputs in (("forward", (torch.ones(1), torch.ones(1))), ("foo", (torch.ones(1),))):
+        program = lowered.exported_program(method)
+        assert targets(program) == [CALL] and len(lowered_modules(program)) == 1
+        close(on_host(program, *inputs), torch.full((1,), 2.0))
+        assert not lowered_modules(edge.exported_program(method))
+
+
+def test_edge_to_backend_selective():
+    """program.test_edge_to_backend_selective: by a dictionary; what it does not name is unchanged."""
+    edge = two_methods()
+    lowered = edge.to_backend({"forward": taking(*ADD_MUL)})
+    assert targets(lowered.exported_program("forward")) == [CALL]
+    assert targets(lowered.exported_program("foo")) == [aten.add.Tensor]
+    assert not lowered_modules(edge.exported_program("forward"))
+    with pytest.raises(errors.InputError, match="'other'"):
+        edge.to_backend({"other": taking(*ADD_MUL)})
+
+
+def test_save_fails(tmp_path):
+    """program.test_save_fails: a ValueError says what is wrong with the suffix, before anything is written."""
+    import delegraph
+
+    lowered = delegraph.lower(linear(), backends=[taking(LINEAR, aten.relu.default, backend="ExecutorBackend")])
+    for name in ("model.pt", "model"):
+        with pytest.raises(ValueError, match="format"):
+            lowered.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+# --- defects ----------------------------------------------------------------------------------------------------------
+
+
+def test_defect_configuration_lost_by_to_backend():
+    """1a, EdgeProgramManager: every step keeps the configuration, and verifies."""
+    config = EdgeCompileConfig(preserve_ops=(LINEAR,))
+    edge = to_edge(linear(), compile_config=config).to_backend(taking(aten.relu.default, backend="ExecutorBackend"))
+    assert edge.compile_config is config and edge.compile_config.check_validity
+    assert edge.transform([]).to_backend(taking(LINEAR, backend="ExecutorBackend")).compile_config is config
+
+
+def test_defect_nothing_verified_after_delegation():
+    """1a, verifier: nodes behind a delegate's call are checked as those before it are."""
+
+    def untype(program):
+        last = [n for n in program.graph.nodes if n.op == "call_function"][-1]
+        del last.meta["val"]
+        return program
+
+    source = export(lambda s, x: torch.sin(x) * 2, torch.ones(1))
+    edge = to_edge(source).to_backend(taking(aten.sin.default))
+    assert targets(edge.exported_program()) == [CALL, aten.mul.Tensor]
+    with pytest.raises(errors.ContractViolation, match=r"pass untype.*node mul.*has no type"):
+        edge.transform([untype])
+
+
+def test_defect_configuration_object_changed():
+    """lowering_notes 2.1: the caller's configuration is a value; lowering does not write into it."""
+    kept = [LINEAR]
+    config = EdgeCompileConfig(preserve_ops=kept)
+    to_edge_transform_and_lower(combined(), partitioner=[Keeps(SDPA)], compile_config=config)
+    assert kept == [LINEAR] and config.preserve_ops == (LINEAR,)
+    with pytest.raises(AttributeError):
+        config.preserve_ops = ()
+
+
+def test_defect_kept_operator_that_nobody_takes():
+    """lowering_notes 2.1: it is decomposed for the host afterwards, not a hard error."""
+
+    class Hesitant(Keeps):
+        def partition(self, exported_program):
+            return PartitionResult(exported_program, {})
+
+    source = combined()
+    program = to_edge_transform_and_lower(source, partitioner=[Hesitant(SDPA, LINEAR)]).exported_program()
+    assert not {SDPA, LINEAR, CALL} & {*targets(program)}
+    close(program.module(check_guards=False)(Q), source.module(check_guards=False)(Q))
+
+
+def test_defect_second_partitioner_sees_what_the_first_had_decomposed():
+    """lowering_notes 2.1: what a later partitioner keeps is whole when it is asked."""
+    source = combined()
+    program = to_edge_transform_and_lower(source, partitioner=[Keeps(LINEAR), Keeps(SDPA)]).exported_program()
+    kept = [targets(m.original_module) for m in lowered_modules(program)]
+    assert sorted(map(str, kept)) == sorted(map(str, ([LINEAR], [LINEAR], [SDPA])))
+    close(on_host(program, Q), source.module(check_guards=False)(Q))
+
+
+def test_defect_operators_filtered_out_in_silence():
+    """lowering_notes 2.1: an operator that a partitioner keeps is kept, also one that returns views."""
+    source = export(lambda s, x: torch.split(x, [1, 3])[1] + 1, torch.randn(4))
+    kept = (aten.split_with_sizes.default, aten.add.Tensor)
+    program = to_edge_transform_and_lower(source, partitioner=[Keeps(*kept)]).exported_program()
+    assert [targets(m.original_module) for m in lowered_modules(program)] == [[op] for op in kept]
+
+
+def test_defect_numbers_become_constants_and_casts():
+    """lowering_notes 2.0: `x + 1` stays one call; there it is a constant of int64 and a cast at run time."""
+    program = to_edge(export(lambda s, x: x + 1, torch.randn(3))).exported_program()
+    assert targets(program) == [aten.add.Tensor] and not program.constants and not program.state_dict
+
+
+def test_defect_write_errors_are_swallowed(tmp_path):
+    """1a, ExecutorchProgramManager.save: what cannot be written is an OSError, and nothing is left behind."""
+    import delegraph
+
+    [delegate] = delegraph.lower(linear(), backends=[backends.everything("ExecutorBackend")]).delegates
+    with pytest.raises(OSError, match="cannot write") as caught:
+        delegate.save(tmp_path / "missing" / "blob.bin")
+    assert isinstance(caught.value, errors.WriteError)
+    delegate.save(tmp_path / "blob.bin")
+    assert [f.name for f in tmp_path.iterdir()] == ["blob.bin"]
+
+
+def test_defect_leftovers_in_the_parent():
+    """lowering_notes 2.2, step 17: no tag, no child and no weight of a delegate stays in the program."""
+    partitioner = taking(LINEAR, SDPA, backend="ExecutorBackend")
+    program = to_edge_transform_and_lower(combined(), partitioner=[partitioner]).exported_program()
+    assert all("delegation_tag" not in n.meta for n in program.graph.nodes)
+    assert [k for k, _ in program.graph_module.named_children()] == ["lowered_module_0"]
+    assert not program.state_dict
