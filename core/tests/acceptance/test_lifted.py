@@ -10,9 +10,10 @@ import pytest
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import BackendNotFound, ContractViolation, Unsupported
-from delegraph.lowering import to_backend, to_edge, to_edge_transform_and_lower
+from delegraph.lowering import get_lowered_submodules, to_backend, to_edge, to_edge_transform_and_lower
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch import nn
+from torch._higher_order_ops.map import map as torch_map
 
 from . import backends
 from .backends import CALL, aten, attributes, close, everything, export, lowered_modules, on_host, taking, targets
@@ -237,6 +238,90 @@ def test_quantized_with_delegate():
     edge = to_edge(source).exported_program()
     assert targets(edge).count(q) == 3 and targets(edge).count(aten.addmm.default) == 1
     close(edge.module(check_guards=False)(torch.ones(2, 3)), source.module(check_guards=False)(torch.ones(2, 3)))
+
+
+# --- control flow -----------------------------------------------------------------------------------------------------
+
+ADD_MM = (aten.add.Tensor, aten.mm.default)
+
+
+def delegated(module):
+    """Operators of the delegates that a graph itself calls, one list a delegate."""
+    return [targets(m.original_module) for _, m, _ in get_lowered_submodules(module)]
+
+
+def bodies(module):
+    """The bodies of its higher-order calls, in order."""
+    found = (getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr")
+    return [body for body in found if isinstance(body, torch.fx.GraphModule)]
+
+
+def agrees(program, function, *inputs):
+    close(program.module(check_guards=False)(*inputs), function(None, *inputs))
+    close(on_host(program, *inputs), function(None, *inputs))
+
+
+def test_partition_with_control_flow():
+    """lifted.test_partition_with_control_flow: add at the top and in one branch, mm in the other."""
+
+    def function(s, x, y):
+        x = x + y
+        return torch.cond(x[0][0] == 1, lambda x, y: x - y + y - y, lambda x, y: torch.mm(x - y, y) - y, [x, y]) - y
+
+    program = to_edge(export(function, ONES, TWOS)).to_backend(taking(*ADD_MM)).exported_program()
+    assert delegated(program.graph_module) == [[aten.add.Tensor]]
+    assert [delegated(body) for body in bodies(program.graph_module)] == [[[aten.add.Tensor]], [[aten.mm.default]]]
+    agrees(program, function, ONES, TWOS)
+    agrees(program, function, ONES, 0 * ONES)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_partition_with_map():
+    """lifted.test_partition_with_map: mm at the top, add inside the body."""
+
+    def function(s, xs, y):
+        return torch_map(lambda x, y: x - y + y, xs, torch.mm(y, y))
+
+    inputs = (torch.randn(2, 2), ONES)
+    program = to_edge(export(function, *inputs)).to_backend(taking(*ADD_MM)).exported_program()
+    assert delegated(program.graph_module) == [[aten.mm.default]]
+    [body] = bodies(program.graph_module)
+    assert delegated(body) == [[aten.add.Tensor]]
+    agrees(program, function, *inputs)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_partition_with_nested_control_flow():
+    """lifted.test_partition_with_nested_control_flow: map > cond > cond, and how many delegates each level has."""
+
+    def true_nested(y):
+        y = y + y
+        return torch.mm(y, y)
+
+    def true_branch(x, inner):
+        return x + torch.cond(inner, true_nested, lambda y: torch.mm(y, y), [x])
+
+    def body(x, outer, inner, y):
+        y = torch.cond(outer, true_branch, lambda x, inner: x.cos(), [y, inner])
+        return (x.cos() * y).sin()
+
+    def function(s, xs, outer, inner, y):
+        return torch_map(body, xs, outer, inner, torch.mm(y, y))
+
+    inputs = (torch.randn(2, 2), torch.tensor(False), torch.tensor(False), ONES)
+    program = to_edge(export(function, *inputs)).to_backend(taking(*ADD_MM)).exported_program()
+    assert delegated(program.graph_module) == [[aten.mm.default]]
+    [mapped] = bodies(program.graph_module)
+    true, false = bodies(mapped)
+    true_true, true_false = bodies(true)
+    assert [delegated(m) for m in (mapped, true, false)] == [[], [[aten.add.Tensor]], []]
+    assert [delegated(m) for m in (true_true, true_false)] == [[[*ADD_MM]], [[aten.mm.default]]]
+    for outer in (False, True):
+        for inner in (False, True):
+            agrees(program, function, inputs[0], torch.tensor(outer), torch.tensor(inner), inputs[3])
+
+
+# --- structures -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, True])

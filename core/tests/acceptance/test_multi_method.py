@@ -130,6 +130,31 @@ def test_two_methods_different_backends():
     assert FirstBackend.seen == SecondBackend.seen == [{"a": 1, "b": 1}]
 
 
+def test_control_flow():
+    """multi_method.control_flow: partitions in branches of two methods are in the one joint call of each backend."""
+
+    def first(s, x):
+        return torch.cond(x.sum() > 0, lambda x: torch.sin(x + x), lambda x: torch.cos(x), [x])
+
+    def second(s, x):
+        return torch.cond(x.sum() > 0, lambda x: torch.sin(x) * x, lambda x: (x + x) * x, [x])
+
+    programs = {m: export(f, X) for m, f in (("a", first), ("b", second))}
+    ours = {aten.add.Tensor: FIRST, aten.sin.default: FIRST, aten.cos.default: SECOND}
+    made = to_backend(MethodProgramsPartitionerSpec(programs, {m: Placed(ours) for m in programs}))
+    total = "FirstBackend#4"
+    assert blobs(made["a"]) == [
+        f"{total}#aten.add.Tensor#max_value:1",
+        f"{total}#aten.sin.default#max_value:1",
+        "SecondBackend#1#aten.cos.default#max_value:2",
+    ]
+    assert blobs(made["b"]) == [f"{total}#aten.sin.default#max_value:1", f"{total}#aten.add.Tensor#max_value:1"]
+    assert FirstBackend.seen == [{"a": 2, "b": 2}] and SecondBackend.seen == [{"a": 1}]
+    for method, function in (("a", first), ("b", second)):
+        for x in (X.abs(), -X.abs()):
+            close(made[method].module(check_guards=False)(x), function(None, x))
+
+
 def test_sequential_delegates():
     """multi_method.sequential_delegates: the second uses results of the first and of what stands between them."""
 

@@ -59,6 +59,19 @@ def test_named_data_with_partitioner():
     assert store.buffers == [bytes(1), bytes(0), bytes(2)]
 
 
+def test_named_data_with_control_flow():
+    """named_data.test_named_data_with_control_flow: over the branches of a conditional too."""
+
+    def function(s, x, y):
+        z = x / y
+        z = torch.cond(z.sum() > 0, lambda x: torch.sin(torch.cos(x * x)), torch.sin, [x])
+        return z - z
+
+    edge = to_edge(export(function, torch.randn(1, 2), torch.randn(1, 2))).to_backend(partitioner())
+    names = [f"aten.{op}" for op in ("div.Tensor", "mul.Tensor", "sin.default", "sub.Tensor")]
+    assert sorted(edge.named_data.pte_data) == names and len(edge.named_data.buffers) == 4
+
+
 def test_named_data_over_methods():
     """Issue row 5: merged over partitions and methods."""
     x = torch.randn(1, 2)

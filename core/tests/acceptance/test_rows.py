@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def tests(file):
+def named(file):
     """Name and docstring of each test in a file."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -23,7 +23,7 @@ def covered():
     found = set()
     for file in HERE.glob("test_*.py"):
         group = file.stem.removeprefix("test_").removesuffix("_rows")
-        for name, doc in tests(file):
+        for name, doc in named(file):
             found |= {f"{group}.{name}", f"{group}.{name.removeprefix('test_')}", *words(doc)}
     return found
 
