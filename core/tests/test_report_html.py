@@ -490,6 +490,16 @@ def test_the_page_of_a_large_program_is_small_and_its_tables_are_whole():
     assert re.search(r"The inside of \d+ more is not drawn", page)
 
 
+def test_boxes_of_delegates_whose_inside_is_not_drawn_lead_to_their_rows(monkeypatch):
+    monkeypatch.setattr("delegraph.report_page.BOXES", 25)
+    report = delegraph.lower(program(40), backends=[taking(["relu"], "Second")], registry=registered()).report
+    root = check_page(report.to_html())
+    led = [a.get("href")[1:] for a in root.iter("a") if a.find("g") is not None]
+    kinds = [next(e.tag for e in root.iter() if e.get("id") == target) for target in led]
+    assert kinds == ["div", "div", "tr", "tr"]
+    assert "The inside of 2 more is not drawn" in words(root)
+
+
 # --- bytes and colours ------------------------------------------------------------------------------------------------
 
 SCRIPT = """

@@ -92,7 +92,10 @@ class Origin:
 
 @dataclass
 class Report:
-    """The account of one lowering; ``print`` it, or take ``to_json()`` or ``to_html()``."""
+    """The account of one lowering; ``print`` it, or take ``to_json()`` or ``to_html()``.
+
+    For its pictures it keeps the program (``origin``); ``report.origin = Origin()`` lets go of it.
+    """
 
     delegates: list[DelegateRow] = field(default_factory=list)
     host: dict[str, dict[str, int]] = field(default_factory=dict)
