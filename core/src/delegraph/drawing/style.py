@@ -21,14 +21,14 @@ STYLE = """
 }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-  padding: 1.5rem; max-width: 100rem; }
+  padding: 1.5rem; max-width: 100rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; margin: 0; }
 h2 { margin: 2.5rem 0 .5rem; padding-top: .5rem; border-top: 1px solid var(--rule); }
 h3 { margin: 1.5rem 0 .5rem; } p { max-width: 60rem; }
 a { color: var(--link); } .faint { color: var(--faint); }
 table { border-collapse: collapse; margin: .5rem 0; } caption { text-align: left; color: var(--faint); }
 th, td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0; border-bottom: 1px solid var(--rule);
-  overflow-wrap: anywhere; unicode-bidi: isolate; }
+  unicode-bidi: isolate; }
 td { min-width: 5rem; } td.name { min-width: 8.5rem; } td.text { min-width: 12rem; }
 th { white-space: nowrap; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
