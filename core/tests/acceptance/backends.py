@@ -12,8 +12,8 @@ import json
 import delegraph
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
-from delegraph.delegates import delegate_calls
 from delegraph.errors import FormatError, Unsupported
+from delegraph.lowering import delegate_calls
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.registry import default_registry
 from delegraph.runtime import BackendRuntime

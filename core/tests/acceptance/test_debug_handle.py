@@ -3,8 +3,7 @@
 import pytest
 import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
-from delegraph.delegates import delegate_calls, delegate_map
-from delegraph.lowering import to_backend, to_edge
+from delegraph.lowering import delegate_calls, delegate_map, to_backend, to_edge
 
 from . import backends
 from .backends import CALL, aten, export, lowered_modules, taking, wrapped

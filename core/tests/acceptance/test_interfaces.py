@@ -10,9 +10,14 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, enforcedmethod
 from delegraph.errors import BackendNotFound, ContractViolation, InputError, PluginConflict
-from delegraph.lowering import LoweredBackendModule, MethodProgramsPartitionerSpec, to_backend, to_edge
+from delegraph.lowering import (
+    LoweredBackendModule,
+    MethodProgramsPartitionerSpec,
+    to_backend,
+    to_edge,
+    to_edge_transform_and_lower,
+)
 from delegraph.runtime import BackendRuntime
-from torch.export.graph_signature import InputKind, SymIntArgument
 from torch.utils import _pytree as pytree
 
 from . import backends
@@ -256,34 +261,56 @@ def test_defect_a_wrong_blob_passes_the_tests():
         close(lowered.exported_program().module(check_guards=False)(X), torch.sin(X))
 
 
-def test_defect_sizes_are_passed_as_tensors():
-    """lowering_notes 2.3: a symbolic size that crosses into a delegate is a SymIntArgument there, and runs."""
-    backend, _, given, _ = recording()
-    length = torch.export.Dim("length", min=2, max=64)
-    model = backends.module(lambda s, x: torch.sin(x).reshape(x.shape[0] * 2))
-    source = torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes={"inputs": ({0: length},)})
-    reshapes = taking(aten.view.default, aten.reshape.default, aten.sin.default, backend="RecordingBackend")
-    with delegraph.register(backend):
-        program = to_backend(source, reshapes)
-    [(compiled, _)] = given
-    kinds = {type(s.arg) for s in compiled.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
-    assert SymIntArgument in kinds
-    assert [a.dtype for a in lowered_modules(program)[0].inputs].count(None) == 1
-    assert {(r.lower, r.upper) for r in compiled.range_constraints.values()} >= {(2, 64)}
-    x = torch.randn(6, 2)
-    close(program.module(check_guards=False)(x), model(x))
+def test_defect_weights_of_branches_are_run_time_inputs():
+    """lowering_notes 2.2, step 15: a delegate in a branch owns the weights that it uses, and the parent drops them."""
+    layers = {"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 3)}
+    source = export(lambda s, x: torch.cond(x.sum() > 0, lambda x: s.a(x), lambda x: s.b(x), [x]), X, **layers)
+    program = to_backend(source, taking(aten.linear.default, backend="ExecutorBackend"))
+    modules = lowered_modules(program)
+    assert [sorted(m.original_module.state_dict) for m in modules] == [[f"{n}.bias", f"{n}.weight"] for n in "ab"]
+    assert [len(m.inputs) for m in modules] == [1, 1] and not program.state_dict
+    for x in (X.abs(), -X.abs()):
+        close(on_host(program, x), source.module(check_guards=False)(x))
 
 
-def test_defect_a_tuple_leaves_its_delegate():
-    """lowering_notes 2.2, step 7: a node with several results takes what unpacks it along; those cannot leave alone."""
-    source = export(lambda s, x: torch.sort(x)[1] + 1, X)
-    program = to_backend(source, backends.Tagging(lambda n: n.target is aten.sort.default, "ExecutorBackend"))
-    [inner] = lowered_modules(program)
-    assert [str(a) for a in inner.outputs] == ["getitem_1: int64[3]"]
-    close(on_host(program, X), torch.sort(X)[1] + 1)
-    unpacking = backends.Tagging(lambda n: n.target.__name__ == "getitem" if n.op == "call_function" else False, "X")
-    with pytest.raises(ContractViolation, match="unpacks sort and is to have its tag"):
-        to_backend(source, unpacking)
+def test_defect_loops_are_not_entered():
+    """lowering_notes 2.2, step 16: bodies are found as such, not by the operator's name."""
+
+    def function(s, k, x):
+        return torch._higher_order_ops.while_loop(lambda k, x: k > 0, lambda k, x: (k - 1, torch.sin(x)), (k, x))
+
+    source = export(function, torch.tensor(2), X)
+    program = to_backend(source, taking(aten.sin.default))
+    assert [targets(m.original_module) for m in lowered_modules(program)] == [[aten.sin.default]]
+    close(on_host(program, torch.tensor(2), X), (torch.tensor(0), torch.sin(torch.sin(X))))
+
+
+def test_defect_kept_operators_below_the_first_branch():
+    """lowering_notes 2.1: what a partitioner keeps is whole in branches of branches too."""
+
+    def inner(s, x):
+        return torch.cond(x.sum() > 1, lambda x: s.layer(x), lambda x: x * 2, [x])
+
+    layer = torch.nn.Linear(3, 3)
+    source = export(lambda s, x: torch.cond(x.sum() > 0, lambda x: inner(s, x), lambda x: -x, [x]), X, layer=layer)
+    keeper = taking(aten.linear.default, backend="ExecutorBackend")
+    program = to_edge_transform_and_lower(source, partitioner=[keeper]).exported_program()
+    assert [targets(m.original_module) for m in lowered_modules(program)] == [[aten.linear.default]]
+    close(on_host(program, torch.ones(3)), layer(torch.ones(3)))
+
+
+def test_defect_operators_are_registered_globally():
+    """lowering_notes 2.1: keeping an operator whole defines no clone of it in torch's registry."""
+    before = set(torch._C._dispatch_get_all_op_names())
+    source = export(lambda s, x: s.layer(x), X, layer=torch.nn.Linear(3, 3))
+    to_edge_transform_and_lower(source, partitioner=[taking(aten.linear.default, backend="ExecutorBackend")])
+    assert set(torch._C._dispatch_get_all_op_names()) == before
+
+
+def test_defect_nobody_knows_who_made_a_blob():
+    """lowering_notes 6.20: the report has the distribution and version of every delegate's backend."""
+    lowered = delegraph.lower(export(sine, X), backends=[everything()])
+    assert [row.producer for row in lowered.report.delegates] == ["in-process"]
 
 
 # --- the calling convention -------------------------------------------------------------------------------------------

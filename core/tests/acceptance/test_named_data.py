@@ -3,9 +3,8 @@
 import pytest
 import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult, TensorLayout
-from delegraph.delegates import merged_named_data
 from delegraph.errors import ContractViolation, NamedDataError, NamedDataTypeError
-from delegraph.lowering import to_backend, to_edge
+from delegraph.lowering import merged_named_data, to_backend, to_edge
 
 from . import backends
 from .backends import aten, export, taking

@@ -401,28 +401,6 @@ def test_defect_configuration_object_changed():
         config.preserve_ops = ()
 
 
-def test_defect_kept_operator_that_nobody_takes():
-    """lowering_notes 2.1: it is decomposed for the host afterwards, not a hard error."""
-
-    class Hesitant(Keeps):
-        def partition(self, exported_program):
-            return PartitionResult(exported_program, {})
-
-    source = combined()
-    program = to_edge_transform_and_lower(source, partitioner=[Hesitant(SDPA, LINEAR)]).exported_program()
-    assert not {SDPA, LINEAR, CALL} & {*targets(program)}
-    close(program.module(check_guards=False)(Q), source.module(check_guards=False)(Q))
-
-
-def test_defect_second_partitioner_sees_what_the_first_had_decomposed():
-    """lowering_notes 2.1: what a later partitioner keeps is whole when it is asked."""
-    source = combined()
-    program = to_edge_transform_and_lower(source, partitioner=[Keeps(LINEAR), Keeps(SDPA)]).exported_program()
-    kept = [targets(m.original_module) for m in lowered_modules(program)]
-    assert sorted(map(str, kept)) == sorted(map(str, ([LINEAR], [LINEAR], [SDPA])))
-    close(on_host(program, Q), source.module(check_guards=False)(Q))
-
-
 def test_defect_operators_filtered_out_in_silence():
     """lowering_notes 2.1: an operator that a partitioner keeps is kept, also one that returns views."""
     source = export(lambda s, x: torch.split(x, [1, 3])[1] + 1, torch.randn(4))

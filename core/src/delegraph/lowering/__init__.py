@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from ..backend import CompileSpec
 from ..calling import whole_call
+from ..delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
 from ..errors import InputError
 from ..lowered_module import LoweredBackendModule
 from ..partitioner import AllNodePartitioner, Partitioner
@@ -28,10 +29,13 @@ from .normalise import normalise
 from .stage import collection_suspended, run_stage
 
 __all__ = [
+    "DelegateDebug",
     "EdgeCompileConfig",
     "EdgeProgramManager",
     "LoweredBackendModule",
     "MethodProgramsPartitionerSpec",
+    "delegate_calls",
+    "delegate_map",
     "format_delegated_graph",
     "get_delegated_payload",
     "get_delegates",
@@ -39,6 +43,7 @@ __all__ = [
     "get_lowered_submodules",
     "get_non_lowered_nodes",
     "is_identical_graph",
+    "merged_named_data",
     "to_backend",
     "to_edge",
     "to_edge_transform_and_lower",
