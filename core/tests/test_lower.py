@@ -239,6 +239,47 @@ def test_untagged_constants_arrive_at_run_time(registry):
     torch.testing.assert_close(lowered(x), module(x))
 
 
+class SharedConstant(nn.Module):
+    """A computed constant that both the backend and the host need, through another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(12.0).reshape(3, 4))
+
+    def forward(self, x):
+        table = self.w.exp()
+        deep = table * 2
+        y = x + deep
+        return torch.sort(y + table)[0] + y, torch.sort(deep)[0]
+
+
+def test_a_constant_that_the_host_needs_too_is_in_both_places(registry):
+    module, x = SharedConstant().eval(), torch.randn(3, 4)
+    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    torch.testing.assert_close(lowered(x), module(x))
+    first, *others = lowered.delegates
+    assert {str(n.target) for n in first.nodes} >= {"aten.exp.default", "aten.mul.Tensor"}
+    assert [a.name for a in first.outputs] == ["add", "add_1"] and not others[1:]
+    assert lowered.report.host["forward"] == {"aten.exp.default": 1, "aten.mul.Tensor": 1, "aten.sort.default": 2}
+    why = {r.operator: r.reason for r in lowered.report.refusals}
+    assert why["aten.exp.default"] == "the host needs this constant too and computes it itself"
+
+
+def test_a_constant_that_only_the_host_needs_is_delegated(registry):
+    class Only(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x):
+            return torch.sort(self.w.exp())[0] + x, self.w * 2
+
+    module, x = Only().eval(), torch.randn(3, 4)
+    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    torch.testing.assert_close(lowered(x), module(x))
+    assert lowered.report.host["forward"] == {"aten.sort.default": 1}
+
+
 def test_no_copy_refuses_to_share(registry):
     def share(program):
         for node in program.graph.nodes:

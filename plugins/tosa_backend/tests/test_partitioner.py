@@ -187,3 +187,22 @@ def test_what_is_accepted_compiles_and_equals_eager(steps, integers):
     lowered = delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP+INT" if integers else "TOSA-1.0+FP")])
     for found, wanted in zip(lowered(*inputs), program.module(check_guards=False)(*inputs), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_integer_constant_that_the_host_needs_too_keeps_nobody_out():
+    """TOSA 1.0 has no int64 at the border of a delegate; inside, the constant folds, and the host has its own."""
+
+    def both(module, x):
+        k = torch.arange(4) + 1 - 1
+        return x * k, x.index_select(1, k)
+
+    lowered = delegraph.lower(export(both, torch.ones(4, 4)), backends=["tosa"])
+    (row,) = lowered.report.delegates
+    assert row.operators["aten.mul.Tensor"] == 1 and row.inputs[0].name == "x"
+    assert lowered.verify(torch.randn(4, 4)).relative_error == 0
+
+
+def test_a_call_whose_pieces_are_constants_and_host_calls_stays_whole():
+    lowered = delegraph.lower(export(lambda m, x: torch.roll(x, 1, 1) * 2, torch.ones(4, 4)), backends=["tosa"])
+    assert [r.operator for r in lowered.report.refusals] == ["aten.roll.default"]
+    assert lowered.verify(torch.randn(4, 4)).relative_error == 0

@@ -228,6 +228,7 @@ class _Tried(Splice):
     def __init__(self, node: Node, pieces: Pieces, trial: _Trial) -> None:
         super().__init__(node, pieces)
         self.complete, self.gains = True, False
+        self._constant: set[Node] = set()
         for piece in self.work:
             self._ask(piece, trial)
 
@@ -236,8 +237,10 @@ class _Tried(Splice):
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
     def _ask(self, piece: Node, trial: _Trial) -> None:
+        if all(i in self._constant for i in piece.all_input_nodes):
+            self._constant.add(piece)
         if trial.keeps(piece):
-            self.gains |= _computes(piece)
+            self.gains |= piece not in self._constant and not _views(piece)
             return
         opened = trial._opened(piece)
         if opened is None:
@@ -251,8 +254,7 @@ class _Tried(Splice):
             opened.undo()
 
 
-def _computes(node: Node) -> bool:
-    """Whether a call is work, not a view nor a constant: a delegate of views alone is no gain."""
+def _views(node: Node) -> bool:
+    """Whether a call only shows its argument anew: a delegate of views alone, or of constants, is no gain."""
     schema = getattr(node.target, "_schema", None)
-    views = schema is not None and any(a.alias_info is not None for a in schema.arguments)
-    return not views and bool(node.all_input_nodes)
+    return schema is not None and any(a.alias_info is not None for a in schema.arguments)

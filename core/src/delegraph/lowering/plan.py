@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Refusal
 from ..signature import constant_placeholders, written_values
-from .state import broken, give_state, returned_values
+from .state import Tags, broken, give_state, returned_values
 
 
 @dataclass
@@ -39,6 +39,8 @@ class Partition:
 class Plan:
     """The partitions of one program, who provides each delegated value, and what stayed behind.
 
+    ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of.
+
     A value that the program writes is owned by the parent, which passes it to delegates as an input and stores what
     they return, or, if the partitioner tagged its placeholder, by the one delegate that reads and writes it: then it is
     in that partition's ``state``, and the parent has neither the placeholder nor the write.
@@ -46,7 +48,7 @@ class Plan:
 
     program: ExportedProgram
     partitions: list[Partition]
-    tags: dict[Node, tuple[str, ...]]
+    tags: Tags
     provider: dict[Node, Partition]
     refusals: list[Refusal]
 
@@ -58,7 +60,7 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     _check_result(partitioner, result, program, before)
     tags = _tags(program, result.partition_tags, partitioner)
     partitions = _collect(program, tags, result)
-    provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder"}
+    provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
     returned = returned_values(program, {n for p in partitions.values() for n in p.state})
@@ -91,10 +93,10 @@ def _check_result(who: Partitioner, result: Any, program: ExportedProgram, befor
         raise broken(f"partitioner {name} changed the graph; it may only set meta['delegation_tag']")
 
 
-def _tags(program: ExportedProgram, known: Mapping[str, Any], who: Partitioner) -> dict[Node, tuple[str, ...]]:
+def _tags(program: ExportedProgram, known: Mapping[str, Any], who: Partitioner) -> Tags:
     """Node -> its tags; checks that only what may be delegated is tagged."""
     constant = constant_placeholders(program) | set(written_values(program))
-    tags: dict[Node, tuple[str, ...]] = {}
+    tags: Tags = {}
     for node in program.graph.nodes:
         listed = _listed(node, tags)
         if listed:
@@ -103,37 +105,39 @@ def _tags(program: ExportedProgram, known: Mapping[str, Any], who: Partitioner) 
     return tags
 
 
-def _listed(node: Node, tags: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]:
+def _listed(node: Node, tags: Tags) -> tuple[str | None, ...]:
     given = node.meta.get("delegation_tag")
     listed = (given,) if isinstance(given, str) else tuple(given or ())
+    listed = () if listed == (None,) else listed
     if node.target is not operator.getitem or node.op != "call_function":
         return listed
-    producer: tuple[str, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
+    producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
     if listed and listed != producer:
         raise broken(f"{node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}", node)
     return producer
 
 
-def _check_tag(node: Node, listed: tuple[str, ...], known: Mapping[str, Any], constant: set[Node], who: str) -> None:
+def _check_tag(
+    node: Node, listed: tuple[str | None, ...], known: Mapping[str, Any], constant: set[Node], who: str
+) -> None:
     if node.op == "output":
         raise broken(f"partitioner {who}: output node {node.name} should not be tagged")
     if node.op == "placeholder" and node not in constant:
         what = "placeholder node for non-params, non-buffer, and non-tensor constants"
         raise broken(f"partitioner {who}: {what} should not be tagged: {node.name}")
-    for tag in listed:
+    for tag in listed[1:] if listed[0] is None and node.op == "call_function" else listed:
         if tag not in known:
             raise broken(f"partitioner {who}: tag {tag!r} of {node.name} is not in partition_tags {list(known)}", node)
 
 
-def _collect(
-    program: ExportedProgram, tags: Mapping[Node, tuple[str, ...]], result: PartitionResult
-) -> dict[str, Partition]:
+def _collect(program: ExportedProgram, tags: Tags, result: PartitionResult) -> dict[str, Partition]:
     """Partitions with their calls and the constants that they own."""
     partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
     owned = {n for n in tags if n.op == "placeholder"}
     for node in program.graph.nodes:
         for tag in tags.get(node, ()) if node.op != "placeholder" else ():
-            partitions[tag].nodes.append(node)
+            if tag is not None:
+                partitions[tag].nodes.append(node)
     for partition in partitions.values():
         used = {i for n in partition.nodes for i in n.all_input_nodes if i in owned}
         _check_no_copy(used, tags, partition.tag)
@@ -142,7 +146,7 @@ def _collect(
     return partitions
 
 
-def _check_no_copy(used: set[Node], tags: Mapping[Node, tuple[str, ...]], tag: str) -> None:
+def _check_no_copy(used: set[Node], tags: Tags, tag: str) -> None:
     for node in (n for n in used if n.meta.get("no_copy")):
         for user in node.users:
             if tags.get(user) != (tag,):
@@ -159,7 +163,7 @@ def _boundary(result: PartitionResult, partition: Partition) -> dict[Node, torch
 
 def _connect(
     partition: Partition,
-    tags: Mapping[Node, tuple[str, ...]],
+    tags: Tags,
     position: Mapping[Node, int],
     returned: Collection[Node],
 ) -> None:
@@ -171,7 +175,7 @@ def _connect(
     partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags, returned)]
 
 
-def _leaves(node: Node, tags: Mapping[Node, tuple[str, ...]], returned: Collection[Node]) -> bool:
+def _leaves(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
     """Whether somebody who does not compute ``node`` for itself needs it; what returns several is unpacked first."""
     several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]

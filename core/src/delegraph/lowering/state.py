@@ -15,7 +15,8 @@ from ..source import source_of
 if TYPE_CHECKING:
     from .plan import Partition
 
-Tags = Mapping[Node, tuple[str, ...]]
+Tags = dict[Node, tuple[str | None, ...]]
+"""Node -> where it is computed: partitions, by tag, and None for the host."""
 
 
 def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
@@ -40,7 +41,7 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
 def _only_tag(buffer: Node, tags: Tags) -> str:
     if len(tags[buffer]) > 1:
         raise broken(f"buffer {buffer.name} is written, so only one delegate can keep it, not {tags[buffer]}", buffer)
-    return tags[buffer][0]
+    return str(tags[buffer][0])
 
 
 def _check_inside(buffer: Node, last: Node, tags: Tags, tag: str) -> None:

@@ -111,7 +111,7 @@ class CapabilityPartitioner(Partitioner):
         made = _Partitioning(self, exported_program)
         parts = made.parts()
         placeholders = constant_placeholders(exported_program)
-        tags = _tag(parts, made.constant | placeholders, self.delegation_spec.backend_id)
+        tags = _tag(parts, made.constant | placeholders, made.copied(), self.delegation_spec.backend_id)
         specs = dict.fromkeys(tags, self.delegation_spec)
         return PartitionResult(exported_program, specs, refusals=made.refusals())
 
@@ -142,8 +142,24 @@ class _Partitioning:
 
     def refusals(self) -> list[Refusal]:
         """In graph order, but for what only unpacks or is a delegate already."""
-        listed = [n for n in self.calls if n in self.refused and n.target not in _NO_OPERATORS]
-        return [Refusal(n, self.refused[n], n in self.final) for n in listed]
+        kept = dict.fromkeys(self.copied(), "the host needs this constant too and computes it itself")
+        why = {**kept, **self.refused}
+        listed = [n for n in self.calls if n in why and n.target not in _NO_OPERATORS]
+        return [Refusal(n, why[n], n in self.final) for n in listed]
+
+    def _floating(self) -> set[Node]:
+        """Constants that accepted calls use: each partition computes its own, and they are nobody's to pass on."""
+        used = {n for n in self.constant if any(u.op == "call_function" and u not in self.refused for u in n.users)}
+        return used | {u for n in used for u in n.users if u.target is operator.getitem}
+
+    def copied(self) -> set[Node]:
+        """Floating constants that the host needs too."""
+        floating = self._floating()
+        found: set[Node] = set()
+        for node in reversed(self.calls):
+            if node in floating and any(u in found or u in self.refused or u.op == "output" for u in node.users):
+                found.add(node)
+        return found
 
     def _ask(self, node: Node) -> None:
         why = self._why_not(node)
@@ -198,7 +214,7 @@ class _Partitioning:
     def _group(self) -> tuple[list[list[Node]], dict[Node, str]]:
         """Partitions, and what its groups keep out of them."""
         accepted = {n for n in self.calls if n not in self.refused}
-        floating = {n for n in self.constant if all(u in accepted for u in n.users)}
+        floating = self._floating()
         settled = [n for n in self.calls if n not in floating]
         listed, apart = self.bonds.units(settled, accepted - self.constant)
         level = levels(listed, accepted)
@@ -258,9 +274,9 @@ def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
     return [*found, *part]
 
 
-def _tag(parts: Sequence[Sequence[Node]], constant: set[Node], backend_id: str) -> list[str]:
-    """Write the tags: a string, or a tuple of them for a constant that several partitions use."""
-    tags: dict[Node, list[str]] = {}
+def _tag(parts: Sequence[Sequence[Node]], constant: set[Node], copied: Iterable[Node], backend_id: str) -> list[str]:
+    """Write the tags: a string, or a tuple for a constant that several partitions use, or a partition and the host."""
+    tags: dict[Node, list[str | None]] = {node: [None] for node in copied}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         for node in part:

@@ -42,8 +42,9 @@ class PartitionResult:
     """The tagged program; tag -> spec; and what the partitioner has to say.
 
     A delegated node has ``node.meta["delegation_tag"]``: a key of ``partition_tags``, or a tuple of such keys for a
-    constant that several partitions use (each gets its own). ``boundary_types`` maps node names to the dtype in which
-    that value crosses into or out of its delegate. ``refusals`` end up in the report.
+    constant that several partitions use: each gets its own, and so does the host if the first entry is None.
+    ``boundary_types`` maps node names to the dtype in which that value crosses into or out of its delegate.
+    ``refusals`` end up in the report.
     """
 
     tagged_exported_program: ExportedProgram

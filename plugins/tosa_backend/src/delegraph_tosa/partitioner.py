@@ -153,11 +153,10 @@ class TOSASupport:
         return why and f"the result leaves the delegate: {why}"
 
     def _leaves(self, node: Node, value: Value, inside: set[Node]) -> bool:
-        """Whether somebody outside needs the value; a constant is computed anew in each partition that uses it."""
-        users = [u for u in node.users if u not in inside]
+        """Whether somebody outside needs the value. Who else uses a constant that a partition uses has its own."""
         if value.constant is None:
-            return bool(users)
-        return any(u.op == "output" or self._is_refused(u) for u in users)
+            return any(u not in inside for u in node.users)
+        return not any(u.op == "call_function" and not self._is_refused(u) for u in node.users)
 
     def _is_refused(self, node: Node) -> bool:
         return node in self._refused or (is_unpacking(node) and self._is_refused(node.args[0]))  # type: ignore[arg-type]

@@ -1,0 +1,113 @@
+"""Random programs with random support, writes through aliases and state: what must hold of every lowering."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import operator
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import delegraph.api as api
+import pytest
+import torch
+from delegraph.lowering.normalise import normalise
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.signature import constant_placeholders
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from . import aliasing_programs as programs
+
+CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+MASK = 61
+
+
+def refused(node, mask):
+    return bool(mask >> (node.meta["debug_handle"] % MASK) & 1)
+
+
+def partitioner(mask, **options):
+    return CapabilityPartitioner(lambda n: "by chance" if refused(n, mask) else None, "EchoBackend", **options)
+
+
+def lowered_program(seed, mask, registry, **options):
+    module = programs.Program(seed).eval()
+    exported = torch.export.export(module, programs.inputs(0))
+    return module, exported, api.lower(exported, backends=[partitioner(mask, **options)], registry=registry)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1), st.sampled_from([None, 1, 3]), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_a_lowered_program_is_eager_over_several_calls(echo_registry, seed, mask, largest, connected):
+    options = {"largest": largest, "connected_only": connected}
+    module, _, lowered = lowered_program(seed, mask, echo_registry, **options)
+    eager = copy.deepcopy(module)
+    for call in range(3):
+        mine, theirs = programs.inputs(call), programs.inputs(call)
+        torch.testing.assert_close(lowered(*mine), eager(*theirs), rtol=0, atol=0)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1))
+@settings(max_examples=30, deadline=None)
+def test_exactly_the_refused_calls_stay(echo_registry, seed, mask):
+    """But for copies of constants; and no delegate needs, over other calls, what it makes itself."""
+    _, exported, lowered = lowered_program(seed, mask, echo_registry)
+    normal, _ = normalise(exported)
+    calls = [n for n in normal.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    wanted = Counter(n.meta["debug_handle"] for n in calls if refused(n, mask))
+    graph = lowered.exported_program().graph
+    left = Counter(n.meta["debug_handle"] for n in api.host_calls(graph.nodes) if n.target is not operator.getitem)
+    constant = {n.meta["debug_handle"] for n in computed_constants(normal)}
+    assert wanted.keys() <= left.keys() <= wanted.keys() | constant
+    nodes = [n for d in lowered.delegates for n in d.nodes if n.target is not operator.getitem]
+    taken = {n.meta["debug_handle"] for n in nodes}
+    assert taken == {n.meta["debug_handle"] for n in calls} - wanted.keys()
+    graph.lint()
+    assert sum(n.target is CALL_DELEGATE for n in graph.nodes) == len(lowered.delegates)
+
+
+def computed_constants(program):
+    found = constant_placeholders(program)
+    for node in program.graph.nodes:
+        if node.op == "call_function" and all(i in found for i in node.all_input_nodes):
+            found.add(node)
+    return [n for n in found if n.op == "call_function"]
+
+
+def digest(count):
+    """Of what backends see, and of the parents, for ``count`` random programs; run in a process of its own."""
+    from delegraph.registry import Registry
+
+    from .conftest import EchoBackend, EchoRuntime
+
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=EchoRuntime)
+    text = hashlib.sha256()
+    for seed in range(count):
+        _, _, lowered = lowered_program(seed, 0x1234567 * (seed + 1) % 2**MASK, registry)
+        for d in lowered.delegates:
+            signature = d.module.original_module.graph_signature
+            text.update(f"{d.name} {d.inputs} {d.outputs} {signature} {d.module.original_module.graph}".encode())
+        text.update(str(lowered.exported_program().graph).encode())
+    return text.hexdigest()
+
+
+@pytest.mark.parametrize("seeds", [("0", "1")])
+def test_the_same_in_processes_with_different_hash_seeds(seeds):
+    command = f"from {__name__} import digest; print(digest(8))"
+    made = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", command],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in seeds
+    ]
+    assert made[0] == made[1] and len(made[0].strip()) == 64
