@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from delegraph import errors
+from delegraph_tosa.ir.rulebook import OF_OPERATORS
+from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
 from delegraph_tosa.lowering import RULES
 from delegraph_tosa.lowering.rules import Rule
 from delegraph_tosa.spec.table import Mode, rows
@@ -42,9 +44,22 @@ Generated from the specification's table by docs/generate.py. For each operator 
 the profiles and extensions that allow it, `+` where several are needed together. The builder, the validator and this
 page read the same table.
 
-plugins/tosa_backend/tests/legality.py asks tosa-opt's strict validator about one-operator files of TOSA 1.0: every
-row of every operator (but CUSTOM, control flow and variables) for each choice of profiles, alone, with each extension
-and with all of them, and operators on element types that no row has. Of {judged} verdicts, {count} differ from ours.
+plugins/tosa_backend/tests/legality.py asks tosa-opt's strict validator about files of TOSA 1.0: every row of every
+operator, and custom operators, variables and control flow up to the deepest nesting and the longest lists of level 8K,
+for each choice of profiles, alone, with each extension and with all of them, and operators on element types that no row
+has. Of {judged} verdicts, {count} differ from ours.
+"""
+
+TOSA_RULES = """# Rules that the validator of delegraph-tosa tells
+
+Generated from delegraph_tosa.ir.rulebook by docs/generate.py: {count} rules.
+
+Every violation names one of these rules, the section of the specification that has it, the operator and the line of
+your program. Sections are named, not numbered: their numbers change from draft to draft. The headings {headings} stand
+below the operator's own section.
+
+plugins/tosa_backend/tests/breaking has an illegal graph for each rule and each operator that can break it, made by a
+small change of a legal one: it breaks that rule and no other.
 """
 
 SWEEP = FOLDER.parent / "plugins/tosa_backend/tests/legality.json"
@@ -111,6 +126,18 @@ def legality_page() -> str:
     return "\n".join([*lines, ""])
 
 
+def rules_page() -> str:
+    """The rules of TOSA that the validator knows."""
+    headings = ", ".join(f"*{heading}*" for heading in sorted(OF_OPERATORS))
+    lines = [
+        TOSA_RULES.format(count=len(RULEBOOK), headings=headings),
+        "| rule | section | what it asks for |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{name}` | {rule.section} | {rule.meaning} |" for name, rule in RULEBOOK.items()]
+    return "\n".join([*lines, ""])
+
+
 def _legality_row(mode: Mode, of_1_0: tuple[Mode, ...]) -> str:
     types = ", ".join(f"{variable} {dtype or 'none'}" for variable, dtype in mode.types.items())
     before = [way for other in of_1_0 if other.types == mode.types for way in other.allowed_by]
@@ -130,6 +157,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "tosa-operators.md": operators_page,
     "tosa-legality.md": legality_page,
+    "tosa-rules.md": rules_page,
 }
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ target of the profiles and one extension, and for element types that no row has.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -19,17 +18,18 @@ from delegraph.errors import DelegraphError
 from delegraph_tosa.ir.graph import Graph, Illegal
 from delegraph_tosa.ir.types import DType
 from delegraph_tosa.serialise import TosaFile
-from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.spec import TosaSpec, required
 from delegraph_tosa.spec.table import Mode, rows
 from delegraph_tosa.spec.target import extensions
 from delegraph_tosa.validate import violations
 from samples import WITH_BODIES_OR_STATE, graph_of, samples
+from structured import branch, custom, kept, read_only, structured, written
 
 VERSION = (1, 0)
 PROFILES = (frozenset({"FP"}), frozenset({"INT"}), frozenset({"FP", "INT"}))
+TYPES = [t for t in DType if t < DType.SHAPE or t in (DType.FP8E4M3, DType.FP8E5M2)]
+"""Element types of TOSA 1.0."""
 EVERYTHING = TosaSpec(VERSION, PROFILES[2], frozenset(extensions()))
-NOT_JUDGED = {"CUSTOM"}
-"""An implementation's own operator, which tosa-opt takes from nobody."""
 
 
 class Question(NamedTuple):
@@ -54,20 +54,40 @@ def targets() -> list[TosaSpec]:
 def of_the_table() -> Iterator[Question]:
     """Every row for every target."""
     for sample in samples():
-        if sample.label.partition("(")[0] not in NOT_JUDGED:
-            for spec in targets():
-                yield Question(sample.label, sample.graph, spec)
+        for spec in targets():
+            yield Question(sample.label, sample.graph, spec)
+
+
+def of_structures() -> Iterator[Question]:
+    """Control flow, variables and custom operators for every target, and for the one that has what they need."""
+    for sample in structured():
+        needs = required(sample.graph)
+        for spec in [*targets(), TosaSpec(VERSION, needs.profiles, needs.extensions)]:
+            yield Question(sample.label, sample.graph, spec)
 
 
 def beside_the_table() -> Iterator[Question]:
     """Every operator with all of its element types equal, where no row says so, for the target that has everything."""
     for name, row in rows().items():
-        if name in WITH_BODIES_OR_STATE | NOT_JUDGED | {"CONST", "CONST_SHAPE"}:
+        if name in WITH_BODIES_OR_STATE | {"CUSTOM", "CONST", "CONST_SHAPE"}:
             continue
-        for dtype in (t for t in DType if t < DType.SHAPE or t in (DType.FP8E4M3, DType.FP8E5M2)):
+        for dtype in TYPES:
             types = {variable: dtype for variable in row.modes[0].types}
             if not any(mode.types == types for mode in row.modes) and (graph := _graph(name, types)):
                 yield Question(f"{name}({dtype} only)", graph, EVERYTHING)
+    yield from _structures_beside_the_table()
+
+
+def _structures_beside_the_table() -> Iterator[Question]:
+    """Variables, conditions and custom operators of each element type."""
+    for dtype in TYPES:
+        graphs = {
+            "VARIABLE_READ": read_only(dtype),
+            "VARIABLE_WRITE": written(dtype),
+            "COND_IF": branch(kept(DType.FP32), kept(DType.FP32), flag=dtype),
+            "CUSTOM": custom(dtype),
+        }
+        yield from (Question(f"{name}({dtype} only)", graph, EVERYTHING) for name, graph in graphs.items())
 
 
 def _graph(name: str, types: dict[str, DType]) -> Graph | None:
@@ -105,9 +125,13 @@ def differences(questions: list[Question], threads: int = 2) -> tuple[int, list[
     return len(judged), found
 
 
+def everything() -> list[Question]:
+    """The whole sweep."""
+    return [*of_the_table(), *of_structures(), *beside_the_table()]
+
+
 def main(results: Path) -> None:
-    questions = list(itertools.chain(of_the_table(), beside_the_table()))
-    judged, found = differences(questions)
+    judged, found = differences(everything())
     results.write_text(json.dumps({"judged": judged, "differences": found}, indent=1) + "\n")
 
 

@@ -29,11 +29,11 @@ def zero(dtype: DType = F32) -> Value:
 
 
 def found(graph: Graph, spec: TosaSpec = FP) -> list[str]:
-    """Without the section, which test_every_violation_names_its_section is about."""
-    return [str(v).replace(f" [{v.section}]", "") for v in violations(graph, spec)]
+    """Without rule and section, which test_every_violation_names_its_rule_and_section is about."""
+    return [str(v).replace(f" [{v.rule}: {v.section}]", "") for v in violations(graph, spec)]
 
 
-def test_every_violation_names_its_section():
+def test_every_violation_names_its_rule_and_section():
     deep, runtime = value(*[1] * 7), value(1)
     exp = apply(ops.EXP, wide := value(2, dtype=DType.BF16))
     exp.source = "model.py:9, in exp"
@@ -43,15 +43,25 @@ def test_every_violation_names_its_section():
     reduce = ops.REDUCE_SUM((wide,), axis=2)
     reduce.outputs = (value(1),)
     graph = Graph([wide, deep, runtime], [], [exp, add, abs_, negate, reduce])
-    broken = [(v.operator.name if v.operator else "", v.rule) for v in violations(graph, FP)]
-    assert ("EXP", "supported data types") in broken
-    assert ("ADD", "arguments") in broken
-    assert ("ABS", "level 8K") in broken
-    assert ("NEGATE", "compile time constant status") in broken
-    assert ("NEGATE", "dataflow") in broken
-    assert ("REDUCE_SUM", "ERROR_IF") in broken
+    broken = [(v.rule, v.section) for v in violations(graph, FP)]
+    assert ("profile", "EXP, Supported Data Types") in broken
+    assert ("operand-count", "ADD, Arguments") in broken
+    assert ("level-rank", "Levels") in broken
+    assert ("constant-operand", "NEGATE, Compile Time Constant Status") in broken
+    assert ("operand-defined", "Operator Graphs") in broken
+    assert ("axis", "REDUCE_SUM, Operation Function") in broken
     first = next(str(v) for v in violations(graph, FP) if v.operator is exp)
-    assert "target is PRO-FP [section EXP, supported data types]\n    at model.py:9" in first
+    assert "target is PRO-FP [profile: EXP, Supported Data Types]\n    at model.py:9" in first
+
+
+def test_all_rules_that_one_operator_breaks_are_found():
+    x, weight, bias = value(1, 8, 8, 3), value(4, 3, 3, 2), value(5)
+    zeros = [literal(numbers, F32, np.float32) for numbers in ([1], [0, 0])]
+    attributes = {"pad": (-1, 0, 0, 0), "stride": (2, 1), "dilation": (1, 1), "acc_type": F32}
+    conv = ops.CONV2D((x, weight, bias, *zeros), **attributes)
+    conv.outputs = (value(1, 3, 6, 4),)
+    graph = Graph([x, weight, bias], conv.outputs, [conv])
+    assert [v.rule for v in violations(graph, FP)] == ["channels", "pad", "bias", "zero-point", "single-element"]
 
 
 @pytest.mark.parametrize("sample", list(samples()), ids=lambda s: s.label)
@@ -182,8 +192,10 @@ def nested(depth: int) -> Graph:
 
 def test_nesting():
     spec = TosaSpec.parse("TOSA-1.0+FP+cf")
-    assert found(nested(6), spec) == []
-    assert "nested deeper than MAX_NESTING, which is 6" in found(nested(7), spec)[0]
+    assert found(nested(5), spec) == []
+    assert found(nested(6), spec) == [
+        "graph: control flow is nested 6 deep, the program counts as well and MAX_NESTING is 6"
+    ]
 
 
 def test_every_limit_that_an_operator_exceeds():

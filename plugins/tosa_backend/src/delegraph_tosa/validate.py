@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from delegraph.errors import DelegraphError
 
-from .ir.graph import Graph, Illegal, Operator, Value
-from .ir.operators import OPERATORS
-from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode
+from .ir.graph import Graph, Operator, Value, infer_all
+from .ir.operators import CUSTOM, OPERATORS, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from .ir.rulebook import section
+from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
 from .spec import TosaSpec
 
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -33,24 +34,24 @@ _ATTRIBUTE_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class Violation(NamedTuple):
-    """One rule that a graph breaks; ``where`` names the operator by number, the input, the output or the constant.
+    """One rule of ``ir.rulebook`` that a graph breaks.
 
-    ``rule`` is the part of the specification that says so: for operators a heading below the operator's own section.
+    ``where`` names the operator by number, the input, the output or the constant.
     """
 
     where: str
     problem: str
+    rule: str
     operator: Operator | None = None
-    rule: str = "graphs"
 
     @property
     def section(self) -> str:
-        """Where the specification has the rule."""
-        return f"section {self.operator.name}, {self.rule}" if self.operator else self.rule
+        """Where the specification has the rule, by name."""
+        return section(self.rule, self.operator.name if self.operator else None)
 
     def __str__(self) -> str:
         source = f"\n    at {self.operator.source}" if self.operator and self.operator.source else ""
-        return f"{self.where}: {self.problem} [{self.section}]{source}"
+        return f"{self.where}: {self.problem} [{self.rule}: {self.section}]{source}"
 
 
 class InvalidGraph(DelegraphError, ValueError):
@@ -70,11 +71,12 @@ def validate(graph: Graph, spec: TosaSpec) -> None:
 
 def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
     """Everything that makes ``graph`` illegal for ``spec``: structure, inferred types, target, level, names."""
-    check = _Check(spec)
-    found = [v for number, g in enumerate(graph.reachable()) for v in check.graph(g, _place(g, number))]
-    if _depth(graph, {}) > spec.max_nesting:
-        text = f"control flow is nested deeper than MAX_NESTING, which is {spec.max_nesting}"
-        found.append(Violation("graph", text, rule=f"level {spec.level}"))
+    graphs = graph.reachable()
+    check = _Check(spec, graphs)
+    found = [v for number, g in enumerate(graphs) for v in check.graph(g, _place(g, number))]
+    if (depth := _depth(graph, {})) >= spec.max_nesting:
+        text = f"control flow is nested {depth} deep, the program counts as well and MAX_NESTING is {spec.max_nesting}"
+        found.append(Violation("graph", text, "level-nesting"))
     return found
 
 
@@ -92,80 +94,132 @@ def _depth(graph: Graph, known: dict[Graph, int]) -> int:
 
 
 class _Check:
-    def __init__(self, spec: TosaSpec) -> None:
+    def __init__(self, spec: TosaSpec, graphs: list[Graph]) -> None:
         self.spec = spec
+        self.variables = _Variables(graphs)
 
     def graph(self, graph: Graph, within: str) -> Iterator[Violation]:
-        yield from self.inputs(graph, within)
+        opaque = {v for op in graph.operators if isinstance(op, CUSTOM) for v in (*op.inputs, *op.outputs)}
+        opaque -= {*graph.inputs} & {*graph.outputs}  # between which the writer puts an IDENTITY
+        yield from self.inputs(graph, opaque, within)
         defined = set(graph.inputs)
         for number, operator in enumerate(graph.operators):
             where = f"{within}operator {number} ({operator.name})"
-            yield from (Violation(where, text, operator, rule) for rule, text in self.operator(operator, defined))
+            yield from (Violation(where, text, rule, operator) for rule, text in self.operator(operator, defined))
             defined.update(operator.outputs)
         yield from self.constants(graph, within)
-        yield from self.outputs(graph, defined, within)
+        yield from self.outputs(graph, defined, opaque, within)
         yield from _duplicate_names(graph, within)
 
-    def inputs(self, graph: Graph, within: str) -> Iterator[Violation]:
+    def inputs(self, graph: Graph, opaque: set[Value], within: str) -> Iterator[Violation]:
         for position, value in enumerate(graph.inputs):
             where = f"{within}input {position}"
             if value in graph.inputs[:position]:
-                yield Violation(where, "the value is an input already")
+                yield Violation(where, "the value is an input already", "input-once")
             if value.constant is not None or value.producer is not None:
-                yield Violation(where, "an input cannot be a constant or the result of an operator")
-            if text := self.boundary(value):
-                yield Violation(where, text)
+                text = "an input cannot be a constant or the result of an operator"
+                yield Violation(where, text, "input-from-outside")
+            yield from self.boundary(value, value in opaque, where)
 
-    def boundary(self, value: Value) -> str | None:
+    def boundary(self, value: Value, opaque: bool, where: str) -> Iterator[Violation]:
+        """``opaque`` tensors are those of CUSTOM, whose element types no profile restricts."""
         if value.dtype is DType.SHAPE:
-            return "a shape cannot cross the boundary of a graph"
-        return self.spec.why_not_tensor(value.type)
+            yield Violation(where, "a shape cannot cross the boundary of a graph", "shape-inside")
+            return
+        for rule, text in self.spec.type_breaches("tensor", value.type):
+            if not (opaque and rule == "profile"):
+                yield Violation(where, text, rule)
 
     def constants(self, graph: Graph, within: str) -> Iterator[Violation]:
         for number, value in enumerate(graph.constants()):
-            if text := self.spec.why_not_constant(value.type):
-                rule = "section CONST, supported data types and level"
-                yield Violation(f"{within}constant {value.name or number}", text, rule=rule)
+            where = f"{within}constant {value.name or number}"
+            yield from (Violation(where, text, rule) for rule, text in self.spec.type_breaches("constant", value.type))
 
-    def outputs(self, graph: Graph, defined: set[Value], within: str) -> Iterator[Violation]:
+    def outputs(self, graph: Graph, defined: set[Value], opaque: set[Value], within: str) -> Iterator[Violation]:
         for position, value in enumerate(graph.outputs):
             where = f"{within}output {position}"
             if value not in defined and value.constant is None:
-                yield Violation(where, f"{value!r} is not defined")
-            if text := self.boundary(value):
-                yield Violation(where, text)
+                yield Violation(where, f"{value!r} is not defined", "operand-defined")
+            yield from self.boundary(value, value in opaque, where)
 
     def operator(self, operator: Operator, defined: set[Value]) -> Iterator[tuple[str, str]]:
         """The rule and the text of everything that is wrong with an operator."""
         kind = OPERATORS.get(operator.name)
         if kind is not type(operator):
-            yield "operators", "it is no operator of TOSA"
+            yield "operator-known", "it is no operator of TOSA"
             return
         for position, value in enumerate(operator.inputs):
             if value.constant is None and value not in defined:
-                yield "dataflow", f"operand {position} ({value!r}) is not defined before it is used"
+                yield "operand-defined", f"operand {position} ({value!r}) is not defined before it is used"
         for position, value in enumerate(operator.outputs):
-            if value in defined or value.constant is not None:
-                yield "dataflow", f"result {position} ({value!r}) is defined already"
+            if value in defined or value.constant is not None or value in operator.outputs[:position]:
+                yield "result-once", f"result {position} ({value!r}) is defined already"
         malformed = [*_operand_count(operator), *_attributes(operator)]
-        yield from (("arguments", text) for text in malformed)
+        yield from malformed
         if not malformed:
-            yield from (("ERROR_IF", text) for text in _inference(operator))
+            yield from _inference(operator)
+            yield from self.variables.breaches(operator)
             if self.spec.why_not(operator):
                 yield from self.spec.breaches(operator)
 
 
-def _operand_count(operator: Operator) -> Iterator[str]:
+class _Variables:
+    """Variables by name; a program has them in common with the graphs of its control flow."""
+
+    def __init__(self, graphs: list[Graph]) -> None:
+        operators = [op for graph in graphs for op in graph.operators]
+        self.declared = {_variable(op): op for op in reversed(operators) if isinstance(op, VARIABLE) and op.inputs}
+        self.later = {id(op) for graph in graphs for op in _before_declarations(graph)}
+
+    def breaches(self, operator: Operator) -> Iterator[tuple[str, str]]:
+        if isinstance(operator, VARIABLE):
+            if self.declared.get(operator.variable) is not operator:
+                yield "variable-once", f"variable {operator.variable!r} is declared already"
+        elif isinstance(operator, VARIABLE_READ | VARIABLE_WRITE):
+            yield from self._access(operator, _accessed(operator))
+
+    def _access(self, operator: VARIABLE_READ | VARIABLE_WRITE, type: Type | None) -> Iterator[tuple[str, str]]:
+        declaration = self.declared.get(operator.variable)
+        if declaration is None or id(operator) in self.later:
+            yield "variable-declared", f"variable {operator.variable!r} is not declared before"
+        elif type not in (None, declaration.initial_value.type):
+            wanted = declaration.initial_value.type
+            yield "variable-type", f"variable {operator.variable!r} is {wanted}, it is accessed as {type}"
+
+
+def _accessed(operator: VARIABLE_READ | VARIABLE_WRITE) -> Type | None:
+    """The type that a variable is read or written with."""
+    if isinstance(operator, VARIABLE_WRITE):
+        return operator.input1.type
+    return operator.types[0] if len(operator.types) == 1 else None
+
+
+def _before_declarations(graph: Graph) -> Iterator[Operator]:
+    """Accesses to variables that the same graph declares only later."""
+    later: set[str] = set()
+    for operator in reversed(graph.operators):
+        if isinstance(operator, VARIABLE):
+            later.add(_variable(operator))
+        elif isinstance(operator, VARIABLE_READ | VARIABLE_WRITE) and _variable(operator) in later:
+            yield operator
+
+
+def _variable(operator: Operator) -> str:
+    """The variable's name; a malformed operator may have none."""
+    return str(vars(operator).get("variable"))
+
+
+def _operand_count(operator: Operator) -> Iterator[tuple[str, str]]:
     given, wanted = len(operator.inputs), len(operator.operands)
     if given < wanted - 1 if operator.variadic else given != wanted:
-        yield f"it has {given} operands, needs {wanted} ({', '.join(operator.operands)})"
+        yield "operand-count", f"it has {given} operands, needs {wanted} ({', '.join(operator.operands)})"
 
 
-def _attributes(operator: Operator) -> Iterator[str]:
+def _attributes(operator: Operator) -> Iterator[tuple[str, str]]:
     for name, kind in operator.attributes.items():
         value = getattr(operator, name, None)
         if not isinstance(value, _ATTRIBUTE_TYPES[kind]) or not _in_range(kind, value):
-            yield f"attribute {name} is {value!r}, which is no {kind}"
+            yield "attribute-type", f"attribute {name} is {value!r}, which is no {kind}"
 
 
 def _in_range(kind: str, value: Any) -> bool:
@@ -174,16 +228,13 @@ def _in_range(kind: str, value: Any) -> bool:
     return kind != "Ints" or all(isinstance(entry, int) and entry in _INT32 for entry in value)
 
 
-def _inference(operator: Operator) -> Iterator[str]:
-    try:
-        inferred = operator.infer()
-    except Illegal as problem:
-        yield str(problem)
-        return
+def _inference(operator: Operator) -> Iterator[tuple[str, str]]:
+    inferred, broken = infer_all(operator)
+    yield from ((illegal.rule, str(illegal)) for illegal in broken)
     declared = tuple(v.type for v in operator.outputs)
-    if inferred != declared:
+    if not broken and inferred != declared:
         wanted, found = ", ".join(map(str, inferred)) or "nothing", ", ".join(map(str, declared)) or "nothing"
-        yield f"it gives {wanted}, its results are declared as {found}"
+        yield "result-type", f"it gives {wanted}, its results are declared as {found}"
 
 
 def _duplicate_names(graph: Graph, within: str) -> Iterator[Violation]:
@@ -191,4 +242,4 @@ def _duplicate_names(graph: Graph, within: str) -> Iterator[Violation]:
     names = Counter(v.name for v in dict.fromkeys([*graph.inputs, *graph.outputs]) if v.name)
     for name, count in names.items():
         if count > 1:
-            yield Violation(f"{within}name {name!r}", f"{count} inputs or outputs have it")
+            yield Violation(f"{within}name {name!r}", f"{count} inputs or outputs have it", "distinct-names")

@@ -6,6 +6,7 @@ Imports neither torch nor flatbuffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,13 +18,42 @@ Array = npt.NDArray[Any]
 
 
 class Illegal(ValueError):
-    """An operator breaks a rule of the specification (an ERROR_IF, a rank or a size); the text says which."""
+    """An operator breaks a rule of the specification: the text says how, ``rule`` is its name in ``ir.rulebook``."""
+
+    def __init__(self, text: str, rule: str = "unnamed") -> None:
+        super().__init__(text)
+        self.rule = rule
 
 
-def check(ok: bool, why: str) -> None:
-    """Raise ``Illegal(why)`` unless ``ok``."""
+_NOTED: ContextVar[list[Illegal] | None] = ContextVar("_NOTED", default=None)
+"""Where ``note`` puts what it finds; None lets it raise."""
+
+
+def check(ok: bool, why: str, rule: str = "unnamed") -> None:
+    """Raise ``Illegal`` unless ``ok``: the rules after this one cannot be judged without it."""
     if not ok:
-        raise Illegal(why)
+        raise Illegal(why, rule)
+
+
+def note(ok: bool, why: str, rule: str) -> None:
+    """``check`` for a rule that those after it do not rest on: ``infer_all`` goes on and finds them too."""
+    if not ok:
+        broken, noted = Illegal(why, rule), _NOTED.get()
+        if noted is None:
+            raise broken
+        noted.append(broken)
+
+
+def infer_all(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
+    """What ``infer`` gives and every rule that it finds broken; no types that can be relied on if there is one."""
+    noted: list[Illegal] = []
+    token = _NOTED.set(noted)
+    try:
+        return operator.infer(), noted
+    except Illegal as last:
+        return (), [*noted, last]
+    finally:
+        _NOTED.reset(token)
 
 
 class Literal:
@@ -103,7 +133,7 @@ def shape_of(value: Value) -> tuple[int, ...]:
             return tuple(constant.array.tolist())
         if constant is None and value.producer is not None and value.producer.entries is not None:
             return value.producer.entries
-    raise Illegal(f"{value!r} is not a constant shape")
+    raise Illegal(f"{value!r} is not a constant shape", "constant-shape")
 
 
 class Operator:

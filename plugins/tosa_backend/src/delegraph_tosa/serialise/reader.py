@@ -48,7 +48,10 @@ def read(data: bytes | bytearray | memoryview) -> Graph:
     """The graph of a ``.tosa`` file of version 1.0 or 1.1. Raises FormatError."""
     table = root(data, IDENTIFIER, "TOSA file")
     _check_version(table)
-    return _Regions(table).graph(None, ())
+    regions = _Regions(table)
+    graph = regions.graph(None, ())
+    graph.operators[:0] = regions.declared_inside
+    return graph
 
 
 def _check_version(table: Table) -> None:
@@ -67,6 +70,9 @@ class _Regions:
         self.tables: dict[str, Table] = {}
         self.graphs: dict[str, Graph] = {}
         self.names: list[str] = []
+        self.variables: dict[str, Type] = {}
+        self.declared_inside: list[Operator] = []
+        """Variables that only graphs of control flow name; the program declares them."""
         for region in table.tables(GraphField.REGIONS, "region"):
             name = region.string(RegionField.NAME, "name")
             if name in self.tables:
@@ -133,9 +139,20 @@ class _Block:
         return name
 
     def variable(self, name: str, tensor: Table) -> None:
-        """A tensor that keeps its value; in the graph it is the operator VARIABLE with its initial value."""
-        initial = self.constant(name, tensor)
-        self.finish(VARIABLE((initial,), variable=tensor.string(TensorField.VARIABLE_NAME, "variable name")), tensor)
+        """A tensor that keeps its value; in the graph it is the operator VARIABLE with its initial value.
+
+        Files repeat it in each block. The program's stands for all of them: the others would start it anew.
+        """
+        initial, variable = self.constant(name, tensor), tensor.string(TensorField.VARIABLE_NAME, "variable name")
+        known = self.regions.variables.get(variable)
+        if known not in (None, initial.type):
+            raise tensor.damaged(f"variable {variable!r} is {known} and {initial.type}")
+        self.regions.variables[variable] = initial.type
+        declaration = VARIABLE((initial,), variable=variable)
+        if len(self.within) == 1:
+            self.finish(declaration, tensor)
+        elif known is None:
+            self.regions.declared_inside.append(declaration)
 
     def type_of(self, name: str) -> Type:
         """The declared type of a tensor or shape."""

@@ -81,6 +81,9 @@ class _Structure:
         self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
         self.names = Names(v for g in self.graphs for v in _values(g))
         self.regions = dict(zip(graph.reachable(), _region_names(self.graphs), strict=True))
+        declared = (op for g in reversed(self.graphs) for op in reversed(g.operators) if isinstance(op, VARIABLE))
+        self.variables = {op.variable: op for op in declared}
+        self.variable_names: dict[str, str] = {}
 
     def finish(self, version: tuple[int, int]) -> bytearray:
         regions = [self.region(graph, name) for graph, name in zip(self.graphs, self.regions.values(), strict=True)]
@@ -130,7 +133,7 @@ class _Block:
     def __init__(self, structure: _Structure, graph: Graph) -> None:
         self.structure, self.build, self.graph = structure, structure.build, graph
         self.names: dict[Value, str] = {}
-        self.variables: dict[str, str] = {}
+        self.variables: set[str] = set()
         self.tensors: list[int] = []
         self.shapes: list[int] = []
         self.operators: list[int] = []
@@ -216,7 +219,8 @@ class _Block:
 
     def operator(self, operator: Operator) -> None:
         if isinstance(operator, VARIABLE):
-            return self.variable(operator)
+            self.variable(operator.variable, operator)
+            return None
         try:
             attributes = self.structure.attributes(operator)
         except Illegal as problem:
@@ -230,9 +234,9 @@ class _Block:
                 self.tensor(value)
         inputs = [self.defined(value, operator) for value in operator.inputs]
         if isinstance(operator, VARIABLE_READ):
-            inputs = [self.variables[operator.variable]]
+            inputs = [self.variable(operator.variable, operator)]
         if isinstance(operator, VARIABLE_WRITE):
-            results = [self.variables[operator.variable]]
+            results = [self.variable(operator.variable, operator)]
         self.append(operator.name, attributes, inputs, results, operator.source)
         return None
 
@@ -241,10 +245,24 @@ class _Block:
             raise InternalError("internal", f"{operator.name} uses {value!r} before it is defined")
         return self.names[value]
 
-    def variable(self, operator: VARIABLE) -> None:
-        """A variable is a tensor with its initial value; the file has no operator that declares it."""
-        name = self.variables[operator.variable] = self.structure.names.name(operator.initial_value, "variable")
-        self.tensor(operator.initial_value, operator.variable, name)
+    def variable(self, variable: str, operator: Operator) -> str:
+        """The name of a variable's tensor, which has the initial value: files have no operator that declares it.
+
+        Each block that uses a variable has the tensor, under one name in all of them, as the official serialiser does.
+        """
+        structure = self.structure
+        if variable not in structure.variables:
+            text = f"TOSA {operator.name}: variable {variable!r} is not declared"
+            raise Unsupported("unsupported", text, source=operator.source)
+        first = structure.variables[variable]
+        name = structure.variable_names.get(variable, "")
+        if not name or (isinstance(operator, VARIABLE) and operator is not first):  # a second one is no legal graph
+            name = structure.names.name(first.initial_value, "variable")
+        if name not in self.variables:
+            self.variables.add(name)
+            self.tensor(first.initial_value, variable, name)
+        structure.variable_names.setdefault(variable, name)
+        return name
 
     def append(
         self, name: str, attributes: int, inputs: Sequence[str], outputs: Sequence[str], source: object = None

@@ -1,4 +1,4 @@
-"""Level limits (specification 1.8): rank, kernel, stride, scale, tensor size and length of tensor lists."""
+"""Level limits (specification: Levels): rank, kernel, stride, scale, tensor size and length of tensor lists."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ..ir.types import BYTES, DType, Type
 from .table import Row, Version, load
 
 Size = Callable[[Operator], int]
+Breach = tuple[str, str]
+"""A rule of ``ir.rulebook`` and how it is broken."""
 
 _COMPONENTS = {
     ("pad", 4): ("pad_top", "pad_bottom", "pad_left", "pad_right"),
@@ -24,6 +26,17 @@ _COMPONENTS = {
 """(argument, length) -> how the specification names its entries."""
 
 
+RULE_OF_LIMIT = {
+    "MAX_RANK": "level-rank",
+    "MAX_KERNEL": "level-kernel",
+    "MAX_STRIDE": "level-stride",
+    "MAX_SCALE": "level-scale",
+    "MAX_TENSOR_LIST_SIZE": "level-list-length",
+    "MAX_SHAPE_LEN": "level-shape-length",
+}
+"""How the specification calls a maximum -> the rule that a larger size breaks."""
+
+
 @dataclass(frozen=True)
 class Limit:
     """One limit of an operator: ``measure`` must not exceed ``maximum`` times ``divisor``."""
@@ -34,12 +47,13 @@ class Limit:
     maximum: int
     maximum_name: str
 
-    def violated(self, operator: Operator) -> str | None:
+    def violated(self, operator: Operator) -> Breach | None:
         size, divisor = self.measure(operator), self.divisor(operator) if self.divisor else 1
-        if size <= self.maximum * divisor:
+        if divisor < 1 or size <= self.maximum * divisor:  # a factor below 1 breaks a rule of its own
             return None
         found = f"{size}/{divisor}" if self.divisor else str(size)
-        return f"TOSA {operator.name}: {self.text} is {found}, {self.maximum_name} is {self.maximum}"
+        text = f"TOSA {operator.name}: {self.text} is {found}, {self.maximum_name} is {self.maximum}"
+        return RULE_OF_LIMIT[self.maximum_name], text
 
 
 class Level:
@@ -51,39 +65,39 @@ class Level:
         self._accepted: set[Type] = set()
         self._compiled: dict[str, tuple[Limit, ...]] = {}
 
-    def exceeded(self, operator: Operator, row: Row) -> Iterator[str]:
+    def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
         """The limits that ``operator`` exceeds."""
         accepted = self._accepted
         for value in (*operator.inputs, *operator.outputs):
-            if value.type not in accepted and (text := self.why_not_type(value.type)):
-                yield f"TOSA {operator.name}: {text}"
+            if value.type not in accepted:
+                yield from ((rule, f"TOSA {operator.name}: {text}") for rule, text in self.type_breaches(value.type))
         limits = self._compiled.get(row.name)
         if limits is None:
             limits = self._compiled[row.name] = self._compile(row)
         for limit in limits:
-            if text := limit.violated(operator):
-                yield text
+            if breach := limit.violated(operator):
+                yield breach
 
-    def why_not_type(self, type: Type) -> str | None:
-        """Why a tensor or shape of this type exceeds the level, or None."""
-        text = self._shape_length(type) if type.dtype is DType.SHAPE else self._tensor(type)
-        if text is None:
+    def type_breaches(self, type: Type) -> list[Breach]:
+        """What is wrong with a tensor or shape of this type."""
+        found = list(self._shape_length(type) if type.dtype is DType.SHAPE else self._tensor(type))
+        if not found:
             self._accepted.add(type)
-        return text
+        return found
 
-    def _shape_length(self, type: Type) -> str | None:
+    def _shape_length(self, type: Type) -> Iterator[Breach]:
         longest = self.limits["max_shape_len"]
-        return None if math.prod(type.shape) <= longest else f"shape {type}: MAX_SHAPE_LEN is {longest}"
+        if math.prod(type.shape) > longest:
+            yield "level-shape-length", f"shape {type}: MAX_SHAPE_LEN is {longest}"
 
-    def _tensor(self, type: Type) -> str | None:
+    def _tensor(self, type: Type) -> Iterator[Breach]:
         if len(type.shape) > self.limits["max_rank"]:
-            return f"{type} has rank {len(type.shape)}, MAX_RANK is {self.limits['max_rank']}"
+            yield "level-rank", f"{type} has rank {len(type.shape)}, MAX_RANK is {self.limits['max_rank']}"
         if min(type.shape, default=1) < 1:
-            return f"{type} has a size below 1; TOSA has no empty or dynamic tensors"
+            yield "size-positive", f"{type} has a size below 1; TOSA has no empty or dynamic tensors"
         power = self.limits["max_log2_size"]
         if math.prod(type.shape) * BYTES.get(type.dtype, 1) >= 1 << power:
-            return f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)"
-        return None
+            yield "level-tensor-size", f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)"
 
     def _compile(self, row: Row) -> tuple[Limit, ...]:
         sizes = _named_sizes(row)
@@ -98,7 +112,7 @@ class Level:
 
 
 def _is_common(text: str) -> bool:
-    """Whether the limit is one of rank or shape length, which ``why_not_type`` checks of every operand."""
+    """Whether the limit is one of rank or shape length, which ``type_breaches`` checks of every operand."""
     return text.startswith(("rank(", "length(")) and "list" not in text
 
 

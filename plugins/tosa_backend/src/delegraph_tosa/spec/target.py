@@ -11,7 +11,7 @@ from delegraph.errors import OptionError
 
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, DType, Type
-from .levels import Level
+from .levels import Breach, Level
 from .table import FILES, Version, load, rows
 
 _FORM = re.compile(r"TOSA-(\d+)\.(\d+)(?:\.\d+)?(?:\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE)
@@ -96,37 +96,39 @@ class TosaSpec:
         """Everything that this target refuses about ``operator``, where ``why_not`` gives the first."""
         return [text for _, text in self.breaches(operator)]
 
-    def breaches(self, operator: Operator) -> Iterator[tuple[str, str]]:
-        """The rule of the specification and the text of everything that this target refuses about ``operator``."""
+    def breaches(self, operator: Operator) -> Iterator[Breach]:
+        """The rule and the text of everything that this target refuses about ``operator``."""
         types = self._why_not_types(operator)
         if types:
-            yield "supported data types", types
+            yield self._rule_of_types(operator), types
         yield from self._limits(operator)
 
-    def _limits(self, operator: Operator) -> Iterator[tuple[str, str]]:
+    def _rule_of_types(self, operator: Operator) -> str:
+        if operator.name not in rows(self.version):
+            return "operator-version"
+        return "data-types" if isinstance(alternatives(operator, self.version), str) else "profile"
+
+    def _limits(self, operator: Operator) -> Iterator[Breach]:
         row = rows(self.version).get(operator.name)
         if row is None:
             return
         for position, name in row.constants if "dynamic" not in self.extensions else ():
             if position < len(operator.inputs) and not _is_known(operator.inputs[position], operator):
-                yield "compile time constant status", f"TOSA {row.name}: {name} must be a compile-time constant"
-        for text in _level(self.level, self.version).exceeded(operator, row):
-            yield f"level {self.level}", text
-
-    def why_not_constant(self, type: Type) -> str | None:
-        """Why this target does not take a constant of this type, or None."""
-        return self._why_not_value("constant", type)
+                yield "constant-operand", f"TOSA {row.name}: {name} must be a compile-time constant"
+        yield from _level(self.level, self.version).exceeded(operator, row)
 
     def why_not_tensor(self, type: Type) -> str | None:
         """Why this target does not take a graph input or output of this type, or None."""
-        return self._why_not_value("tensor", type)
+        return next((text for _, text in self.type_breaches("tensor", type)), None)
 
-    def _why_not_value(self, what: str, type: Type) -> str | None:
+    def type_breaches(self, what: str, type: Type) -> Iterator[Breach]:
+        """The rule and the text of everything that this target refuses about ``what`` ("constant") of a type."""
         if type.dtype is not DType.SHAPE:
-            if text := self._refusal(f"a {what} of {type.dtype}", value_alternatives(type.dtype, self.version)):
-                return text
-        text = _level(self.level, self.version).why_not_type(type)
-        return text and f"{what} {text}"
+            needs = value_alternatives(type.dtype, self.version)
+            if text := self._refusal(f"a {what} of {type.dtype}", needs):
+                yield "profile" if needs else "data-types", text
+        for rule, text in _level(self.level, self.version).type_breaches(type):
+            yield rule, f"{what} {text}"
 
     def _why_not_types(self, operator: Operator) -> str | None:
         needs = alternatives(operator, self.version)

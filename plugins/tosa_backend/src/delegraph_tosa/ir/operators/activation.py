@@ -1,8 +1,8 @@
-"""Activation functions (specification 2.3)."""
+"""Activation functions (specification: Activation Functions)."""
 
 from __future__ import annotations
 
-from ..graph import Number, Operator, Value, check
+from ..graph import Number, Operator, Value, note
 from ..types import NanMode, Type
 from .rules import same_type
 
@@ -16,7 +16,8 @@ class CLAMP(Operator):
     nan_mode: NanMode = NanMode.PROPAGATE
 
     def infer(self) -> tuple[Type, ...]:
-        check(self.min_val <= self.max_val, f"min_val {self.min_val} and max_val {self.max_val} are not in order")
+        ordered = self.min_val <= self.max_val
+        note(ordered, f"min_val {self.min_val} and max_val {self.max_val} are not in order", "clamp-order")
         return (self.input.type,)
 
 

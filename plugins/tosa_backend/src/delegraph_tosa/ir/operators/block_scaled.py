@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ..graph import Operator, ResultDType, Value, Values, check, shape_of
+from ..graph import Operator, ResultDType, Value, Values, check, note, shape_of
 from ..types import BlockSize, DType, Type
 from .convolution import spatial_sizes
 from .layout import expect_gather_indices, expect_row_count
@@ -16,15 +16,14 @@ from .rules import Shape, expect_rank, shape_operand, without_zero_sizes
 
 def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
     """Shape of the scales of data of this shape."""
-    check(
-        len(shape) > 0 and shape[-1] % block_size == 0, f"{name} {list(shape)} is not made of blocks of {block_size:d}"
-    )
+    whole = len(shape) > 0 and shape[-1] % block_size == 0
+    check(whole, f"{name} {list(shape)} is not made of blocks of {block_size:d}", "blocks")
     return (*shape[:-1], shape[-1] // block_size)
 
 
 def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None:
     wanted = scale_shape(data.shape, block_size, name)
-    check(scale.shape == wanted, f"the scale of {name} must have shape {list(wanted)}, is {scale.type}")
+    note(scale.shape == wanted, f"the scale of {name} must have shape {list(wanted)}, is {scale.type}", "scale-shape")
 
 
 class MATMUL_T_BLOCK_SCALED(Operator):
@@ -39,7 +38,8 @@ class MATMUL_T_BLOCK_SCALED(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, h, c = expect_rank(self.A_data, 3, "A_data")
         batch, w, depth = expect_rank(self.B_data, 3, "B_data")
-        check(depth == c and batch in (1, n), f"{self.A_data.type} and {self.B_data.type} (transposed) do not multiply")
+        fits = depth == c and batch in (1, n)
+        note(fits, f"{self.A_data.type} and {self.B_data.type} (transposed) do not multiply", "matmul-shapes")
         _expect_scale(self.A_scale, self.A_data, self.block_size, "A_data")
         _expect_scale(self.B_scale, self.B_data, self.block_size, "B_data")
         return (Type((n, h, w), DType.FP32),)
@@ -61,10 +61,12 @@ class CONV2D_BLOCK_SCALED(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, *size, ic = expect_rank(self.input_data, 4, "input_data")
         oc, *kernel, wic = expect_rank(self.weight_data, 4, "weight_data")
-        check(wic == ic, f"weight {self.weight_data.type} does not have the {ic} channels of {self.input_data.type}")
+        fits = f"weight {self.weight_data.type} does not have the {ic} channels of {self.input_data.type}"
+        note(wic == ic, fits, "channels")
         _expect_scale(self.input_scale, self.input_data, self.block_size, "input_data")
         _expect_scale(self.weight_scale, self.weight_data, self.block_size, "weight_data")
-        check(self.bias.shape in ((1,), (oc,)), f"bias must have 1 or {oc} elements, is {self.bias.type}")
+        (bias,) = expect_rank(self.bias, 1, "bias")
+        note(bias in (1, oc), f"bias must have 1 or {oc} elements, is {self.bias.type}", "bias")
         pad, stride = shape_operand(self.pad, 4, "pad"), shape_operand(self.stride, 2, "stride")
         dilation = shape_operand(self.dilation, 2, "dilation")
         return (Type((n, *spatial_sizes(tuple(size), tuple(kernel), pad, stride, dilation), oc), DType.FP32),)
@@ -98,9 +100,10 @@ class CAST_TO_BLOCK_SCALED(Operator):
 
 def _expect_list(values: Values, block_size: int) -> None:
     """One tensor has blocks of size 1, a tensor and its scale have larger ones."""
-    check(len(values) in (1, 2), f"a tensor, or a tensor and its scale are wanted, {len(values)} operands are given")
+    check(0 < len(values) < 3, f"a tensor and perhaps its scale are wanted, not {len(values)} operands", "list-length")
     scaled = len(values) == 2
-    check(scaled == (block_size != 1), f"{len(values)} tensors do not go with a block size of {block_size:d}")
+    fits = scaled == (block_size != 1)
+    check(fits, f"{len(values)} tensors do not go with a block size of {block_size:d}", "list-length")
     if scaled:
         _expect_scale(values[1], values[0], block_size, "the value")
 
@@ -113,11 +116,11 @@ class RESHAPE_BLOCK_SCALED(Operator):
     block_size: BlockSize
 
     def infer(self) -> tuple[Type, ...]:
-        check(len(self.inputs) in (2, 3), f"1 or 2 tensors and a shape are wanted, {len(self.inputs)} operands given")
         _expect_list(self.input, self.block_size)
         shape = without_zero_sizes(shape_of(self.new_value_shape), "new_value_shape")
         data = self.inputs[0]
-        check(math.prod(shape) == math.prod(data.shape), f"{data.type} does not have the elements of {list(shape)}")
+        fits = math.prod(shape) == math.prod(data.shape) or min(shape, default=1) < 1
+        note(fits, f"{data.type} does not have the elements of {list(shape)}", "element-count")
         if len(self.input) == 1:
             return (Type(shape, data.dtype),)
         scale = Type(scale_shape(shape, self.block_size, "new_value_shape"), self.inputs[1].dtype)
@@ -133,8 +136,7 @@ class ROW_GATHER_BLOCK_SCALED(Operator):
     block_size: BlockSize
 
     def infer(self) -> tuple[Type, ...]:
-        check(len(self.inputs) in (3, 4), f"it has {len(self.inputs)} operands, needs 3 or 4")
         _expect_list(self.values, self.block_size)
         n, w = expect_gather_indices(self.indices, self.inputs[0])
         rows = w * expect_row_count(self.row_count)
-        return tuple(Type((n, rows, v.shape[2]), v.dtype) for v in self.values)
+        return tuple(Type((n, rows, *v.shape[2:]), v.dtype) for v in self.values)

@@ -1,4 +1,4 @@
-"""Comparisons (specification 2.7): two operands that broadcast, a BOOL result."""
+"""Comparisons (specification: Comparison Operators): two operands that broadcast, a BOOL result."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""Control flow and custom operators (specification 2.14 and 2.15). Bodies are graphs of their own."""
+"""Control flow and custom operators (specification: Control Flow Operators, Custom Operators).
+
+Bodies are graphs of their own.
+"""
 
 from __future__ import annotations
 
 import math
 
-from ..graph import Graph, Operator, ResultTypes, Value, Values, check
+from ..graph import Graph, Operator, ResultTypes, Value, Values, note
 from ..types import DType, Type
 
 
@@ -22,10 +25,12 @@ class COND_IF(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         then, other = self.then_graph, self.else_graph
-        check(math.prod(self.condition.shape) == 1, f"condition must have one element, is {self.condition.type}")
+        single = math.prod(self.condition.shape) == 1
+        note(single, f"condition must have one element, is {self.condition.type}", "condition")
         given = _types(self.inputs[1:])
-        check(given == _types(then.inputs) == _types(other.inputs), "inputs differ from those of the two graphs")
-        check(_types(then.outputs) == _types(other.outputs), "the two graphs return different types")
+        fits = given == _types(then.inputs) == _types(other.inputs)
+        note(fits, "inputs differ from those of the two graphs", "body-inputs")
+        note(_types(then.outputs) == _types(other.outputs), "the two graphs return different types", "body-outputs")
         return tuple(_types(then.outputs))
 
 
@@ -38,10 +43,12 @@ class WHILE_LOOP(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         given, cond, body = _types(self.inputs), self.cond_graph, self.body_graph
-        check(given == _types(cond.inputs) == _types(body.inputs), "inputs differ from those of the two graphs")
-        check(given == _types(body.outputs), "body_graph must return the types that it takes")
+        fits = given == _types(cond.inputs) == _types(body.inputs)
+        note(fits, "inputs differ from those of the two graphs", "body-inputs")
+        note(given == _types(body.outputs), "body_graph must return the types that it takes", "body-outputs")
         single = len(cond.outputs) == 1 and math.prod(cond.outputs[0].shape) == 1
-        check(single and cond.outputs[0].dtype is DType.BOOL, "cond_graph must return one BOOL element")
+        single = single and cond.outputs[0].dtype is DType.BOOL
+        note(single, "cond_graph must return one BOOL element", "condition")
         return tuple(given)
 
 

@@ -1,8 +1,8 @@
-"""Type conversion and IDENTITY (specification 2.12 and 2.13)."""
+"""Type conversion and IDENTITY (specification: Type Conversion, Data Nodes)."""
 
 from __future__ import annotations
 
-from ..graph import Operator, ResultDType, Value, check
+from ..graph import Operator, ResultDType, Value, check, note
 from ..types import DType, RoundingMode, Type
 from .rules import element, expect_single, same_type
 
@@ -44,24 +44,26 @@ class RESCALE(Operator):
         return (Type(self.input.shape, self.dtype),)
 
     def _check_scales(self) -> None:
-        check(self.input.rank > 0 or not self.per_channel, "per_channel needs an axis, the input has rank 0")
+        axis = self.input.rank > 0 or not self.per_channel
+        check(axis, "per_channel needs an axis, the input has rank 0", "per-channel")
         count = self.input.shape[-1] if self.per_channel else 1
         for operand, name in ((self.multiplier, "multiplier"), (self.shift, "shift")):
-            check(operand.shape == (count,), f"{name} must have shape [{count}], is {operand.type}")
+            note(operand.shape == (count,), f"{name} must have shape [{count}], is {operand.type}", "channel-count")
         wanted = DType.INT32 if self.scale32 else DType.INT16
-        check(self.multiplier.dtype is wanted, f"multiplier must be {wanted}, is {self.multiplier.type}")
-        check(self.shift.dtype is DType.INT8, f"shift must be int8, is {self.shift.type}")
-        check(not (self.scale32 and self.input.dtype is DType.INT48), "scale32 does not take int48")
+        note(self.multiplier.dtype is wanted, f"multiplier must be {wanted}, is {self.multiplier.type}", "scale-type")
+        wide = self.scale32 and self.input.dtype is DType.INT48
+        note(not wide, "scale32 does not take int48", "scale32")
         double = self.rounding_mode is RoundingMode.DOUBLE_ROUND
-        check(self.scale32 or not double, "DOUBLE_ROUND needs scale32")
+        note(self.scale32 or not double, "DOUBLE_ROUND needs scale32", "double-round")
 
     def _check_signs(self) -> None:
         given, wanted = self.input.dtype, self.dtype
-        check(not (self.input_unsigned and self.output_unsigned), "input and output cannot both be unsigned")
+        both = self.input_unsigned and self.output_unsigned
+        note(not both, "input and output cannot both be unsigned", "unsigned-once")
         unsigned_input = self.input_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
         unsigned_output = self.output_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
-        check(not unsigned_input, f"an unsigned input cannot be rescaled from {given} to {wanted}")
-        check(not unsigned_output, f"an unsigned output cannot be rescaled from {given} to {wanted}")
+        note(not unsigned_input, f"an unsigned input cannot be rescaled from {given} to {wanted}", "unsigned-input")
+        note(not unsigned_output, f"an unsigned output cannot be rescaled from {given} to {wanted}", "unsigned-output")
 
 
 def _check_zero_point(zero_point: Value, dtype: DType, unsigned: bool, name: str) -> None:
@@ -70,7 +72,8 @@ def _check_zero_point(zero_point: Value, dtype: DType, unsigned: bool, name: str
     if not value or dtype is DType.INT8:
         return
     allowed = dtype is DType.INT16 and unsigned and int(value) % 65536 == 32768
-    check(allowed, f"{name} must be 0 for {dtype}{' (or 32768, as it is unsigned)' if unsigned else ''}, is {value}")
+    or_else = " (or 32768, as it is unsigned)" if unsigned else ""
+    note(allowed, f"{name} must be 0 for {dtype}{or_else}, is {value}", "zero-point")
 
 
 class IDENTITY(Operator):

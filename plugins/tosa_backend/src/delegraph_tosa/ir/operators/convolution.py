@@ -1,10 +1,13 @@
-"""Convolutions (specification 2.2). Layouts: input NHWC or NDHWC, weight OHWI, ODHWI or, depthwise, HWCM."""
+"""Convolutions (specification: Tensor Operators).
+
+Layouts: input NHWC or NDHWC, weight OHWI, ODHWI or, depthwise, HWCM.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import Illegal, Ints, Operator, Value, check
+from ..graph import Illegal, Ints, Operator, Value, check, note
 from ..types import DType, Type
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv
 
@@ -23,10 +26,16 @@ class Convolution(Operator):
     input_zp: Value
     weight_zp: Value
 
+    def expect_channels(self, given: int, wanted: int) -> None:
+        """The weight must have the input's channels."""
+        if given != wanted:
+            text = f"weight {self.weight.type} does not have the {wanted} channels of input {self.input.type}"
+            note(False, text, "channels")
+
     def result(self, batch: int, spatial: Sequence[int], channels: int) -> tuple[Type, ...]:
         bias = expect_rank(self.bias, 1, "bias")
         if bias[0] not in (1, channels):
-            raise Illegal(f"bias must have 1 or {channels} elements, is {self.bias.type}")
+            note(False, f"bias must have 1 or {channels} elements, is {self.bias.type}", "bias")
         dtype = self.input.type.dtype
         expect_zero_point(self.input_zp, dtype, "input_zp")
         expect_zero_point(self.weight_zp, self.weight.type.dtype, "weight_zp")
@@ -55,7 +64,7 @@ def spatial_sizes(sizes: Shape, kernel: Shape, pad: Ints, stride: Ints, dilation
     axes = len(sizes)
     expect_length(pad, 2 * axes, "pad")
     expect_length(dilation, axes, "dilation")
-    check(min(dilation) >= 1, f"dilation {list(dilation)} has an entry below 1")
+    check(min(dilation) >= 1, f"dilation {list(dilation)} has an entry below 1", "dilation")
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     return windows(sizes, pad, reach, stride)
 
@@ -63,8 +72,10 @@ def spatial_sizes(sizes: Shape, kernel: Shape, pad: Ints, stride: Ints, dilation
 def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list[int]:
     """Number of windows of ``reach`` elements along each axis, at distance ``stride``; they must end at the edge."""
     expect_length(stride, len(sizes), "stride")
-    if min(pad) < 0 or min(stride) < 1:
-        raise Illegal(f"pad {list(pad)} must not be negative, stride {list(stride)} must be positive")
+    if min(pad) < 0:
+        note(False, f"pad {list(pad)} must not be negative", "pad")
+    if min(stride) < 1:
+        raise Illegal(f"stride {list(stride)} must be positive", "stride")
     return [_window(len(sizes), axis, sizes[axis], pad, reach[axis], stride[axis]) for axis in range(len(sizes))]
 
 
@@ -82,8 +93,7 @@ class CONV2D(Windowed):
     def infer(self) -> tuple[Type, ...]:
         n, *size, ic = expect_rank(self.input, 4, "input")
         oc, *kernel, wic = expect_rank(self.weight, 4, "weight")
-        if wic != ic:
-            raise Illegal(f"weight {self.weight.type} does not have the {ic} channels of input {self.input.type}")
+        self.expect_channels(wic, ic)
         return self.result(n, self.spatial(tuple(size), tuple(kernel)), oc)
 
 
@@ -93,8 +103,7 @@ class CONV3D(Windowed):
     def infer(self) -> tuple[Type, ...]:
         n, *size, ic = expect_rank(self.input, 5, "input")
         oc, *kernel, wic = expect_rank(self.weight, 5, "weight")
-        if wic != ic:
-            raise Illegal(f"weight {self.weight.type} does not have the {ic} channels of input {self.input.type}")
+        self.expect_channels(wic, ic)
         return self.result(n, self.spatial(tuple(size), tuple(kernel)), oc)
 
 
@@ -104,8 +113,7 @@ class DEPTHWISE_CONV2D(Windowed):
     def infer(self) -> tuple[Type, ...]:
         n, *size, c = expect_rank(self.input, 4, "input")
         *kernel, wc, m = expect_rank(self.weight, 4, "weight")
-        if wc != c:
-            raise Illegal(f"weight {self.weight.type} does not have the {c} channels of input {self.input.type}")
+        self.expect_channels(wc, c)
         return self.result(n, self.spatial(tuple(size), tuple(kernel)), c * m)
 
 
@@ -123,15 +131,16 @@ class TRANSPOSE_CONV2D(Convolution):
     def infer(self) -> tuple[Type, ...]:
         n, *size, ic = expect_rank(self.input, 4, "input")
         oc, *kernel, wic = expect_rank(self.weight, 4, "weight")
-        check(wic == ic, f"weight {self.weight.type} does not have the {ic} channels of input {self.input.type}")
+        self.expect_channels(wic, ic)
         expect_length(self.out_pad, 4, "out_pad")
         expect_length(self.stride, 2, "stride")
-        check(min(self.stride) >= 1, f"stride {list(self.stride)} must be positive")
+        check(min(self.stride) >= 1, f"stride {list(self.stride)} must be positive", "stride")
         return self.result(n, [self._spatial(axis, size[axis], kernel[axis]) for axis in (0, 1)], oc)
 
     def _spatial(self, axis: int, size: int, kernel: int) -> int:
         before, after = self.out_pad[2 * axis : 2 * axis + 2]
-        check(min(before, after) > -kernel, f"out_pad {list(self.out_pad)} takes away a whole kernel of {kernel}")
+        out_pad = list(self.out_pad)
+        note(min(before, after) > -kernel, f"out_pad {out_pad} takes away a whole kernel of {kernel}", "out-pad")
         out = (size - 1) * self.stride[axis] + before + after + kernel
-        check(out >= 1, f"out_pad {list(self.out_pad)} leaves no output {AXES[2][axis]}")
+        note(out >= 1, f"out_pad {out_pad} leaves no output {AXES[2][axis]}", "size-positive")
         return out

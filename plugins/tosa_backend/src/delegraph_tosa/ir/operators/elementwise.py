@@ -1,8 +1,11 @@
-"""Elementwise operators of one, two and three operands (specification 2.4 to 2.6). Operands broadcast at equal rank."""
+"""Elementwise operators of one, two and three operands, which broadcast at equal rank.
+
+Specification: Elementwise Unary Operators, Elementwise Binary Operators, Elementwise Ternary Operators.
+"""
 
 from __future__ import annotations
 
-from ..graph import Operator, Value, check
+from ..graph import Operator, Value, note
 from ..types import DType, NanMode, Type
 from .rules import broadcast, element, expect_single, expect_zero_point, same_type
 
@@ -168,8 +171,8 @@ class MUL(Operator):
         expect_single(self.shift, "shift")
         shift = element(self.shift)
         if shift:
-            check(dtype is DType.INT32, f"shift must be 0 for {dtype}, is {shift}")
-            check(0 <= shift <= 63, f"shift must be 0 to 63, is {shift}")
+            note(dtype is DType.INT32, f"shift must be 0 for {dtype}, is {shift}", "shift-type")
+            note(0 <= shift <= 63, f"shift must be 0 to 63, is {shift}", "shift-range")
 
 
 class TABLE(Operator):
@@ -181,7 +184,8 @@ class TABLE(Operator):
     def infer(self) -> tuple[Type, ...]:
         wide = self.input1.dtype is DType.INT16
         length = 513 if wide else 256
-        check(self.table.shape == (length,), f"table for {self.input1.dtype} must be [{length}], is {self.table.type}")
+        fits = self.table.shape == (length,)
+        note(fits, f"table for {self.input1.dtype} must be [{length}], is {self.table.type}", "table-size")
         return (Type(self.input1.shape, DType.INT32 if wide else self.input1.dtype),)
 
 

@@ -1,8 +1,8 @@
-"""Pooling and resizing of images in NHWC (specification 2.2 and 2.10)."""
+"""Pooling and resizing of images in NHWC (specification: Tensor Operators, Image Operators)."""
 
 from __future__ import annotations
 
-from ..graph import Illegal, Ints, Operator, Value, check
+from ..graph import Ints, Operator, Value, check, note
 from ..types import DType, NanMode, ResizeMode, Type
 from .convolution import AXES, windows
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv, shape_operand
@@ -12,9 +12,9 @@ def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, 
     n, height, width, c = expect_rank(input, 4, "input")
     expect_length(kernel, 2, "kernel")
     expect_length(pad, 4, "pad")
-    check(min(kernel) >= 1, f"kernel {list(kernel)} has an entry below 1")
+    check(min(kernel) >= 1, f"kernel {list(kernel)} has an entry below 1", "kernel")
     if max(pad[:2]) >= kernel[0] or max(pad[2:]) >= kernel[1]:
-        raise Illegal(f"pad {list(pad)} must be smaller than the kernel {list(kernel)}")
+        note(False, f"pad {list(pad)} must be smaller than the kernel {list(kernel)}", "pad-below-kernel")
     return (Type((n, *windows((height, width), pad, kernel, stride), c), input.dtype),)
 
 
@@ -104,9 +104,9 @@ class RESIZE(Operator):
         n, *size, c = expect_rank(self.input, 4, "input")
         scale = shape_operand(self.scale, 4, "scale")
         offset, border = shape_operand(self.offset, 2, "offset"), shape_operand(self.border, 2, "border")
-        check(min(scale) > 0, f"scale {list(scale)} has an entry below 1")
+        check(min(scale) > 0, f"scale {list(scale)} has an entry below 1", "scale")
         out = [_resized(i, size[i], scale[2 * i : 2 * i + 2], offset[i], border[i]) for i in (0, 1)]
-        check(max(*size, *out) < 16384, f"image sizes must be below 16384: {size} -> {out}")
+        note(max(*size, *out) < 16384, f"image sizes must be below 16384: {size} -> {out}", "image-size")
         dtype = self.input.dtype
         widened = _WIDENED.get(dtype, dtype) if self.mode is ResizeMode.BILINEAR else dtype
         return (Type((n, *out, c), widened),)
@@ -114,9 +114,9 @@ class RESIZE(Operator):
 
 def _resized(axis: int, size: int, scale: Shape, offset: int, border: int) -> int:
     n, d = scale
-    check(n <= 2048, f"scale numerator {n} is above 2048")
-    check(d < 16 * n, f"scale {n}/{d} is not above 1/16")
-    check(-n <= offset < 16 * n, f"offset {offset} is outside [-{n}, {16 * n})")
-    check(-16 * n <= border < n, f"border {border} is outside [-{16 * n}, {n})")
+    note(n <= 2048, f"scale numerator {n} is above 2048", "scale-numerator")
+    note(d < 16 * n, f"scale {n}/{d} is not above 1/16", "downscale")
+    note(-n <= offset < 16 * n, f"offset {offset} is outside [-{n}, {16 * n})", "offset")
+    note(-16 * n <= border < n, f"border {border} is outside [-{16 * n}, {n})", "border")
     what = f"({AXES[2][axis]} {size} - 1) * {n} - offset {offset} + border {border}"
     return idiv((size - 1) * n - offset + border, d, what) + 1

@@ -1,12 +1,23 @@
-"""Data layout, gather and scatter (specification 2.9 and 2.11). SHAPE operands are constants."""
+"""Data layout, gather and scatter (specification: Data Layout, Scatter/Gather Operators).
+
+SHAPE operands are constants.
+"""
 
 from __future__ import annotations
 
 import math
 
-from ..graph import Illegal, Ints, Operator, Value, Values, check
+from ..graph import Illegal, Ints, Operator, Value, Values, check, note, shape_of
 from ..types import Type
-from .rules import Shape, element, expect_axis, expect_rank, expect_single, shape_operand, without_zero_sizes
+from .rules import (
+    Shape,
+    constant_element,
+    expect_axis,
+    expect_rank,
+    expect_single,
+    shape_operand,
+    without_zero_sizes,
+)
 
 
 class CONCAT(Operator):
@@ -16,12 +27,12 @@ class CONCAT(Operator):
     axis: int
 
     def infer(self) -> tuple[Type, ...]:
-        check(bool(self.inputs), "CONCAT needs at least one tensor")
+        check(bool(self.inputs), "CONCAT needs at least one tensor", "list-not-empty")
         first = self.inputs[0].type
         expect_axis(self.axis, len(first.shape))
         if len({_without(v.type.shape, self.axis) for v in self.inputs}) != 1:
             types = ", ".join(str(v.type) for v in self.inputs)
-            raise Illegal(f"tensors differ outside of axis {self.axis}: {types}")
+            raise Illegal(f"tensors differ outside of axis {self.axis}: {types}", "concat-shapes")
         joined = sum(v.type.shape[self.axis] for v in self.inputs)
         return (Type((*first.shape[: self.axis], joined, *first.shape[self.axis + 1 :]), first.dtype),)
 
@@ -40,7 +51,7 @@ class PAD(Operator):
     def infer(self) -> tuple[Type, ...]:
         shape = self.input1.shape
         padding = shape_operand(self.padding, 2 * len(shape), "padding")
-        check(min(padding, default=0) >= 0, f"padding {list(padding)} has a negative entry")
+        note(min(padding, default=0) >= 0, f"padding {list(padding)} has a negative entry", "pad")
         expect_single(self.pad_const, "pad_const")
         padded = tuple(size + padding[2 * i] + padding[2 * i + 1] for i, size in enumerate(shape))
         return (Type(padded, self.input1.dtype),)
@@ -53,10 +64,10 @@ class RESHAPE(Operator):
     shape: Value
 
     def infer(self) -> tuple[Type, ...]:
-        length = self.shape.type.shape[0] if self.shape.type.shape else 0
-        shape = without_zero_sizes(shape_operand(self.shape, length, "shape"), "shape")
-        if math.prod(shape) != math.prod(self.input1.type.shape):
-            raise Illegal(f"{self.input1.type} does not have the {math.prod(shape)} elements of shape {list(shape)}")
+        shape = without_zero_sizes(shape_of(self.shape), "shape")
+        if math.prod(shape) != math.prod(self.input1.type.shape) and min(shape, default=1) > 0:
+            wanted = f"the {math.prod(shape)} elements of shape {list(shape)}"
+            note(False, f"{self.input1.type} does not have {wanted}", "element-count")
         return (Type(shape, self.input1.type.dtype),)
 
 
@@ -83,7 +94,7 @@ class SLICE(Operator):
         start = shape_operand(self.start, len(shape), "start")
         size = without_zero_sizes(shape_operand(self.size, len(shape), "size"), "size")
         if any(s < 0 or s + n > whole for s, n, whole in zip(start, size, shape, strict=True)):
-            raise Illegal(f"start {list(start)} and size {list(size)} are not inside {self.input1.type}")
+            note(False, f"start {list(start)} and size {list(size)} are not inside {self.input1.type}", "slice-inside")
         return (Type(size, self.input1.type.dtype),)
 
 
@@ -108,7 +119,7 @@ class TRANSPOSE(Operator):
     def infer(self) -> tuple[Type, ...]:
         shape, dtype = self.input1.type
         if sorted(self.perms) != list(range(len(shape))):
-            raise Illegal(f"perms {list(self.perms)} is no permutation of the axes of {self.input1.type}")
+            raise Illegal(f"perms {list(self.perms)} is no permutation of the axes of {self.input1.type}", "perms")
         return (Type(tuple([shape[p] for p in self.perms]), dtype),)
 
 
@@ -142,17 +153,15 @@ def expect_gather_indices(indices: Value, values: Value) -> Shape:
     """Shape [N,W] of the indices into values [N,K,C]."""
     n, _, _ = expect_rank(values, 3, "values")
     shape = expect_rank(indices, 2, "indices")
-    check(shape[0] == n, f"indices {indices.type} and values {values.type} differ in the batch")
+    note(shape[0] == n, f"indices {indices.type} and values {values.type} differ in the batch", "batch")
     return shape
 
 
 def expect_row_count(row_count: Value) -> int:
     """The constant number of rows in a group."""
-    expect_single(row_count, "row_count")
-    count = element(row_count)
-    check(count is not None, "row_count must be a compile-time constant")
-    check(int(count or 0) >= 1, f"row_count {count} is below 1")
-    return int(count or 0)
+    count = constant_element(row_count, "row_count")
+    note(count >= 1, f"row_count {count} is below 1", "row-count")
+    return count
 
 
 class SCATTER(Operator):
@@ -165,6 +174,6 @@ class SCATTER(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, _, c = expect_rank(self.values_in, 3, "values_in")
         rows, w = expect_rank(self.indices, 2, "indices")
-        check(rows == n, f"indices {self.indices.type} and values_in {self.values_in.type} differ in the batch")
-        check(self.input.shape == (n, w, c), f"input must be [{n}x{w}x{c}], is {self.input.type}")
+        note(rows == n, f"indices {self.indices.type} and values_in {self.values_in.type} differ in the batch", "batch")
+        note(self.input.shape == (n, w, c), f"input must be [{n}x{w}x{c}], is {self.input.type}", "scatter-input")
         return (self.values_in.type,)

@@ -1,8 +1,8 @@
-"""Reductions, matrix products and Fourier transforms (specification 2.2 and 2.8)."""
+"""Reductions, matrix products and Fourier transforms (specification: Tensor Operators, Reduction Operators)."""
 
 from __future__ import annotations
 
-from ..graph import Operator, ResultDType, Value, check
+from ..graph import Operator, ResultDType, Value, note
 from ..types import DType, NanMode, Type
 from .rules import expect_axis, expect_rank, expect_zero_point
 
@@ -76,7 +76,7 @@ class MATMUL(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, depth, w = expect_rank(self.B, 3, "B")
-        check((batch, depth) == (n, c), f"{self.A.type} and {self.B.type} do not multiply")
+        note((batch, depth) == (n, c), f"{self.A.type} and {self.B.type} do not multiply", "matmul-shapes")
         expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
         expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
         return (Type((n, h, w), self.dtype),)
@@ -94,14 +94,16 @@ class MATMUL_T(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, w, depth = expect_rank(self.B, 3, "B")
-        check(depth == c and batch in (1, n), f"{self.A.type} and {self.B.type} (transposed) do not multiply")
+        fits = depth == c and batch in (1, n)
+        note(fits, f"{self.A.type} and {self.B.type} (transposed) do not multiply", "matmul-shapes")
         expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
         expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
         return (Type((n, h, w), self.dtype),)
 
 
 def _expect_power_of_two(*sizes: int) -> None:
-    check(all(n > 0 and n & (n - 1) == 0 for n in sizes), f"sizes {list(sizes)} must be powers of two")
+    powers = all(n > 0 and n & (n - 1) == 0 for n in sizes)
+    note(powers, f"sizes {list(sizes)} must be powers of two", "power-of-two")
 
 
 class FFT2D(Operator):
@@ -114,9 +116,8 @@ class FFT2D(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         _, h, w = expect_rank(self.input_real, 3, "input_real")
-        check(
-            self.input_imag.shape == self.input_real.shape, f"{self.input_real.type} and {self.input_imag.type} differ"
-        )
+        equal = self.input_imag.shape == self.input_real.shape
+        note(equal, f"{self.input_real.type} and {self.input_imag.type} differ", "same-shape")
         _expect_power_of_two(h, w)
         return (self.input_real.type, self.input_real.type)
 

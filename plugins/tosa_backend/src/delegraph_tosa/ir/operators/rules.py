@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph import Illegal, Literal, Operator, Value, check, shape_of
+from ..graph import Illegal, Literal, Operator, Value, note, shape_of
 from ..types import DType, Type
 
 Shape = tuple[int, ...]
@@ -20,27 +20,29 @@ def broadcast(*operands: Value) -> Shape:
 def _pair(left: Shape, right: Shape, operands: tuple[Value, ...]) -> Shape:
     if len(left) == len(right) and all(a == b or 1 in (a, b) for a, b in zip(left, right, strict=True)):
         return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
-    kind = "shapes do not broadcast" if len(left) == len(right) else "ranks differ"
-    raise Illegal(f"{kind}: {', '.join(str(v.type) for v in operands)}")
+    types = ", ".join(str(v.type) for v in operands)
+    if len(left) != len(right):
+        raise Illegal(f"ranks differ: {types}", "same-rank")
+    raise Illegal(f"shapes do not broadcast: {types}", "broadcast")
 
 
 def expect_rank(value: Value, rank: int, name: str) -> Shape:
     """Shape of ``value``, whose rank must be ``rank``."""
     if len(value.type.shape) != rank:
-        raise Illegal(f"{name} must have rank {rank}, is {value.type}")
+        raise Illegal(f"{name} must have rank {rank}, is {value.type}", "rank")
     return value.type.shape
 
 
 def expect_axis(axis: int, rank: int) -> None:
     """``axis`` must count from 0 and lie inside the rank."""
     if not 0 <= axis < rank:
-        raise Illegal(f"axis {axis} is outside rank {rank}")
+        raise Illegal(f"axis {axis} is outside rank {rank}", "axis")
 
 
 def expect_length(elements: Shape, length: int, name: str) -> None:
     """An attribute or shape operand must have ``length`` entries."""
     if len(elements) != length:
-        raise Illegal(f"{name} must have {length} entries, has {list(elements)}")
+        raise Illegal(f"{name} must have {length} entries, has {list(elements)}", "entry-count")
 
 
 def shape_operand(value: Value, length: int, name: str) -> Shape:
@@ -53,26 +55,38 @@ def shape_operand(value: Value, length: int, name: str) -> Shape:
 def expect_single(value: Value, name: str) -> None:
     """An operand must have the shape [1]."""
     if value.type.shape != (1,):
-        raise Illegal(f"{name} must have shape [1], is {value.type}")
+        note(False, f"{name} must have shape [1], is {value.type}", "single-element")
 
 
 def element(value: Value) -> float | int | None:
     """The one element of a constant that is at hand, else None."""
-    return value.constant.array.item() if isinstance(value.constant, Literal) else None
+    constant = value.constant
+    return constant.array.item() if isinstance(constant, Literal) and constant.array.size == 1 else None
+
+
+def constant_element(value: Value, name: str) -> int:
+    """The one element of an operand that must be known at compile time."""
+    if value.type.shape != (1,):
+        raise Illegal(f"{name} must have shape [1], is {value.type}", "single-element")
+    found = element(value)
+    if found is None:
+        raise Illegal(f"{name} must be a compile-time constant", "constant-operand")
+    return int(found)
 
 
 def expect_zero_point(zero_point: Value, dtype: DType, name: str) -> None:
     """A zero point has one element, which is 0 unless the data is int8."""
     expect_single(zero_point, name)
     if dtype is not DType.INT8 and element(zero_point):
-        raise Illegal(f"{name} must be 0 for {dtype}, is {element(zero_point)}")
+        note(False, f"{name} must be 0 for {dtype}, is {element(zero_point)}", "zero-point")
 
 
 def idiv(dividend: int, divisor: int, what: str) -> int:
     """The exact quotient (``idiv_check``); TOSA refuses windows that do not divide evenly."""
-    if dividend % divisor or dividend < 0:
-        problem = "is negative" if dividend < 0 else f"is not a multiple of {divisor}"
-        raise Illegal(f"{what} = {dividend} {problem}")
+    if dividend < 0:
+        note(False, f"{what} = {dividend} is negative", "size-positive")
+    elif dividend % divisor:
+        note(False, f"{what} = {dividend} is not a multiple of {divisor}", "exact-division")
     return dividend // divisor
 
 
@@ -83,5 +97,5 @@ def same_type(operator: Operator) -> tuple[Type, ...]:
 
 def without_zero_sizes(shape: Shape, name: str) -> Shape:
     """A shape whose sizes must be positive: TOSA has no empty tensors."""
-    check(all(size > 0 for size in shape), f"{name} {list(shape)} has a size below 1")
+    note(all(size > 0 for size in shape), f"{name} {list(shape)} has a size below 1", "size-positive")
     return shape

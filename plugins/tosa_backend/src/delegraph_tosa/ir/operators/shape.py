@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from ..graph import Operator, Value, Values, check, shape_of
+from ..graph import Operator, Value, Values, check, note, shape_of
 from ..types import DType, Type
-from .rules import Shape, element, expect_axis, expect_single
+from .rules import Shape, constant_element, expect_axis
 
 LARGEST = (1 << 63) - 1
 
@@ -25,7 +25,7 @@ class ShapeOperator(Operator):
     def infer(self) -> tuple[Type, ...]:
         self.entries = self.compute()
         fits = all(-LARGEST <= entry <= LARGEST for entry in self.entries)
-        check(fits, f"{self.name} gives {list(self.entries)}, which 64 bits do not hold")
+        note(fits, f"{self.name} gives {list(self.entries)}, which 64 bits do not hold", "shape-overflow")
         return (Type((len(self.entries),), DType.SHAPE),)
 
 
@@ -47,13 +47,13 @@ class ShapeBinary(ShapeOperator):
         if self.smallest is not None:
             low, high = self.smallest
             within = all(a >= low and b >= high for a, b in pairs)
-            check(within, f"entries {pairs} must be at least {low} on the left and {high} on the right")
+            check(within, f"entries {pairs} must be at least {low} on the left and {high} on the right", "shape-range")
         return tuple(self.combine(a, b) for a, b in pairs)
 
 
 def _pairs(operator: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
     left, right = shape_of(operator.input1), shape_of(operator.input2)
-    check(len(left) == len(right), f"input1 has {len(left)} entries, input2 {len(right)}")
+    check(len(left) == len(right), f"input1 has {len(left)} entries, input2 {len(right)}", "entry-count")
     return list(zip(left, right, strict=True))
 
 
@@ -136,7 +136,7 @@ class ShapeUnary(ShapeOperator):
         """``function`` of every entry, all of which must lie in the range."""
         entries = shape_of(self.input)
         within = all(lowest <= entry <= highest for entry in entries)
-        check(within, f"entries {list(entries)} are outside {lowest} .. {highest}")
+        check(within, f"entries {list(entries)} are outside {lowest} .. {highest}", "shape-range")
         return tuple(map(function, entries))
 
 
@@ -167,7 +167,7 @@ class CONCAT_SHAPE(ShapeOperator):
     input: Values
 
     def compute(self) -> Shape:
-        check(bool(self.inputs), "CONCAT_SHAPE needs at least one shape")
+        check(bool(self.inputs), "CONCAT_SHAPE needs at least one shape", "list-not-empty")
         return tuple(entry for value in self.inputs for entry in shape_of(value))
 
 
@@ -180,17 +180,10 @@ class SLICE_SHAPE(ShapeOperator):
 
     def compute(self) -> Shape:
         entries = shape_of(self.input)
-        start, size = _constant(self.start, "start"), _constant(self.size, "size")
+        start, size = constant_element(self.start, "start"), constant_element(self.size, "size")
         inside = size > 0 and start >= 0 and start + size <= len(entries)
-        check(inside, f"start {start} and size {size} are not inside {list(entries)}")
+        note(inside, f"start {start} and size {size} are not inside {list(entries)}", "slice-inside")
         return entries[start : start + size]
-
-
-def _constant(value: Value, name: str) -> int:
-    expect_single(value, name)
-    found = element(value)
-    check(found is not None, f"{name} must be a compile-time constant")
-    return int(found or 0)
 
 
 class DIM(ShapeOperator):
@@ -213,5 +206,5 @@ class ASSERT_EQUAL_SHAPE(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         equal = all(a == b or (self.allow_broadcast and 1 in (a, b)) for a, b in _pairs(self))
-        check(equal, f"{list(shape_of(self.input1))} and {list(shape_of(self.input2))} are not equal")
+        note(equal, f"{list(shape_of(self.input1))} and {list(shape_of(self.input2))} are not equal", "shapes-equal")
         return ()

@@ -1,8 +1,8 @@
-"""Variables: tensors that keep their value between calls (specification 2.16, EXT-VARIABLE)."""
+"""Variables: tensors that keep their value between calls (specification: Variable Operators)."""
 
 from __future__ import annotations
 
-from ..graph import Operator, ResultTypes, Value, check
+from ..graph import Operator, ResultTypes, Value, note
 from ..types import Type
 
 
@@ -13,7 +13,8 @@ class VARIABLE(Operator):
     variable: str
 
     def infer(self) -> tuple[Type, ...]:
-        check(self.initial_value.constant is not None, f"the initial value of {self.variable!r} is not a constant")
+        constant = self.initial_value.constant is not None
+        note(constant, f"the initial value of {self.variable!r} is not a constant", "constant-operand")
         return ()
 
 
@@ -34,4 +35,5 @@ class VARIABLE_READ(Operator):
     types: ResultTypes
 
     def infer(self) -> tuple[Type, ...]:
+        note(len(self.types) == 1, f"a variable is one tensor, {len(self.types)} are read", "result-count")
         return self.types
