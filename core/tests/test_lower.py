@@ -337,6 +337,59 @@ def test_backend_may_rewrite_its_program_but_not_the_weights():
         lower_with(backend_that(writes))
 
 
+class TwoInputs(nn.Module):
+    def forward(self, x, y):
+        return x + y, x - 1
+
+
+def drops(program):
+    """As a pass does that removes what it takes for unused."""
+    node = next(n for n in program.graph.nodes if n.name == "y")
+    node.replace_all_uses_with(next(n for n in program.graph.nodes if n.name == "x"))
+    program.graph.erase_node(node)
+
+
+def swaps(program):
+    x, y = [n for n in program.graph.nodes if n.op == "placeholder"]
+    y.append(x)
+
+
+def returns_less(program):
+    output = program.graph.output_node()
+    output.args = (output.args[0][:1],)
+
+
+def returns_another_type(program):
+    output = program.graph.output_node()
+    first, second = output.args[0]
+    with program.graph.inserting_before(output):
+        made = program.graph.call_function(aten.to.dtype, (first, torch.float64))
+    made.meta["val"] = first.meta["val"].double()
+    output.args = ((made, second),)
+
+
+@pytest.mark.parametrize(
+    "change, lists",
+    {
+        drops: "its inputs are ['x', 'y'], and ['x'] in",
+        swaps: "its inputs are ['x', 'y'], and ['y', 'x'] in",
+        returns_less: "its outputs are ['float32[3]', 'float32[3]'], and ['float32[3]'] in",
+        returns_another_type: "its outputs are ['float32[3]', 'float32[3]'], and ['float64[3]', 'float32[3]'] in",
+    }.items(),
+)
+def test_a_backend_that_changes_how_its_part_is_called_is_refused_with_both_lists(change, lists):
+    def compiles(program, specs):
+        change(program)
+        return PreprocessResult(b"blob")
+
+    registry = Registry(discover=False)
+    registry.register(backend_that(compiles))
+    partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
+    with pytest.raises(errors.ContractViolation) as error:
+        api.lower(TwoInputs().eval(), (torch.ones(3), torch.ones(3)), backends=[partitioner], registry=registry)
+    assert lists in str(error.value) and "OddBackend.preprocess" in str(error.value)
+
+
 def test_backend_error_passes_through_and_garbage_collection_comes_back():
     def fails(program, specs):
         raise RuntimeError("aten.cos.default is not supported in backend OddBackend")

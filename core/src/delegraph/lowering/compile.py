@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from ..backend import BackendDetails, Blob, CompileSpec, PreprocessResult
 from ..errors import ContractViolation, OptionError
-from ..signature import constant_tensor, placeholders
+from ..signature import MUTATIONS, constant_tensor, output_values
 from .extract import extract
 from .plan import fingerprint, unchanged
 
@@ -95,7 +97,8 @@ def _checked(backend: type[BackendDetails], methods: Iterable[str], work: Sequen
 
 
 def _versions(program: ExportedProgram) -> list[int]:
-    return [constant_tensor(program, s)._version for _, s in placeholders(program) if s.target is not None]
+    specs = program.graph_signature.input_specs
+    return [constant_tensor(program, s)._version for s in specs if s.target is not None]
 
 
 def _check_results(backend: str, programs: Mapping[str, Sequence[Any]], results: Any) -> None:
@@ -112,10 +115,44 @@ def _check_results(backend: str, programs: Mapping[str, Sequence[Any]], results:
 
 
 def _check_untouched(backend: str, work: Sequence[Work], before: Sequence[tuple[Any, list[int]]]) -> None:
-    """A backend may rewrite the graph that it was given (the host then gets its own), but not the caller's weights."""
+    """A backend may rewrite the graph that it was given (the host then gets its own), but not what others rely on.
+
+    That is the caller's weights, and the inputs and outputs that the delegate is called with.
+    """
     for item, (graph, versions) in zip(work, before, strict=True):
         if _versions(item.program) != versions:
             text = f"{backend}.preprocess changed weights of partition {item.partition.tag}, which are the caller's"
             raise ContractViolation("contract-violation", text)
         if not unchanged(item.program, graph):
+            _check_convention(backend, item)
             item.module.original_module = extract(item.plan, item.partition)
+
+
+def _check_convention(backend: str, item: Work) -> None:
+    """A program that lost, swapped or gained inputs or outputs was compiled to something that is called differently."""
+    inputs = [a.name for a in item.module.inputs]
+    kept = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+    outputs = [_described(a.dtype, a.shape) for a in item.module.outputs]
+    specs = item.program.graph_signature.output_specs
+    values = [v for s, v in zip(specs, output_values(item.program), strict=False) if s.kind not in MUTATIONS]
+    known = [*outputs, *["?"] * len(values)]
+    made = [_type_of(v) or w for v, w in zip(values, known, strict=False)]
+    for what, wanted, found in (("inputs", inputs, kept), ("outputs", outputs, made)):
+        if wanted != found:
+            text = (
+                f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {what} are {wanted}, "
+            )
+            hint = "an input that the compiled part does not need is still passed; ignore it there"
+            raise ContractViolation("contract-violation", text + f"and {found} in the program that it left", hint=hint)
+
+
+def _type_of(value: Any) -> str | None:
+    """None for a value without a type, which a backend's own pass may have made."""
+    val = value.meta.get("val", value) if isinstance(value, Node) else value
+    if isinstance(val, Node):
+        return None
+    return _described(val.dtype, tuple(val.shape)) if isinstance(val, torch.Tensor) else _described(None, None)
+
+
+def _described(dtype: torch.dtype | None, shape: Any) -> str:
+    return "number" if dtype is None else f"{str(dtype).removeprefix('torch.')}{list(shape)}"
