@@ -142,6 +142,29 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
         inner(x, 2 * x, z=1)
 
 
+def test_dynamic_sizes():
+    """1a, LoweredBackendModule: called at other sizes than it was exported with, here and in its runtime."""
+    model = backends.module(lambda s, x: torch.sin(x).reshape(-1) * x.shape[0])
+    shapes = {"inputs": ({0: torch.export.Dim("n", min=2, max=9)},)}
+    inner = lowered(torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes=shapes))
+    x = torch.randn(6, 2)
+    close(inner(x), model(x))
+    close(
+        on_host(torch.export.export(backends.Wrapper(inner), (torch.randn(4, 2),), dynamic_shapes=shapes), x), model(x)
+    )
+
+
+def test_lowered_again_around_a_lowered_module():
+    """1a, LoweredBackendModule: what stands around it in another model goes to another backend; both blobs run."""
+    x = torch.randn(3)
+    inner = lowered(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
+    source = export(lambda s, x: s.inner(x * 2).tanh() + s.inner(x), x, inner=inner)
+    program = to_edge(source).to_backend(backends.everything("ExecutorBackend")).exported_program()
+    assert [m.backend_id for m in lowered_modules(program)].count("ExecutorBackend") == 2
+    assert targets(program) == [CALL] * 4 and inner in lowered_modules(program)
+    close(on_host(program, x), torch.sin(x * 2).tanh() + torch.sin(x))
+
+
 def test_a_program_that_computes_nothing():
     """1a, to_backend: there is nothing that a delegate could stand for."""
     with pytest.raises(InputError, match="nothing is computed"):

@@ -32,6 +32,8 @@ from .stage import collection_suspended, run_stage
 
 Pass = Callable[[Any], Any]
 """From ExportedProgram to ExportedProgram, or one of torch's ``PassBase`` and ``PassManager``, which rewrite graphs."""
+Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
+"""One pass, several, or either by method."""
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
 
 
@@ -88,7 +90,7 @@ class EdgeProgramManager:
         """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
         return {m: delegate_map(p) for m, p in self._programs.items()}
 
-    def transform(self, passes: Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]) -> EdgeProgramManager:
+    def transform(self, passes: Passes) -> EdgeProgramManager:
         """Run passes, one or several, on every method, or by method. Each gets a copy of its own."""
         named = passes if isinstance(passes, Mapping) else dict.fromkeys(self._programs, passes)
         self._check_methods("passes are", named)
@@ -156,7 +158,7 @@ def to_edge(
 
 def to_edge_transform_and_lower(
     programs: Programs,
-    transform_passes: Sequence[Pass] | Mapping[str, Sequence[Pass]] | None = None,
+    transform_passes: Passes | None = None,
     partitioner: Partitioner | Sequence[Partitioner] | Mapping[str, Sequence[Partitioner]] | None = None,
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
