@@ -24,10 +24,13 @@ A kernel may return a wider element type than the result's (the caller converts:
 of an operand, or a scalar in place of a rank 0 array. It never writes to an operand.
 """
 
+AS_STORED: set[type[Operator]] = set()
+"""Operators whose kernels take and give arrays as they are stored: bodies of control flow decode for themselves."""
+
 _OPAQUE = frozenset(t for t in DType if "FP" in t.name and t > DType.SHAPE and t not in FLOAT8) | {DType.MXINT8}
 
 
-def computes(*operators: type[Operator]) -> Callable[[K], K]:
+def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K], K]:
     """Register the kernel of these operators; each has exactly one."""
 
     def register(kernel: K) -> K:
@@ -35,6 +38,8 @@ def computes(*operators: type[Operator]) -> Callable[[K], K]:
             if operator in KERNELS:
                 raise InternalError("internal", f"{operator.__name__} has two kernels")
             KERNELS[operator] = kernel
+            if as_stored:
+                AS_STORED.add(operator)
         return kernel
 
     return register
@@ -66,6 +71,8 @@ def expect_computable(operator: Operator) -> None:
 
 def compute(operator: Operator, operands: Sequence[Array], types: Sequence[Type]) -> tuple[Array, ...]:
     """Results of one operator, exactly of ``types``. The caller silences numpy's floating-point warnings."""
+    if type(operator) in AS_STORED:
+        return tuple(KERNELS[type(operator)](operator, *operands))
     decoded = [_decoded(a, v.type.dtype) for a, v in zip(operands, operator.inputs, strict=True)]
     results = KERNELS[type(operator)](operator, *decoded)
     if not isinstance(results, tuple):
