@@ -1,0 +1,148 @@
+"""Symbolic sizes: they stay symbolic, cross the border of delegates as what they are, and keep their ranges."""
+
+from __future__ import annotations
+
+import operator
+
+import delegraph
+import pytest
+import torch
+from delegraph.partitioner import CapabilityPartitioner
+from torch.export import Dim
+from torch.export.graph_signature import SymIntArgument, TensorArgument
+
+aten = torch.ops.aten
+CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+ROWS = Dim("rows", min=2, max=12)
+
+
+class Sizes(torch.nn.Module):
+    """The size of one tensor shapes another; the host and the backend both compute with it."""
+
+    def forward(self, x, y):
+        rows = x.shape[0]
+        wide = torch.relu(y).reshape(rows, -1) + x.sum()
+        return torch.sort(wide)[0], x.new_ones(2 * rows) * rows, torch.cat([x, x]).sin()
+
+
+def exported(model, inputs, shapes):
+    return torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
+
+
+@pytest.fixture
+def program():
+    return exported(Sizes(), (torch.ones(4, 3), torch.ones(4, 6)), {"x": {0: ROWS}, "y": {0: ROWS}})
+
+
+def inputs(rows):
+    torch.manual_seed(rows)
+    return torch.randn(rows, 3), torch.randn(rows, 6)
+
+
+def lower(program, registry, *refused, **options):
+    who = CapabilityPartitioner(lambda n: "refused" if n.target in refused else None, "EchoBackend", **options)
+    return delegraph.lower(program, backends=[who], registry=registry)
+
+
+SIZE, PRODUCT = aten.sym_size.int, operator.mul
+CASES = {
+    "everything": (),
+    "sizes on the host": (SIZE, PRODUCT),
+    "products on the host": (PRODUCT,),
+    "work on the host": (aten.relu.default, aten.reshape.default, aten.mul.Tensor, aten.cat.default),
+    "sort on the host": (aten.sort.default,),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("largest", [None, 1])
+def test_every_size_in_the_range_gives_eager_results(program, registry, case, largest):
+    lowered = lower(program, registry, *CASES[case], largest=largest)
+    for rows in (2, 3, 12):
+        torch.testing.assert_close(lowered(*inputs(rows)), Sizes()(*inputs(rows)))
+
+
+def test_numbers_enter_and_leave_delegates_as_numbers(program, registry):
+    """One partition makes the sizes; others, which the sizes reach as inputs, use them."""
+    lowered = lower(program, registry, largest=1)
+    made = {a.name for d in lowered.delegates for a in d.outputs if a.dtype is None}
+    taken = {a.name for d in lowered.delegates for a in d.inputs if a.dtype is None}
+    assert made and taken and taken <= made
+    for delegate in lowered.delegates:
+        signature = delegate.module.original_module.graph_signature
+        for spec, argument in [
+            *zip(signature.input_specs, delegate.inputs, strict=True),
+            *zip(signature.output_specs, delegate.outputs, strict=True),
+        ]:
+            assert type(spec.arg) is (SymIntArgument if argument.dtype is None else TensorArgument), spec
+
+
+def test_values_keep_symbolic_types(program, registry):
+    lowered = lower(program, registry, largest=1)
+    graph = lowered.exported_program().graph
+    calls = [n for n in graph.nodes if n.target is CALL_DELEGATE]
+    kinds = {type(v) for n in calls for v in n.meta["val"]}
+    assert torch.SymInt in kinds
+    parts = [n for n in graph.nodes if n.target is operator.getitem and n.args[0] in calls]
+    assert all(n.meta["val"] is n.args[0].meta["val"][n.args[1]] for n in parts)
+    symbols = {str(d) for n in parts if isinstance(n.meta["val"], torch.Tensor) for d in n.meta["val"].shape}
+    assert any(s.startswith("s") for s in symbols)
+
+
+def test_ranges_are_kept_by_the_parent_and_by_every_part(program, registry):
+    lowered = lower(program, registry, largest=1)
+    wanted = {str(k): (v.lower, v.upper) for k, v in program.range_constraints.items()}
+    assert list(wanted.values()) == [(2, 12)]
+    for each in (lowered.exported_program(), *(d.module.original_module for d in lowered.delegates)):
+        assert {str(k): (v.lower, v.upper) for k, v in each.range_constraints.items()} == wanted
+
+
+def test_lowering_fixes_no_size_and_adds_no_guard(program, registry):
+    (x, _) = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
+    env = x.fake_mode.shape_env
+    before = len(env.guards), dict(env.replacements)
+    lower(program, registry, aten.sort.default)
+    assert (len(env.guards), dict(env.replacements)) == before
+
+
+def test_the_parent_program_runs_and_can_be_lowered_again(program, registry):
+    first = lower(program, registry, aten.sort.default, aten.sin.default)
+    second = delegraph.lower(
+        first.exported_program(),
+        backends=[CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "no", "EchoBackend")],
+        registry=registry,
+    )
+    for rows in (2, 7):
+        torch.testing.assert_close(second.exported_program().module()(*inputs(rows)), Sizes()(*inputs(rows)))
+        torch.testing.assert_close(second(*inputs(rows)), Sizes()(*inputs(rows)))
+
+
+def test_a_symbolic_input_that_is_no_tensor(registry):
+    class Scaled(torch.nn.Module):
+        def forward(self, x, n):
+            return x * n, torch.sort(x)[0] + n
+
+    program = exported(Scaled(), (torch.ones(3), 5), (None, Dim.DYNAMIC))
+    lowered = lower(program, registry, aten.sort.default)
+    assert {a.name for d in lowered.delegates for a in d.inputs if a.dtype is None} == {"n"}
+    for n in (3, 8):
+        x = torch.randn(3)
+        torch.testing.assert_close(lowered(x, n), Scaled()(x, n))
+
+
+def test_a_size_that_is_returned(registry):
+    class Returned(torch.nn.Module):
+        def forward(self, x):
+            return x + 1, x.shape[0] * 2
+
+    program = exported(Returned(), (torch.ones(4, 3),), ({0: ROWS},))
+    for refused in ((), (SIZE,), (PRODUCT,), (aten.add.Tensor,)):
+        lowered = lower(program, registry, *refused)
+        for rows in (2, 9):
+            got = lowered(torch.ones(rows, 3))
+            assert got[1] == 2 * rows and got[0].shape == (rows, 3)
+
+
+def test_an_input_of_the_wrong_static_size_is_refused(program, registry):
+    with pytest.raises(delegraph.errors.InputError, match="input x is to be torch.float32 of shape"):
+        lower(program, registry)(torch.ones(4, 5), torch.ones(4, 6))
