@@ -208,6 +208,31 @@ def test_interleaved_groups_no_false_merge(registry):
     assert len(homes) == 3
 
 
+def test_constants_in_groups(registry):
+    """What is computed from constants alone binds nothing: each partition that uses it has its own."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.full((3,), 2.0))
+
+        def forward(self, x):
+            scale = self.w * 0.5
+            return torch.tanh(x + scale) - scale
+
+    def groups(program):
+        calls = {n.name: n for n in program.graph.nodes}
+        return [[calls["mul"], calls["add"]], [calls["mul"], calls["sub"]]]
+
+    def why_not(node):
+        return "tanh stays on the host" if node.target is aten.tanh.default else None
+
+    partitioner = CapabilityPartitioner(why_not, "EchoBackend", groups=groups)
+    lowered = delegraph.lower(Scaled().eval(), (torch.randn(3),), backends=[partitioner], registry=registry)
+    assert lowered.verify(torch.randn(3)).relative_error < 1e-6
+    assert [[n.name for n in d.nodes] for d in lowered.delegates] == [["mul", "add"], ["mul", "sub"]]
+
+
 # --- no groups: as torch's partitioner does ---------------------------------------------------------------------------
 
 
@@ -288,6 +313,18 @@ def test_with_non_compute_ops():
     check_like_torch(reshaped, taken, non_compute_ops=[aten.reshape.default])
     options = {"non_compute_ops": [aten.reshape.default], "allows_single_node_partition": False}
     assert check_like_torch(reshaped, taken, **options) == [{"relu", "reshape_1", "linear_1"}]
+
+
+def test_a_partition_that_computes_nothing():
+    """Row test_with_non_compute_ops: what only reshapes stays on the host, also where single calls are allowed."""
+    program = exported(lambda self, x: torch.sin(torch.sin(x).reshape(2, 25)))
+    partitioner = CapabilityPartitioner(
+        lambda node: "no waves" if node.target is aten.sin.default else None,
+        "Backend",
+        non_compute_ops=[aten.reshape.default],
+    )
+    [reason] = [r.reason for r in partitioner(program).refusals if r.node.name == "reshape"]
+    assert reason == "nothing in its partition computes"
 
 
 def alone(self, x):

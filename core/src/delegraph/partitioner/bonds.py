@@ -23,7 +23,8 @@ class Bonds:
     def __init__(self, groups: Iterable[Iterable[Node]], calls: Sequence[Node], largest: int | None = None) -> None:
         self.largest = largest
         self._position = {n: k for k, n in enumerate(calls)}
-        merged = _merged([self._calls(group) for group in groups], self._position)
+        listed = [self._calls(group) for group in groups]
+        merged = _merged(listed, self._position) if any(listed) else []
         self.groups = [group for group in merged if size(group) > 1]
         self._group = {n: group for group in self.groups for n in group}
 

@@ -138,7 +138,7 @@ class _Partitioning:
         self.support.begin(program)
         for node in self.calls:
             self._ask(node)
-        self.bonds = Bonds(who.groups(program) if who.groups else (), self.calls, who.largest)
+        self.groups = [list(group) for group in who.groups(program)] if who.groups else []
 
     def refusals(self) -> list[Refusal]:
         """In graph order, but for what only unpacks or is a delegate already."""
@@ -192,14 +192,20 @@ class _Partitioning:
     def parts(self) -> list[list[Node]]:
         """Group, ask about each group, and group again without what was refused, until nothing is."""
         while True:
-            self._refuse(self.bonds.broken(self.refused), final=True)
-            parts, apart = self._group()
+            bonds = self._bonds()
+            self._refuse(bonds.broken(self.refused), final=True)
+            parts, apart = self._group(bonds)
             late = {} if apart else _united(map(self._late, parts))
             small = {} if apart or late else _united(map(self._too_small, parts))
             if not apart and not late and not small:
                 return parts
             self._refuse(late)
             self._refuse({**apart, **small}, final=True)
+
+    def _bonds(self) -> Bonds:
+        """Constants bind nothing: each partition that uses one has its own."""
+        bound = [[n for n in group if n not in self.constant] for group in self.groups]
+        return Bonds(bound, self.calls, self.who.largest)
 
     def _refuse(self, found: Mapping[Node, str], final: bool = False) -> None:
         together = _with_unpackers(found)
@@ -211,12 +217,12 @@ class _Partitioning:
     def _late(self, part: list[Node]) -> Mapping[Node, str]:
         return self.support.partition_why_not(_with_constants(part, self.constant))
 
-    def _group(self) -> tuple[list[list[Node]], dict[Node, str]]:
+    def _group(self, bonds: Bonds) -> tuple[list[list[Node]], dict[Node, str]]:
         """Partitions, and what its groups keep out of them."""
         accepted = {n for n in self.calls if n not in self.refused}
         floating = self._floating()
         settled = [n for n in self.calls if n not in floating]
-        listed, apart = self.bonds.units(settled, accepted - self.constant)
+        listed, apart = bonds.units(settled, accepted - self.constant)
         level = levels(listed, accepted)
         sink(listed, level, accepted)
         parts = groups(listed, level, accepted)
