@@ -45,6 +45,12 @@ def _described(spec: pytree.TreeSpec) -> str:
     return f"{args.num_children} positional inputs{leaves}{named}"
 
 
+def check_fixed(name: str, wanted: Any, value: Any) -> None:
+    """Raise InputError if an argument that is no tensor is not what the program was exported for."""
+    if isinstance(wanted, (int, float, bool, str, type(None))) and value != wanted:
+        raise InputError("input-invalid", f"input {name} was exported as {wanted!r}; it is {value!r}")
+
+
 class Origin(NamedTuple):
     """Where a value that a program returns comes from: its delegate's k-th result, its k-th input, or it is fixed."""
 
@@ -58,7 +64,8 @@ class WholeCall:
 
     ``takes``: for each input of the delegate, its position among the leaves of the caller's arguments; an argument that
     nothing uses is none of them. ``returns``: where the leaves of what is returned come from. ``writes``: positions of
-    the arguments that are written in place, and where their new values come from.
+    the arguments that are written in place, and where their new values come from. ``fixed``: name and value of the
+    arguments that are no tensors, by position.
     """
 
     in_spec: pytree.TreeSpec | None
@@ -66,10 +73,13 @@ class WholeCall:
     takes: tuple[int, ...]
     returns: tuple[Origin, ...]
     writes: tuple[tuple[int, Origin], ...]
+    fixed: Mapping[int, tuple[str, Any]]
 
     def call(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call ``delegate`` with the caller's arguments; the results in the program's own structure."""
         flat = flat_arguments(self.in_spec, args, kwargs)
+        for position, (name, wanted) in self.fixed.items():
+            check_fixed(name, wanted, flat[position])
         results = delegate(*(flat[k] for k in self.takes))
         for position, origin in self.writes:
             flat[position].copy_(_value(origin, results, flat))
@@ -101,7 +111,12 @@ def whole_call(program: ExportedProgram) -> WholeCall:
     returns = tuple(o for s, o in sources if s.kind not in MUTATIONS)
     names = [n.name for n in reading.inputs]
     writes = tuple((names.index(str(s.target)), o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION)
-    return WholeCall(program.call_spec.in_spec, program.call_spec.out_spec, takes, returns, writes)
+    fixed = {k: (n.name, n.meta.get("val")) for n, k in reading.inputs.items() if not _varies(n)}
+    return WholeCall(program.call_spec.in_spec, program.call_spec.out_spec, takes, returns, writes, fixed)
+
+
+def _varies(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 class _Reading:

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from .calling import flat_arguments
+from .calling import check_fixed, flat_arguments
 from .errors import ContractViolation, InputError, NoRuntime
 from .lowered_module import Argument, LoweredBackendModule
 from .signature import MUTATIONS, constant_tensor, placeholders, user_inputs, written_targets
@@ -166,8 +166,8 @@ def _check_input(name: str, wanted: Any, value: Any) -> None:
         if not right:
             expected = f"{wanted.dtype} of shape {list(wanted.shape)}"
             raise InputError("input-invalid", f"input {name} is to be {expected}; it is {_given(value)}")
-    elif isinstance(wanted, (int, float, bool, str, type(None))) and value != wanted:
-        raise InputError("input-invalid", f"input {name} was exported as {wanted!r}; it is {value!r}")
+    else:
+        check_fixed(name, wanted, value)
 
 
 def _fits(wanted: Sequence[Any], given: Any) -> bool:

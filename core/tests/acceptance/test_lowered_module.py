@@ -6,10 +6,12 @@ Here that one call is what a wrapper of the module consists of.
 
 import copy
 
+import delegraph
 import pytest
 import torch
 from delegraph.errors import InputError
 from delegraph.lowering import to_backend, to_edge
+from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from . import backends
@@ -128,6 +130,38 @@ def test_a_mutated_input_is_written():
     inner = lowered(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
     close(inner(x), torch.full((3,), 4.0))
     close(x, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_inputs_change_places(first):
+    """1a, LoweredBackendModule: new values are those of the call, also where one argument becomes another's."""
+
+    def function(s, *pair):
+        kept = pair[first].clone()
+        pair[first].copy_(pair[1 - first])
+        pair[1 - first].copy_(kept)
+        return pair[0] + pair[1]
+
+    source = export(function, torch.ones(2), torch.zeros(2))
+    for call in (lowered(source), delegraph.lower(source, backends=[])):
+        x, y = torch.ones(2), torch.full((2,), 5.0)
+        close(call(x, y), torch.full((2,), 6.0))
+        close((x, y), (torch.full((2,), 5.0), torch.ones(2)))
+
+
+class Fixed(nn.Module):
+    def forward(self, x, times, *, offset=None, scale=2.0):
+        return x * times * scale if offset is None else x * times + offset
+
+
+def test_arguments_that_are_no_tensors():
+    """1a, LoweredBackendModule: they are what the program was exported for, or the call is refused."""
+    x = torch.ones(2)
+    inner = lowered(torch.export.export(Fixed().eval(), (x, 3), {"offset": torch.ones(2)}))
+    close(inner(x, 3, offset=x), 3 * x + x)
+    assert len(inner.inputs) == 2
+    with pytest.raises(InputError, match="input times was exported as 3; it is 4"):
+        inner(x, 4, offset=x)
 
 
 def test_arguments_and_results_that_the_delegate_does_not_have():

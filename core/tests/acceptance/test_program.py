@@ -434,3 +434,6 @@ def test_defect_leftovers_in_the_parent():
     assert all("delegation_tag" not in n.meta for n in program.graph.nodes)
     assert [k for k, _ in program.graph_module.named_children()] == ["lowered_module_0"]
     assert not program.state_dict
+    shared = export(lambda s, x: (x * s.c) - s.c, torch.ones(2), c=torch.ones(2))
+    edge = to_edge(shared).to_backend(taking(aten.mul.Tensor)).exported_program()
+    assert all("delegation_tag" not in n.meta for n in edge.graph.nodes) and list(edge.state_dict) == ["c"]
