@@ -10,12 +10,8 @@ set while it lowers and writes the file, minus its resident set just before (Lin
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import os
-import re
 import tempfile
-from pathlib import Path
 from statistics import median
 
 import measuring
@@ -97,23 +93,14 @@ def _memory(name: str) -> measuring.Run:
     program = torch.export.export(*measuring.model(name))
 
     def run() -> dict[str, float]:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, so that using it again shows
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, starts again from now
-        before = _resident("VmRSS")
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "model.tosa")
-            delegraph.lower(program, backends=["tosa"], require_full=True).save(file)
-            return {"raised": _resident("VmHWM") - before, "file": os.path.getsize(file)}
+            _, raised = measuring.raised_memory(
+                lambda: delegraph.lower(program, backends=["tosa"], require_full=True).save(file)
+            )
+            return {"raised": raised, "file": os.path.getsize(file)}
 
     return run
-
-
-def _resident(field: str) -> float:
-    """A field of /proc/self/status, in bytes."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024.0 * int(found[1])
 
 
 WORKERS = {"warm": _warm, "cold": _cold, "memory": _memory}

@@ -6,16 +6,21 @@ workers, one of them perhaps in another environment, can take turns. Needs torch
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -48,6 +53,30 @@ def cpu_seconds(function: Callable[[], Result]) -> tuple[Result, float]:
     start = time.process_time()
     result = function()
     return result, time.process_time() - start
+
+
+def raised_memory(function: Callable[[], Result]) -> tuple[Result, float]:
+    """The result, and the bytes by which the call raised this process's peak resident set above what it had (Linux)."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, so that using it again shows
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, starts again from now
+    before = _resident("VmRSS")
+    result = function()
+    return result, _resident("VmHWM") - before
+
+
+def _resident(field: str) -> float:
+    """A field of /proc/self/status, in bytes."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024.0 * int(found[1])
+
+
+def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float:
+    """The slope of log(figure) over log(size), by least squares: 1 is linear."""
+    xs, ys = [math.log(n) for n in sizes], [math.log(f) for f in figures]
+    x0, y0 = fmean(xs), fmean(ys)
+    return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum((x - x0) ** 2 for x in xs)
 
 
 class Worker:

@@ -58,6 +58,11 @@ def test_the_partitioning_benchmark_runs():
     assert "| dense, all taken |" in output
 
 
+def test_the_growth_benchmark_runs():
+    output = run("benchmarks/growth.py", "partitions", "--repeats", "1")
+    assert "| 1,000 nodes, 250 partitions | s | ratio |" in output
+
+
 def test_backends_can_be_compared():
     output = run("examples/compare_backends.py", "examples/two_partitions.py:two_partitions")
     rows = {line.split()[0]: line for line in output.splitlines()}
