@@ -11,6 +11,7 @@ from pathlib import Path
 from delegraph import errors
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
+from delegraph_tosa.ir.rulebook import Rule as TosaRule
 from delegraph_tosa.lowering import RULES
 from delegraph_tosa.lowering.rules import Rule
 from delegraph_tosa.spec.table import Mode, rows
@@ -55,15 +56,27 @@ TOSA_RULES = """# Rules that the validator of delegraph-tosa tells
 Generated from delegraph_tosa.ir.rulebook by docs/generate.py: {count} rules.
 
 Every violation names one of these rules, the section of the specification that has it, the operator and the line of
-your program. Sections are named, not numbered: their numbers change from draft to draft. The headings {headings} stand
-below the operator's own section.
+your program. Sections are named, not numbered: their numbers change from draft to draft. These headings stand below the
+operator's own section: {headings}.
 
-plugins/tosa_backend/tests/breaking has an illegal graph for each rule and each operator that can break it, made by a
-small change of a legal one: it breaks that rule and no other.
+plugins/tosa_backend/tests/breaking has illegal graphs for each rule and each operator that can break it, {graphs}
+in all, made by small changes of legal ones: each breaks its rule and no other. `python -m breaking breaking.json`
+in plugins/tosa_backend/tests writes {files} of them as files (what is left out, no file can say), asks the outside
+judges and counts who refuses them: tosa-opt, and the reference model those of TOSA 1.0 that it could run.
 """
 
-SWEEP = FOLDER.parent / "plugins/tosa_backend/tests/legality.json"
-"""What the sweep found when it last ran."""
+ALONE = """
+## Refused by us only
+
+What neither judge refuses, and the words of the specification.
+
+| rule | operators | words |
+|---|---|---|
+"""
+
+TESTS = FOLDER.parent / "plugins/tosa_backend/tests"
+SWEEP, BROKEN, UNOPPOSED = TESTS / "legality.json", TESTS / "breaking.json", TESTS / "unopposed.json"
+"""What the sweeps found when they last ran, and why we refuse more."""
 
 SHAPES = re.compile(r"([^;:]*?-> *\[[^\]]*\](?:, \[[^\]]*\])*)(.*)")
 """The shapes with which a rule's docstring begins, and the rest of its first paragraph."""
@@ -127,15 +140,20 @@ def legality_page() -> str:
 
 
 def rules_page() -> str:
-    """The rules of TOSA that the validator knows."""
-    headings = ", ".join(f"*{heading}*" for heading in sorted(OF_OPERATORS))
-    lines = [
-        TOSA_RULES.format(count=len(RULEBOOK), headings=headings),
-        "| rule | section | what it asks for |",
-        "|---|---|---|",
-    ]
-    lines += [f"| `{name}` | {rule.section} | {rule.meaning} |" for name, rule in RULEBOOK.items()]
-    return "\n".join([*lines, ""])
+    """The rules of TOSA that the validator knows, and what the outside judges say of graphs that break them."""
+    judged, alone = json.loads(BROKEN.read_text()), json.loads(UNOPPOSED.read_text())
+    headings = ", ".join(sorted(OF_OPERATORS))
+    counts = {name: sum(entry[name] for entry in judged.values()) for name in ("graphs", "files")}
+    lines = [TOSA_RULES.format(count=len(RULEBOOK), headings=headings, **counts)]
+    lines += ["| rule | section | what it asks for | files | tosa-opt | reference model |", "|---|---|---|---|---|---|"]
+    lines += [_rule_row(name, rule, judged[name]) for name, rule in RULEBOOK.items()]
+    rows = [f"| `{e['rule']}` | {', '.join(e['operators'])} | {e['words']} |" for e in alone]
+    return "\n".join([*lines, ALONE.rstrip("\n"), *rows, ""])
+
+
+def _rule_row(name: str, rule: TosaRule, judged: dict[str, int]) -> str:
+    figures = " | ".join(str(judged[who]) for who in ("files", "tosa-opt", "reference model"))
+    return f"| `{name}` | {rule.section} | {rule.meaning} | {figures} |"
 
 
 def _legality_row(mode: Mode, of_1_0: tuple[Mode, ...]) -> str:

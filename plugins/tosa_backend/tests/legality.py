@@ -1,7 +1,7 @@
 """The legality sweep: our verdict and tosa-opt's on one-operator files, for each row of the table of TOSA 1.0 and each
 target of the profiles and one extension, and for element types that no row has.
 
-``python legality.py RESULTS.json`` runs all of it (ten minutes on a core) and writes the figures and differences.
+``python legality.py RESULTS.json`` runs all of it (three minutes on two cores) and writes figures and differences.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ def _graphs() -> Iterator[tuple[str, Graph]]:
     yield "COND_IF(branches of one graph)", branch(*[kept(F32)] * 2)
     yield f"COND_IF(list of {LONGEST - 1})", branch(*[kept(F32, LONGEST - 1)] * 2)
     yield f"CUSTOM(list of {LONGEST})", custom(count=LONGEST)
+    yield "CUSTOM(rank 7)", custom(rank=7)
     for depth in range(1, DEEPEST + 1):
         yield f"COND_IF({depth} deep)", branches(depth)
         yield f"WHILE_LOOP({depth} deep)", loops(depth)
@@ -193,9 +194,9 @@ def read_inside() -> Graph:
     return Graph([condition, x], [*chosen.outputs, *state.outputs], [_declared(F32), chosen, state])
 
 
-def custom(dtype: DType = F32, count: int = 2) -> Graph:
-    operands = [value(2, 3, dtype=dtype), *(value(4, dtype=I32) for _ in range(count - 1))]
-    types = (Type((2, 3), dtype), Type((), I32))
+def custom(dtype: DType = F32, count: int = 2, rank: int = 2) -> Graph:
+    operands = [value(*[3] * rank, dtype=dtype), *(value(4, dtype=I32) for _ in range(count - 1))]
+    types = (Type((3,) * rank, dtype), Type((), I32))
     attributes = {"operator_name": "solve", "domain_name": "acme", "implementation_attrs": bytes(range(256))}
     made = apply(ops.CUSTOM, *operands, types=types, **attributes)
     return Graph(operands, made.outputs, [made])

@@ -9,27 +9,26 @@ import ast
 import contextlib
 import inspect
 import itertools
+import json
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import FunctionType
 
 import delegraph_tosa
-import judges
 import pytest
 from breaking import EVERYTHING, Broken, broken
 from breaking.changing import Change
+from breaking.judging import opinions, record
 from breaking.table import BREAKS
-from breaking.unopposed import UNOPPOSED
 from delegraph_tosa.ir.graph import Graph, Operator
 from delegraph_tosa.ir.operators import OPERATORS
 from delegraph_tosa.ir.rulebook import OF_OPERATORS, RULES
-from delegraph_tosa.serialise import TosaFile
 from delegraph_tosa.spec.levels import RULE_OF_LIMIT
 from delegraph_tosa.spec.table import rows
 from delegraph_tosa.validate import violations
-from samples import arrays, samples
+from samples import samples
 
 SOURCES = Path(delegraph_tosa.__file__).parent
 NAMES_A_RULE = {"check": 2, "note": 2, "Illegal": 1}
@@ -179,48 +178,26 @@ def changed_again(operator: Operator, change: Change) -> Iterator[Graph]:
 
 # -- the outside judges ----------------------------------------------------------------------------------------------
 
-NOT_RUN = {"level-tensor-size", "level-kernel", "level-stride"}
-"""Rules whose graphs take gigabytes or minutes to run; tosa-opt judges them."""
-
-
-def opposed(cases: list[Broken]) -> dict[str, str]:
-    """Label -> who refuses the file: tosa-opt, the reference model (which runs 1.0), both or nobody."""
-    files = [(case, TosaFile(case.graph, case.spec).join()) for case in cases]
-    with ThreadPool(2) as pool:
-        legality = pool.map(lambda job: refusal(*job), files)
-    run = [(case, file) for case, file in files if case.spec.version == (1, 0) and case.rule not in NOT_RUN]
-    outputs = judges.run_each([(file, arrays(case.graph)) for case, file in run], timeout=900)
-    model = {case.label: isinstance(found, str) for (case, _), found in zip(run, outputs, strict=True)}
-    return {
-        case.label: " and ".join(["tosa-opt"] * bool(opt) + ["the reference model"] * model.get(case.label, False))
-        for (case, _), opt in zip(files, legality, strict=True)
-    }
-
-
-def refusal(case: Broken, file: bytes) -> str:
-    try:
-        judges.judge(file, case.spec)
-    except judges.Refused as refused:
-        return str(refused)
-    return ""
-
-
+RECORD = json.loads(Path(__file__).with_name("breaking.json").read_text())
+"""What ``python -m breaking breaking.json`` wrote."""
+UNOPPOSED = json.loads(Path(__file__).with_name("unopposed.json").read_text())
+"""What we refuse and neither judge does, with the words of the specification."""
+JUSTIFIED = {(entry["rule"], operator) for entry in UNOPPOSED for operator in entry["operators"]}
 WRITABLE = [case for case in CASES if case.writable]
 
 
-def only_ours(cases: list[Broken]) -> set[tuple[str, str]]:
-    """Rules and operators of what neither judge refuses."""
-    judged = opposed(cases)
-    return {(case.rule, case.operator) for case in cases if not judged[case.label]}
-
-
-JUSTIFIED = {(rule, operator) for rule, (operators, _) in UNOPPOSED.items() for operator in operators}
-
-
 def test_what_only_we_refuse_has_words_of_the_specification():
-    assert only_ours(WRITABLE[::9]) <= JUSTIFIED
+    some = WRITABLE[::9]
+    alone = {(c.rule, c.operator) for c, opinion in zip(some, opinions(some), strict=True) if not any(opinion)}
+    assert alone <= JUSTIFIED
+
+
+def test_the_record_is_of_all_of_them():
+    assert {rule: entry["graphs"] for rule, entry in RECORD.items()} == Counter(case.rule for case in CASES)
+    assert sum(entry["files"] for entry in RECORD.values()) == len(WRITABLE)
+    assert {(rule, operator) for rule, entry in RECORD.items() for operator in entry["neither"]} == JUSTIFIED
 
 
 @pytest.mark.slow
-def test_all_that_only_we_refuse_has_words_of_the_specification():
-    assert only_ours(WRITABLE) == JUSTIFIED
+def test_the_record_is_what_the_judges_say():
+    assert record(CASES) == RECORD

@@ -27,6 +27,7 @@ from delegraph_tosa.ir.text import render
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
 from delegraph_tosa.serialise import TosaFile, elements, read, writer
 from delegraph_tosa.spec import DEFAULT, TosaSpec
+from delegraph_tosa.validate import violations
 from samples import apply, arrays, merged, samples
 from structured import structured
 
@@ -213,6 +214,19 @@ def test_variables_inside_control_flow_as_the_official_serialiser_writes_them(tm
         wanted = judges.run(official, inputs)
         np.testing.assert_array_equal(judges.run(write(graph), inputs), wanted)
         np.testing.assert_array_equal(evaluate(graph, inputs), wanted)
+
+
+def test_a_variable_that_only_a_body_names_is_declared_by_the_program(tmp_path):
+    dumped = judges.dump(serialised(OFFICIAL, tmp_path))
+    block = block_of(dumped)
+    block["tensors"] = [t for t in block["tensors"] if t["name"] != "Variable_0"]
+    block["operators"][1:] = []
+    block["operators"][0]["outputs"], block["outputs"] = ["layer_1"], ["layer_1"]
+    graph = read(judges.assemble(dumped))
+    assert [op.name for op in graph.operators] == ["VARIABLE", "COND_IF"]
+    assert violations(graph, EVERYTHING) == []
+    (result,) = evaluate(graph, [np.array([True]), np.array([1, 1], np.float32)])
+    np.testing.assert_array_equal(result, [2, 3])
 
 
 def test_a_variable_has_one_type_in_all_regions(tmp_path):

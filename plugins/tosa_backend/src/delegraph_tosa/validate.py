@@ -13,6 +13,7 @@ from .ir.operators import CUSTOM, OPERATORS, VARIABLE, VARIABLE_READ, VARIABLE_W
 from .ir.rulebook import section
 from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
 from .spec import TosaSpec
+from .spec.levels import OF_TYPED_OPERATORS
 
 _INT32 = range(-(1 << 31), 1 << 31)
 _ATTRIBUTE_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -122,12 +123,12 @@ class _Check:
             yield from self.boundary(value, value in opaque, where)
 
     def boundary(self, value: Value, opaque: bool, where: str) -> Iterator[Violation]:
-        """``opaque`` tensors are those of CUSTOM, whose element types no profile restricts."""
+        """``opaque`` tensors are those of CUSTOM."""
         if value.dtype is DType.SHAPE:
             yield Violation(where, "a shape cannot cross the boundary of a graph", "shape-inside")
             return
         for rule, text in self.spec.type_breaches("tensor", value.type):
-            if not (opaque and rule == "profile"):
+            if not (opaque and rule in OF_TYPED_OPERATORS):
                 yield Violation(where, text, rule)
 
     def constants(self, graph: Graph, within: str) -> Iterator[Violation]:

@@ -106,7 +106,6 @@ def _of_control_flow() -> Iterator[tuple[str, str, Graph]]:
     same = apply(ops.IDENTITY, Value(deep.type))
     yield "level-rank", "WHILE_LOOP", loop(deep, cond=never, body=Graph(same.inputs, same.outputs, [same], "same"))
     attributes = {"operator_name": "f", "domain_name": "d", "implementation_attrs": b""}
-    yield "level-rank", "CUSTOM", around(apply(ops.CUSTOM, deep, types=(two,), **attributes))
     made = apply(ops.CUSTOM, *[s.value(2) for _ in range(65)], types=(two,), **attributes)
     yield "level-list-length", "CUSTOM", around(made)
 

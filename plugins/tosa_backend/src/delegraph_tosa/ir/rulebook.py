@@ -105,7 +105,7 @@ RULES: dict[str, Rule] = {
     "list-length": Rule(ARGUMENTS, "blocks of one element are one tensor, larger ones come with their scale"),
     # of shape operators
     "shape-range": Rule(FUNCTION, "entries are in the range that the operator is defined for"),
-    "shape-overflow": Rule("Operator Arguments", "entries fit 64 bits"),
+    "shape-overflow": Rule(FUNCTION, "entries fit 64 bits"),
     "shapes-equal": Rule(FUNCTION, "shapes that are asserted to be equal are equal"),
     # of control flow and variables
     "condition": Rule(FUNCTION, "a condition is one BOOL element"),
