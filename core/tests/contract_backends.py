@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from typing import ClassVar
 
 import torch
@@ -100,6 +101,8 @@ def opened(blob):
 
 
 class GoodBackend(BackendDetails):
+    thread_safe = True
+
     @staticmethod
     def preprocess(edge_program, compile_specs):
         store, mapping = NamedDataStore(), DelegateMappingBuilder()
@@ -268,6 +271,26 @@ def takes_dynamic_sizes(node):
     return None if node.target is aten.sin.default and not static(node) else ...
 
 
+def expects_schemas(node):
+    """Higher-order operators have a name too, but no schema."""
+    return ... if not hasattr(node.target, "name") or node.target._schema.arguments is not None else "never"
+
+
+class OneAtATime(BackendDetails):
+    """Keeps what it works on in the class, although it says that threads may share it."""
+
+    thread_safe = True
+    at_work = None
+
+    @classmethod
+    def preprocess(cls, edge_program, compile_specs):
+        cls.at_work = edge_program
+        time.sleep(0.01)
+        made = GoodBackend.preprocess(cls.at_work, compile_specs)
+        cls.at_work = None
+        return made
+
+
 def reads_sizes(node):
     """Which makes symbolic sizes numbers."""
     return "too small" if any(int(d) < 0 for v in types(node) for d in getattr(v, "shape", ())) else ...
@@ -389,6 +412,8 @@ BAD = {
         "symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes)),
         "reads_sizes": variant(partitioner=refusing(reads_sizes)),
     },
+    "control_flow": {"expects_schemas": variant(partitioner=refusing(expects_schemas))},
+    "thread_safety": {"one_at_a_time": variant(OneAtATime)},
     "options_validated": {
         "unchecked": variant(partitioner=UncheckedLevel, options=(OptionSpec("level", int, 1),)),
         "refuses_a_choice": variant(partitioner=RefusesItsChoice),

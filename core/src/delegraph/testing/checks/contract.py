@@ -53,9 +53,15 @@ def _difference(one: Attempt) -> str | None:
         odd = (lowered ^ tagged) - unpacking
         names = [n.name for n in one.calls if n.meta["debug_handle"] in odd]
         return f"tagged and delegated nodes differ: {', '.join(names)}"
-    left = [n for n in one.calls if n.meta["debug_handle"] not in unpacking and not n.meta.get("delegation_tag")]
+    left = [n for n in one.calls if n.meta["debug_handle"] not in unpacking and _stays(n)]
     there = host_calls(one.lowered.exported_program().graph.nodes)
     return _host_change(left, [n for n in there if n.meta["debug_handle"] not in unpacking])
+
+
+def _stays(node: Node) -> bool:
+    """Whether the host computes it: what is not tagged, and constants that it has a copy of."""
+    tag = node.meta.get("delegation_tag")
+    return not tag or (isinstance(tag, tuple) and tag[0] is None)
 
 
 def _host_change(left: list[Node], there: list[Node]) -> str | None:

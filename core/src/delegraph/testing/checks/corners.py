@@ -1,4 +1,4 @@
-"""Programs of unusual form: nothing to delegate, and shapes that are known at run time only."""
+"""Programs of unusual form: nothing to delegate, branches and loops, shapes that are known at run time only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ...lowering.normalise import normalise
 from ...signature import user_inputs
 from ..attempt import Attempt, Phase, quiet
 from ..check import CheckFailed, CheckSkipped, Figures, check
+from ..control_flow import CONTROL_FLOW
 from ..programs import NOTHING, Program
 from ..subject import Subject
 from ..sweep import comparable, disagreement, unexplained
@@ -60,6 +61,23 @@ def _settings(subject: Subject) -> tuple[CompileSpec, ...]:
     results = (one.recording.result for one in subject.samples)
     found = (spec.compile_specs for r in results if r is not None for spec in r.partition_tags.values())
     return next(found, ())
+
+
+@check
+def control_flow(subject: Subject) -> Figures:
+    """Branches and loops are lowered, parts of their bodies too, and compute the same whichever way they go."""
+    advice = "expect calls of higher-order operators, such as cond, and to be asked about their bodies one by one"
+    delegates = 0
+    for program in CONTROL_FLOW:
+        one = subject.attempt(program, program.kept())
+        if one is None or one.phase is Phase.ENGINE:
+            continue
+        other = replace(one, inputs=tuple(-i for i in one.inputs))
+        why = _wrong(one, subject) or _wrong(other, subject)
+        if why is not None:
+            raise CheckFailed(why, program, advice)
+        delegates += len(one.lowered.delegates) if one.lowered else 0
+    return {"programs": len(CONTROL_FLOW), "delegates": delegates}
 
 
 @check

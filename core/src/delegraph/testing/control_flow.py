@@ -1,0 +1,61 @@
+"""Programs with branches and loops. torch traces them through the module that they stand in, so they are real code."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch._higher_order_ops.while_loop import while_loop
+
+from .programs import Example, Program
+
+
+class Branches(torch.nn.Module):
+    """Weights in one branch, a branch in the other, work before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[N, 4] -> [N, 4]"""
+        y = torch.sin(x) + 1
+        return torch.sin(torch.cond(x.sum() > 0, self.positive, self.negative, (y,))) * 2
+
+    def positive(self, y: torch.Tensor) -> Any:
+        """[N, 4] -> [N, 4]"""
+        return torch.sin(self.one(y)) + 1
+
+    def negative(self, y: torch.Tensor) -> Any:
+        """[N, 4] -> [N, 4]"""
+        return torch.cond(y.sum() > 1, lambda y: torch.exp(-y) * 2, lambda y: self.two(y) + y, (y,))
+
+
+class Loop(torch.nn.Module):
+    """A counted loop with weights and a sine in its body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[N, 4] -> [N, 4]"""
+        start = (torch.tensor(0), x * 2)
+        return while_loop(lambda i, y: i < 3, self.turn, start)[1] + 1  # type: ignore[no-untyped-call]
+
+    def turn(self, i: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(count, [N, 4]) -> (count, [N, 4])"""
+        return i + 1, torch.sin(self.step(y)) * 0.5 + y
+
+
+def _program(name: str, module: type[torch.nn.Module]) -> Program:
+    def make(n: int) -> Example:
+        torch.manual_seed(0)
+        return module().eval(), (torch.randn(n, 4).abs(),)
+
+    return Program(name, inspect.getsource(module) + "# input: [3, 4]\n", make)
+
+
+CONTROL_FLOW = (_program("branches", Branches), _program("loop", Loop))
+"""Their inputs with the sign changed take the other branches."""
