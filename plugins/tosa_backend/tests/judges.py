@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -110,6 +110,51 @@ def run_each(
         if done.returncode:
             raise Refused(f"reference model, exit {done.returncode}: {done.stdout[-500:]}{done.stderr[-1500:]}")
         return pickle.loads(file.read_bytes())
+
+
+class Precise(NamedTuple):
+    """What the reference model computes in fp64, and again from the operands' magnitudes: the verifier's bounds."""
+
+    outputs: list[np.ndarray]
+    bounds: list[np.ndarray]
+
+
+def run_precisely(tosa: bytes, inputs: Sequence[tuple[np.ndarray, str]]) -> Precise:
+    """The results of a file in fp64; each input is the bytes of an array with the type that the model knows it by.
+
+    Only the program has this mode. It calls BF16 ``<V2`` and FP8E4M3 ``<V1``.
+    """
+    tools()
+    from tosa.TosaGraph import TosaGraph
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "m.tosa").write_bytes(tosa)
+        block = TosaGraph.GetRootAs(tosa).Regions(0).Blocks(0)
+        ifm = [f"{i}.npy" for i in range(block.InputsLength())]
+        ofm = [f"out{i}.npy" for i in range(block.OutputsLength())]
+        for name, (array, type) in zip(ifm, inputs, strict=True):
+            _save(place / name, array, type)
+        description = {
+            **{"tosa_file": "m.tosa", "ifm_file": ifm, "ofm_file": ofm, "expected_return_code": 0},
+            "ifm_name": [block.Inputs(i).decode() for i in range(len(ifm))],
+            "ofm_name": [block.Outputs(i).decode() for i in range(len(ofm))],
+            "test_requirements": {"bounds_file_required": True},
+        }
+        (place / "desc.json").write_text(json.dumps(description))
+        options = ["--test_desc", place / "desc.json", "--operator_fbs", tools() / "tosa.fbs", "-p", "1"]
+        done = _call([tools() / "tosa_reference_model", *options])
+        if done.returncode:
+            raise Refused(f"reference model, exit {done.returncode}: {done.stdout[-500:]}{done.stderr[-1500:]}")
+        return Precise(*([np.load(place / f"{kind}{name}") for name in ofm] for kind in ("", "bounds_")))
+
+
+def _save(file: Path, array: np.ndarray, type: str) -> None:
+    """A .npy of a type that numpy may not have."""
+    with file.open("wb") as written:
+        header = {"descr": type, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(written, header)
+        written.write(array.tobytes())
 
 
 def check_strictly(

@@ -14,7 +14,10 @@ from .kernels import Result, computes
 
 @computes(ops.CAST)
 def cast(op: ops.CAST, x: Array) -> Result:
-    """Floats round to the nearest even integer and saturate; integers wrap; what is not zero is true."""
+    """Floats round to the nearest even integer and saturate; integers wrap; what is not zero is true.
+
+    The specification says nothing of NaN as an integer: it is the low bits of -2**31, as in the reference model.
+    """
     if op.dtype is DType.BOOL:
         return x != 0
     if x.dtype.kind == "f" and op.dtype in INTEGERS:
@@ -27,7 +30,8 @@ def _saturated(x: Array, dtype: np.dtype[Any]) -> Result:
     nearest = np.rint(x.astype(np.float64))
     inside = np.where((nearest >= limits.min) & (nearest < -float(limits.min)), nearest, 0).astype(dtype)
     above = np.where(nearest > 0, limits.max, limits.min)
-    return np.where(np.abs(nearest) >= -float(limits.min), above, inside).astype(dtype)
+    saturated = np.where(np.abs(nearest) >= -float(limits.min), above, inside)
+    return np.where(np.isnan(nearest), np.int32(-(2**31)), saturated).astype(dtype)
 
 
 @computes(ops.RESCALE)

@@ -14,11 +14,16 @@ def fft2d(op: ops.FFT2D, real: Array, imag: Array) -> tuple[Array, Array]:
     """[N,H,W] twice -> [N,H,W] twice; the inverse is not divided by H*W."""
     values = real.astype(np.float64) + 1j * imag.astype(np.float64)
     spectrum = np.fft.ifft2(values, norm="forward") if op.inverse else np.fft.fft2(values)
-    return spectrum.real, spectrum.imag
+    return _parts(spectrum, values)
 
 
 @computes(ops.RFFT2D)
 def rfft2d(op: ops.RFFT2D, real: Array) -> tuple[Array, Array]:
     """[N,H,W] -> [N,H,W/2+1] twice."""
-    spectrum = np.fft.rfft2(real.astype(np.float64))
-    return spectrum.real, spectrum.imag
+    return _parts(np.fft.rfft2(real.astype(np.float64)), real)
+
+
+def _parts(spectrum: Array, values: Array) -> tuple[Array, Array]:
+    """All NaN for an image that is not finite: a fast transform does not bring each element to each result."""
+    finite = np.isfinite(values).all(axis=(1, 2), keepdims=True)
+    return np.where(finite, spectrum.real, np.nan), np.where(finite, spectrum.imag, np.nan)
