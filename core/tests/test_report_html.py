@@ -25,7 +25,7 @@ from delegraph.drawing.condense import LARGEST, STRETCHES
 from delegraph.drawing.layout import laid_out
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.registry import Registry
-from delegraph.report import Report
+from delegraph.report import RefusalRow, Report
 from delegraph.report_page import BOXES
 from delegraph.source import Source
 from hypothesis import given, settings
@@ -573,3 +573,12 @@ def test_colours_can_be_told_apart_by_every_reader(scheme):
 
 def contrast(one, other):
     return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+def test_text_on_a_terminal_moves_no_cursor():
+    row = RefusalRow(
+        "forward", "my.op\x1b[2J", "acme", "no\u202e reason\x07", 1, Source("a.py", 3, "f", "x = \x1b]0;title")
+    )
+    shown = Report(refusals=[row], host={"forward": {"my.op": 1}}, notes=["a\rb"]).to_text()
+    assert "1 x my.op\\x1b[2J  acme: no\\u202e reason\\x07\n" in shown and "a\\rb" in shown
+    assert all(c.isprintable() or c == "\n" for c in shown)

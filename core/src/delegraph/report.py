@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from .drawing.escape import printable
 from .lowered_module import Argument
 from .partitioner.contract import Refusal
 from .source import Source, source_of
@@ -133,8 +134,11 @@ class Report:
         return page(self)
 
     def to_text(self, verbose: bool = False) -> str:
-        """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate."""
-        return "\n".join(self._lines(verbose))
+        """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate.
+
+        What does not print, such as what moves a terminal's cursor, is shown by its escape.
+        """
+        return printable("\n".join(self._lines(verbose)), kept="\n")
 
     def __str__(self) -> str:
         return self.to_text()

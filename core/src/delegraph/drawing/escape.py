@@ -1,4 +1,4 @@
-"""Text of others in a page: nothing in it is markup, and nothing in it is invisible."""
+"""Text of others in a page or on a terminal: nothing in it is markup, and nothing in it is invisible."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ def text(value: object, longest: int = LONGEST) -> str:
     shown = str(value)
     if len(shown) > longest:
         shown = f"{shown[:longest]}… ({len(shown)} characters)"
-    if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else _visible(c) for c in shown)
-    return html.escape(shown)
+    return html.escape(printable(shown))
+
+
+def printable(shown: str, kept: str = "") -> str:
+    """``shown`` with whatever does not print, but for the characters ``kept``, by its escape."""
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() or c in kept else _visible(c) for c in shown)
 
 
 def lines(values: Iterable[object]) -> str:
