@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 
 from delegraph import errors
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
 from delegraph_tosa.ir.rulebook import Rule as TosaRule
+from delegraph_tosa.ir.types import BLOCK_SCALED, DType
 from delegraph_tosa.lowering import RULES
 from delegraph_tosa.lowering.rules import Rule
 from delegraph_tosa.spec.table import Mode, rows
@@ -43,7 +44,8 @@ LEGALITY = """# Element types that TOSA operators take
 
 Generated from the specification's table by docs/generate.py. For each operator and each combination of element types:
 the profiles and extensions that allow it, `+` where several are needed together. The builder, the validator and this
-page read the same table.
+page read the same table. `bs32_fp8ue8m0_*` is each of the six types of tensors that hold their block scales, with the
+`EXT-MX-*` of its values.
 
 plugins/tosa_backend/tests/legality.py asks tosa-opt's strict validator about files of TOSA 1.0: every row of every
 operator, and custom operators, variables and control flow up to the deepest nesting and the longest lists of level 8K,
@@ -135,7 +137,7 @@ def legality_page() -> str:
     for name, row in sorted(rows((1, 1)).items()):
         lines += ["", f"## {name}", "", "| element types | TOSA 1.0 | 1.1 draft |", "|---|---|---|"]
         of_1_0 = rows()[name].modes if name in rows() else ()
-        lines += [_legality_row(mode, of_1_0) for mode in row.modes]
+        lines += dict.fromkeys(_legality_row(mode, of_1_0) for mode in row.modes)
     return "\n".join([*lines, ""])
 
 
@@ -157,12 +159,23 @@ def _rule_row(name: str, rule: TosaRule, judged: dict[str, int]) -> str:
 
 
 def _legality_row(mode: Mode, of_1_0: tuple[Mode, ...]) -> str:
-    types = ", ".join(f"{variable} {dtype or 'none'}" for variable, dtype in mode.types.items())
+    types = ", ".join(f"{variable} {_type(dtype)}" for variable, dtype in mode.types.items())
     before = [way for other in of_1_0 if other.types == mode.types for way in other.allowed_by]
-    return f"| {types or 'any'} | {_ways(before)} | {_ways(mode.allowed_by)} |"
+    ways = [{_all_values(name) for name in way} if "*" in types else way for way in mode.allowed_by]
+    return f"| {types or 'any'} | {_ways(before)} | {_ways(ways)} |"
 
 
-def _ways(ways: Iterable[frozenset[str]]) -> str:
+def _type(dtype: DType | None) -> str:
+    blocks = BLOCK_SCALED.get(dtype) if dtype else None
+    return f"`bs{blocks.size}_{blocks.scale}_*`" if blocks else str(dtype or "none")
+
+
+def _all_values(name: str) -> str:
+    """The rows of block-scaled types differ in their values, each of which has an extension."""
+    return name if name == "EXT-MX-COMMON" or not name.startswith("EXT-MX-") else "`EXT-MX-*`"
+
+
+def _ways(ways: Iterable[Set[str]]) -> str:
     return " or ".join("+".join(sorted(names)) for names in ways) or "-"
 
 

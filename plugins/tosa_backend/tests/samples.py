@@ -6,9 +6,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from delegraph_tosa.ir.blocks import paired
 from delegraph_tosa.ir.graph import Graph, Literal, Operator, Value, literal
 from delegraph_tosa.ir.operators import OPERATORS
-from delegraph_tosa.ir.types import ARRAY_DTYPES, FLOAT8, BlockSize, DType, ResizeMode, RoundingMode, Type
+from delegraph_tosa.ir.types import (
+    ARRAY_DTYPES,
+    BLOCK_SCALED,
+    FLOAT8,
+    BlockSize,
+    DType,
+    ResizeMode,
+    RoundingMode,
+    Type,
+    stored_types,
+)
 from delegraph_tosa.spec.table import ELEMENTS, Mode, Row, rows
 
 Names = frozenset[str]
@@ -100,6 +111,26 @@ RECIPES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     **{f"{name}_SHAPE": ((Shape((9, 4)),), {}) for name in ("EXP2", "LOG2_CEIL", "LOG2_FLOOR")},
     **{f"REDUCE_{name}": (((2, 3, 4),), {"axis": 1}) for name in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM")},
 }
+BLOCKED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "CONV2D": (((1, 8, 6, 32), Constant((5, 3, 3, 32)), Constant((5,)), Zero(), Zero()), CONV),
+    "CONV3D": ((((1, 3, 8, 6, 32)), Constant((5, 1, 3, 3, 32)), *RECIPES["CONV3D"][0][2:]), RECIPES["CONV3D"][1]),
+    "TRANSPOSE_CONV2D": (
+        ((1, 4, 5, 32), Constant((5, 3, 2, 32)), *RECIPES["TRANSPOSE_CONV2D"][0][2:]),
+        RECIPES["TRANSPOSE_CONV2D"][1],
+    ),
+    "MATMUL_T": (((2, 3, 32), (1, 5, 32), Zero(), Zero()), {}),
+    "CONCAT": (((2, 32), (2, 64)), {"axis": 1}),
+    "RESHAPE": (((2, 64), Shape((4, 1, 32))), {}),
+    "REVERSE": (((2, 64),), {"axis": 1}),
+    "SLICE": (((2, 64), Shape((0, 32)), Shape((2, 32))), {}),
+    "TILE": (((2, 32), Shape((2, 3))), {}),
+    "TRANSPOSE": (((2, 3, 32),), {"perms": (1, 0, 2)}),
+    "ROW_GATHER": (((2, 9, 32), (2, 4), One()), {}),
+    "RESIZE": (((1, 8, 6, 32), *RECIPES["RESIZE"][0][1:]), {}),
+    **{name: (((2, 32),), {}) for name in ("CAST", "IDENTITY")},
+    "DIM": (((2, 32),), {"axis": 1}),
+}
+"""Recipes of operators on block-scaled tensors, whose last axis is made of blocks."""
 WITH_BODIES_OR_STATE = {"COND_IF", "WHILE_LOOP", "VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE"}
 
 
@@ -146,6 +177,11 @@ def elements(type: Type, random: np.random.Generator) -> np.ndarray:
     array = ARRAY_DTYPES[type.dtype]
     if array.kind == "f":
         return random.uniform(0.5, 2, type.shape).astype(array)
+    if type.dtype in BLOCK_SCALED:
+        values, scales = (elements(t, random) for t in stored_types(type))
+        return paired(values, scales, type)
+    if type.dtype is DType.FP8UE8M0:
+        return random.integers(126, 129, type.shape).astype(array)  # from 1/2 to 2
     if type.dtype is DType.BF16:
         return (random.uniform(0.5, 2, type.shape).astype(np.float32).view(np.uint32) >> 16).astype(array)
     if type.dtype in FLOAT8:
@@ -158,7 +194,8 @@ def elements(type: Type, random: np.random.Generator) -> np.ndarray:
 def graph_of(row: Row, mode: Mode) -> Graph:
     """A graph of one operator with the element types of a mode."""
     default = ((2, 3), (1, 3))[: len(row.inputs)]
-    operands, attributes = RECIPES.get(row.name, (default, {}))
+    blocked = any(t in BLOCK_SCALED for t in mode.types.values())
+    operands, attributes = (BLOCKED if blocked else RECIPES).get(row.name, (default, {}))
     if mode.types.get("scale_t", 0) is None:  # a tensor without a scale
         operands = (operands[0], *operands[2:])
         attributes = attributes | {"block_size": BlockSize.BLOCK_SIZE_1}
@@ -205,6 +242,7 @@ def _attributes(row: Row, mode: Mode) -> dict[str, Any]:
     if row.name == "RESIZE":
         integer = mode.types["in_t"] in (DType.INT8, DType.INT16)
         nearest = integer and mode.types["in_t"] is mode.types["out_t"]
+        nearest = nearest or mode.types["in_t"] in BLOCK_SCALED
         attributes["mode"] = ResizeMode.NEAREST if nearest else ResizeMode.BILINEAR
     if row.name == "RESCALE":
         wide = mode.types["in_t"] is not DType.INT48

@@ -1,4 +1,4 @@
-"""Changes that break the rules of block-scaled operators (1.1 draft)."""
+"""Changes that break the rules of block-scaled operators and tensors (1.1 draft)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
-from delegraph_tosa.ir.types import BlockSize
+from delegraph_tosa.ir.types import BLOCK_SCALED, BlockSize, ResizeMode
 
-from .changing import I32, Change, again, entries, of_shape, positions, rebuilt
+from .changing import I32, Change, again, entries, of_shape, positions, rebuilt, with_entries
 
 DATA = {"A_data", "B_data", "input_data", "weight_data"}
 
@@ -84,3 +84,46 @@ def seven_axes(op: Operator) -> Iterator[Graph]:
     if isinstance(op, ops.CAST_TO_BLOCK_SCALED | ops.CAST_FROM_BLOCK_SCALED):
         yield again(op, {i: of_shape(v, (*[1] * 5, *v.shape)) for i, v in enumerate(op.inputs)})
     yield from reshaped(*[1] * 5, 2, 64)(op)
+
+
+def blocks_of_one(op: Operator) -> Iterator[Graph]:
+    """Each element has a scale of its own."""
+    if "block_size" in op.attributes and not op.variadic:
+        places = positions(op)
+        data = {i: op.inputs[places[name.replace("_scale", "_data")]] for name, i in places.items() if "_scale" in name}
+        scales = {i: of_shape(op.inputs[i], v.shape) for i, v in data.items()}
+        yield again(op, scales, block_size=BlockSize.BLOCK_SIZE_1)
+
+
+def half_a_block(op: Operator) -> Iterator[Graph]:
+    """Results whose last axis is half a block longer or shorter."""
+    if isinstance(op, ops.CAST) and op.dtype in BLOCK_SCALED:
+        yield again(op, {0: of_shape(op.input, (2, 48))})
+    if isinstance(op, ops.RESHAPE):
+        yield with_entries(op, shape=(8, 16))
+    if isinstance(op, ops.SLICE):
+        yield with_entries(op, size=(2, 16))
+
+
+def inside_a_block(op: Operator) -> Iterator[Graph]:
+    if isinstance(op, ops.SLICE):
+        yield with_entries(op, start=(0, 16))
+
+
+def last_axis_elsewhere(op: Operator) -> Iterator[Graph]:
+    if isinstance(op, ops.TRANSPOSE):
+        yield again(op, {0: of_shape(op.input1, (3, 32, 32))}, perms=(0, 2, 1))
+
+
+def between_elements(op: Operator) -> Iterator[Graph]:
+    if isinstance(op, ops.RESIZE):
+        yield again(op, mode=ResizeMode.BILINEAR)
+
+
+OF_TENSORS: dict[str, Change] = {
+    "blocks": half_a_block,
+    "block-start": inside_a_block,
+    "block-axis": last_axis_elsewhere,
+    "block-mode": between_elements,
+}
+"""Rule -> the change that breaks it, of operators on tensors that hold their scales."""

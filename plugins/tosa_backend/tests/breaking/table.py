@@ -76,6 +76,7 @@ BREAKS: dict[str, Change] = {
         single.rescaled((I32, I8), output_unsigned=True), single.rescaled((I8, I32), output_unsigned=True)
     ),
     "blocks": blocks.no_whole_blocks,
+    "block-size": blocks.blocks_of_one,
     "scale-shape": blocks.other_scales,
     "list-length": blocks.other_blocks,
     "shape-range": both(

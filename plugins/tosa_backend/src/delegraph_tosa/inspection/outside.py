@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ir.graph import Array
-from ..ir.types import DType
+from ..ir.types import BLOCK_SCALED, DType
 from ..spec import TosaSpec
 
 SECONDS = 300
@@ -73,7 +73,7 @@ def _reference_model(file: Path, spec: TosaSpec, inputs: Sequence[Array], dtypes
         metadata.distribution("tosa-tools")
     except metadata.PackageNotFoundError:
         return Verdict(name, None, "not installed: pip install tosa-tools")
-    if strange := [t for t in dtypes if t in (DType.INT4, DType.INT48)]:
+    if strange := [t for t in dtypes if t in (DType.INT4, DType.INT48, *BLOCK_SCALED)]:
         return Verdict(name, None, f"its Python binding does not take inputs of {strange[0]}")
     level = "EIGHTK" if spec.level == "8K" else "NONE"
     with tempfile.TemporaryDirectory() as folder:

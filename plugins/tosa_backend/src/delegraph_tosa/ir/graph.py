@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from .blocks import paired
 from .types import DType, Type
 
 Array = npt.NDArray[Any]
@@ -93,7 +94,19 @@ class Folded:
         self.elements: Array | None = None
 
 
-Constant = Literal | Deferred | Folded
+class Scaled:
+    """A block-scaled constant whose values and scales are at hand, apart; ``type`` is the constant's."""
+
+    __slots__ = ("scales", "type", "values")
+
+    def __init__(self, values: Array, scales: Array, type: Type) -> None:
+        self.values, self.scales, self.type = values, scales, type
+
+    def materialise(self) -> Array:
+        return paired(self.values, self.scales, self.type)
+
+
+Constant = Literal | Deferred | Folded | Scaled
 
 
 class Value:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,16 @@ def text_of(array: Array, type: Type) -> str:
     if flat.size > MOST_NUMBERS or None in numerals:
         return f'base64 "{base64.b64encode(_bits(flat, type.dtype)).decode()}"'
     return f"[{', '.join(n for n in numerals if n is not None)}]"
+
+
+_RANGES = {
+    DType.INT4: range(-8, 8),
+    DType.INT48: range(-(1 << 47), 1 << 47),
+    DType.FP4E2M1: range(16),
+    DType.FP6E2M3: range(64),
+    DType.FP6E3M2: range(64),
+}
+"""Elements of the types that memory holds in wider ones."""
 
 
 def _bits(array: Array, dtype: DType) -> bytes:
@@ -58,7 +67,7 @@ def _array(numbers: list[Number], dtype: DType) -> Array:
     if dtype is DType.FP32:
         return _as_float32(numbers)
     array = ARRAY_DTYPES[dtype]
-    if array.kind in "iu" and not all(isinstance(n, int) and _fits(n, array) for n in numbers):
+    if array.kind in "iu" and not all(isinstance(n, int) and _fits(n, dtype) for n in numbers):
         raise Illegal(f"an element is no {dtype}")
     with np.errstate(over="ignore"):
         return np.array(numbers, array)
@@ -69,9 +78,9 @@ def _as_float32(numbers: list[Number]) -> Array:
         return np.array(numbers, np.float64).astype(np.float32)
 
 
-def _fits(number: int, array: np.dtype[Any]) -> bool:
-    info = np.iinfo(array)
-    return bool(info.min <= number <= info.max)
+def _fits(number: int, dtype: DType) -> bool:
+    info = np.iinfo(ARRAY_DTYPES[dtype])
+    return number in _RANGES.get(dtype, range(info.min, int(info.max) + 1))
 
 
 def _number(text: str) -> Number:
@@ -112,4 +121,7 @@ def from_base64(text: str, type: Type) -> Array:
     array = ARRAY_DTYPES[type.dtype].newbyteorder("<")
     if len(data) != math.prod(type.shape) * array.itemsize:
         raise Illegal(f"{type} takes {math.prod(type.shape) * array.itemsize} bytes, {len(data)} are given")
-    return np.frombuffer(data, array).reshape(type.shape)
+    elements = np.frombuffer(data, array).reshape(type.shape)
+    if type.dtype in _RANGES and not all(_fits(int(n), type.dtype) for n in (elements.min(), elements.max())):
+        raise Illegal(f"an element is no {type.dtype}")
+    return elements

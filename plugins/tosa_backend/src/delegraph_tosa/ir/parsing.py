@@ -11,10 +11,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from delegraph.errors import FormatError
 
-from .graph import Array, Graph, Illegal, Literal, Operator, Value
+from .graph import Array, Constant, Graph, Illegal, Literal, Operator, Scaled, Value
 from .numerals import from_base64, from_numbers, from_splat, number_of
 from .operators import OPERATORS
-from .types import ARRAY_DTYPES, BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
+from .types import (
+    ARRAY_DTYPES,
+    BLOCK_SCALED,
+    BlockSize,
+    DType,
+    NanMode,
+    ResizeMode,
+    RoundingMode,
+    Type,
+    stored_types,
+    why_not_blocks,
+)
 
 T = TypeVar("T")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
@@ -26,7 +37,7 @@ _TOKEN = re.compile(
   | (?P<value>%{_NAME})
   | (?P<graph>@{_NAME})
   | (?P<string>{_STRING})
-  | (?P<type>\[(?:[0-9]{{1,10}}(?:x[0-9]{{1,10}})*)?\][a-z][a-z0-9]*)
+  | (?P<type>\[(?:[0-9]{{1,10}}(?:x[0-9]{{1,10}})*)?\][a-z][a-z0-9_]*)
   | (?P<number>[+-]?(?:[0-9][0-9.]*(?:e[+-]?[0-9]+)?|inf|nan)(?![A-Za-z0-9_]))
   | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<mark>\.\.\.|[\[\](){{}},:=])
@@ -178,7 +189,10 @@ class _Parser:
         sizes, _, dtype = text[1:].partition("]")
         if dtype.upper() not in DType.__members__ or DType[dtype.upper()] not in ARRAY_DTYPES:
             raise self.wrong(f"{dtype!r} is no element type")
-        return Type(tuple(int(s) for s in sizes.split("x") if s), DType[dtype.upper()])
+        type = Type(tuple(int(s) for s in sizes.split("x") if s), DType[dtype.upper()])
+        if why := why_not_blocks(type):
+            raise self.wrong(why)
+        return type
 
     def define(self, value: Value) -> Value:
         """Bind the printed name; a number is no name of the value itself."""
@@ -199,7 +213,16 @@ class _Parser:
         if len(declared) != 1:
             raise self.wrong("a constant has one name")
         type, _, name = declared[0]
-        self.define(Value(type, Literal(self.elements(type)), name))
+        self.define(Value(type, self.constant_elements(type), name))
+
+    def constant_elements(self, type: Type) -> Constant:
+        """``[1.0, 2.0]``; of a block-scaled constant the values, then ``scales`` and the scales."""
+        if type.dtype not in BLOCK_SCALED:
+            return Literal(self.elements(type))
+        values_type, scales_type = stored_types(type)
+        values = self.elements(values_type)
+        self.take("word", "scales")
+        return Scaled(values, self.elements(scales_type), type)
 
     def elements(self, type: Type) -> Array:
         if self.accept("mark", "..."):

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from .graph import Array, Folded, Graph, Operator, Value
+from .graph import Graph, Operator, Value
 from .numerals import text_of
-from .types import FLOATS
+from .stored import stored_elements
+from .types import FLOATS, stored_types
 
 _BARE = re.compile(r"(?![0-9]+$)[A-Za-z0-9_.$/\-]+")
 _IMPLIED = ("ResultDType", "ResultTypes")
@@ -67,7 +68,8 @@ class _Printer:
     def elements(self, value: Value) -> str:
         if self.elide is not None and math.prod(value.shape) > self.elide:
             return "..."
-        return text_of(_elements(value), value.type)
+        parts = zip(stored_elements(value), stored_types(value.type), strict=True)
+        return " scales ".join(text_of(elements, type) for elements, type in parts)
 
     def operator(self, operator: Operator) -> str:
         operands = ", ".join(map(self.name, operator.inputs))
@@ -112,12 +114,3 @@ def _values(graph: Graph) -> Iterator[Value]:
 
 def _quoted(name: str) -> str:
     return name if _BARE.fullmatch(name) else json.dumps(name)
-
-
-def _elements(value: Value) -> Array:
-    if isinstance(value.constant, Folded):
-        from ..evaluate import materialise
-
-        return materialise(value)
-    assert value.constant is not None
-    return value.constant.materialise()

@@ -101,8 +101,13 @@ RULES: dict[str, Rule] = {
     "unsigned-output": Rule(FUNCTION, "the element types allow an unsigned output"),
     # of block-scaled operators
     "blocks": Rule(FUNCTION, "the last axis is made of whole blocks"),
+    "block-size": Rule(FUNCTION, "a block has more than one element"),
     "scale-shape": Rule(ARGUMENTS, "a scale has the shape of its data, with blocks in place of elements"),
     "list-length": Rule(ARGUMENTS, "blocks of one element are one tensor, larger ones come with their scale"),
+    # of other operators on block-scaled tensors
+    "block-start": Rule(FUNCTION, "a slice starts where a block does"),
+    "block-axis": Rule(FUNCTION, "the axis of blocks remains the last one"),
+    "block-mode": Rule(FUNCTION, "block-scaled images are resized to the nearest element"),
     # of shape operators
     "shape-range": Rule(FUNCTION, "entries are in the range that the operator is defined for"),
     "shape-overflow": Rule(FUNCTION, "entries fit 64 bits"),

@@ -8,6 +8,9 @@
 
 Values without a name, or with one that another value has, are numbered. Graphs of control flow follow the one that
 refers to them. What an operator's result types say (``dtype`` of CAST) is not repeated among its attributes.
+Floats of at most 8 bits are their bit patterns; a block-scaled constant has its values, then its scales:
+
+      %0: [1x32]bs32_fp8ue8m0_fp4e2m1 = const splat 2 scales [127]
 """
 
 from .parsing import parse

@@ -9,7 +9,11 @@ import numpy as np
 
 
 class DType(enum.IntEnum):
-    """An element type. The number is the flatbuffer schema's, the name in lower case is the specification's."""
+    """An element type. The number is the flatbuffer schema's, the name in lower case is the specification's.
+
+    The last six, of the 1.1 draft, hold their scales inside (``block_scale_t``). A file writes them in three fields, of
+    which their numbers are made: block shape, scale type and value type.
+    """
 
     BOOL = 1
     INT4 = 2
@@ -29,6 +33,12 @@ class DType(enum.IntEnum):
     FP8UE8M0 = 16
     INT64 = 17
     MXINT8 = 18
+    BS32_FP8UE8M0_FP8E4M3 = 32 << 16 | 16 << 8 | 11
+    BS32_FP8UE8M0_FP8E5M2 = 32 << 16 | 16 << 8 | 12
+    BS32_FP8UE8M0_FP6E2M3 = 32 << 16 | 16 << 8 | 13
+    BS32_FP8UE8M0_FP6E3M2 = 32 << 16 | 16 << 8 | 14
+    BS32_FP8UE8M0_FP4E2M1 = 32 << 16 | 16 << 8 | 15
+    BS32_FP8UE8M0_MXINT8 = 32 << 16 | 16 << 8 | 18
 
     __hash__ = int.__hash__  # enum's own is a Python function, and types are keys of every table
 
@@ -39,6 +49,23 @@ class DType(enum.IntEnum):
 INTEGERS = frozenset({DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64})
 FLOAT8 = frozenset({DType.FP8E4M3, DType.FP8E5M2})
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
+SMALL_FLOATS = FLOAT8 | {DType.FP6E2M3, DType.FP6E3M2, DType.FP4E2M1, DType.FP8UE8M0}
+"""Floats of at most 8 bits; MXINT8 is none, though it stands for fractions."""
+
+
+class Blocks(NamedTuple):
+    """What a block-scaled element type is made of: along the last axis, ``size`` values share one scale."""
+
+    size: int
+    scale: DType
+    value: DType
+
+
+BLOCK_SCALED: dict[DType, Blocks] = {
+    t: Blocks(t >> 16, DType(t >> 8 & 255), DType(t & 255)) for t in DType if t.name.startswith("BS")
+}
+"""Types of tensors to which block-scaled quantization was applied (specification 1.5): element i of the last axis
+stands for its value times scale ``i // size``. The shape counts the values."""
 
 
 class Type(NamedTuple):
@@ -60,14 +87,40 @@ ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
     DType.FP32: np.dtype(np.float32),
     DType.FP16: np.dtype(np.float16),
     DType.BF16: np.dtype(np.uint16),
-    **{t: np.dtype(np.uint8) for t in DType if "FP" in t.name and t > DType.SHAPE},
+    **{t: np.dtype(np.uint8) for t in SMALL_FLOATS},
     DType.MXINT8: np.dtype(np.int8),
 }
 """Element type of the arrays that hold constants in memory. INT4 and INT48 are widened; BF16 and the
 floats of 8 bits and less, which numpy does not have, are their bit patterns; MXINT8 is in units of 1/64."""
 
-BYTES: dict[DType, int] = {t: array.itemsize for t, array in ARRAY_DTYPES.items()} | {DType.INT48: 6}
-"""Bytes an element takes in a file; INT4 and FP4 pack two into one, FP6 four into three."""
+ARRAY_DTYPES |= {
+    t: np.dtype([("value", ARRAY_DTYPES[value]), ("scale", ARRAY_DTYPES[scale])])
+    for t, (_, scale, value) in BLOCK_SCALED.items()
+}
+# Each element with its scale, as the specification's ``value_scale_t``: operators that move elements move both.
+
+BYTES: dict[DType, int] = {t: array.itemsize for t, array in ARRAY_DTYPES.items() if t not in BLOCK_SCALED} | {
+    DType.INT48: 6
+}
+"""Bytes an element takes in a file; INT4 and FP4 pack two into one, FP6 four into three. Block-scaled types have none:
+``stored_types`` says what a file has of them."""
+
+
+def stored_types(type: Type) -> tuple[Type, ...]:
+    """What a file holds of a tensor: the tensor, or, if it is block-scaled, its values and then its scales."""
+    blocks = BLOCK_SCALED.get(type.dtype)
+    if blocks is None:
+        return (type,)
+    scales = (*type.shape[:-1], type.shape[-1] // blocks.size)
+    return Type(type.shape, blocks.value), Type(scales, blocks.scale)
+
+
+def why_not_blocks(type: Type) -> str | None:
+    """Why no tensor has this type: it is block-scaled, and its last axis is not made of whole blocks. Else None."""
+    blocks = BLOCK_SCALED.get(type.dtype)
+    if blocks is None or (type.shape and type.shape[-1] % blocks.size == 0):
+        return None
+    return f"{type} is not made of whole blocks: its last size must be a multiple of {blocks.size}"
 
 
 class Mode(enum.IntEnum):

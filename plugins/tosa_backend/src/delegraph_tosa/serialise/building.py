@@ -50,17 +50,19 @@ class SharingBuilder:
         """A table that equal ones share."""
         return self._share(("table", count, tuple(fields)), lambda: self.table(count, fields))
 
-    def table_with_slot(self, count: int, fields: Sequence[Field], slot: int, wide: bool) -> tuple[int, int]:
-        """(table, distance from the buffer's end) with a field that is filled in later: 4 bytes, or 8 if ``wide``."""
+    def table_with_slots(
+        self, count: int, fields: Sequence[Field], slots: Sequence[int], wide: bool
+    ) -> tuple[int, list[int]]:
+        """(table, distances from the buffer's end) with fields that are filled in later: 4 bytes, or 8 if ``wide``."""
         self._builder.StartObject(count)
-        if wide:
-            self._builder.PrependUint64Slot(slot, 1, 0)
-        else:
-            self._builder.PrependUint32Slot(slot, 1, 0)
-        distance = int(self._builder.Offset())
+        put = self._put["uint64" if wide else "uint32"]
+        distances = []
+        for slot in slots:
+            put(slot, 1, 0)
+            distances.append(int(self._builder.Offset()))
         for field in fields:
             self._put[field.kind](field.id, field.value, field.default)
-        return int(self._builder.EndObject()), distance
+        return int(self._builder.EndObject()), distances
 
     def string(self, text: str) -> int:
         return self._share(("string", text), lambda: int(self._builder.CreateString(text)))

@@ -9,7 +9,7 @@ import numpy as np
 from delegraph.errors import InternalError
 
 from ..ir.graph import Array, Illegal, Number
-from ..ir.types import ARRAY_DTYPES, BYTES, DType, Type
+from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, BYTES, DType, Type, stored_types
 
 _INT48_LIMIT = 1 << 47
 _FOUR_BITS = frozenset({DType.INT4, DType.FP4E2M1})
@@ -17,7 +17,12 @@ _SIX_BITS = frozenset({DType.FP6E2M3, DType.FP6E3M2})
 
 
 def size_in_file(type: Type) -> int:
-    """Bytes that the elements take in a file: INT4 and FP4 two in a byte, FP6 four in three, INT48 six bytes each."""
+    """Bytes that the elements take in a file: INT4 and FP4 two in a byte, FP6 four in three, INT48 six bytes each.
+
+    Those of a block-scaled tensor are its values' and its scales' together.
+    """
+    if type.dtype in BLOCK_SCALED:
+        return sum(map(size_in_file, stored_types(type)))
     count = math.prod(type.shape)
     if type.dtype in _SIX_BITS:
         return (count * 3 + 3) // 4
@@ -25,7 +30,7 @@ def size_in_file(type: Type) -> int:
 
 
 def pack(array: Array, type: Type) -> memoryview:
-    """The file's bytes of a constant of this type; without a copy where memory holds them already."""
+    """The file's bytes of a constant of this type (one of ``stored_types``); a view where memory holds them already."""
     if array.shape != type.shape or array.dtype != ARRAY_DTYPES[type.dtype]:
         held = f"{array.dtype}{list(array.shape)}"
         raise InternalError("internal", f"a constant of type {type} was computed as {held}, please report this")
@@ -68,7 +73,10 @@ def _unpack_six_bits(raw: Array) -> Array:
 
 
 def unpack(data: memoryview, type: Type) -> Array:
-    """The constant's elements, a view of ``data`` unless the type is INT4 or INT48; Illegal for a BOOL besides 0, 1."""
+    """The constant's elements; Illegal for a BOOL besides 0 and 1.
+
+    A view of ``data`` unless the type has less than 8 bits or 48.
+    """
     raw = np.frombuffer(data, np.uint8, size_in_file(type))
     if type.dtype in _SIX_BITS:
         return _unpack_six_bits(raw)[: math.prod(type.shape)].reshape(type.shape)

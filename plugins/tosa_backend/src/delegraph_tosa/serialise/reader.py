@@ -1,27 +1,40 @@
 """Reading a TOSA flatbuffer from an untrusted source: a graph, or one FormatError that says what is wrong.
 
 Every name, enumeration, count and type is checked, and each operator's ``infer`` must agree with the types that the
-file declares. Constants are views of the file's bytes, except INT4 and INT48, which are widened.
+file declares. Constants are views of the file's bytes, except those of less than 8 bits and of 48, which are widened.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from delegraph.errors import FormatError
 from delegraph.flatbuffer import Table, root
 
-from ..ir.graph import Graph, Illegal, Literal, Operator, Value
+from ..ir.graph import Array, Graph, Illegal, Literal, Operator, Scaled, Value
 from ..ir.operators import OPERATORS, VARIABLE
-from ..ir.types import BYTES, BlockSize, DType, Mode, NanMode, ResizeMode, RoundingMode, Type
+from ..ir.types import (
+    BLOCK_SCALED,
+    BlockSize,
+    DType,
+    Mode,
+    NanMode,
+    ResizeMode,
+    RoundingMode,
+    Type,
+    stored_types,
+    why_not_blocks,
+)
 from .elements import size_in_file, unpack, unpack_number
 from .schema import (
+    FEATURES,
     IDENTIFIER,
     IMPLIED,
     NAMES,
     STORED,
     WRITTEN_AS,
     BlockField,
+    CompatibilityField,
     GraphField,
     OperatorField,
     RegionField,
@@ -48,6 +61,7 @@ def read(data: bytes | bytearray | memoryview) -> Graph:
     """The graph of a ``.tosa`` file of version 1.0 or 1.1. Raises FormatError."""
     table = root(data, IDENTIFIER, "TOSA file")
     _check_version(table)
+    _check_features(table)
     regions = _Regions(table)
     graph = regions.graph(None, ())
     graph.operators[:0] = regions.declared_inside
@@ -61,6 +75,18 @@ def _check_version(table: Table) -> None:
     major, minor = version.scalar(0, "i", -1), version.scalar(1, "i", -1)
     if major != 1 or minor not in (0, 1):
         raise FormatError("format-invalid", f"a TOSA file of version {major}.{minor}; 1.0 and 1.1 are read here")
+
+
+def _check_features(table: Table) -> None:
+    """Refuse a file with features that are not known here: it must not be read as if it were without.
+
+    Features are what says so; the version of the official serialiser that should read it says nothing of this reader.
+    """
+    held = table.table(GraphField.COMPATIBILITY, "compatibility")
+    unknown = (held.scalar(CompatibilityField.FEATURES, "Q") if held else 0) & ~FEATURES
+    if unknown:
+        bits = [bit for bit in range(64) if unknown >> bit & 1]
+        raise FormatError("format-invalid", f"a TOSA file with compatibility features {bits}, which are not known here")
 
 
 class _Regions:
@@ -162,14 +188,14 @@ class _Block:
         if name not in self.tensors:
             raise self.table.damaged(f"nothing of the name {name!r} is declared")
         tensor = self.tensors[name]
-        dtype = _member(DType, tensor.scalar(TensorField.TYPE, "I"), tensor)
-        if tensor.scalar(TensorField.SCALE_TYPE, "I") or tensor.scalar(TensorField.BLOCK_SHAPE, "I"):
-            raise tensor.damaged(f"{name!r} has its scales inside; scales must be tensors of their own")
+        dtype = _element_type(tensor, name)
         shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
         if tensor.flag(TensorField.IS_UNRANKED) or len(shape) > MAX_RANK or min(shape, default=1) < 1:
             raise tensor.damaged(f"{name!r} has no static shape of positive sizes and a rank up to {MAX_RANK}")
-        if dtype not in BYTES or dtype is DType.SHAPE:
+        if dtype is DType.SHAPE:
             raise tensor.damaged(f"{name!r} has element type {dtype}, which no tensor has")
+        if why := why_not_blocks(Type(shape, dtype)):
+            raise tensor.damaged(f"{name!r}: {why}")
         return Type(shape, dtype)
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -198,18 +224,13 @@ class _Block:
 
     def constant(self, name: str, declared: Table) -> Value:
         type = self.type_of(name)
-        is_shape = type.dtype is DType.SHAPE
-        size = size_in_file(type)
-        data = declared.raw(ShapeField.DATA if is_shape else TensorField.DATA, "data")
-        if not is_shape and not data and declared.scalar(TensorField.OFFSET, "Q") > 1:
-            start, length = declared.scalar(TensorField.OFFSET, "Q"), declared.scalar(TensorField.SIZE, "Q")
-            data = declared.extent(start, length, "data")
-        if not size <= len(data) <= size + MAX_PADDING:
-            raise declared.damaged(f"{name!r} is {type}, which takes {size} bytes, and has {len(data)}")
-        try:
-            return Value(type, Literal(unpack(data, type)), name)
-        except Illegal as problem:
-            raise declared.damaged(f"{name!r}: {problem}") from None
+        if type.dtype is DType.SHAPE:
+            return Value(type, Literal(_unpacked(name, declared, type, declared.raw(ShapeField.DATA, "data"))), name)
+        if type.dtype in BLOCK_SCALED:
+            values, scales = stored_types(type)
+            held = _data(name, declared, values, _VALUES), _data(name, declared, scales, _SCALES)
+            return Value(type, Scaled(*held, type), name)
+        return Value(type, Literal(_data(name, declared, type, _VALUES)), name)
 
     # -- operators -------------------------------------------------------------------------------------------------
 
@@ -304,6 +325,50 @@ class _Block:
         return held.flag(field) if kind == "bool" else held.scalar(field, "i")
 
 
+class _Place(NamedTuple):
+    """Fields of a tensor that say where elements are: a vector, or offset and size in the file."""
+
+    data: TensorField
+    offset: TensorField
+    size: TensorField
+    what: str
+
+
+_VALUES = _Place(TensorField.DATA, TensorField.OFFSET, TensorField.SIZE, "data")
+_SCALES = _Place(TensorField.SCALE_DATA, TensorField.SCALE_OFFSET, TensorField.SCALE_SIZE, "scales")
+
+
+def _data(name: str, tensor: Table, type: Type, place: _Place) -> Array:
+    """The elements of this type at a place; a view of the file where ``unpack`` gives one."""
+    data = tensor.raw(place.data, place.what)
+    if not data and (start := tensor.scalar(place.offset, "Q")) > 1:
+        data = tensor.extent(start, tensor.scalar(place.size, "Q"), place.what)
+    return _unpacked(name, tensor, type, data)
+
+
+def _unpacked(name: str, declared: Table, type: Type, data: memoryview) -> Array:
+    size = size_in_file(type)
+    if not size <= len(data) <= size + MAX_PADDING:
+        raise declared.damaged(f"{name!r} is {type}, which takes {size} bytes, and has {len(data)}")
+    try:
+        return unpack(data, type)
+    except Illegal as problem:
+        raise declared.damaged(f"{name!r}: {problem}") from None
+
+
+def _element_type(tensor: Table, name: str) -> DType:
+    """The element type of a tensor, which block shape and scale type make a block-scaled one."""
+    dtype: DType = _member(DType, tensor.scalar(TensorField.TYPE, "I"), tensor)
+    shape, scale = tensor.scalar(TensorField.BLOCK_SHAPE, "I"), tensor.scalar(TensorField.SCALE_TYPE, "I")
+    if not shape and not scale:
+        return dtype
+    found = next((t for t, blocks in BLOCK_SCALED.items() if blocks == (shape, scale, dtype)), None)
+    if found is None:
+        held = f"block shape {shape}, scale type {scale}, values {dtype}"
+        raise tensor.damaged(f"{name!r} has its scales inside, in a form that TOSA does not have: {held}")
+    return found
+
+
 def _fits(count: int, kind: type[Operator]) -> bool:
     return count >= len(kind.operands) - 1 if kind.variadic else count == len(kind.operands)
 
@@ -318,9 +383,12 @@ def _implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[s
 
 def _member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
     try:
-        return kind(number)
+        member = kind(number)
     except ValueError:
         raise table.damaged(f"{number} is no {kind.__name__}") from None
+    if member in BLOCK_SCALED:  # these numbers are of our own
+        raise table.damaged(f"{number} is no {kind.__name__}")
+    return member
 
 
 def _number(held: Table, field: int, dtype: DType) -> float | int:

@@ -55,6 +55,23 @@ class TensorField(enum.IntEnum):
     SCALE_TYPE = 9
     SCALE_DATA = 10
     BLOCK_SHAPE = 11
+    SCALE_OFFSET = 12
+    SCALE_SIZE = 13
+
+
+class CompatibilityField(enum.IntEnum):
+    """Fields of SerializationCompatibility."""
+
+    MIN_READER_VERSION = 0
+    FEATURES = 1
+
+
+MXFP = 1 << 1
+"""Feature of files that have block-scaled tensors: readers that do not know it must not read them."""
+FEATURES = MXFP
+"""What our reader knows."""
+MXFP_READER = (2026, 8, 0)
+"""Version of the official serialiser (major, minor, micro) that writes and reads block-scaled tensors."""
 
 
 class ShapeField(enum.IntEnum):

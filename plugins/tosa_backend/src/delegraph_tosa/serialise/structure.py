@@ -10,7 +10,7 @@ from delegraph.errors import InternalError, Unsupported
 
 from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
-from ..ir.types import DType
+from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
 from .building import Field, SharingBuilder
 from .elements import pack_number, size_in_file
 from .names import Names
@@ -18,9 +18,12 @@ from .schema import (
     CODES,
     DATA_ALIGNMENT,
     IDENTIFIER,
+    MXFP,
+    MXFP_READER,
     STORED,
     WRITTEN_AS,
     BlockField,
+    CompatibilityField,
     GraphField,
     OperatorField,
     RegionField,
@@ -33,17 +36,26 @@ MAIN = "main"
 
 
 class Placed(NamedTuple):
-    """A constant and where its vector, or without ``has_length`` its bare elements, start in the file."""
+    """Elements of a constant and where their vector, or without ``has_length`` the bare elements, start in the file.
+
+    ``part`` counts ``stored_types``: 1 are the scales of a block-scaled constant.
+    """
 
     value: Value
+    part: int
     start: int
     has_length: bool
 
+    @property
+    def type(self) -> Type:
+        return stored_types(self.value.type)[self.part]
+
 
 class _Slot(NamedTuple):
-    """A field that gets the position of a constant, by its distance from the end of the structure."""
+    """A field that gets the position of a constant's part, by its distance from the end of the structure."""
 
     value: Value
+    part: int
     distance: int
     wide: bool
 
@@ -62,8 +74,8 @@ def lay_out(
         data = _aligned(end + (0 if slot.wide else 4))
         address = len(structure) - slot.distance
         struct.pack_into("<Q" if slot.wide else "<I", structure, address, data if slot.wide else data - 4 - address)
-        placed.append(Placed(slot.value, data if slot.wide else data - 4, not slot.wide))
-        end = data + size_in_file(slot.value.type)
+        placed.append(Placed(slot.value, slot.part, data if slot.wide else data - 4, not slot.wide))
+        end = data + size_in_file(placed[-1].type)
     return bytes(structure), placed, end
 
 
@@ -91,12 +103,24 @@ class _Structure:
             Field(GraphField.VERSION, "offset", self.version(*version)),
             Field(GraphField.REGIONS, "offset", self.build.offsets(regions)),
         ]
+        if any(v.dtype in BLOCK_SCALED for g in self.graphs for v in _values(g)):
+            root.append(Field(GraphField.COMPATIBILITY, "offset", self.compatibility()))
         return self.build.finish(self.build.table(4, root), IDENTIFIER)
 
     def version(self, major: int, minor: int) -> int:
         numbers = [Field(i, "int32", number, -1) for i, number in enumerate((major, minor, 0))]
         draft = (major, minor) == (1, 1)
         return self.build.table(4, [*numbers, Field(3, "bool", int(draft), 1)])
+
+    def compatibility(self) -> int:
+        """What keeps readers away that do not know block-scaled tensors, as the official serialiser writes it."""
+        numbers = [Field(i, "int32", number, -1) for i, number in enumerate(MXFP_READER)]
+        reader = self.build.table(4, numbers)
+        fields = [
+            Field(CompatibilityField.MIN_READER_VERSION, "offset", reader),
+            Field(CompatibilityField.FEATURES, "uint64", MXFP),
+        ]
+        return self.build.table(2, fields)
 
     def region(self, graph: Graph, name: str) -> int:
         block = _Block(self, graph).table(name)
@@ -183,8 +207,8 @@ class _Block:
             Field(ShapeField.NAME, "offset", self.build.string(name)),
             Field(ShapeField.RANK, "uint32", entries),
         ]
-        table, distance = self.build.table_with_slot(3, fields, ShapeField.DATA, wide=False)
-        self.structure.slots.append(_Slot(value, distance, False))
+        table, (distance,) = self.build.table_with_slots(3, fields, [ShapeField.DATA], wide=False)
+        self.structure.slots.append(_Slot(value, 0, distance, False))
         self.shapes.append(table)
 
     def computed_shape(self, value: Value, name: str) -> None:
@@ -199,7 +223,7 @@ class _Block:
         fields = [
             Field(TensorField.NAME, "offset", self.build.string(name or self.names[value])),
             Field(TensorField.SHAPE, "offset", self.build.int32s(value.shape)),
-            Field(TensorField.TYPE, "uint32", value.dtype),
+            *_element_fields(value.dtype),
         ]
         if variable is not None:
             fields.append(Field(TensorField.VARIABLE, "bool", 1))
@@ -211,10 +235,11 @@ class _Block:
 
     def with_data(self, value: Value, fields: Sequence[Field]) -> int:
         external = self.structure.external
-        where = TensorField.OFFSET if external else TensorField.DATA
-        size = [Field(TensorField.SIZE, "uint64", size_in_file(value.type))] if external else []
-        table, distance = self.build.table_with_slot(14, [*size, *fields], where, wide=external)
-        self.structure.slots.append(_Slot(value, distance, external))
+        types = stored_types(value.type)
+        where = (_EXTERNAL if external else _INSIDE)[: len(types)]
+        sizes = [Field(i, "uint64", size_in_file(t)) for i, t in zip(_SIZES, types, strict=False) if external]
+        table, distances = self.build.table_with_slots(14, [*sizes, *fields], where, wide=external)
+        self.structure.slots += [_Slot(value, part, d, external) for part, d in enumerate(distances)]
         return table
 
     def operator(self, operator: Operator) -> None:
@@ -278,6 +303,23 @@ class _Block:
             text = Field(0, "offset", self.build.string(str(source)))
             fields.append(Field(OperatorField.LOCATION, "offset", self.build.shared_table(1, [text])))
         self.operators.append(self.build.table(6, fields))
+
+
+_INSIDE = (TensorField.DATA, TensorField.SCALE_DATA)
+_EXTERNAL = (TensorField.OFFSET, TensorField.SCALE_OFFSET)
+_SIZES = (TensorField.SIZE, TensorField.SCALE_SIZE)
+"""Fields of each of a tensor's ``stored_types``."""
+
+
+def _element_fields(dtype: DType) -> list[Field]:
+    blocks = BLOCK_SCALED.get(dtype)
+    if blocks is None:
+        return [Field(TensorField.TYPE, "uint32", dtype)]
+    return [
+        Field(TensorField.TYPE, "uint32", blocks.value),
+        Field(TensorField.SCALE_TYPE, "uint32", blocks.scale),
+        Field(TensorField.BLOCK_SHAPE, "uint32", blocks.size),
+    ]
 
 
 def _region_names(graphs: list[Graph]) -> list[str]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import io
 from typing import BinaryIO
 
-from delegraph.errors import InternalError
-
-from ..ir.graph import Array, Folded, Graph, Value
+from ..ir.graph import Array, Graph
+from ..ir.stored import stored_elements
 from ..spec import TosaSpec
 from .elements import pack, size_in_file
 from .structure import Placed, lay_out
@@ -42,11 +41,14 @@ class TosaFile:
         """Append the bytes to ``file``; one constant is in memory at a time."""
         file.write(self._structure)
         position = len(self._structure)
+        parts: tuple[Array, ...] = ()
         for placed in self._placed:
             file.write(bytes(placed.start - position))
             if placed.has_length:
-                file.write(size_in_file(placed.value.type).to_bytes(4, "little"))
-            file.write(pack(_elements(placed.value), placed.value.type))
+                file.write(size_in_file(placed.type).to_bytes(4, "little"))
+            if placed.part == 0:  # the scales of a block-scaled constant follow its values
+                parts = stored_elements(placed.value)
+            file.write(pack(parts[placed.part], placed.type))
             position = _end(placed)
 
     def join(self) -> bytes:
@@ -61,16 +63,4 @@ class TosaFile:
 
 
 def _end(placed: Placed) -> int:
-    return placed.start + (4 if placed.has_length else 0) + size_in_file(placed.value.type)
-
-
-def _elements(value: Value) -> Array:
-    """The elements of a constant; expressions over constants are evaluated here and nowhere earlier."""
-    constant = value.constant
-    if isinstance(constant, Folded):
-        from ..evaluate import materialise
-
-        return materialise(value)
-    if constant is None:
-        raise InternalError("internal", f"{value!r} was placed as a constant and is none")
-    return constant.materialise()
+    return placed.start + (4 if placed.has_length else 0) + size_in_file(placed.type)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..ir.graph import Graph, Value
 from ..ir.types import DType
 from .table import FILES, Version
-from .target import alternatives, extensions, value_alternatives
+from .target import MX_COMMON, alternatives, extensions, value_alternatives
 
 _CHOICES = (frozenset({"FP"}), frozenset({"INT"}), frozenset({"FP", "INT"}))
 
@@ -76,6 +76,8 @@ def _with_profiles(
         if not usable:
             return None
         chosen |= min(usable, key=lambda way: (len(way - chosen), sorted(way)))
+    if any(extension.startswith("mx") for extension in chosen):
+        chosen.add(MX_COMMON)  # the table leaves it out where it only asks for the element type
     return Requirement(profiles, frozenset(chosen))
 
 

@@ -15,18 +15,16 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from ..ir.types import DType
+from ..ir.types import BLOCK_SCALED, DType
 
 ELEMENTS: dict[str, DType] = {
     "bool_t": DType.BOOL,
     **{f"i{bits}_t": DType[f"INT{bits}"] for bits in (4, 8, 16, 32, 48)},
     "i64_t": DType.INT64,
     "mxint8_t": DType.MXINT8,
-    **{f"{t.name.lower()}_t": t for t in DType if "FP" in t.name or t is DType.BF16},
+    **{f"{t.name.lower()}_t": t for t in DType if "FP" in t.name or t is DType.BF16 or t in BLOCK_SCALED},
 }
 """The specification's names of element types."""
-_NESTED = "bs32_"
-"""Element types that hold their scales inside, which no ``Type`` can say: their modes are left out."""
 Version = tuple[int, int]
 FILES: dict[Version, str] = {(1, 0): "operators.json", (1, 1): "operators_1_1.json"}
 """Versions that are known, and the file that has the table of each."""
@@ -130,7 +128,7 @@ def _row(entry: dict[str, Any]) -> Row:
         tuple(_element(a) for a in outputs),
         frozenset(entry["types"]),
         tuple(constants),
-        tuple(_mode(m) for m in entry["modes"] if not any(t.startswith(_NESTED) for t in m["types"].values())),
+        tuple(_mode(m) for m in entry["modes"]),
         tuple(arguments),
         listed if listed < len(inputs) else -1,
     )

@@ -10,7 +10,7 @@ from functools import lru_cache
 from delegraph.errors import OptionError
 
 from ..ir.graph import Operator, Value
-from ..ir.types import FLOAT8, DType, Type
+from ..ir.types import FLOAT8, DType, Type, why_not_blocks
 from .levels import Breach, Level
 from .table import FILES, Version, load, rows
 
@@ -22,7 +22,7 @@ _ROUNDINGS = {2: "EXT-INEXACTROUND", 3: "EXT-DOUBLEROUND"}
 """Rounding mode -> extension that RESCALE needs for it (specification 2.12, RESCALE)."""
 
 
-_COMMON = "mx-common"
+MX_COMMON = "mx-common"
 """The extension that every other one of block-scaled types needs beside it."""
 
 
@@ -123,6 +123,8 @@ class TosaSpec:
 
     def type_breaches(self, what: str, type: Type) -> Iterator[Breach]:
         """The rule and the text of everything that this target refuses about ``what`` ("constant") of a type."""
+        if why := why_not_blocks(type):
+            yield "blocks", f"{what} {why}"
         if type.dtype is not DType.SHAPE:
             needs = value_alternatives(type.dtype, self.version)
             if text := self._refusal(f"a {what} of {type.dtype}", needs):
@@ -229,8 +231,8 @@ def _check_extensions(text: str, version: Version, profiles: frozenset[str], nam
     for name in sorted(named):
         if not known[name] & profiles:
             raise _wrong(text, f"extension {name} needs profile {' or '.join(sorted(known[name]))}")
-        if name.startswith("mx") and _COMMON not in named:
-            raise _wrong(text, f"extension {name} needs extension {_COMMON}")
+        if name.startswith("mx") and MX_COMMON not in named:
+            raise _wrong(text, f"extension {name} needs extension {MX_COMMON}")
 
 
 def _wrong(text: str, why: str) -> OptionError:

@@ -21,6 +21,10 @@ def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
     return (*shape[:-1], shape[-1] // block_size)
 
 
+def _expect_blocks(block_size: int) -> None:
+    note(block_size != 1, "a block has more than one element", "block-size")
+
+
 def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None:
     wanted = scale_shape(data.shape, block_size, name)
     note(scale.shape == wanted, f"the scale of {name} must have shape {list(wanted)}, is {scale.type}", "scale-shape")
@@ -36,6 +40,7 @@ class MATMUL_T_BLOCK_SCALED(Operator):
     block_size: BlockSize
 
     def infer(self) -> tuple[Type, ...]:
+        _expect_blocks(self.block_size)
         n, h, c = expect_rank(self.A_data, 3, "A_data")
         batch, w, depth = expect_rank(self.B_data, 3, "B_data")
         fits = depth == c and batch in (1, n)
@@ -59,6 +64,7 @@ class CONV2D_BLOCK_SCALED(Operator):
     block_size: BlockSize
 
     def infer(self) -> tuple[Type, ...]:
+        _expect_blocks(self.block_size)
         n, *size, ic = expect_rank(self.input_data, 4, "input_data")
         oc, *kernel, wic = expect_rank(self.weight_data, 4, "weight_data")
         fits = f"weight {self.weight_data.type} does not have the {ic} channels of {self.input_data.type}"
@@ -81,6 +87,7 @@ class CAST_FROM_BLOCK_SCALED(Operator):
     dtype: ResultDType
 
     def infer(self) -> tuple[Type, ...]:
+        _expect_blocks(self.block_size)
         _expect_scale(self.input_scale, self.input_data, self.block_size, "input_data")
         return (Type(self.input_data.shape, self.dtype),)
 
@@ -93,6 +100,7 @@ class CAST_TO_BLOCK_SCALED(Operator):
     dtype: ResultDType
 
     def infer(self) -> tuple[Type, ...]:
+        _expect_blocks(self.block_size)
         shape = self.input_data.shape
         scale = Type(scale_shape(shape, self.block_size, "input_data"), DType.FP8UE8M0)
         return (Type(shape, self.dtype), scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..graph import Operator, ResultDType, Value, check, note
 from ..types import DType, RoundingMode, Type
-from .rules import element, expect_single, same_type
+from .rules import element, expect_single, same_type, whole_blocks
 
 
 class CAST(Operator):
@@ -14,7 +14,7 @@ class CAST(Operator):
     dtype: ResultDType
 
     def infer(self) -> tuple[Type, ...]:
-        return (Type(self.input.shape, self.dtype),)
+        return (whole_blocks(Type(self.input.shape, self.dtype)),)
 
 
 class RESCALE(Operator):

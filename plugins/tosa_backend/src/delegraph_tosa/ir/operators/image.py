@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Ints, Operator, Value, check, note
-from ..types import DType, NanMode, ResizeMode, Type
+from ..types import BLOCK_SCALED, DType, NanMode, ResizeMode, Type
 from .convolution import AXES, windows
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv, shape_operand
 
@@ -108,6 +108,8 @@ class RESIZE(Operator):
         out = [_resized(i, size[i], scale[2 * i : 2 * i + 2], offset[i], border[i]) for i in (0, 1)]
         note(max(*size, *out) < 16384, f"image sizes must be below 16384: {size} -> {out}", "image-size")
         dtype = self.input.dtype
+        nearest = self.mode is ResizeMode.NEAREST
+        note(nearest or dtype not in BLOCK_SCALED, f"{dtype} is resized to the NEAREST element only", "block-mode")
         widened = _WIDENED.get(dtype, dtype) if self.mode is ResizeMode.BILINEAR else dtype
         return (Type((n, *out, c), widened),)
 

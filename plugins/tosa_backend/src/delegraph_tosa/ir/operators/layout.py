@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ..graph import Illegal, Ints, Operator, Value, Values, check, note, shape_of
-from ..types import Type
+from ..types import BLOCK_SCALED, DType, Type
 from .rules import (
     Shape,
     constant_element,
@@ -16,6 +16,7 @@ from .rules import (
     expect_rank,
     expect_single,
     shape_operand,
+    whole_blocks,
     without_zero_sizes,
 )
 
@@ -68,11 +69,14 @@ class RESHAPE(Operator):
         if math.prod(shape) != math.prod(self.input1.type.shape) and min(shape, default=1) > 0:
             wanted = f"the {math.prod(shape)} elements of shape {list(shape)}"
             note(False, f"{self.input1.type} does not have {wanted}", "element-count")
-        return (Type(shape, self.input1.type.dtype),)
+        return (whole_blocks(Type(shape, self.input1.type.dtype)),)
 
 
 class REVERSE(Operator):
-    """input1 [*S] -> [*S], elements along ``axis`` in reverse order."""
+    """input1 [*S] -> [*S], elements along ``axis`` in reverse order.
+
+    Along the last axis of a block-scaled tensor scales are reversed with their elements: no rule at hand forbids it.
+    """
 
     input1: Value
     axis: int
@@ -95,7 +99,16 @@ class SLICE(Operator):
         size = without_zero_sizes(shape_operand(self.size, len(shape), "size"), "size")
         if any(s < 0 or s + n > whole for s, n, whole in zip(start, size, shape, strict=True)):
             note(False, f"start {list(start)} and size {list(size)} are not inside {self.input1.type}", "slice-inside")
-        return (Type(size, self.input1.type.dtype),)
+        result = whole_blocks(Type(size, self.input1.type.dtype))
+        expect_block(start, result.dtype)
+        return (result,)
+
+
+def expect_block(start: Shape, dtype: DType) -> None:
+    """Elements of a block-scaled type are taken from the beginning of a block on."""
+    if dtype in BLOCK_SCALED:
+        size = BLOCK_SCALED[dtype].size
+        note(start[-1] % size == 0, f"start {list(start)} is inside a block of {size} elements", "block-start")
 
 
 class TILE(Operator):
@@ -120,6 +133,8 @@ class TRANSPOSE(Operator):
         shape, dtype = self.input1.type
         if sorted(self.perms) != list(range(len(shape))):
             raise Illegal(f"perms {list(self.perms)} is no permutation of the axes of {self.input1.type}", "perms")
+        if dtype in BLOCK_SCALED and self.perms[-1:] != (len(shape) - 1,):
+            note(False, f"perms {list(self.perms)} must leave the last axis of {self.input1.type} there", "block-axis")
         return (Type(tuple([shape[p] for p in self.perms]), dtype),)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..graph import Illegal, Literal, Operator, Value, note, shape_of
-from ..types import DType, Type
+from ..graph import Illegal, Literal, Operator, Value, check, note, shape_of
+from ..types import BLOCK_SCALED, DType, Type, why_not_blocks
 
 Shape = tuple[int, ...]
 
@@ -99,3 +99,11 @@ def without_zero_sizes(shape: Shape, name: str) -> Shape:
     """A shape whose sizes must be positive: TOSA has no empty tensors."""
     note(all(size > 0 for size in shape), f"{name} {list(shape)} has a size below 1", "size-positive")
     return shape
+
+
+def whole_blocks(type: Type) -> Type:
+    """A result's type; if it is block-scaled, its last axis must be made of whole blocks."""
+    if type.dtype in BLOCK_SCALED:
+        why = why_not_blocks(type)
+        check(why is None, why or "", "blocks")
+    return type
