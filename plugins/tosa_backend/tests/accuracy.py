@@ -28,7 +28,7 @@ from typing import Any
 
 import judges
 import numpy as np
-from delegraph_tosa.evaluate.kernels import _decoded
+from delegraph_tosa.evaluate.kernels import numbers_of
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator
 from delegraph_tosa.ir.types import FLOAT8, DType, ResizeMode
@@ -102,7 +102,7 @@ def rule(operator: Operator, operands: Sequence[np.ndarray] = ()) -> dict[str, A
     if kind is ops.REDUCE_PRODUCT:
         return {"mode": "REDUCE_PRODUCT", "reduce_product_info": {"n": operator.inputs[0].shape[operator.axis]}}
     if kind is ops.RESIZE and operator.mode is ResizeMode.BILINEAR:
-        largest = float(np.abs(_decoded(operands[0], operator.input.dtype)).max())
+        largest = float(np.abs(numbers_of(operands[0], operator.input.dtype)).max())
         return {"mode": "MAX_RELATIVE", "max_relative_info": {"max": largest, "scale": 0.006, "ulp_bound": 20.0}}
     return {"mode": "PRECOMPUTED" if kind is ops.POW else "EXACT"}
 
@@ -133,7 +133,7 @@ def _accumulator(operator: Operator, dtype: DType) -> DType:
 
 def _biased(operator: Operator) -> bool:
     bias = getattr(operator, "bias", None)
-    return bias is not None and bool(np.any(_decoded(bias.constant.array, bias.dtype)))
+    return bias is not None and bool(np.any(numbers_of(bias.constant.array, bias.dtype)))
 
 
 def reference(graphs: Sequence[Graph], inputs: Sequence[Sequence[np.ndarray]], spec: TosaSpec) -> list[judges.Precise]:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from .evaluate import evaluate
+from .evaluate import evaluate, numbers_of
+from .evaluate.small_floats import encoded
 from .inspection import Verdict, figures, page, verdicts
+from .ir.blocks import paired
 from .ir.graph import Array, Graph, Value
 from .ir.text import render
-from .ir.types import ARRAY_DTYPES, DType, Type
+from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, DType, Type, stored_types
 from .serialise import read
 from .serialise.elements import size_in_file
 from .spec import TosaSpec, required, required_version
@@ -120,8 +122,9 @@ class TosaFormat:
 
     @staticmethod
     def run(path: Path, inputs: Sequence[Array]) -> list[tuple[str, Array]]:
-        """Outputs by name, for one array an input (BF16: its bits, as uint16); BF16 outputs come as float32.
+        """Outputs by name, for one array an input (BF16: its bits, as uint16).
 
+        Outputs that are BF16 or block-scaled come as float32.
         Raises InputError for arrays of another number, shape or type, Unsupported for what numpy cannot compute.
         """
         graph = _graph(path)
@@ -144,12 +147,19 @@ def _name(position: int, value: Value) -> str:
 
 
 def _readable(array: Array, dtype: DType) -> Array:
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype is DType.BF16 else array
+    return numbers_of(array, dtype) if dtype is DType.BF16 or dtype in BLOCK_SCALED else array
 
 
 def _random(type: Type, rng: np.random.Generator) -> Array:
-    """Elements that are valid in any integer type; BF16 is the upper half of a float32."""
+    """Elements that are valid in any integer type; BF16 is the upper half of a float32, scales are from 1/2 to 2."""
     array = ARRAY_DTYPES[type.dtype]
+    if type.dtype in BLOCK_SCALED:
+        values, scales = (_random(t, rng) for t in stored_types(type))
+        return paired(values, scales, type)
+    if type.dtype is DType.FP8UE8M0:
+        return rng.integers(126, 129, type.shape).astype(array)
+    if type.dtype in SMALL_FLOATS:
+        return encoded(rng.standard_normal(type.shape), type.dtype)
     if type.dtype is DType.BF16:
         return (rng.standard_normal(type.shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if array.kind == "f":

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import InputError
+from delegraph.errors import InputError, Unsupported
 from delegraph.runtime import BackendRuntime, Delegate
 
 from .evaluate import Program, check_inputs
 from .ir.graph import Array, Graph
+from .ir.types import BLOCK_SCALED
 from .options import Options
 from .serialise import read
 
@@ -35,10 +36,15 @@ class TOSARuntime(BackendRuntime):
 class LoadedGraph:
     """A TOSA graph that is called with CPU tensors in the order of its inputs; returns a tuple of new tensors.
 
-    Raises InputError for inputs of another number, shape or element type. May be called from many threads.
+    Raises InputError for inputs of another number, shape or element type; Unsupported, when it is made, for a graph
+    that takes or returns block-scaled tensors. May be called from many threads.
     """
 
     def __init__(self, graph: Graph) -> None:
+        for value in (*graph.inputs, *graph.outputs):
+            if value.dtype in BLOCK_SCALED:
+                why = "crosses the boundary, and torch has no block-scaled tensors: CAST inside of the graph"
+                raise Unsupported("unsupported", f"{value!r} {why}")
         self.program = Program(graph)
         self._constants = frozenset(_root(array) for array in self.program.constants.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (  # noqa: F401 (registers)
+    block_scaled,
     control,
     convert,
     convolution,
@@ -16,7 +17,7 @@ from . import (  # noqa: F401 (registers)
     variable,
 )
 from .constants import materialise
-from .kernels import KERNELS, computes, why_not
+from .kernels import KERNELS, computes, numbers_of, why_not
 from .program import Program, check_inputs, evaluate
 
-__all__ = ["KERNELS", "Program", "check_inputs", "computes", "evaluate", "materialise", "why_not"]
+__all__ = ["KERNELS", "Program", "check_inputs", "computes", "evaluate", "materialise", "numbers_of", "why_not"]

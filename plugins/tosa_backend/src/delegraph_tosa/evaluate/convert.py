@@ -8,7 +8,8 @@ import numpy as np
 
 from ..ir import operators as ops
 from ..ir.graph import Array
-from ..ir.types import ARRAY_DTYPES, INTEGERS, DType, RoundingMode
+from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, INTEGERS, DType, RoundingMode
+from .block_scaled import paired_blocks
 from .kernels import Result, computes
 
 
@@ -18,6 +19,8 @@ def cast(op: ops.CAST, x: Array) -> Result:
 
     The specification says nothing of NaN as an integer: it is the low bits of -2**31, as in the reference model.
     """
+    if op.dtype in BLOCK_SCALED:
+        return paired_blocks(x, op.dtype)
     if op.dtype is DType.BOOL:
         return x != 0
     if x.dtype.kind == "f" and op.dtype in INTEGERS:

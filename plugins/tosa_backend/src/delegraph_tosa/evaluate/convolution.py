@@ -24,8 +24,8 @@ def conv(op: Windowed, input: Array, weight: Array, bias: Array, input_zp: Array
     """[N,*S,IC], weight [OC,*K,IC] -> [N,*S',OC]."""
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
     x = padded(centred(input, input_zp, dtype), op.pad)
-    sums = _correlate(x, centred(weight, weight_zp, dtype), op.stride, op.dilation)
-    return _biased(sums, bias)
+    sums = correlate(x, centred(weight, weight_zp, dtype), op.stride, op.dilation)
+    return biased(sums, bias)
 
 
 @computes(ops.DEPTHWISE_CONV2D)
@@ -39,7 +39,7 @@ def depthwise_conv2d(
     if multiplier > 1:
         x = np.repeat(x, multiplier, axis=3)
     taps = centred(weight, weight_zp, dtype).reshape(*kernel, -1)
-    return _biased(_correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias)
+    return biased(_correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias)
 
 
 @computes(ops.TRANSPOSE_CONV2D)
@@ -54,10 +54,10 @@ def transpose_conv2d(
     whole = np.zeros((n, (ih - 1) * sy + kh, (iw - 1) * sx + kw, oc), dtype)
     for ky, kx in np.ndindex(kh, kw):
         whole[:, ky : ky + (ih - 1) * sy + 1 : sy, kx : kx + (iw - 1) * sx + 1 : sx] += x @ taps[:, ky, kx].T
-    return _biased(_framed(whole, op.out_pad), bias)
+    return biased(_framed(whole, op.out_pad), bias)
 
 
-def _biased(sums: Array, bias: Array) -> Array:
+def biased(sums: Array, bias: Array) -> Array:
     """Sums in the result's type, which is the bias's, and then the bias, as the specification orders them."""
     out = sums.astype(bias.dtype if bias.dtype.kind == "f" else np.int64, copy=False)
     out += bias
@@ -96,7 +96,7 @@ def windows(x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Se
     return np.moveaxis(view[steps], len(spatial) + 1, -1)
 
 
-def _correlate(x: Array, weight: Array, stride: Sequence[int], dilation: Sequence[int]) -> Array:
+def correlate(x: Array, weight: Array, stride: Sequence[int], dilation: Sequence[int]) -> Array:
     """[N,*S,IC] padded, [OC,*K,IC] -> [N,*S',OC]."""
     oc, *kernel, ic = weight.shape
     matrix = weight.reshape(oc, -1).T

@@ -9,8 +9,8 @@ import numpy as np
 from delegraph.errors import InternalError, Unsupported
 
 from ..ir.graph import Array, Graph, Operator
-from ..ir.types import ARRAY_DTYPES, FLOAT8, DType, Type
-from .float8 import decoded_float8, encoded_float8
+from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
+from .small_floats import FRACTIONS, decoded, encoded
 
 Result = Any
 """An array, or a tuple of arrays; numpy annotates most of its functions as returning Any."""
@@ -25,21 +25,22 @@ of an operand, or a scalar in place of a rank 0 array. It never writes to an ope
 """
 
 AS_STORED: set[type[Operator]] = set()
-"""Operators whose kernels take and give arrays as they are stored: bodies of control flow decode for themselves."""
-
-_OPAQUE = frozenset(t for t in DType if "FP" in t.name and t > DType.SHAPE and t not in FLOAT8) | {DType.MXINT8}
+"""Operators whose kernels take and give arrays as they are stored: they move elements, or their bodies decode them."""
 
 
 def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K], K]:
-    """Register the kernel of these operators; each has exactly one."""
+    """Register the kernel of these operators; each has exactly one.
+
+    Unless it takes operands ``as_stored``, a kernel is given BF16 and smaller floats as fp32, and block-scaled operands
+    as fp32 products of value and scale, but as pairs if its result is block-scaled as well.
+    """
 
     def register(kernel: K) -> K:
         for operator in operators:
             if operator in KERNELS:
                 raise InternalError("internal", f"{operator.__name__} has two kernels")
             KERNELS[operator] = kernel
-            if as_stored:
-                AS_STORED.add(operator)
+        AS_STORED.update(operators if as_stored else ())
         return kernel
 
     return register
@@ -54,10 +55,6 @@ def why_not(operator: Operator) -> str | None:
     """Why this operator cannot be computed here, or None."""
     if type(operator) not in KERNELS:
         return f"the host runtime does not compute {operator.name}"
-    types = [v.type for v in operator.inputs] + list(result_types(operator))
-    strange = next((t.dtype for t in types if t.dtype not in ARRAY_DTYPES or t.dtype in _OPAQUE), None)
-    if strange:
-        return f"the host runtime does not compute {operator.name} on {strange}"
     bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
     return next((why for body in bodies for inner in body.operators if (why := why_not(inner))), None)
 
@@ -71,34 +68,44 @@ def expect_computable(operator: Operator) -> None:
 
 def compute(operator: Operator, operands: Sequence[Array], types: Sequence[Type]) -> tuple[Array, ...]:
     """Results of one operator, exactly of ``types``. The caller silences numpy's floating-point warnings."""
-    if type(operator) in AS_STORED:
-        return tuple(KERNELS[type(operator)](operator, *operands))
-    decoded = [_decoded(a, v.type.dtype) for a, v in zip(operands, operator.inputs, strict=True)]
-    results = KERNELS[type(operator)](operator, *decoded)
-    if not isinstance(results, tuple):
-        results = (results,)
-    return tuple(_conform(operator, r, t) for r, t in zip(results, types, strict=True))
+    kind = type(operator)
+    if kind in AS_STORED:
+        return tuple(_conform(operator, r, t) for r, t in zip(_results(operator, operands), types, strict=True))
+    pairs = any(t.dtype in BLOCK_SCALED for t in types)
+    given = [numbers_of(a, v.type.dtype, pairs) for a, v in zip(operands, operator.inputs, strict=True)]
+    held = [_encoded(np.asarray(r), t.dtype) for r, t in zip(_results(operator, given), types, strict=True)]
+    return tuple(_conform(operator, r, t) for r, t in zip(held, types, strict=True))
 
 
-def _conform(operator: Operator, result: Any, type: Type) -> Array:
-    array = _encoded(np.asarray(result), type.dtype)
+def _results(operator: Operator, operands: Sequence[Array]) -> tuple[Any, ...]:
+    results = KERNELS[type(operator)](operator, *operands)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _conform(operator: Operator, array: Array, type: Type) -> Array:
     if array.shape != type.shape:
         raise InternalError("internal", f"{operator.name} computed shape {list(array.shape)}, wanted {type}")
     return array
 
 
-def _decoded(array: Array, dtype: DType) -> Array:
-    """BF16 and FP8 bits as fp32; every other type is what numpy has."""
-    if dtype in FLOAT8:
-        return decoded_float8(array, dtype)
+def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
+    """Elements as memory holds them in a type in which numpy computes: BF16 and smaller floats in fp32.
+
+    Block-scaled elements are the fp32 products of value and scale; with ``pairs`` they are left as they are.
+    """
+    if dtype in FRACTIONS:
+        return decoded(array, dtype)
+    if dtype in BLOCK_SCALED and not pairs:
+        _, scale, value = BLOCK_SCALED[dtype]
+        return decoded(array["value"], value) * decoded(array["scale"], scale)
     if dtype is not DType.BF16:
         return array
     return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _encoded(array: Array, dtype: DType) -> Array:
-    if dtype in FLOAT8:
-        return encoded_float8(array, dtype)
+    if dtype in FRACTIONS:
+        return encoded(array, dtype)
     if dtype is not DType.BF16:
         return array.astype(ARRAY_DTYPES[dtype], copy=False)
     bits = array.astype(np.float32, copy=False).view(np.uint32)

@@ -6,21 +6,21 @@ import numpy as np
 from delegraph.errors import InputError
 
 from ..ir import operators as ops
-from ..ir.graph import Array
+from ..ir.graph import Array, Operator
 from .kernels import computes
 
 
-@computes(ops.IDENTITY)
+@computes(ops.IDENTITY, as_stored=True)
 def identity(op: ops.IDENTITY, x: Array) -> Array:
     return x
 
 
-@computes(ops.CONCAT)
+@computes(ops.CONCAT, as_stored=True)
 def concat(op: ops.CONCAT, *arrays: Array) -> Array:
     return np.concatenate(arrays, axis=op.axis)
 
 
-@computes(ops.PAD)
+@computes(ops.PAD, as_stored=True)
 def pad(op: ops.PAD, x: Array, padding: Array, pad_const: Array) -> Array:
     pairs = padding.reshape(-1, 2).tolist()
     shape = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
@@ -29,45 +29,45 @@ def pad(op: ops.PAD, x: Array, padding: Array, pad_const: Array) -> Array:
     return padded
 
 
-@computes(ops.RESHAPE)
+@computes(ops.RESHAPE, as_stored=True)
 def reshape(op: ops.RESHAPE, x: Array, shape: Array) -> Array:
     return x.reshape(shape.tolist())
 
 
-@computes(ops.REVERSE)
+@computes(ops.REVERSE, as_stored=True)
 def reverse(op: ops.REVERSE, x: Array) -> Array:
     return np.flip(x, op.axis)
 
 
-@computes(ops.SLICE)
+@computes(ops.SLICE, as_stored=True)
 def slice_(op: ops.SLICE, x: Array, start: Array, size: Array) -> Array:
     return x[tuple(slice(s, s + n) for s, n in zip(start.tolist(), size.tolist(), strict=True))]
 
 
-@computes(ops.TILE)
+@computes(ops.TILE, as_stored=True)
 def tile(op: ops.TILE, x: Array, multiples: Array) -> Array:
     return np.tile(x, multiples.tolist())
 
 
-@computes(ops.TRANSPOSE)
+@computes(ops.TRANSPOSE, as_stored=True)
 def transpose(op: ops.TRANSPOSE, x: Array) -> Array:
     return x.transpose(op.perms)
 
 
-@computes(ops.GATHER)
+@computes(ops.GATHER, as_stored=True)
 def gather(op: ops.GATHER, values: Array, indices: Array) -> Array:
     """[N,K,C], [N,W] -> [N,W,C]."""
     return values[_rows(indices, values.shape[1], "GATHER")]
 
 
-@computes(ops.ROW_GATHER)
-def row_gather(op: ops.ROW_GATHER, values: Array, indices: Array, row_count: Array) -> Array:
+@computes(ops.ROW_GATHER, as_stored=True)
+def row_gather(op: Operator, values: Array, indices: Array, row_count: Array) -> Array:
     """[N,K,C], [N,W], [1] -> [N,W*row_count,C]."""
     rows = indices[:, :, None].astype(np.int64) + np.arange(int(row_count.item()))
-    return values[_rows(rows.reshape(len(indices), -1), values.shape[1], "ROW_GATHER")]
+    return values[_rows(rows.reshape(len(indices), -1), values.shape[1], op.name)]
 
 
-@computes(ops.SCATTER)
+@computes(ops.SCATTER, as_stored=True)
 def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> Array:
     """[N,K,C], [N,W], [N,W,C] -> [N,K,C]."""
     result = values_in.copy()

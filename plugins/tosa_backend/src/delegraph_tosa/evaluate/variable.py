@@ -33,21 +33,21 @@ def variables() -> Iterator[dict[str, Array]]:
         _VARIABLES.reset(token)
 
 
-@computes(ops.VARIABLE)
+@computes(ops.VARIABLE, as_stored=True)
 def variable(op: ops.VARIABLE, initial: Array) -> Result:
     with variables() as held:
         held[op.variable] = initial
     return ()
 
 
-@computes(ops.VARIABLE_WRITE)
+@computes(ops.VARIABLE_WRITE, as_stored=True)
 def variable_write(op: ops.VARIABLE_WRITE, x: Array) -> Result:
     with variables() as held:
         held[op.variable] = x
     return ()
 
 
-@computes(ops.VARIABLE_READ)
+@computes(ops.VARIABLE_READ, as_stored=True)
 def variable_read(op: ops.VARIABLE_READ) -> Result:
     with variables() as held:
         if op.variable not in held:

@@ -1,0 +1,119 @@
+"""Element types of at most 8 bits that numpy does not have: bit patterns in memory, fp32 where something is computed.
+
+FP8 is OCP-OFP8's: E4M3 has no infinities, and one NaN of each sign; E5M2 is the upper half of an fp16. FP6, FP4, the
+scale E8M0 and MXINT8 are OCP-MX's: FP6 and FP4 have neither infinities nor NaN, E8M0 is a power of two without a sign,
+MXINT8 an integer in units of 1/64 (specification 1.5).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ir.graph import Array
+from ..ir.types import SMALL_FLOATS, DType
+
+
+class Format(NamedTuple):
+    """Bits of a float. The exponent of 0 is that of subnormal numbers; ``largest`` is the largest finite pattern."""
+
+    exponent: int
+    fraction: int
+    bias: int
+    largest: int
+    nan: int | None = None
+
+    @property
+    def sign(self) -> int:
+        """The sign's bit, which is above all others."""
+        return 1 << self.exponent + self.fraction
+
+
+FORMATS: dict[DType, Format] = {
+    DType.FP8E4M3: Format(4, 3, 7, 0x7E, 0x7F),
+    DType.FP8E5M2: Format(5, 2, 15, 0x7B, 0x7E),
+    DType.FP6E2M3: Format(2, 3, 1, 0x1F),
+    DType.FP6E3M2: Format(3, 2, 3, 0x1F),
+    DType.FP4E2M1: Format(2, 1, 1, 0x7),
+}
+_E8M0_NAN = 255
+MXINT8_UNITS = 64
+FRACTIONS = SMALL_FLOATS | {DType.MXINT8}
+"""Types that ``decoded`` and ``encoded`` know."""
+
+
+@lru_cache(maxsize=8)
+def _values(dtype: DType) -> Array:
+    """The fp32 numbers by bit pattern."""
+    if dtype is DType.FP8UE8M0:
+        powers = [2.0 ** (bits - 127) for bits in range(_E8M0_NAN)]
+        return np.array([*powers, np.nan], np.float32)
+    form = FORMATS[dtype]
+    bits = np.arange(form.sign)
+    exponent, fraction = bits >> form.fraction, (bits & (1 << form.fraction) - 1) / (1 << form.fraction)
+    normal = np.ldexp(1 + fraction, exponent - form.bias)
+    magnitude = np.where(exponent > 0, normal, np.ldexp(fraction, 1 - form.bias))
+    magnitude = np.where(bits > form.largest, np.nan, magnitude)
+    if dtype is DType.FP8E5M2:
+        magnitude[form.largest + 1] = np.inf
+    numbers: Array = np.concatenate([magnitude, -magnitude])
+    return numbers.astype(np.float32)
+
+
+def overflow(dtype: DType) -> tuple[float, bool]:
+    """The number half a step above the largest one, and whether it is rounded up, so that it is out of range itself."""
+    if dtype is DType.MXINT8:
+        return 127.5 / MXINT8_UNITS, True
+    largest = FORMATS[dtype].largest
+    below, last = _values(dtype)[largest - 1 : largest + 1].tolist()
+    return last + (last - below) / 2, largest % 2 == 1
+
+
+def decoded(bits: Array, dtype: DType) -> Array:
+    """The numbers in fp32, exactly; bits above the type's are ignored."""
+    if dtype is DType.MXINT8:
+        return bits.astype(np.float32) / np.float32(MXINT8_UNITS)
+    table = _values(dtype)
+    numbers: Array = table[bits & np.uint8(len(table) - 1)]
+    return numbers
+
+
+def encoded(array: Array, dtype: DType) -> Array:
+    """The bit patterns of the nearest numbers, ties to even.
+
+    What is too large becomes NaN (E4M3), infinite (E5M2) or, where there is neither, the largest number, and NaN
+    becomes NaN or, where there is none, 0: the specification leaves that open.
+    """
+    wide = array.astype(np.float64)
+    if dtype is DType.MXINT8:
+        units: Array = np.clip(np.rint(np.where(np.isnan(wide), 0, wide) * MXINT8_UNITS), -128, 127)
+        return units.astype(np.int8)
+    if dtype is DType.FP8UE8M0:
+        return _scales(wide)
+    form = FORMATS[dtype]
+    bits = _nearest(np.abs(wide), _values(dtype)[: form.largest + 1].astype(np.float64))
+    if form.nan is None:
+        bits = np.where(np.isnan(wide), 0, np.minimum(bits, form.largest))
+    else:
+        bits = np.where(np.isnan(wide), form.nan, bits)
+    signed: Array = np.where(np.signbit(wide), bits | form.sign, bits).astype(np.uint8)
+    return signed
+
+
+def _nearest(magnitude: Array, finite: Array) -> Array:
+    """Bit pattern of the nearest of the finite numbers, one more for what is beyond."""
+    beyond = 2 * finite[-1] - finite[-2]  # the number that would follow
+    middles = (np.append(finite[1:], beyond) + finite) / 2
+    low, high = np.searchsorted(middles, magnitude, "left"), np.searchsorted(middles, magnitude, "right")
+    bits: Array = np.where(low % 2 == 0, low, high)  # at a tie they differ by one, and the even one is right
+    return bits
+
+
+def _scales(wide: Array) -> Array:
+    """E8M0 of powers of two; of other positive numbers the nearest."""
+    mantissa, exponent = np.frexp(np.where(np.isnan(wide), 1, wide))
+    nearest = exponent - 1 + (mantissa > 0.75)
+    bits: Array = np.where(np.isnan(wide), _E8M0_NAN, np.clip(nearest + 127, 0, 254))
+    return bits.astype(np.uint8)
