@@ -198,6 +198,15 @@ def test_nesting():
     ]
 
 
+def test_a_graph_that_contains_itself():
+    flag = value(1, dtype=DType.BOOL)
+    chosen = ops.COND_IF((flag, flag))
+    chosen.outputs = (value(1, dtype=DType.BOOL),)
+    graph = Graph([flag], chosen.outputs, [chosen], name="endless")
+    chosen.then_graph = chosen.else_graph = graph
+    assert "nested without end" in found(graph, TosaSpec.parse("TOSA-1.0+FP+cf+nolevel"))[-1]
+
+
 def test_every_limit_that_an_operator_exceeds():
     x = value(1, 20000, 20000, 1)
     pool = apply(ops.MAX_POOL2D, x, kernel=(10000, 10000), stride=(10000, 10000), pad=(0, 0, 0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -75,8 +76,9 @@ def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
     graphs = graph.reachable()
     check = _Check(spec, graphs)
     found = [v for number, g in enumerate(graphs) for v in check.graph(g, _place(g, number))]
-    if (depth := _depth(graph, {})) >= spec.max_nesting:
-        text = f"control flow is nested {depth} deep, the program counts as well and MAX_NESTING is {spec.max_nesting}"
+    if (depth := _depth(graph, {})) >= spec.max_nesting:  # as tosa-opt counts: the pseudocode may be read as one more
+        how = "without end" if depth == _ENDLESS else f"{depth} deep"
+        text = f"control flow is nested {how}, the program counts as well and MAX_NESTING is {spec.max_nesting}"
         found.append(Violation("graph", text, "level-nesting"))
     return found
 
@@ -86,10 +88,13 @@ def _place(graph: Graph, number: int) -> str:
     return f"graph {graph.name if graph.name != 'main' else number}, " if number else ""
 
 
-def _depth(graph: Graph, known: dict[Graph, int]) -> int:
+_ENDLESS = math.inf
+
+
+def _depth(graph: Graph, known: dict[Graph, float]) -> float:
     """How many graphs of control flow contain each other."""
     if graph not in known:
-        known[graph] = 0  # one that contains itself is refused elsewhere: files cannot say it
+        known[graph] = _ENDLESS  # what one finds that contains itself; no file can say that
         known[graph] = max((1 + _depth(body, known) for body in graph.bodies()), default=0)
     return known[graph]
 

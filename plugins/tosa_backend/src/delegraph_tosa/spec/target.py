@@ -19,7 +19,7 @@ _ALIASES = {"var": "variable", "cf": "controlflow"}
 _LEVELS = {"8k": "8K", "nolevel": "NONE"}
 PROFILES = ("FP", "INT")
 _ROUNDINGS = {2: "EXT-INEXACTROUND", 3: "EXT-DOUBLEROUND"}
-"""Rounding mode -> extension that RESCALE needs for it (specification 2.12, RESCALE)."""
+"""Rounding mode -> extension that RESCALE needs for it (specification: RESCALE)."""
 
 
 MX_COMMON = "mx-common"

@@ -9,7 +9,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast(*operands: Value) -> Shape:
-    """Common shape of operands of one rank whose sizes are equal or 1 (specification 1.7, ``broadcast_shape``)."""
+    """Common shape of operands of one rank whose sizes are equal or 1 (specification: Broadcasting)."""
     shape = operands[0].type.shape
     for operand in operands[1:]:
         if operand.type.shape != shape:
