@@ -6,6 +6,7 @@ import pytest
 import torch
 from delegraph.errors import InputError
 from delegraph.execution import Executable
+from delegraph.lowering.bodies import all_nodes
 from delegraph.lowering.normalise import normalise
 from torch import nn
 
@@ -351,3 +352,27 @@ def agrees_with_eager(seed, with_torch=True):
 def writes_of(program):
     signature = program.graph_signature
     return {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["region", "region in a branch"])
+def test_casts_of_autocast_are_written_out(inside):
+    """A backend that compiled the body of the region would otherwise compute in other types than eager does."""
+
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def region(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return torch.relu(self.linear(x)).float()
+
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, self.region, lambda x: x * 2, (x,)) if inside else self.region(x) + 1
+
+    module, x = Cast().eval(), torch.randn(2, 4).abs()
+    normal, notes = normalise(torch.export.export(module, (x,)))
+    assert notes and "wrap_with_autocast: its casts show only when it is traced" in notes[0]
+    calls = {str(n.target) for n in all_nodes(normal.graph_module) if n.op == "call_function"}
+    assert "aten._to_copy.default" in calls and "wrap_with_autocast" not in calls
+    torch.testing.assert_close(Executable(normal, None)(x), module(x), rtol=0, atol=0)

@@ -9,7 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
-_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]|^<")  # "<...>": code that torch generates
+_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
+_GENERATED = "<eval_with_key>"
+"""What torch.fx calls the code that it generates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,6 @@ def source_of(node: Any) -> Source | None:
 
 @lru_cache(maxsize=4096)
 def _innermost(trace: str) -> Source | None:
-    frames = _FRAME.findall(trace)
+    frames = [f for f in _FRAME.findall(trace) if not f[0].startswith(_GENERATED)]
     user = [f for f in frames if not _LIBRARY.search(f[0])] or frames
     return Source(user[-1][0], int(user[-1][1]), user[-1][2], user[-1][3].strip()) if user else None

@@ -25,6 +25,7 @@ from .trace import TRACING
 
 aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
 """Checks of what an exported program fixes anyway."""
 _IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
@@ -50,6 +51,8 @@ def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[Expor
     """A copy in functional form, its bodies too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
     _drop(graph, _returns_itself)
+    if any(n.target is _AUTOCAST for n in graph.nodes):
+        return program, ["wrap_with_autocast: its casts show only when it is traced"]
     mutations = functionalise(graph, _state(program, graph))
     if mutations.unproven:
         return program, mutations.unproven
