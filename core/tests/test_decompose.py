@@ -1,6 +1,7 @@
 """Decomposition on demand: what is kept, what is taken apart, what the host gets, and that values stay the same."""
 
 import copy
+from collections import Counter
 
 import delegraph.api as api
 import pytest
@@ -112,18 +113,71 @@ def test_the_program_is_never_retraced_as_a_whole(registry, monkeypatch):
 
 
 def test_equal_layers_are_traced_once(registry, monkeypatch):
-    traced = []
-    tried = trace.Tracer._tried
-
-    def counted(self, node, decomposed):
-        traced.append(node)
-        return tried(self, node, decomposed)
-
-    monkeypatch.setattr(trace.Tracer, "_tried", counted)
+    traced = counted_traces(monkeypatch)
     lowered(Block(1), (torch.randn(2, 4, 8),), [], registry)
     one = len(traced)
     lowered(Block(6), (torch.randn(2, 4, 8),), [], registry)
     assert len(traced) == 2 * one > 0
+
+
+def counted_traces(monkeypatch):
+    """The operators that are traced from now on, in a list that grows."""
+    traced = []
+    run = trace._run
+
+    def counted(node, *how):
+        traced.append(node.target)
+        return run(node, *how)
+
+    monkeypatch.setattr(trace, "_run", counted)
+    return traced
+
+
+class Mixed(nn.Module):
+    """Operators that take several steps to core ATen, some of them with several results."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.block, self.norm = Block(2), nn.GroupNorm(2, 4)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x):
+        y = self.norm(self.block(x))
+        mean, var = torch.var_mean(y, -1)
+        attended = F.scaled_dot_product_attention(y, y, x, is_causal=True)
+        return self.lstm(attended)[0], F.cosine_similarity(x, y), mean, var, F.huber_loss(x, y), torch.tril(y[0], -1)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_at_once_and_step_by_step_the_host_gets_the_same(registry, monkeypatch):
+    inputs = (torch.randn(2, 4, 8),)
+    traced = counted_traces(monkeypatch)
+    at_once = lowered(Mixed(), inputs, [], registry)
+    count = len(traced)
+    monkeypatch.setattr(trace.Tracer, "core_pieces", lambda self, node, kept: None)
+    steps = lowered(Mixed(), inputs, [], registry)
+    assert 2 * count < len(traced) - count
+    programs = [made.exported_program() for made in (at_once, steps)]
+    assert Counter(targets(programs[0])) == Counter(targets(programs[1]))
+    assert all(map(torch.equal, at_once(*inputs), steps(*inputs)))
+
+
+def test_a_kept_operator_stays_whole_inside_of_another():
+    program = torch.export.export(Block().eval(), (torch.randn(2, 4, 8),))
+    finished = [Decomposition().finish(normalise(program)[0], kept) for kept in ([], [aten.t.default])]
+    assert [aten.t.default in targets(p) for p in finished] == [False, True]
+    assert not any(aten.linear.default in targets(p) for p in finished)
+
+
+def test_what_cannot_be_traced_at_once_goes_step_by_step(registry, monkeypatch):
+    def refused(*args):
+        raise NotImplementedError("no such step")
+
+    monkeypatch.setattr(trace, "core_table", lambda kept: {aten.t.default: refused})
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [], registry)
+    assert not [t for t in targets(made.exported_program()) if to_core(t)]
+    assert made.report.notes == []
 
 
 def test_signatures_tell_types_and_arguments_apart():

@@ -66,7 +66,7 @@ class Decomposition:
     def _finished(self, program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
         rewrite_bodies(program, lambda body: self._finished(body, keep))
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
-        reducer = _Reducer(self.tracer, lambda n: n.target in keep)
+        reducer = _Finisher(self.tracer, frozenset(keep))
         changed = [n for n in nodes if reducer.open(n)]
         return _rebuilt(program) if changed else program
 
@@ -185,7 +185,7 @@ class _Reducer:
 
     def open(self, node: Node) -> bool:
         """Put the pieces of ``node`` in its place; False if it cannot be decomposed."""
-        pieces = self.tracer.pieces(node, to_core(node.target))
+        pieces = self._pieces(node)
         if pieces is None:
             return False
         splice = Splice(node, pieces)
@@ -193,6 +193,20 @@ class _Reducer:
             self.open_unless_kept(piece)
         splice.commit()
         return True
+
+    def _pieces(self, node: Node) -> Pieces | None:
+        return self.tracer.pieces(node, to_core(node.target))
+
+
+class _Finisher(_Reducer):
+    """Opens calls down to core ATen in one step where a trace can: nobody is asked about what lies between."""
+
+    def __init__(self, tracer: Tracer, kept: frozenset[Any]) -> None:
+        super().__init__(tracer, lambda node: node.target in kept)
+        self._kept = kept
+
+    def _pieces(self, node: Node) -> Pieces | None:
+        return self.tracer.core_pieces(node, self._kept) or super()._pieces(node)
 
 
 class _Trial:

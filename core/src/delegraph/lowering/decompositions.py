@@ -46,6 +46,13 @@ def to_core(op: Any) -> Decomposed | None:
 
 
 @cache
+def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decomposed]:
+    """Every step of ``to_core`` that torch knows by name, for a trace that takes all of them; ``kept`` are left out."""
+    known = (op for op in (*_core_table(), *_NORMS) if op not in kept)
+    return {op: step for op in known if (step := to_core(op)) is not None}
+
+
+@cache
 def beyond_core(op: Any) -> Decomposed | None:
     """What computes ``op``, which has no way to core ATen, from simpler operators; None if nothing does."""
     if op in _BEYOND:

@@ -6,7 +6,7 @@ import logging
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,13 +16,15 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from .decompositions import RECURRENT, Decomposed, to_core
+from .decompositions import RECURRENT, Decomposed, core_table, to_core
 from .functional import functionalise
 
 aten = torch.ops.aten
+Table = Mapping[OpOverload, Decomposed]
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 TRACING = threading.RLock()
 """Held while torch traces: part of its tracers' state is the process's, and lowerings may run in several threads."""
@@ -77,6 +79,7 @@ class Tracer:
     def __init__(self) -> None:
         self.failures: list[str] = []
         self._memo: dict[Hashable, Pieces | None] = {}
+        self._core: dict[Hashable, Pieces | None] = {}
 
     def pieces(self, node: Node, decomposed: Decomposed | None) -> Pieces | None:
         """The pieces of ``node`` by the function ``decomposed``; None if they cannot take its place."""
@@ -86,6 +89,20 @@ class Tracer:
         if key not in self._memo:
             self._memo[key] = self._tried(node, decomposed)
         found = self._memo[key]
+        return found if found is not None and _replaceable(node, found) else None
+
+    def core_pieces(self, node: Node, kept: frozenset[Any]) -> Pieces | None:
+        """The pieces of ``node`` in core ATen or in ``kept``, by one trace; None if only single steps may succeed."""
+        decomposed = to_core(node.target)
+        if decomposed is None:
+            return None
+        key = (kept, self.signature(node))
+        if key not in self._core:
+            try:
+                self._core[key] = self._traced(node, decomposed, core_table(kept))
+            except Untraceable:  # if no step succeeds either, `pieces` says why
+                self._core[key] = None
+        found = self._core[key]
         return found if found is not None and _replaceable(node, found) else None
 
     def signature(self, node: Node) -> Hashable:
@@ -104,12 +121,12 @@ class Tracer:
                 self.failures.append(f"{node.target} was left whole: {e}")
         return None
 
-    def _traced(self, node: Node, decomposed: Decomposed) -> Pieces:
+    def _traced(self, node: Node, decomposed: Decomposed, table: Table | None = None) -> Pieces:
         mode: Any = detect_fake_mode([n.meta.get("val") for n in (node, *node.all_input_nodes)])
         if mode is None:
             raise Untraceable("its values have no fake tensors")
         before = _guards(mode)
-        pieces = _run(node, decomposed, mode)
+        pieces = _run(node, decomposed, mode, table)
         if _guards(mode) != before:
             raise Untraceable("its decomposition holds for some of the symbolic sizes only")
         self._check(pieces)
@@ -174,8 +191,8 @@ def _guards(mode: Any) -> int:
     return 0 if env is None else len(env.guards) + len(env.replacements)
 
 
-def _run(node: Node, decomposed: Decomposed, mode: Any) -> Pieces:
-    """Trace one step of the decomposition: what it calls stays whole, unless torch itself takes it apart."""
+def _run(node: Node, decomposed: Decomposed, mode: Any, table: Table | None) -> Pieces:
+    """Trace one step of the decomposition: what it calls stays whole, unless ``table`` or torch itself opens it."""
     call, vals = _callable(node, decomposed), [n.meta["val"] for n in _leaves(node)]
     single: list[bool] = []
     wanted: Any = node.meta.get("val")
@@ -189,8 +206,8 @@ def _run(node: Node, decomposed: Decomposed, mode: Any) -> Pieces:
     try:
         with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
-            with mode, torch.no_grad(), _plain(node), _sizes_kept(mode), unlogged():
-                graph = make_fx(flat)(*vals).graph
+            with mode, torch.no_grad(), _plain(node), _sizes_kept(mode), unlogged(), _use_lazy_graph_module(True):
+                graph = make_fx(flat, table)(*vals).graph
     except Exception as e:
         raise Untraceable(f"tracing its decomposition gave {type(e).__name__}: {str(e).strip()[:200]}") from e
     return Pieces(_tidied(graph, mode), single[-1])
