@@ -42,6 +42,9 @@ class ChipPartitioner(Partitioner):
     def __init__(self, level=None, fast=False):
         super().__init__({"level": level, "fast": fast})
 
+    def partition(self, exported_program):
+        raise NotImplementedError
+
 
 class ChipRuntime(BackendRuntime):
     pass
