@@ -180,6 +180,17 @@ def test_what_cannot_be_traced_at_once_goes_step_by_step(registry, monkeypatch):
     assert made.report.notes == []
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_calls_on_sparse_tensors_are_told_apart_without_strides(registry):
+    class Sparse(nn.Module):
+        def forward(self, a, b):
+            return F.linear(torch.sparse.mm(a, b), b)
+
+    a, b = torch.eye(3).to_sparse_csr(), torch.randn(3, 2)
+    made = api.lower(torch.export.export(Sparse(), (a, b)), backends=[], registry=registry)
+    assert torch.equal(made(a, b), F.linear(b, b))
+
+
 def test_signatures_tell_types_and_arguments_apart():
     class Clamped(nn.Module):
         def forward(self, x):

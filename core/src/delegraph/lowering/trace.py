@@ -150,7 +150,8 @@ def _key(leaf: Any) -> Hashable:
     val = leaf.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return "number", type(val), str(val)
-    return val.dtype, _sizes(val.shape), _sizes(val.stride()), str(val.storage_offset()), val.device, val.layout
+    placed = (_sizes(val.stride()), str(val.storage_offset())) if val.layout is torch.strided else None
+    return val.dtype, _sizes(val.shape), placed, val.device, val.layout
 
 
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
