@@ -239,6 +239,23 @@ def test_files_that_say_nothing(words):
         read(judges.assemble(dumped))
 
 
+@pytest.mark.parametrize("dtype", BLOCK_SCALED)
+def test_changed_files_are_graphs_or_refused(dtype):
+    """Up to three bytes changed, 200 times: a graph or a FormatError, and what is read can be written again."""
+    file, random, found = written(cast_of(scaled(dtype, 2, 64))), np.random.default_rng(1), 0
+    for _ in range(200):
+        changed = bytearray(file)
+        for place in random.integers(0, len(file), random.integers(1, 4)):
+            changed[place] = random.integers(0, 256)
+        try:
+            graph = read(changed)
+        except FormatError:
+            continue
+        found += 1
+        assert read(written(graph)).constants()[0].type == graph.constants()[0].type
+    assert 20 < found < 190
+
+
 def test_unknown_features_are_refused():
     dumped = judges.dump(written(cast_of(scaled(FP8, 2, 64))))
     dumped["compatibility"]["features"] |= 1 << 5 | 1 << 63
@@ -333,6 +350,7 @@ def test_inspection(tmp_path):
     found = TosaFormat.inspect(path)
     assert found.constant_bytes_by_type == {"bs32_fp8ue8m0_mxint8": 2 * 64 + 4}
     assert found.computed_bytes_by_type["bs32_fp8ue8m0_mxint8"] == 10 * 64 + 20
+    assert "bs32_fp8ue8m0_mxint8" in TosaFormat.page(path)
     (given,) = TosaFormat.sample(path, 0)
     (_, blocks), (_, numbers) = TosaFormat.run(path, [given])
     np.testing.assert_array_equal(blocks, numbers)

@@ -106,8 +106,9 @@ def _nearest(magnitude: Array, finite: Array) -> Array:
     """Bit pattern of the nearest of the finite numbers, one more for what is beyond."""
     beyond = 2 * finite[-1] - finite[-2]  # the number that would follow
     middles = (np.append(finite[1:], beyond) + finite) / 2
-    low, high = np.searchsorted(middles, magnitude, "left"), np.searchsorted(middles, magnitude, "right")
-    bits: Array = np.where(low % 2 == 0, low, high)  # at a tie they differ by one, and the even one is right
+    below = np.searchsorted(middles, magnitude)
+    tie = magnitude == middles[np.minimum(below, len(middles) - 1)]
+    bits: Array = below + (tie & (below % 2 == 1))
     return bits
 
 
