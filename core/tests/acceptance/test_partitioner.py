@@ -374,13 +374,20 @@ def test_tag_constant_data():
 
 def test_tag_mutated_buffer():
     """Row ``tag_mutated_buffer``: only written buffers, only where the partition has all readers and the last write."""
-    program = to_edge(export(accumulates, torch.ones(2), b=torch.ones(2))).exported_program()
-    Tagged(adds, tag_mutated_buffer).partition(program)
-    assert placeholder(program, "b_b").meta["delegation_tag"] == "tag0"
-    shared = to_edge(export(lambda s, x: (accumulates(s, x), s.b * 2), torch.ones(2), b=torch.ones(2)))
-    alone = shared.exported_program()
-    Tagged(lambda n: "tag0" if n.name == "add" else None, tag_mutated_buffer).partition(alone)
-    assert "delegation_tag" not in placeholder(alone, "b_b").meta
+
+    def reads_first(s, x):
+        return s.b * 2, accumulates(s, x)
+
+    def tag_of_buffer(function, *names):
+        program = to_edge(export(function, torch.ones(2), b=torch.ones(2))).exported_program()
+        Tagged(lambda n: "tag0" if n.name in names else None, tag_mutated_buffer).partition(program)
+        return placeholder(program, "b_b").meta.get("delegation_tag")
+
+    programs = [to_edge(export(f, torch.ones(2), b=torch.ones(2))) for f in (accumulates, reads_first)]
+    assert [list(p.exported_program().graph_signature.buffers_to_mutate) for p in programs] == [["add_1"]] * 2
+    assert tag_of_buffer(accumulates, "add_1") == tag_of_buffer(reads_first, "add_1", "mul") == "tag0"
+    assert tag_of_buffer(accumulates, "add") is None, "another call writes it"
+    assert tag_of_buffer(reads_first, "add_1") is None, "mul reads it"
 
 
 def test_validation_switch():

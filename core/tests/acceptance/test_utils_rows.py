@@ -107,6 +107,8 @@ def test_not_identical_graph_for_args():
 def test_defect_identical_graph_ignores_literals(other):
     """There, clamp(x, 0, 1) and clamp(x, .5, .75) are the same graph; and so are 1, 1.0 and True to Python."""
     graph = two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y))
+    least, most = (two_inputs(lambda x, y, side=side: torch.clamp(x, **{side: 0})) for side in ("min", "max"))
+    assert is_identical_graph(least, least) and not is_identical_graph(least, most)
     assert is_identical_graph(graph, two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y)))
     assert not is_identical_graph(graph, two_inputs(other))
 

@@ -222,7 +222,7 @@ class _Partitioning:
         accepted = {n for n in self.calls if n not in self.refused}
         floating = self._floating()
         settled = [n for n in self.calls if n not in floating]
-        listed, apart = bonds.units(settled, accepted - self.constant)
+        listed, apart = bonds.units(settled, accepted)
         level = levels(listed, accepted)
         sink(listed, level, accepted)
         parts = groups(listed, level, accepted)
