@@ -8,6 +8,7 @@ own length allows. Unknown fields are ignored, absent ones have their default, a
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,15 @@ class Buffer:
     """The bytes of one file, and how much work reading them may still cause.
 
     Tables and vectors may be shared, so a small file can describe a structure of any size. Each table and each vector
-    element that is read counts; a file that needs more of them than it has bytes is refused. Strings are decoded once.
+    element that is read counts; a file that needs more of them than it has bytes is refused. Strings are decoded once,
+    and bytes copied once.
     """
 
     def __init__(self, data: memoryview, what: str) -> None:
         self.data, self.size, self.what = data, len(data), what
         self._allowance = self.size
         self._strings: dict[int, str] = {}
+        self._copies: dict[int, bytes] = {}
 
     def damaged(self, why: str) -> FormatError:
         return FormatError("format-invalid", f"damaged {self.what}: {why}")
@@ -80,6 +83,13 @@ class Buffer:
                 raise self.damaged(f"{where} is not UTF-8") from None
         return self._strings[position]
 
+    def copy(self, position: int, where: str) -> bytes:
+        if position not in self._copies:
+            start, length = self.vector(position, 1, where)
+            self.spend(length, where)
+            self._copies[position] = bytes(self.data[start : start + length])
+        return self._copies[position]
+
 
 class Table:
     """A table whose position was checked. Fields are addressed by their id in the schema."""
@@ -100,6 +110,10 @@ class Table:
 
     def damaged(self, why: str) -> FormatError:
         return self._buffer.damaged(f"{self.where}: {why}")
+
+    def spend(self, count: int) -> None:
+        """Account for what else a reader makes of this table, in elements; FormatError if it is too much."""
+        self._buffer.spend(count, self.where)
 
     def _slot(self, field: int, width: int) -> int | None:
         """Position of a field's inline value, None if it is absent."""
@@ -146,6 +160,11 @@ class Table:
         start, count = self._buffer.vector(target[0], 1, target[1])
         return self._buffer.data[start : start + count]
 
+    def copied(self, field: int, name: str) -> bytes:
+        """A vector of bytes, as a copy that all who refer to it share; empty if absent."""
+        target = self._target(field, name)
+        return self._buffer.copy(*target) if target else b""
+
     def numbers(self, field: int, dtype: npt.DTypeLike, name: str) -> list[int]:
         """A vector of numbers of a numpy element type; empty if absent."""
         target = self._target(field, name)
@@ -162,16 +181,21 @@ class Table:
 
     def tables(self, field: int, name: str) -> list[Table]:
         """A vector of tables; empty if absent."""
-        return [Table(self._buffer, *element) for element in self._elements(field, name)]
+        return list(self.each_table(field, name))
 
-    def _elements(self, field: int, name: str) -> list[tuple[int, str]]:
+    def each_table(self, field: int, name: str) -> Iterator[Table]:
+        """``tables``, each made when it is asked for: many references to one table take no memory."""
+        return (Table(self._buffer, *element) for element in self._elements(field, name))
+
+    def _elements(self, field: int, name: str) -> Iterator[tuple[int, str]]:
         target = self._target(field, name)
         if target is None:
-            return []
+            return
         start, count = self._buffer.vector(target[0], 4, target[1])
         self._buffer.spend(count, target[1])
-        labels = [f"{name} {i}" for i in range(count)]
-        return [(self._buffer.follow(start + 4 * i, label), label) for i, label in enumerate(labels)]
+        for i in range(count):
+            label = f"{name} {i}"
+            yield self._buffer.follow(start + 4 * i, label), label
 
     def extent(self, start: int, length: int, name: str) -> memoryview:
         """Bytes of the file from ``start``, for formats that keep data outside of the flatbuffer."""

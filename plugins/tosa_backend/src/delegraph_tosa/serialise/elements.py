@@ -72,11 +72,13 @@ def _unpack_six_bits(raw: Array) -> Array:
     return values
 
 
-def unpack(data: memoryview, type: Type) -> Array:
-    """The constant's elements; Illegal for a BOOL besides 0 and 1.
+def stays_in_file(type: Type) -> bool:
+    """Whether ``unpack`` gives a view: memory holds the elements as files do, not those of fewer than 8 bits or 48."""
+    return type.dtype not in _SIX_BITS | _FOUR_BITS | {DType.INT48}
 
-    A view of ``data`` unless the type has less than 8 bits or 48.
-    """
+
+def unpack(data: memoryview, type: Type) -> Array:
+    """The constant's elements, a view of ``data`` where they stay in the file; Illegal for a BOOL besides 0 and 1."""
     raw = np.frombuffer(data, np.uint8, size_in_file(type))
     if type.dtype in _SIX_BITS:
         return _unpack_six_bits(raw)[: math.prod(type.shape)].reshape(type.shape)

@@ -25,7 +25,7 @@ from ..ir.types import (
     stored_types,
     why_not_blocks,
 )
-from .elements import size_in_file, unpack, unpack_number
+from .elements import size_in_file, stays_in_file, unpack, unpack_number
 from .schema import (
     FEATURES,
     IDENTIFIER,
@@ -44,8 +44,16 @@ from .schema import (
 
 MAX_RANK = 32
 """Of level NONE, the widest."""
+MAX_SHAPE_LENGTH = 64
+"""Of level NONE; shape operators compute their entries when they are read."""
 MAX_NESTING = 64
 """Level NONE has 256, but each level is a few Python frames."""
+OPERATOR_COST = 16
+"""What an operator counts, in elements, since the graph's are large and a file may name one any number of times."""
+SHARED_COPIES = 8
+"""How often, in all, the file's bytes may be widened or looked through, for constants that share them."""
+LONGEST_NUMBER = 32
+"""Bytes of a number that are looked at; it has 16 with its padding."""
 MAX_PADDING = 8
 """Other writers round the length of data up to a multiple of 8, that of an empty shape to 8."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
@@ -99,7 +107,7 @@ class _Regions:
         self.variables: dict[str, Type] = {}
         self.declared_inside: list[Operator] = []
         """Variables that only graphs of control flow name; the program declares them."""
-        for region in table.tables(GraphField.REGIONS, "region"):
+        for region in table.each_table(GraphField.REGIONS, "region"):
             name = region.string(RegionField.NAME, "name")
             if name in self.tables:
                 raise region.damaged(f"there are two regions {name!r}")
@@ -138,7 +146,7 @@ class _Block:
     def graph(self, name: str) -> Graph:
         self.declare()
         inputs = [self.input(n) for n in self.table.strings(BlockField.INPUTS, "input")]
-        for operator in self.table.tables(BlockField.OPERATORS, "operator"):
+        for operator in self.table.each_table(BlockField.OPERATORS, "operator"):
             self.operator(operator)
         outputs = [self.output(n) for n in self.table.strings(BlockField.OUTPUTS, "output")]
         if len({*outputs}) != len(outputs):
@@ -148,9 +156,9 @@ class _Block:
     # -- declarations ----------------------------------------------------------------------------------------------
 
     def declare(self) -> None:
-        for tensor in self.table.tables(BlockField.TENSORS, "tensor"):
+        for tensor in self.table.each_table(BlockField.TENSORS, "tensor"):
             self.tensors[self.new_name(tensor, TensorField.NAME)] = tensor
-        for shape in self.table.tables(BlockField.SHAPES, "shape"):
+        for shape in self.table.each_table(BlockField.SHAPES, "shape"):
             self.shapes[self.new_name(shape, ShapeField.NAME)] = shape
         for name, tensor in self.tensors.items():
             if tensor.flag(TensorField.VARIABLE):
@@ -184,6 +192,8 @@ class _Block:
         """The declared type of a tensor or shape."""
         if name in self.shapes:
             rank = self.shapes[name].scalar(ShapeField.RANK, "I")
+            if rank > MAX_SHAPE_LENGTH:
+                raise self.shapes[name].damaged(f"{name!r} has {rank} entries, at most {MAX_SHAPE_LENGTH} are possible")
             return Type((rank,), DType.SHAPE)
         if name not in self.tensors:
             raise self.table.damaged(f"nothing of the name {name!r} is declared")
@@ -235,6 +245,7 @@ class _Block:
     # -- operators -------------------------------------------------------------------------------------------------
 
     def operator(self, table: Table) -> None:
+        table.spend(OPERATOR_COST)
         code, tag = table.scalar(OperatorField.CODE, "I"), table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
         name = NAMES.get(code)
         if name and name == WRITTEN_AS.get(NAMES.get(tag, "")):
@@ -266,6 +277,8 @@ class _Block:
         if not _fits(len(inputs), kind):
             raise table.damaged(f"{name} has {len(inputs)} operands, needs {len(kind.operands)}")
         operands = [self.used(n, table) for n in inputs]
+        if name == "CONCAT_SHAPE" and sum(v.shape[0] for v in operands if v.dtype is DType.SHAPE) > MAX_SHAPE_LENGTH:
+            raise table.damaged(f"{name} gives more than {MAX_SHAPE_LENGTH} entries")
         declared = [self.type_of(n) for n in results]
         attributes = variable or self.attributes(kind, table, operands)
         location = table.table(OperatorField.LOCATION, "location")
@@ -319,7 +332,7 @@ class _Block:
         if kind == "Ints":
             return tuple(held.numbers(field, "i4", f"field {field}"))
         if kind == "bytes":
-            return bytes(held.raw(field, f"field {field}"))
+            return held.copied(field, f"field {field}")
         if kind == "str":
             return held.string(field, f"field {field}")
         return held.flag(field) if kind == "bool" else held.scalar(field, "i")
@@ -350,6 +363,8 @@ def _unpacked(name: str, declared: Table, type: Type, data: memoryview) -> Array
     size = size_in_file(type)
     if not size <= len(data) <= size + MAX_PADDING:
         raise declared.damaged(f"{name!r} is {type}, which takes {size} bytes, and has {len(data)}")
+    if type.dtype is DType.BOOL or not stays_in_file(type):
+        declared.spend(size // SHARED_COPIES)
     try:
         return unpack(data, type)
     except Illegal as problem:
@@ -393,6 +408,6 @@ def _member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
 
 def _number(held: Table, field: int, dtype: DType) -> float | int:
     try:
-        return unpack_number(bytes(held.raw(field, f"field {field}")), dtype)
+        return unpack_number(bytes(held.raw(field, f"field {field}")[:LONGEST_NUMBER]), dtype)
     except Illegal as problem:
         raise held.damaged(str(problem)) from None
