@@ -622,7 +622,7 @@ MEANINGLESS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "constant elsewhere": (
         lambda d: tensor_of(d, "const_0").update(data=[], offset=1 << 40, size=96), "beyond the end of the file"
     ),
-    "long shape": (lambda d: block_of(d)["shapes"][0].update(rank=1 << 31), "2147483648 entries, at most 64 are possible"),
+    "long shape": (lambda d: block_of(d)["shapes"][0].update(rank=1 << 31), "2147483648 entries, at most 64"),
     "wrong shape operand": (lambda d: block_of(d)["shapes"][0]["data"].__setitem__(0, 13), "the 52 elements"),
 }  # fmt: skip
 
