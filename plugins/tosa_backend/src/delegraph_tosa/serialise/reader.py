@@ -6,26 +6,15 @@ file declares. Constants are views of the file's bytes, except those of less tha
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from delegraph.errors import FormatError
 from delegraph.flatbuffer import Table, root
 
-from ..ir.graph import Array, Graph, Illegal, Literal, Operator, Scaled, Value
+from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import OPERATORS, VARIABLE
-from ..ir.types import (
-    BLOCK_SCALED,
-    BlockSize,
-    DType,
-    Mode,
-    NanMode,
-    ResizeMode,
-    RoundingMode,
-    Type,
-    stored_types,
-    why_not_blocks,
-)
-from .elements import size_in_file, stays_in_file, unpack, unpack_number
+from ..ir.types import BlockSize, DType, Mode, NanMode, ResizeMode, RoundingMode, Type
+from .elements import unpack_number
 from .schema import (
     FEATURES,
     IDENTIFIER,
@@ -41,21 +30,16 @@ from .schema import (
     ShapeField,
     TensorField,
 )
+from .tensors import constant_of, member, type_of_tensor
 
-MAX_RANK = 32
-"""Of level NONE, the widest."""
 MAX_SHAPE_LENGTH = 64
 """Of level NONE; shape operators compute their entries when they are read."""
 MAX_NESTING = 64
 """Level NONE has 256, but each level is a few Python frames."""
 OPERATOR_COST = 16
 """What an operator counts, in elements, since the graph's are large and a file may name one any number of times."""
-SHARED_COPIES = 8
-"""How often, in all, the file's bytes may be widened or looked through, for constants that share them."""
 LONGEST_NUMBER = 32
 """Bytes of a number that are looked at; it has 16 with its padding."""
-MAX_PADDING = 8
-"""Other writers round the length of data up to a multiple of 8, that of an empty shape to 8."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
     "BlockSize": BlockSize,
     "DType": DType,
@@ -197,16 +181,7 @@ class _Block:
             return Type((rank,), DType.SHAPE)
         if name not in self.tensors:
             raise self.table.damaged(f"nothing of the name {name!r} is declared")
-        tensor = self.tensors[name]
-        dtype = _element_type(tensor, name)
-        shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
-        if tensor.flag(TensorField.IS_UNRANKED) or len(shape) > MAX_RANK or min(shape, default=1) < 1:
-            raise tensor.damaged(f"{name!r} has no static shape of positive sizes and a rank up to {MAX_RANK}")
-        if dtype is DType.SHAPE:
-            raise tensor.damaged(f"{name!r} has element type {dtype}, which no tensor has")
-        if why := why_not_blocks(Type(shape, dtype)):
-            raise tensor.damaged(f"{name!r}: {why}")
-        return Type(shape, dtype)
+        return type_of_tensor(self.tensors[name], name)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -234,13 +209,7 @@ class _Block:
 
     def constant(self, name: str, declared: Table) -> Value:
         type = self.type_of(name)
-        if type.dtype is DType.SHAPE:
-            return Value(type, Literal(_unpacked(name, declared, type, declared.raw(ShapeField.DATA, "data"))), name)
-        if type.dtype in BLOCK_SCALED:
-            values, scales = stored_types(type)
-            held = _data(name, declared, values, _VALUES), _data(name, declared, scales, _SCALES)
-            return Value(type, Scaled(*held, type), name)
-        return Value(type, Literal(_data(name, declared, type, _VALUES)), name)
+        return Value(type, constant_of(declared, name, type), name)
 
     # -- operators -------------------------------------------------------------------------------------------------
 
@@ -324,7 +293,7 @@ class _Block:
 
     def attribute(self, held: Table, field: int, kind: str, operands: list[Value]) -> Any:
         if kind in ENUMERATIONS:
-            return _member(ENUMERATIONS[kind], held.scalar(field, "I"), held)
+            return member(ENUMERATIONS[kind], held.scalar(field, "I"), held)
         if kind == "Graph":
             return self.regions.graph(held.string(field, "region"), self.within)
         if kind == "Number":
@@ -338,52 +307,6 @@ class _Block:
         return held.flag(field) if kind == "bool" else held.scalar(field, "i")
 
 
-class _Place(NamedTuple):
-    """Fields of a tensor that say where elements are: a vector, or offset and size in the file."""
-
-    data: TensorField
-    offset: TensorField
-    size: TensorField
-    what: str
-
-
-_VALUES = _Place(TensorField.DATA, TensorField.OFFSET, TensorField.SIZE, "data")
-_SCALES = _Place(TensorField.SCALE_DATA, TensorField.SCALE_OFFSET, TensorField.SCALE_SIZE, "scales")
-
-
-def _data(name: str, tensor: Table, type: Type, place: _Place) -> Array:
-    """The elements of this type at a place; a view of the file where ``unpack`` gives one."""
-    data = tensor.raw(place.data, place.what)
-    if not data and (start := tensor.scalar(place.offset, "Q")) > 1:
-        data = tensor.extent(start, tensor.scalar(place.size, "Q"), place.what)
-    return _unpacked(name, tensor, type, data)
-
-
-def _unpacked(name: str, declared: Table, type: Type, data: memoryview) -> Array:
-    size = size_in_file(type)
-    if not size <= len(data) <= size + MAX_PADDING:
-        raise declared.damaged(f"{name!r} is {type}, which takes {size} bytes, and has {len(data)}")
-    if type.dtype is DType.BOOL or not stays_in_file(type):
-        declared.spend(size // SHARED_COPIES)
-    try:
-        return unpack(data, type)
-    except Illegal as problem:
-        raise declared.damaged(f"{name!r}: {problem}") from None
-
-
-def _element_type(tensor: Table, name: str) -> DType:
-    """The element type of a tensor, which block shape and scale type make a block-scaled one."""
-    dtype: DType = _member(DType, tensor.scalar(TensorField.TYPE, "I"), tensor)
-    shape, scale = tensor.scalar(TensorField.BLOCK_SHAPE, "I"), tensor.scalar(TensorField.SCALE_TYPE, "I")
-    if not shape and not scale:
-        return dtype
-    found = next((t for t, blocks in BLOCK_SCALED.items() if blocks == (shape, scale, dtype)), None)
-    if found is None:
-        held = f"block shape {shape}, scale type {scale}, values {dtype}"
-        raise tensor.damaged(f"{name!r} has its scales inside, in a form that TOSA does not have: {held}")
-    return found
-
-
 def _fits(count: int, kind: type[Operator]) -> bool:
     return count >= len(kind.operands) - 1 if kind.variadic else count == len(kind.operands)
 
@@ -394,16 +317,6 @@ def _implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[s
     if implied and not declared:
         raise table.damaged(f"{kind.__name__} has no result")
     return {name: declared[0].dtype if form == "ResultDType" else tuple(declared) for name, form in implied}
-
-
-def _member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
-    try:
-        member = kind(number)
-    except ValueError:
-        raise table.damaged(f"{number} is no {kind.__name__}") from None
-    if member in BLOCK_SCALED:  # these numbers are of our own
-        raise table.damaged(f"{number} is no {kind.__name__}")
-    return member
 
 
 def _number(held: Table, field: int, dtype: DType) -> float | int:
