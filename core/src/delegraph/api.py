@@ -16,6 +16,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from .backend import NamedDataStoreOutput
+from .delegates import DelegateDebug, delegate_map, merged_named_data
 from .errors import ContractViolation, InputError, NotFullyDelegated, OptionError
 from .execution import Delegates, Executable, OnMissingRuntime
 from .files import write_whole
@@ -95,6 +97,16 @@ class LoweredProgram:
     def exported_program(self, name: str = "forward") -> ExportedProgram:
         """The program of a method, with calls of its delegates."""
         return self._programs[self._known(name)]
+
+    @property
+    def named_data(self) -> NamedDataStoreOutput:
+        """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
+        return merged_named_data(self._programs.values())
+
+    @property
+    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
+        """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
+        return {m: delegate_map(p) for m, p in self._programs.items()}
 
     def method(self, name: str) -> Executable:
         """A method to call with the arguments of the module that it came from."""

@@ -1,5 +1,6 @@
 """Rows ``debug_handle.*``: which calls of the model a delegate stands for, also in a wrapper that is exported again."""
 
+import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
@@ -76,8 +77,9 @@ def test_handles_follow_a_decomposition_and_a_second_step():
 def test_delegate_map_by_method():
     """1a, ETRecord and debug handles: for each method, each call's handle names its delegate's map."""
     x = torch.randn(3)
-    edge = to_edge({"a": export(lambda s, x: torch.sin(x), x), "b": export(lambda s, x: x * 2 + x, x)})
-    found = edge.to_backend(backends.everything()).delegate_map
+    programs = {"a": export(lambda s, x: torch.sin(x), x), "b": export(lambda s, x: x * 2 + x, x)}
+    found = to_edge(programs).to_backend(backends.everything()).delegate_map
+    assert delegraph.lower(programs, backends=[backends.everything()]).delegate_map == found
     maps = {m: [d.debug_handle_map for d in by_handle.values()] for m, by_handle in found.items()}
     assert maps == {"a": [{0: (1,)}], "b": [{0: (1,), 1: (2,)}]}
     assert all(d.backend_id == "CompilerBackend" for by_handle in found.values() for d in by_handle.values())

@@ -5,6 +5,8 @@ test_map_builder.py, LoweredBackendModule in test_lowered_module.py, preprocess_
 to_edge and the EdgeProgramManager in test_program.py, debug handles in test_debug_handle.py.
 """
 
+import re
+
 import delegraph
 import pytest
 import torch
@@ -322,6 +324,59 @@ def test_calling_convention_is_recorded():
     [inner] = lowered_modules(to_backend(source, everything("ExecutorBackend")))
     assert [str(a) for a in inner.inputs] == ["inputs_0: float32[2, 3]", "inputs_1: float32[3, 2]"]
     assert [str(a) for a in inner.outputs] == ["add: float32[2, 2]", "mul: float32[3, 2]"]
+
+
+def rearranged(change):
+    """A backend that changes its graph's placeholders before it compiles."""
+
+    def preprocess(program, specs):
+        change(program.graph, [n for n in program.graph.nodes if n.op == "placeholder"])
+        return PreprocessResult(b"blob")
+
+    return recording(preprocess)[0]
+
+
+def drop(graph, nodes):
+    """What a dead-code pass does once it has folded the use of the last input away."""
+    nodes[-1].replace_all_uses_with(nodes[-2])
+    graph.erase_node(nodes[-1])
+
+
+def reorder(graph, nodes):
+    nodes[-1].append(nodes[-2])
+
+
+@pytest.mark.parametrize(
+    ("change", "inputs"), [(drop, "['inputs_0']"), (reorder, "['inputs_1', 'inputs_0']")], ids=["dropped", "reordered"]
+)
+def test_defect_inputs_dropped_or_reordered(change, inputs):
+    """lowering_notes 2.4, issue row 9: refused with both lists; there, the blob misreads its arguments in silence."""
+    source = export(lambda s, a, b: (a - s.c) * b, torch.ones(2), torch.zeros(2), c=torch.ones(2))
+    text = re.escape("its inputs are ['inputs_0', 'inputs_1'], and " + inputs)
+    with delegraph.register(rearranged(change)), pytest.raises(ContractViolation, match=text):
+        to_backend(source, everything("RecordingBackend"))
+
+
+def test_a_backend_may_fold_its_constants():
+    """Issue row 9: what it owns is its own matter."""
+
+    def fold(graph, nodes):
+        assert nodes[0].name == "b_c"
+        nodes[0].replace_all_uses_with(nodes[1])
+        graph.erase_node(nodes[0])
+
+    source = export(lambda s, a: a - s.c, torch.ones(2), c=torch.ones(2))
+    with delegraph.register(rearranged(fold)):
+        [inner] = lowered_modules(to_backend(source, everything("RecordingBackend")))
+    assert list(inner.original_module.state_dict) == ["c"]
+
+
+def test_defect_tags_leak_into_what_a_backend_gets():
+    """lowering_notes 6.4: no program that a backend gets has tags, so it may partition it itself."""
+    backend, _, given, _ = recording()
+    with delegraph.register(backend):
+        to_backend(export(lambda s, x: torch.sin(x) + s.c, X, c=torch.ones(3)), everything("RecordingBackend"))
+    assert all("delegation_tag" not in n.meta for program, _ in given for n in program.graph.nodes)
 
 
 def test_several_programs_at_once():

@@ -1,5 +1,6 @@
 """Rows ``named_data.*``: data by key beside the blob, gathered over partitions and methods; 1a's NamedDataStore."""
 
+import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult, TensorLayout
@@ -74,8 +75,10 @@ def test_named_data_with_control_flow():
 def test_named_data_over_methods():
     """Issue row 5: merged over partitions and methods."""
     x = torch.randn(1, 2)
-    edge = to_edge({"a": export(lambda s, x: x + x, x), "b": export(lambda s, x: (x + x) * x, x)})
+    programs = {"a": export(lambda s, x: x + x, x), "b": export(lambda s, x: (x + x) * x, x)}
+    edge = to_edge(programs)
     store = edge.to_backend(partitioner()).named_data
+    assert delegraph.lower(programs, backends=[partitioner()]).named_data == store
     assert list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"] and len(store.buffers) == 2
     assert edge.named_data.buffers == []
 

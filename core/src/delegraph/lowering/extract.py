@@ -70,7 +70,8 @@ class _Build:
     def _copy(self, node: Node) -> None:
         for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
             self.env[owner] = self.graph.node_copy(owner)
-        self.env[node] = self.graph.node_copy(node, lambda n: self.env[n])
+        self.env[node] = made = self.graph.node_copy(node, lambda n: self.env[n])
+        made.meta.pop("delegation_tag", None)
 
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
         stored = [(self.env[last], spec) for last, spec in state]
