@@ -162,15 +162,19 @@ class LoweredProgram:
 
 @contextmanager
 def _state_kept(eager: Program, written: Collection[str]) -> Iterator[Callable[..., Any]]:
-    """``eager`` as a callable; buffers that a call writes get their values back."""
+    """``eager`` as a callable; buffers that a call writes get their values back, also those of delegates in it."""
     module = eager.module(check_guards=False) if isinstance(eager, ExportedProgram) else eager
     kept = {k: v.detach().clone() for k, v in _named_tensors(module) if k in written}
+    inside = [t for m in module.modules() if isinstance(m, LoweredBackendModule) for t in m.state_tensors()]
+    before = [t.detach().clone() for t in inside]
     try:
         yield module
     finally:
-        for name, tensor in _named_tensors(module):
+        for name, tensor in _named_tensors(module):  # the model may have put another tensor in a buffer's place
             if name in kept:
                 tensor.data.copy_(kept[name])
+        for tensor, value in zip(inside, before, strict=True):
+            tensor.data.copy_(value)
 
 
 def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

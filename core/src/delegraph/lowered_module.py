@@ -84,6 +84,11 @@ class LoweredBackendModule(torch.nn.Module):
         specs = self.original_module.graph_signature.output_specs
         return tuple(str(s.target) for s in specs if s.kind in STATE_WRITES)
 
+    def state_tensors(self) -> list[torch.Tensor]:
+        """The buffers in ``state``. torch's own call of the delegate writes them; a runtime has its own."""
+        tables = (self.original_module.state_dict, self.original_module.constants)
+        return [t for table in tables for k, t in table.items() if k in self.state]
+
     def named_data(self) -> dict[str, bytes]:
         """Named data by key, internal and external."""
         store = self.named_data_store_output or NamedDataStoreOutput()

@@ -9,8 +9,10 @@ import copy
 import delegraph
 import pytest
 import torch
+from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.errors import InputError
 from delegraph.lowering import to_backend, to_edge
+from delegraph.runtime import BackendRuntime
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 
@@ -130,6 +132,33 @@ def test_a_mutated_input_is_written():
     inner = lowered(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
     close(inner(x), torch.full((3,), 4.0))
     close(x, torch.full((3,), 2.0))
+
+
+class Accumulator(BackendDetails):
+    """Compiles ``total.add_(x)``; the blob is the initial total."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        [total] = edge_program.state_dict.values()
+        return PreprocessResult(total.numpy().tobytes())
+
+
+class AccumulatorRuntime(BackendRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        total = torch.frombuffer(bytearray(processed_bytes), dtype=torch.float32)
+        return lambda x: (total.add_(x).clone(),)
+
+
+def test_state_of_a_delegate_inside_a_model():
+    """1a, LoweredBackendModule: it is kept from call to call; verify starts from the initial state each time."""
+    x = torch.ones(2)
+    with delegraph.register(Accumulator, runtime=AccumulatorRuntime):
+        inner = lowered(export(lambda s, x: s.total.add_(x).clone(), x, total=torch.zeros(2)), "Accumulator")
+        program = delegraph.lower(wrapped(inner, x), backends=[])
+        assert [program.verify(x).relative_error for _ in range(3)] == [0, 0, 0]
+        close([program(x) for _ in range(3)], [x, 2 * x, 3 * x])
+        close([inner(x) for _ in range(3)], [x, 2 * x, 3 * x])
 
 
 @pytest.mark.parametrize("first", [0, 1])
