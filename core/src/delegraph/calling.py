@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import InputSpec, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -52,7 +52,7 @@ def check_fixed(name: str, wanted: Any, value: Any) -> None:
 
 
 class Origin(NamedTuple):
-    """Where a value that a program returns comes from: its delegate's k-th result, its k-th input, or it is fixed."""
+    """Where a value comes from: the delegate's k-th result, the k-th leaf of the caller's arguments, or it is fixed."""
 
     kind: Literal["result", "input", "fixed"]
     at: Any
@@ -62,15 +62,14 @@ class Origin(NamedTuple):
 class WholeCall:
     """How a program is called that is one delegate and nothing else.
 
-    ``takes``: for each input of the delegate, its position among the leaves of the caller's arguments; an argument that
-    nothing uses is none of them. ``returns``: where the leaves of what is returned come from. ``writes``: positions of
-    the arguments that are written in place, and where their new values come from. ``fixed``: name and value of the
-    arguments that are no tensors, by position.
+    ``takes``: where the delegate's inputs come from; leaves of the caller's arguments that nothing uses are not there.
+    ``returns``: where the leaves of what is returned come from. ``writes``: positions of the leaves that are written in
+    place, and where their new values come from. ``fixed``: name and value of those that are no tensors, by position.
     """
 
     in_spec: pytree.TreeSpec | None
     out_spec: pytree.TreeSpec
-    takes: tuple[int, ...]
+    takes: tuple[Origin, ...]
     returns: tuple[Origin, ...]
     writes: tuple[tuple[int, Origin], ...]
     fixed: Mapping[int, tuple[str, Any]]
@@ -80,7 +79,7 @@ class WholeCall:
         flat = flat_arguments(self.in_spec, args, kwargs)
         for position, (name, wanted) in self.fixed.items():
             check_fixed(name, wanted, flat[position])
-        results = delegate(*(flat[k] for k in self.takes))
+        results = delegate(*(_value(o, (), flat) for o in self.takes))
         for position, origin in self.writes:
             flat[position].copy_(_value(origin, results, flat))
         return pytree.tree_unflatten([_value(o, results, flat) for o in self.returns], self.out_spec)
@@ -94,42 +93,50 @@ def _value(origin: Origin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
 def whole_call(program: ExportedProgram) -> WholeCall:
     """Read the call off a program in which one delegate computes everything.
 
-    Raises InputError if the delegate needs something that neither it nor the caller has.
+    Raises InputError if there is no such delegate, or a buffer that it cannot keep.
     """
-    calls = [n for n in program.graph.nodes if n.target is _CALL_DELEGATE]
+    call = _only_call(program)
+    _check_state(program)
+    leaves = {n: k for k, n in enumerate(user_inputs(program))}
+    position = {n.name: k for n, k in leaves.items()}
+    origin = partial(_origin, program, leaves, dict(placeholders(program)))
+    specs = program.graph_signature.output_specs
+    sources = [(s, origin(v)) for s, v in zip(specs, output_values(program), strict=True)]
+    return WholeCall(
+        program.call_spec.in_spec,
+        program.call_spec.out_spec,
+        takes=tuple(origin(n) for n in call.args[1:]),
+        returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
+        writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
+        fixed={k: (n.name, n.meta.get("val")) for n, k in leaves.items() if not _varies(n)},
+    )
+
+
+def _only_call(program: ExportedProgram) -> Node:
+    calls: list[Node] = [n for n in program.graph.nodes if n.target is _CALL_DELEGATE]
     if len(calls) != 1:
         text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
         raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
-    written = next((s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES), None)
-    if written is not None:
-        text = f"the program writes {written}, but no delegate computes its new value, so none can keep it"
+    return calls[0]
+
+
+def _check_state(program: ExportedProgram) -> None:
+    for target in (s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES):
+        text = f"the program writes {target}, but no delegate computes its new value, so none can keep it"
         raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
-    reading = _Reading(program)
-    specs, values = program.graph_signature.output_specs, output_values(program)
-    sources = [(s, reading.origin(v)) for s, v in zip(specs, values, strict=True)]
-    takes = tuple(reading.inputs[n] for n in calls[0].args[1:])
-    returns = tuple(o for s, o in sources if s.kind not in MUTATIONS)
-    names = [n.name for n in reading.inputs]
-    writes = tuple((names.index(str(s.target)), o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION)
-    fixed = {k: (n.name, n.meta.get("val")) for n, k in reading.inputs.items() if not _varies(n)}
-    return WholeCall(program.call_spec.in_spec, program.call_spec.out_spec, takes, returns, writes, fixed)
+
+
+def _origin(
+    program: ExportedProgram, leaves: Mapping[Node, int], specs: Mapping[Node, InputSpec], value: Any
+) -> Origin:
+    if not isinstance(value, Node):
+        return Origin("fixed", value)
+    if value in leaves:
+        return Origin("input", leaves[value])
+    if value.op == "placeholder":
+        return Origin("fixed", constant_tensor(program, specs[value]))
+    return Origin("result", value.args[1])  # a getitem of the one call
 
 
 def _varies(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-class _Reading:
-    """What the nodes of such a program stand for."""
-
-    def __init__(self, program: ExportedProgram) -> None:
-        self.inputs = {n: k for k, n in enumerate(user_inputs(program))}
-        self.fixed = {n: constant_tensor(program, s) for n, s in placeholders(program) if n not in self.inputs}
-
-    def origin(self, value: Any) -> Origin:
-        if not isinstance(value, Node):
-            return Origin("fixed", value)
-        if value.op == "placeholder":
-            return Origin("fixed", self.fixed[value]) if value in self.fixed else Origin("input", self.inputs[value])
-        assert value.target is operator.getitem
-        return Origin("result", value.args[1])
