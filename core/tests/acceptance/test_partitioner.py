@@ -436,6 +436,17 @@ def test_operator_support(check, kept):
     assert all(r.reason.endswith("is to stay on the host") for r in result.refusals)
 
 
+def test_additional_checks_of_an_installed_backend():
+    """Row ``operator_support``: a user keeps something on the host without touching the backend."""
+    x = torch.ones(2, 3)
+    partitioner = delegraph.get_partitioner("compiler-demo")
+    partitioner.additional_checks = (DontPartitionName("linear_1"),)
+    lowered = delegraph.lower(Model().eval(), (x,), backends=[partitioner])
+    [row] = [r for r in lowered.report.refusals if "linear_1" in r.reason]
+    assert row.reason == "name linear_1 is to stay on the host"
+    assert lowered.verify(x).relative_error < 1e-6
+
+
 def test_why_no_partition(caplog):
     """Rows ``WhyNoPartition``, ``WhyNoPartitionReporter``: every reason, once a node, with its line; no log."""
 
@@ -471,11 +482,12 @@ def add_a_call(node):
     "change",
     [
         lambda n: n.update_arg(1, 0.5),
+        lambda n: n.update_arg(1, 0.0),
         lambda n: setattr(n, "target", aten.clamp_max.default),
         lambda n: setattr(n, "kwargs", {"max": 3.0}),
         add_a_call,
     ],
-    ids=["literal", "target", "keyword", "added"],
+    ids=["literal", "literal_type", "target", "keyword", "added"],
 )
 def test_defect_partitioner_rewrites_the_graph(change):
     """There, a partitioner that rewrote clamp(0, 1) to clamp(.5, .75) passed, and changed results."""

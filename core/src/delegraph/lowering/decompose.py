@@ -52,7 +52,8 @@ class Decomposition:
         tried: set[Node] = set()
         while True:
             plan = make_plan(program, partitioner)
-            left = [n for n in _calls(program) if n not in plan.tags and n not in tried and _decomposes(n)]
+            whole = tried.union(r.node for r in plan.refusals if r.final)
+            left = [n for n in _calls(program) if n not in plan.tags and n not in whole and _decomposes(n)]
             tried.update(left)
             if not left or not self._reduce_left(program, partitioner, later, left):
                 return plan

@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Refusal
 from ..signature import constant_placeholders, written_values
+from .identity import same_arguments
 from .state import Tags, broken, give_state, returned_values
 
 
@@ -74,8 +75,14 @@ def _fingerprint(program: ExportedProgram) -> list[tuple[Any, ...]]:
 
 
 def unchanged(program: ExportedProgram, before: list[tuple[Any, ...]]) -> bool:
-    """Whether the graph is what it was when ``before`` was taken; literal arguments count."""
-    return _fingerprint(program) == before
+    """Whether the graph is what it was when ``before`` was taken; literal arguments count, and their types."""
+    now = _fingerprint(program)
+    return len(now) == len(before) and all(map(_same, now, before))
+
+
+def _same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    untouched = now[3] is before[3] and now[4] is before[4]
+    return now[:3] == before[:3] and (untouched or same_arguments(now[3:], before[3:]))
 
 
 fingerprint = _fingerprint
