@@ -6,7 +6,7 @@ from delegraph.testing import SECONDS, BackendContract
 
 class TestTosa(BackendContract):
     backend = "tosa"
-    seconds = 8
+    seconds = 4
 
 
 class TestTosaInteger(BackendContract):
@@ -14,7 +14,7 @@ class TestTosaInteger(BackendContract):
 
     backend = "tosa"
     options = {"spec": "TOSA-1.0+INT"}  # noqa: RUF012
-    seconds = 2
+    seconds = 1
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -438,6 +439,7 @@ for family in (
     family()
 
 
+@cache
 def exported(name):
     module, inputs, spec = CASES[name]
     return torch.export.export(module, inputs), inputs, spec

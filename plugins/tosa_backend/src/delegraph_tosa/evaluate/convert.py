@@ -17,7 +17,8 @@ from .kernels import Result, computes
 def cast(op: ops.CAST, x: Array) -> Result:
     """Floats round to the nearest even integer and saturate; integers wrap; what is not zero is true.
 
-    The specification says nothing of NaN as an integer: it is the low bits of -2**31, as in the reference model.
+    The specification says nothing of NaN as an integer: it is the smallest one of 32 or 64 bits, and 0 in fewer, as in
+    the reference model and in PyTorch.
     """
     if op.dtype in BLOCK_SCALED:
         return paired_blocks(x, op.dtype)
@@ -34,7 +35,7 @@ def _saturated(x: Array, dtype: np.dtype[Any]) -> Result:
     inside = np.where((nearest >= limits.min) & (nearest < -float(limits.min)), nearest, 0).astype(dtype)
     above = np.where(nearest > 0, limits.max, limits.min)
     saturated = np.where(np.abs(nearest) >= -float(limits.min), above, inside)
-    return np.where(np.isnan(nearest), np.int32(-(2**31)), saturated).astype(dtype)
+    return np.where(np.isnan(nearest), limits.min if limits.bits >= 32 else 0, saturated).astype(dtype)
 
 
 @computes(ops.RESCALE)
