@@ -63,7 +63,7 @@ def test_lowered_the_whole_model(model):
 
 
 def test_handles_follow_a_decomposition_and_a_second_step():
-    """1a, debug handles: pieces of a call have its handle, and later steps leave all of them as they are."""
+    """debug handles: pieces of a call have its handle, and later steps leave all of them as they are."""
     edge = to_edge(export(lambda s, x: torch.sin(s.a(x)) * 2, torch.randn(2, 3), a=torch.nn.Linear(3, 4)))
     before = {n.name: n.meta["debug_handle"] for n in calls(edge.exported_program())}
     assert [before[n.name] for n in calls(edge.exported_program())] == sorted(before.values())
@@ -75,7 +75,7 @@ def test_handles_follow_a_decomposition_and_a_second_step():
 
 
 def test_delegate_map_by_method():
-    """1a, ETRecord and debug handles: for each method, each call's handle names its delegate's map."""
+    """ETRecord and debug handles: for each method, each call's handle names its delegate's map."""
     x = torch.randn(3)
     programs = {"a": export(lambda s, x: torch.sin(x), x), "b": export(lambda s, x: x * 2 + x, x)}
     found = to_edge(programs).to_backend(backends.everything()).delegate_map

@@ -1,4 +1,4 @@
-"""Section 1a, all but partitioners: what the interfaces promise, and ExecuTorch's defects in them, ours right.
+"""The interfaces of ExecuTorch's delegation, all but partitioners: what they promise, and its defects, ours right.
 
 What has a file of its own is there: NamedDataStore in test_named_data.py, DelegateMappingBuilder in
 test_map_builder.py, LoweredBackendModule in test_lowered_module.py, preprocess_multimethod in test_multi_method.py,
@@ -61,7 +61,7 @@ def recording(preprocess=lambda program, specs: PreprocessResult(b"blob")):
 
 
 def test_compile_specs_arrive_as_they_were_given():
-    """1a, CompileSpec: order and duplicates are kept, for preprocess and for the runtime."""
+    """CompileSpec: order and duplicates are kept, for preprocess and for the runtime."""
     backend, runtime, given, loaded = recording()
     specs = [CompileSpec("b", b"1"), CompileSpec("a", b""), CompileSpec("b", b"1")]
     with delegraph.register(backend, runtime=runtime):
@@ -73,7 +73,7 @@ def test_compile_specs_arrive_as_they_were_given():
 
 
 def test_what_preprocess_returns():
-    """1a, PreprocessResult: bytes, debug handles, data, and facts that stay in the module's meta."""
+    """PreprocessResult: bytes, debug handles, data, and facts that stay in the module's meta."""
     facts = {"speed": 3}
     result = PreprocessResult(b"blob", {0: (1,)}, None, facts)
     backend, runtime, _, loaded = recording(lambda program, specs: result)
@@ -88,14 +88,14 @@ def test_what_preprocess_returns():
 
 @pytest.mark.parametrize("wrong", [None, b"blob", PreprocessResult("text")])
 def test_what_preprocess_may_not_return(wrong):
-    """1a, PreprocessResult: anything else is refused where it happens."""
+    """PreprocessResult: anything else is refused where it happens."""
     backend, _, _, _ = recording(lambda program, specs: wrong)
     with delegraph.register(backend), pytest.raises(ContractViolation, match="RecordingBackend.preprocess returned"):
         to_backend("RecordingBackend", export(sine, X), [])
 
 
 def test_backends_are_classes():
-    """1a, BackendDetails: the class's name is the id; a class without preprocess is refused, a shared base is not."""
+    """BackendDetails: the class's name is the id; a class without preprocess is refused, a shared base is not."""
 
     class Base(BackendDetails, abstract=True):
         @staticmethod
@@ -120,7 +120,7 @@ def test_backends_are_classes():
 
 
 def test_preprocess_gets_a_graph_of_its_own():
-    """1a, copy_exported_program_for_preprocess: a backend may rewrite its graph; its module does not see it."""
+    """copy_exported_program_for_preprocess: a backend may rewrite its graph; its module does not see it."""
 
     def rewriting(program, specs):
         for node in program.graph.nodes:
@@ -140,7 +140,7 @@ def test_preprocess_gets_a_graph_of_its_own():
 
 
 def test_defect_copies_of_weights():
-    """1a, copy hook; lowering_notes 2.2, step 13: on either path the backend gets the very weights, by reference."""
+    """copy hook: on either path the backend gets the very weights, by reference."""
     layer = torch.nn.Linear(3, 3)
     source = export(lambda s, x: s.layer(x), X, layer=layer)
     backend, _, given, _ = recording()
@@ -156,7 +156,7 @@ def test_defect_copies_of_weights():
 
 
 def test_backend_that_is_not_there():
-    """1a, look-up: NotImplementedError, on all three forms, before any backend is called."""
+    """look-up: NotImplementedError, on all three forms, before any backend is called."""
     source = export(sine, X)
     for call in (
         lambda: to_backend("AbsentBackend", source, []),
@@ -169,7 +169,7 @@ def test_backend_that_is_not_there():
 
 
 def test_defect_two_backends_of_one_name():
-    """1a, look-up: the later one does not win in silence."""
+    """look-up: the later one does not win in silence."""
     first, second = recording()[0], recording()[0]
     with delegraph.register(first):
         with pytest.raises(PluginConflict, match="RecordingBackend"), delegraph.register(second):
@@ -178,7 +178,7 @@ def test_defect_two_backends_of_one_name():
 
 
 def test_defect_definition_is_registration():
-    """lowering_notes 6.1: a class that was only defined is no backend; one that is unregistered is none any more."""
+    """A class that was only defined is no backend; one that is unregistered is none any more."""
     backend, _, _, _ = recording()
     with pytest.raises(BackendNotFound):
         to_backend("RecordingBackend", export(sine, X), [])
@@ -192,7 +192,7 @@ def test_defect_definition_is_registration():
 
 
 def test_three_forms_agree():
-    """1a, to_backend: a backend id, a partitioner, or programs and partitioners by method: one path, equal blobs."""
+    """to_backend: a backend id, a partitioner, or programs and partitioners by method: one path, equal blobs."""
     source = to_edge(export(sine, X)).exported_program()
     whole = to_backend("CompilerBackend", source, [])
     one = to_backend(source, everything())
@@ -204,7 +204,7 @@ def test_three_forms_agree():
 
 
 def test_partitions_are_compiled_in_the_order_of_the_graph():
-    """1a, to_backend overload 2: once a partition."""
+    """to_backend overload 2: once a partition."""
     backend, _, given, _ = recording()
     source = export(lambda s, x: torch.cos(torch.sin(x).neg()), X)
     with delegraph.register(backend):
@@ -214,7 +214,7 @@ def test_partitions_are_compiled_in_the_order_of_the_graph():
 
 @pytest.mark.parametrize("arguments", [(3,), (), (None,), ("CompilerBackend", 3), ("CompilerBackend",), (3, 4)])
 def test_defect_to_backend_of_something_else(arguments):
-    """1a, to_backend: what is none of the three forms is an error that lists them, not None and no bare assertion."""
+    """to_backend: what is none of the three forms is an error that lists them, not None and no bare assertion."""
     with pytest.raises((InputError, TypeError), match="to_backend"):
         to_backend(*arguments)
 
@@ -223,7 +223,7 @@ def test_defect_to_backend_of_something_else(arguments):
 
 
 def test_the_operator_is_torchs():
-    """1a, HOP: torch's own operator and the class name that it looks for; eager runs the original, detached."""
+    """HOP: torch's own operator and the class name that it looks for; eager runs the original, detached."""
     inner = to_backend("CompilerBackend", export(sine, X), [])
     assert type(inner).__name__ == "LoweredBackendModule" and not hasattr(inner, "module_name")
     assert CALL.name() == "executorch_call_delegate"
@@ -236,7 +236,7 @@ def test_the_operator_is_torchs():
 
 
 def test_delegates_are_opaque_to_later_partitioners():
-    """1a, HOP; issue row 7: the second backend sees what the first left, and the first's delegates stay."""
+    """HOP: the second backend sees what the first left, and the first's delegates stay."""
     source = export(lambda s, x: torch.sin(torch.cos(x)), X)
     first = to_edge(source).to_backend(taking(aten.sin.default))
     second = first.to_backend(everything("ExecutorBackend")).exported_program()
@@ -254,7 +254,7 @@ class Lying(BackendRuntime):
 
 
 def test_defect_a_wrong_blob_passes_the_tests():
-    """lowering_notes 6.19: calling a lowered program runs the blob, and verify tells that it differs from eager."""
+    """Calling a lowered program runs the blob, and verify tells that it differs from eager."""
     backend, _, _, _ = recording()
     with delegraph.register(backend, runtime=Lying):
         lowered = delegraph.lower(export(sine, X), backends=[everything("RecordingBackend")])
@@ -264,7 +264,7 @@ def test_defect_a_wrong_blob_passes_the_tests():
 
 
 def test_defect_weights_of_branches_are_run_time_inputs():
-    """lowering_notes 2.2, step 15: a delegate in a branch owns the weights that it uses, and the parent drops them."""
+    """A delegate in a branch owns the weights that it uses, and the parent drops them."""
     layers = {"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 3)}
     source = export(lambda s, x: torch.cond(x.sum() > 0, lambda x: s.a(x), lambda x: s.b(x), [x]), X, **layers)
     program = to_backend(source, taking(aten.linear.default, backend="ExecutorBackend"))
@@ -276,7 +276,7 @@ def test_defect_weights_of_branches_are_run_time_inputs():
 
 
 def test_defect_loops_are_not_entered():
-    """lowering_notes 2.2, step 16: bodies are found as such, not by the operator's name."""
+    """Bodies are found as such, not by the operator's name."""
 
     def function(s, k, x):
         return torch._higher_order_ops.while_loop(lambda k, x: k > 0, lambda k, x: (k - 1, torch.sin(x)), (k, x))
@@ -288,7 +288,7 @@ def test_defect_loops_are_not_entered():
 
 
 def test_defect_kept_operators_below_the_first_branch():
-    """lowering_notes 2.1: what a partitioner keeps is whole in branches of branches too."""
+    """What a partitioner keeps is whole in branches of branches too."""
 
     def inner(s, x):
         return torch.cond(x.sum() > 1, lambda x: s.layer(x), lambda x: x * 2, [x])
@@ -302,7 +302,7 @@ def test_defect_kept_operators_below_the_first_branch():
 
 
 def test_defect_operators_are_registered_globally():
-    """lowering_notes 2.1: keeping an operator whole defines no clone of it in torch's registry."""
+    """Keeping an operator whole defines no clone of it in torch's registry."""
     before = set(torch._C._dispatch_get_all_op_names())
     source = export(lambda s, x: s.layer(x), X, layer=torch.nn.Linear(3, 3))
     to_edge_transform_and_lower(source, partitioner=[taking(aten.linear.default, backend="ExecutorBackend")])
@@ -310,7 +310,7 @@ def test_defect_operators_are_registered_globally():
 
 
 def test_defect_nobody_knows_who_made_a_blob():
-    """lowering_notes 6.20: the report has the distribution and version of every delegate's backend."""
+    """The report has the distribution and version of every delegate's backend."""
     lowered = delegraph.lower(export(sine, X), backends=[everything()])
     assert [row.producer for row in lowered.report.delegates] == ["in-process"]
 
@@ -319,7 +319,7 @@ def test_defect_nobody_knows_who_made_a_blob():
 
 
 def test_calling_convention_is_recorded():
-    """Issue row 9: names, types and order of inputs and outputs are stored; its own data is in neither."""
+    """Names, types and order of inputs and outputs are stored; its own data is in neither."""
     source = export(lambda s, a, b: (torch.mm(a, b) + s.c, b * 2), torch.ones(2, 3), torch.ones(3, 2), c=torch.ones(2))
     [inner] = lowered_modules(to_backend(source, everything("ExecutorBackend")))
     assert [str(a) for a in inner.inputs] == ["inputs_0: float32[2, 3]", "inputs_1: float32[3, 2]"]
@@ -350,7 +350,7 @@ def reorder(graph, nodes):
     ("change", "inputs"), [(drop, "['inputs_0']"), (reorder, "['inputs_1', 'inputs_0']")], ids=["dropped", "reordered"]
 )
 def test_defect_inputs_dropped_or_reordered(change, inputs):
-    """lowering_notes 2.4, issue row 9: refused with both lists; there, the blob misreads its arguments in silence."""
+    """Refused with both lists; there, the blob misreads its arguments in silence."""
     source = export(lambda s, a, b: (a - s.c) * b, torch.ones(2), torch.zeros(2), c=torch.ones(2))
     text = re.escape("its inputs are ['inputs_0', 'inputs_1'], and " + inputs)
     with delegraph.register(rearranged(change)), pytest.raises(ContractViolation, match=text):
@@ -358,7 +358,7 @@ def test_defect_inputs_dropped_or_reordered(change, inputs):
 
 
 def test_a_backend_may_fold_its_constants():
-    """Issue row 9: what it owns is its own matter."""
+    """What it owns is its own matter."""
 
     def fold(graph, nodes):
         assert nodes[0].name == "b_c"
@@ -372,7 +372,7 @@ def test_a_backend_may_fold_its_constants():
 
 
 def test_defect_tags_leak_into_what_a_backend_gets():
-    """lowering_notes 6.4: no program that a backend gets has tags, so it may partition it itself."""
+    """No program that a backend gets has tags, so it may partition it itself."""
     backend, _, given, _ = recording()
     with delegraph.register(backend):
         to_backend(export(lambda s, x: torch.sin(x) + s.c, X, c=torch.ones(3)), everything("RecordingBackend"))
@@ -380,7 +380,7 @@ def test_defect_tags_leak_into_what_a_backend_gets():
 
 
 def test_several_programs_at_once():
-    """Issue row 14: lowering from two threads gives what one thread gives."""
+    """Lowering from two threads gives what one thread gives."""
     from concurrent.futures import ThreadPoolExecutor
 
     sources = [export(lambda s, x, k=k: torch.sin(x) * k, X) for k in range(4)]
@@ -393,7 +393,7 @@ def test_several_programs_at_once():
 
 
 def test_pytree_results():
-    """1a, LoweredBackendModule: a structure that comes out of a program comes out of its lowered form."""
+    """LoweredBackendModule: a structure that comes out of a program comes out of its lowered form."""
     source = export(lambda s, x: {"a": [x + 1, x * 2], "b": (torch.sin(x),)}, X)
     lowered = to_backend("CompilerBackend", source, [])
     got, wanted = lowered(X), source.module(check_guards=False)(X)

@@ -112,7 +112,7 @@ def test_outputs_of_a_parent_that_keeps_its_state():
 
 
 def test_a_copy_shares_weights_and_blob():
-    """1a, LoweredBackendModule: deepcopy copies the graph and shares tensors and bytes; state is the copy's own."""
+    """LoweredBackendModule: deepcopy copies the graph and shares tensors and bytes; state is the copy's own."""
     x = torch.randn(2, 3)
     inner = lowered(export(lambda s, x: s.layer(x).relu(), x, layer=torch.nn.Linear(3, 4)))
     made = copy.deepcopy(inner)
@@ -127,7 +127,7 @@ def test_a_copy_shares_weights_and_blob():
 
 
 def test_a_mutated_input_is_written():
-    """1a, LoweredBackendModule: called as the program is, also where that writes what it is given."""
+    """LoweredBackendModule: called as the program is, also where that writes what it is given."""
     x = torch.ones(3)
     inner = lowered(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
     close(inner(x), torch.full((3,), 4.0))
@@ -151,7 +151,7 @@ class AccumulatorRuntime(BackendRuntime):
 
 
 def test_state_of_a_delegate_inside_a_model():
-    """1a, LoweredBackendModule: it is kept from call to call; verify starts from the initial state each time."""
+    """LoweredBackendModule: it is kept from call to call; verify starts from the initial state each time."""
     x = torch.ones(2)
     with delegraph.register(Accumulator, runtime=AccumulatorRuntime):
         inner = lowered(export(lambda s, x: s.total.add_(x).clone(), x, total=torch.zeros(2)), "Accumulator")
@@ -163,7 +163,7 @@ def test_state_of_a_delegate_inside_a_model():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_inputs_change_places(first):
-    """1a, LoweredBackendModule: new values are those of the call, also where one argument becomes another's."""
+    """LoweredBackendModule: new values are those of the call, also where one argument becomes another's."""
 
     def function(s, *pair):
         kept = pair[first].clone()
@@ -184,7 +184,7 @@ class Fixed(nn.Module):
 
 
 def test_arguments_that_are_no_tensors():
-    """1a, LoweredBackendModule: they are what the program was exported for, or the call is refused."""
+    """LoweredBackendModule: they are what the program was exported for, or the call is refused."""
     x = torch.ones(2)
     inner = lowered(torch.export.export(Fixed().eval(), (x, 3), {"offset": torch.ones(2)}))
     close(inner(x, 3, offset=x), 3 * x + x)
@@ -194,7 +194,7 @@ def test_arguments_that_are_no_tensors():
 
 
 def test_arguments_and_results_that_the_delegate_does_not_have():
-    """1a, LoweredBackendModule: keywords, what is returned as it came, constants and numbers."""
+    """LoweredBackendModule: keywords, what is returned as it came, constants and numbers."""
     x = torch.ones(3)
     inner = lowered(export(lambda s, x, y: {"sum": x + 1, "given": y, "fixed": (s.c, 7)}, x, 2 * x, c=torch.ones(1)))
     assert [a.name for a in inner.inputs] == ["inputs_0"]
@@ -206,7 +206,7 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
 
 
 def test_dynamic_sizes():
-    """1a, LoweredBackendModule: called at other sizes than it was exported with, here and in its runtime."""
+    """LoweredBackendModule: called at other sizes than it was exported with, here and in its runtime."""
     model = backends.module(lambda s, x: torch.sin(x).reshape(-1) * x.shape[0])
     shapes = {"inputs": ({0: torch.export.Dim("n", min=2, max=9)},)}
     inner = lowered(torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes=shapes))
@@ -218,7 +218,7 @@ def test_dynamic_sizes():
 
 
 def test_lowered_again_around_a_lowered_module():
-    """1a, LoweredBackendModule: what stands around it in another model goes to another backend; both blobs run."""
+    """LoweredBackendModule: what stands around it in another model goes to another backend; both blobs run."""
     x = torch.randn(3)
     inner = lowered(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
     source = export(lambda s, x: s.inner(x * 2).tanh() + s.inner(x), x, inner=inner)
@@ -229,20 +229,20 @@ def test_lowered_again_around_a_lowered_module():
 
 
 def test_a_program_that_computes_nothing():
-    """1a, to_backend: there is nothing that a delegate could stand for."""
+    """to_backend: there is nothing that a delegate could stand for."""
     with pytest.raises(InputError, match="nothing is computed"):
         lowered(export(lambda s, x: x, torch.ones(1)))
 
 
 def test_a_buffer_that_no_delegate_can_keep():
-    """1a, LoweredBackendModule: the buffer's new value is the caller's tensor, which the delegate does not compute."""
+    """LoweredBackendModule: the buffer's new value is the caller's tensor, which the delegate does not compute."""
     source = export(lambda s, x: (s.buf.copy_(x), x * 2)[1], torch.ones(2), buf=torch.ones(2))
     with pytest.raises(InputError, match="writes buf, but no delegate computes its new value"):
         lowered(source.run_decompositions({}))
 
 
 def test_inputs_are_in_the_programs_order():
-    """1a, to_backend(backend_id, ...): constants first, then inputs in the order of the model."""
+    """to_backend(backend_id, ...): constants first, then inputs in the order of the model."""
     x, y = torch.ones(2), torch.full((2,), 3.0)
     inner = lowered(export(lambda s, x, y: (y - s.w) - x, x, y, w=torch.ones(2)))
     kinds = [s.kind for s in inner.original_module.graph_signature.input_specs]

@@ -109,7 +109,7 @@ def test_backend_with_delegate_mapping():
 
 
 def test_defect_bare_exceptions(nodes):
-    """1a, DelegateMappingBuilder: every mistake is an error with a code, none a bare Exception."""
+    """DelegateMappingBuilder: every mistake is an error with a code, none a bare Exception."""
     builder = DelegateMappingBuilder()
     for entry in ({}, {"nodes": nodes}, {"handles": [None], "identifier": 1}):
         with pytest.raises(ContractViolation) as caught:

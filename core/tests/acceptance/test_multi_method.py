@@ -201,7 +201,7 @@ def test_end_to_end():
 
 
 def test_a_method_without_a_partitioner_stays_as_it_is():
-    """1a, to_backend overload 3: so it does; a partitioner for an unknown method is an error."""
+    """to_backend overload 3: so it does; a partitioner for an unknown method is an error."""
     programs = {"a": export(sine, X), "b": export(cosine, X)}
     made = to_backend(MethodProgramsPartitionerSpec(programs, {"a": everything(*FIRST)}))
     assert made["b"] is programs["b"] and blobs(made["a"])
@@ -210,7 +210,7 @@ def test_a_method_without_a_partitioner_stays_as_it_is():
 
 
 def test_weights_shared_between_methods():
-    """Issue row 2: weights of two methods of one model are one tensor in all their delegates."""
+    """Weights of two methods of one model are one tensor in all their delegates."""
     layer = nn.Linear(3, 3)
     programs = {
         "a": export(lambda s, x: s.layer(x), X, layer=layer),
@@ -253,7 +253,7 @@ def broken(change):
     ids=["too_few", "too_many", "method_missing", "method_unknown", "nothing"],
 )
 def test_defect_results_that_do_not_match(change, given):
-    """1a, preprocess_multimethod: wrong methods or counts are named, before anything is rebuilt."""
+    """preprocess_multimethod: wrong methods or counts are named, before anything is rebuilt."""
     places = Placed({aten.sin.default: ("BrokenBackend", []), aten.cos.default: ("BrokenBackend", [])})
     wanted = rf"BrokenBackend.preprocess_multimethod returned {given} results a method; .* {{'a': 2, 'b': 2}} programs"
     with backends.installed(broken(change)), pytest.raises(ContractViolation, match=wanted):
@@ -262,6 +262,6 @@ def test_defect_results_that_do_not_match(change, given):
 
 @pytest.mark.parametrize("specs", [{}, {"a": []}, {"a": [[], []]}])
 def test_default_loop_checks_compile_specs(specs):
-    """1a, preprocess_multimethod: the default asks for as many lists of specs as programs."""
+    """preprocess_multimethod: the default asks for as many lists of specs as programs."""
     with pytest.raises(ContractViolation, match="method 'a' has 1 partitions and . lists of compile specs"):
         backends.CompilerBackend.preprocess_multimethod({"a": [export(sine, X)]}, specs)

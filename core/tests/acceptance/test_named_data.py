@@ -1,4 +1,4 @@
-"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and methods; 1a's NamedDataStore."""
+"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and methods; the store itself."""
 
 import delegraph
 import pytest
@@ -73,7 +73,7 @@ def test_named_data_with_control_flow():
 
 
 def test_named_data_over_methods():
-    """Issue row 5: merged over partitions and methods."""
+    """Merged over partitions and methods."""
     x = torch.randn(1, 2)
     programs = {"a": export(lambda s, x: x + x, x), "b": export(lambda s, x: (x + x) * x, x)}
     edge = to_edge(programs)
@@ -84,7 +84,7 @@ def test_named_data_over_methods():
 
 
 def test_two_delegates_with_different_data_under_one_key(monkeypatch):
-    """1a, NamedDataStore: a clash between delegates is an error that names the key."""
+    """NamedDataStore: a clash between delegates is an error that names the key."""
     x = torch.randn(1, 2)
     first = to_edge(export(lambda s, x: x + x, x)).to_backend(partitioner()).exported_program()
     monkeypatch.setitem(CODES, aten.add.Tensor, b"another")
@@ -105,7 +105,7 @@ def filled(*entries):
 
 
 def test_keys_share_a_buffer():
-    """1a, NamedDataStore: two keys of equal content; equal beginnings are not enough."""
+    """NamedDataStore: two keys of equal content; equal beginnings are not enough."""
     long = bytes(100)
     _, out = filled(
         {"key": "a", "data": long, "alignment": 4},
@@ -120,7 +120,7 @@ def test_keys_share_a_buffer():
 
 
 def test_tensors_have_a_layout():
-    """1a, NamedDataStore: a tensor says its layout, and is stored in C order."""
+    """NamedDataStore: a tensor says its layout, and is stored in C order."""
     value = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
     _, out = filled({"key": "t", "data": value}, {"key": "half", "data": torch.ones(2, dtype=torch.bfloat16)})
     assert out.pte_data["t"].tensor_layout == TensorLayout(torch.int16, (3, 2))
@@ -144,7 +144,7 @@ def test_tensors_have_a_layout():
     ],
 )
 def test_what_cannot_be_stored(entry, kind, text):
-    """1a, NamedDataStore: ValueError or TypeError, and the store is as it was."""
+    """NamedDataStore: ValueError or TypeError, and the store is as it was."""
     store, out = filled({"key": "a", "data": b"x"})
     with pytest.raises(kind, match=text) as caught:
         store.add_named_data(**entry)
@@ -155,7 +155,7 @@ def test_what_cannot_be_stored(entry, kind, text):
 
 
 def test_external_files_of_a_limited_size():
-    """1a, NamedDataStore: shards are filled in the order of the keys; keys with one buffer stay together."""
+    """NamedDataStore: shards are filled in the order of the keys; keys with one buffer stay together."""
     entries = [{"key": k, "data": bytes([n]) * 4} for k, n in (("d", 1), ("b", 2), ("a", 1), ("c", 3))]
     stores = [filled(*order)[0] for order in (entries, entries[::-1])]
     for store in stores:
@@ -170,7 +170,7 @@ def test_external_files_of_a_limited_size():
 
 @pytest.mark.parametrize(("limit", "prefix"), [(0, "w"), (-1, "w"), (8, ""), (3, "w")])
 def test_external_files_that_cannot_be(limit, prefix):
-    """1a, NamedDataStore: nothing is moved if not all can be."""
+    """NamedDataStore: nothing is moved if not all can be."""
     store, out = filled({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
     with pytest.raises(NamedDataError):
         store.externalize_pte_data(limit, prefix)
@@ -178,7 +178,7 @@ def test_external_files_that_cannot_be(limit, prefix):
 
 
 def test_defect_alignment_of_a_key_added_again():
-    """1a, NamedDataStore: the alignment is the least common multiple, as ExecuTorch's documentation says."""
+    """NamedDataStore: the alignment is the least common multiple, as ExecuTorch's documentation says."""
     store, out = filled({"key": "a", "data": b"x", "alignment": 4}, {"key": "a", "data": b"x", "alignment": 6})
     assert out.pte_data["a"].alignment == 12
     other = filled({"key": "a", "data": b"x", "alignment": 8})[1]
@@ -188,7 +188,7 @@ def test_defect_alignment_of_a_key_added_again():
 
 @pytest.mark.parametrize(("first", "second"), [(None, "f"), ("f", None), ("f", "g")])
 def test_defect_key_moved_to_another_file(first, second):
-    """1a, NamedDataStore: not kept where it was in silence, and no empty table is left behind."""
+    """NamedDataStore: not kept where it was in silence, and no empty table is left behind."""
     store, out = filled({"key": "a", "data": b"x", "external_tag": first})
     with pytest.raises(NamedDataError, match="'a' is in (the program file|f) already"):
         store.add_named_data("a", b"x", external_tag=second)

@@ -369,7 +369,7 @@ def test_save_fails(tmp_path):
 
 
 def test_defect_configuration_lost_by_to_backend():
-    """1a, EdgeProgramManager: every step keeps the configuration, and verifies."""
+    """EdgeProgramManager: every step keeps the configuration, and verifies."""
     config = EdgeCompileConfig(preserve_ops=(LINEAR,))
     edge = to_edge(linear(), compile_config=config).to_backend(taking(aten.relu.default, backend="ExecutorBackend"))
     assert edge.compile_config is config and edge.compile_config.check_validity
@@ -377,7 +377,7 @@ def test_defect_configuration_lost_by_to_backend():
 
 
 def test_defect_nothing_verified_after_delegation():
-    """1a, verifier: nodes behind a delegate's call are checked as those before it are."""
+    """verifier: nodes behind a delegate's call are checked as those before it are."""
 
     def untype(program):
         last = [n for n in program.graph.nodes if n.op == "call_function"][-1]
@@ -392,7 +392,7 @@ def test_defect_nothing_verified_after_delegation():
 
 
 def test_defect_configuration_object_changed():
-    """lowering_notes 2.1: the caller's configuration is a value; lowering does not write into it."""
+    """The caller's configuration is a value; lowering does not write into it."""
     kept = [LINEAR]
     config = EdgeCompileConfig(preserve_ops=kept)
     to_edge_transform_and_lower(combined(), partitioner=[Keeps(SDPA)], compile_config=config)
@@ -402,7 +402,7 @@ def test_defect_configuration_object_changed():
 
 
 def test_defect_operators_filtered_out_in_silence():
-    """lowering_notes 2.1: an operator that a partitioner keeps is kept, also one that returns views."""
+    """An operator that a partitioner keeps is kept, also one that returns views."""
     source = export(lambda s, x: torch.split(x, [1, 3])[1] + 1, torch.randn(4))
     kept = (aten.split_with_sizes.default, aten.add.Tensor)
     program = to_edge_transform_and_lower(source, partitioner=[Keeps(*kept)]).exported_program()
@@ -410,13 +410,13 @@ def test_defect_operators_filtered_out_in_silence():
 
 
 def test_defect_numbers_become_constants_and_casts():
-    """lowering_notes 2.0: `x + 1` stays one call; there it is a constant of int64 and a cast at run time."""
+    """`x + 1` stays one call; there it is a constant of int64 and a cast at run time."""
     program = to_edge(export(lambda s, x: x + 1, torch.randn(3))).exported_program()
     assert targets(program) == [aten.add.Tensor] and not program.constants and not program.state_dict
 
 
 def test_defect_write_errors_are_swallowed(tmp_path):
-    """1a, ExecutorchProgramManager.save: what cannot be written is an OSError, and nothing is left behind."""
+    """ExecutorchProgramManager.save: what cannot be written is an OSError, and nothing is left behind."""
     import delegraph
 
     [delegate] = delegraph.lower(linear(), backends=[backends.everything("ExecutorBackend")]).delegates
@@ -428,7 +428,7 @@ def test_defect_write_errors_are_swallowed(tmp_path):
 
 
 def test_defect_leftovers_in_the_parent():
-    """lowering_notes 2.2, step 17: no tag, no child and no weight of a delegate stays in the program."""
+    """No tag, no child and no weight of a delegate stays in the program."""
     partitioner = taking(LINEAR, SDPA, backend="ExecutorBackend")
     program = to_edge_transform_and_lower(combined(), partitioner=[partitioner]).exported_program()
     assert all("delegation_tag" not in n.meta for n in program.graph.nodes)
