@@ -25,6 +25,7 @@ from .errors import (
     PluginConflict,
     PluginIncompatible,
     PluginUnavailable,
+    UnknownMethod,
     Unsupported,
     WriteError,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "PluginIncompatible",
     "PluginUnavailable",
     "Registry",
+    "UnknownMethod",
     "Unsupported",
     "WriteError",
     "__version__",

@@ -97,6 +97,10 @@ class InputError(DelegraphError, ValueError):
     """A program, or the inputs it is called with, do not have the expected form."""
 
 
+class UnknownMethod(InputError, ContractViolation):
+    """A partitioner or passes are given for a method that is not among the programs."""
+
+
 class FormatError(DelegraphError, ValueError):
     """A file or blob is damaged, truncated or of another format."""
 

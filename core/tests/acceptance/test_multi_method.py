@@ -205,8 +205,9 @@ def test_a_method_without_a_partitioner_stays_as_it_is():
     programs = {"a": export(sine, X), "b": export(cosine, X)}
     made = to_backend(MethodProgramsPartitionerSpec(programs, {"a": everything(*FIRST)}))
     assert made["b"] is programs["b"] and blobs(made["a"])
-    with pytest.raises(InputError, match="'c'; methods: "):
+    with pytest.raises(ContractViolation, match="'c'; methods: ") as caught:
         to_backend(MethodProgramsPartitionerSpec(programs, {"c": everything(*FIRST)}))
+    assert isinstance(caught.value, InputError)
 
 
 def test_weights_shared_between_methods():

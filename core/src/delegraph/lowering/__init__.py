@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from ..backend import CompileSpec
 from ..calling import whole_call
 from ..delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
-from ..errors import InputError
+from ..errors import InputError, UnknownMethod
 from ..lowered_module import LoweredBackendModule
 from ..partitioner import AllNodePartitioner, Partitioner
 from ..registry import default_registry
@@ -93,7 +93,7 @@ def to_backend(target: Any, program: Any = None, compile_specs: Sequence[Compile
 def _methods(programs: Mapping[str, Any], partitioners: Mapping[str, Any]) -> dict[str, ExportedProgram]:
     unknown = [m for m in partitioners if m not in programs]
     if unknown:
-        raise InputError(
+        raise UnknownMethod(
             "input-invalid", f"a partitioner is given for method {unknown[0]!r}; methods: {list(programs)}"
         )
     with collection_suspended():

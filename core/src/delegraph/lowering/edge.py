@@ -19,7 +19,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 
 from ..backend import NamedDataStoreOutput
 from ..delegates import DelegateDebug, delegate_map, merged_named_data
-from ..errors import ContractViolation, InputError, OptionError
+from ..errors import ContractViolation, InputError, OptionError, UnknownMethod
 from ..partitioner import Partitioner
 from ..registry import default_registry
 from ..signature import argument_of, build_program, output_node, root_call
@@ -119,7 +119,9 @@ class EdgeProgramManager:
     def _check_methods(self, what: str, named: Mapping[str, Any]) -> None:
         for method in named:
             if method not in self._programs:
-                raise InputError("input-invalid", f"{what} given for method {method!r}; methods: {list(self.methods)}")
+                raise UnknownMethod(
+                    "input-invalid", f"{what} given for method {method!r}; methods: {list(self.methods)}"
+                )
 
     def _passed(self, method: str, program: ExportedProgram, passes: Sequence[Pass]) -> ExportedProgram:
         for each in passes:
