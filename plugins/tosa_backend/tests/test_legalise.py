@@ -13,6 +13,7 @@ from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as tosa
 from delegraph_tosa.ir.graph import Folded, Graph, Literal, Operator, Value, literal
+from delegraph_tosa.ir.text import render
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
 from delegraph_tosa.legalise import legalise, sources_of
 from delegraph_tosa.spec import TosaSpec
@@ -150,6 +151,25 @@ def assert_well_formed(graph: Graph, spec: TosaSpec) -> None:
         known.update(op.outputs)
     made = known - set(graph.inputs)
     assert len(set(graph.outputs)) == len(graph.outputs) and made.issuperset(graph.outputs)
+
+
+def before_and_after(draft: Draft, *outputs: Value) -> str:
+    return f"{render(draft.graph(*outputs))}\n-- legalised --\n\n{render(check(draft, *outputs))}"
+
+
+def test_golden_residual_block(golden):
+    """Transposes meet and go; batch norms fold."""
+    d = Draft()
+    x = d.relu(d.norm(d.conv(d.input(1, 2, 4, 4), 3)))
+    y = d.norm(d.conv(d.relu(d.norm(d.conv(x, 2))), 3))
+    golden("residual_block", before_and_after(d, d.relu(d.add(x, y))))
+
+
+def test_golden_head(golden):
+    """A mean over height and width is taken in NHWC, where its reshape needs no transpose."""
+    d = Draft()
+    x = d.relu(d.depthwise(d.input(1, 2, 3, 3)))
+    golden("head", before_and_after(d, d.matmul(d.reshape(d.mean(x), 1, 1, 2), d.constant(1, 2, 3))))
 
 
 def test_a_convolution_with_batch_norm_and_relu_is_two_operators_between_two_transposes():
