@@ -147,7 +147,7 @@ def _planned(method: str, program: ExportedProgram, who: Partitioner, planner: P
 def _start(level: _Level, partition: Partition) -> Work:
     clock = _Clock()
     program = extract(level.plan, partition)
-    program.graph_module.meta["method"] = level.method
+    program.graph_module.meta.update(method=level.method, partition=partition.tag)
     inputs, outputs = (arguments(nodes, partition.boundary) for nodes in (partition.inputs, partition.outputs))
     module = LoweredBackendModule(partition.spec.backend_id, program, partition.spec.compile_specs, inputs, outputs)
     clock.mark("extract")

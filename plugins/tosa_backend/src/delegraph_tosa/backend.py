@@ -99,24 +99,17 @@ def _partial(operators: list[Operator]) -> Graph:
 
 
 def _dump(graph: Graph, program: ExportedProgram, options: Options, suffix: str = "") -> None:
-    """Write ``output_<tag>_<spec>.tosa``, with the user's lines, into the folder for debug files if there is one.
+    """Write ``output_<partition>_<spec>.tosa``, with the user's lines, into the folder for debug files if there is one.
 
-    The name of a method other than ``forward`` stands before the tag.
+    The name of a method other than ``forward`` stands before the partition's, which a program by itself does not have.
     """
     folder = options.debug_artifact_path
     if folder is None:
         return
-    method = program.graph_module.meta.get("method", "forward")
-    named = [] if method == "forward" else [method]
-    name = "_".join(["output", *named, *_tag(program), str(options.spec)]) + f"{suffix}.tosa"
+    meta = program.graph_module.meta
+    named = [meta[key] for key in ("method", "partition") if meta.get(key, "forward") != "forward"]
+    name = "_".join(["output", *named, str(options.spec)]) + f"{suffix}.tosa"
     _write(TosaFile(graph, options.spec, locations=True), folder / name)
-
-
-def _tag(program: ExportedProgram) -> list[str]:
-    """The partition's tag. What several partitions compute has a tuple of tags, so those that are text come first."""
-    tags = [node.meta.get("delegation_tag") for node in program.graph.nodes if node.op == "call_function"]
-    named = [tag for tag in tags if isinstance(tag, str)] + [tag[0] for tag in tags if isinstance(tag, tuple)]
-    return named[:1]
 
 
 def _write(file: TosaFile, path: Path) -> None:
