@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 
 import numpy as np
@@ -60,31 +59,46 @@ def _candidates(element: Array, dtype: DType) -> list[str]:
 
 
 def _array(numbers: list[Number], dtype: DType) -> Array:
-    """The elements in memory; a bfloat16 is given by its value and must be exact."""
-    if dtype is DType.BF16:
-        bits: Array = np.right_shift(_as_float32(numbers).view(np.uint32), 16).astype(np.uint16)
-        return bits
-    if dtype is DType.FP32:
-        return _as_float32(numbers)
+    """The elements in memory; floats are the nearest, Illegal if only infinity is near."""
     array = ARRAY_DTYPES[dtype]
-    if array.kind in "iu" and not all(isinstance(n, int) and _fits(n, dtype) for n in numbers):
-        raise Illegal(f"an element is no {dtype}")
-    with np.errstate(over="ignore"):
+    if array.kind != "f" and dtype is not DType.BF16:
+        if not all(isinstance(n, int) and _fits(n, dtype) for n in numbers):
+            raise Illegal(f"an element is no {dtype}")
         return np.array(numbers, array)
+    floats = _floats(numbers, DType.FP32 if dtype is DType.BF16 else dtype)
+    return _bfloat16_bits(floats) if dtype is DType.BF16 else floats
 
 
-def _as_float32(numbers: list[Number]) -> Array:
+def _floats(numbers: list[Number], dtype: DType) -> Array:
+    try:
+        exact = np.array([float(n) for n in numbers], np.float64)
+    except OverflowError:  # an integer of hundreds of digits
+        raise Illegal(f"an element is too large for {dtype}") from None
     with np.errstate(over="ignore"):
-        return np.array(numbers, np.float64).astype(np.float32)
+        rounded = exact.astype(ARRAY_DTYPES[dtype])
+    if np.any(np.isinf(rounded) & ~np.isinf(exact)):
+        raise Illegal(f"an element is too large for {dtype}")
+    return rounded
+
+
+def _bfloat16_bits(floats: Array) -> Array:
+    """The upper halves of float32 numbers, rounded to nearest, ties to even."""
+    bits = floats.view(np.uint32)
+    rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    if np.any((rounded & 0x7FFF == 0x7F80) & np.isfinite(floats)):
+        raise Illegal(f"an element is too large for {DType.BF16}")
+    return rounded
 
 
 def _fits(number: int, dtype: DType) -> bool:
+    if dtype is DType.BOOL:
+        return number in (0, 1)
     info = np.iinfo(ARRAY_DTYPES[dtype])
     return number in _RANGES.get(dtype, range(info.min, int(info.max) + 1))
 
 
 def _number(text: str) -> Number:
-    if text in ("true", "false"):
+    if text in ("true", "false"):  # as an element of a bool constant is printed
         return int(text == "true")
     try:
         return int(text)
@@ -93,7 +107,7 @@ def _number(text: str) -> Number:
 
 
 def number_of(text: str) -> Number:
-    """The number that a numeral says: an int, a float, ``inf``, ``nan``, ``true`` or ``false``."""
+    """The number that a numeral says: an int, a float, ``inf`` or ``nan``."""
     try:
         return _number(text)
     except ValueError:
@@ -108,20 +122,25 @@ def from_numbers(numbers: list[Number], type: Type) -> Array:
 
 
 def from_splat(number: Number, type: Type) -> Array:
-    """A constant whose elements are all equal."""
-    return np.broadcast_to(_array([number], type.dtype), (math.prod(type.shape),)).reshape(type.shape).copy()
+    """A constant whose elements are all equal; they share their memory, so that a short text cannot take much."""
+    element = _array([number], type.dtype)
+    try:
+        return np.broadcast_to(element, type.shape) if type.shape else element.reshape(())
+    except ValueError:  # more elements than an address counts
+        raise Illegal(f"{type} is larger than any memory") from None
 
 
 def from_base64(text: str, type: Type) -> Array:
     """A constant from the bytes of its elements, little endian as memory holds them."""
     try:
         data = base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise Illegal("the elements are not base64") from None
     array = ARRAY_DTYPES[type.dtype].newbyteorder("<")
     if len(data) != math.prod(type.shape) * array.itemsize:
         raise Illegal(f"{type} takes {math.prod(type.shape) * array.itemsize} bytes, {len(data)} are given")
     elements = np.frombuffer(data, array).reshape(type.shape)
-    if type.dtype in _RANGES and not all(_fits(int(n), type.dtype) for n in (elements.min(), elements.max())):
+    extremes = (elements.min(), elements.max()) if elements.size else ()
+    if type.dtype in _RANGES and not all(_fits(int(n), type.dtype) for n in extremes):
         raise Illegal(f"an element is no {type.dtype}")
     return elements

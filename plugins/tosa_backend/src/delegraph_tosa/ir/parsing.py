@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -118,6 +117,11 @@ class _Parser:
         self.position += found
         return found
 
+    def comments(self) -> None:
+        """Step over remarks, which are no operator's source."""
+        while self.accept("comment"):
+            pass
+
     def listed(self, item: Callable[[], T], end: str) -> list[T]:
         """Items separated by commas up to the mark ``end``, which is taken too."""
         items: list[T] = []
@@ -138,13 +142,14 @@ class _Parser:
     def program(self) -> Graph:
         """All graphs, from the last to the first: a graph is read after those that it refers to."""
         starts = [i for i, token in enumerate(self.tokens) if token == ("word", "graph", token.line)]
-        if not starts or starts[0] != 0:
+        if not starts or any(token.kind != "comment" for token in self.tokens[: starts[0]]):
             raise _wrong(1, "a graph begins with 'graph @name('")
         ends = [*starts[1:], len(self.tokens) - 1]
         graph = None
         for start, end in zip(reversed(starts), reversed(ends), strict=True):
             self.position = start
             graph = self.graph()
+            self.comments()
             if self.position != end:
                 raise self.wrong("there is text behind the graph")
         assert graph is not None
@@ -228,17 +233,23 @@ class _Parser:
         if self.accept("mark", "..."):
             raise self.wrong("the elements of this constant were left out when it was printed")
         if self.accept("word", "splat"):
-            number = self.number()
+            number = self.element()
             return self.legal(lambda: from_splat(number, type))
         if self.accept("word", "base64"):
             text = self.string()
             return self.legal(lambda: from_base64(text, type))
         self.take("mark", "[")
-        numbers = self.listed(self.number, "]")
+        numbers = self.listed(self.element, "]")
         return self.legal(lambda: from_numbers(numbers, type))
 
+    def element(self) -> float | int:
+        """A number, or a truth value, which only elements of constants are."""
+        if self.next.text in ("true", "false"):
+            return int(self.take("word") == "true")
+        return self.number()
+
     def number(self) -> float | int:
-        text = self.take("word" if self.next.text in ("true", "false") else "number")
+        text = self.take("number")
         return self.legal(lambda: number_of(text))
 
     def string(self) -> str:
@@ -289,7 +300,10 @@ class _Parser:
 
     def attributes(self, kind: type[Operator]) -> dict[str, Any]:
         pairs = self.listed(lambda: self.attribute(kind), "}") if self.accept("mark", "{") else []
-        return dict(pairs)
+        attributes = dict(pairs)
+        if len(attributes) != len(pairs):
+            raise self.wrong(f"{kind.__name__} has an attribute twice")
+        return attributes
 
     def attribute(self, kind: type[Operator]) -> tuple[str, Any]:
         name = self.take("word")
@@ -332,5 +346,5 @@ class _Parser:
     def decoded(self) -> bytes:
         try:
             return base64.b64decode(self.string(), validate=True)
-        except binascii.Error:
+        except ValueError:
             raise self.wrong("this is not base64") from None
