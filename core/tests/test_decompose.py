@@ -379,6 +379,22 @@ OPERATORS = {
 }
 
 
+def test_operands_that_were_decomposed_alike_stay_apart(registry):
+    """As the heads of attention are: the pieces of their transposes share their recorded values."""
+
+    class Heads(nn.Module):
+        def forward(self, *qkv):
+            q, k, v = (x.view(2, 5, 2, 4).transpose(1, 2) for x in qkv)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    inputs = tuple(torch.randn(2, 5, 8) for _ in range(3))
+    on_host = api.lower(Heads().eval(), inputs, backends=[], registry=registry)
+    assert on_host.verify(*inputs).relative_error < 1e-6
+    pieces = takes(aten.permute.default, aten.bmm.default, aten.mul.Scalar, aten._softmax.default)
+    in_part = api.lower(Heads().eval(), inputs, backends=[pieces], registry=registry)
+    assert in_part.verify(*inputs).relative_error < 1e-6
+
+
 class Random(nn.Module):
     def __init__(self, steps):
         super().__init__()

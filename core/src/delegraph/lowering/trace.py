@@ -194,7 +194,7 @@ def _guards(mode: Any) -> int:
 
 def _run(node: Node, decomposed: Decomposed, mode: Any, table: Table | None) -> Pieces:
     """Trace one step of the decomposition: what it calls stays whole, unless ``table`` or torch itself opens it."""
-    call, vals = _callable(node, decomposed), [n.meta["val"] for n in _leaves(node)]
+    call, vals = _callable(node, decomposed), _operands(node)
     single: list[bool] = []
     wanted: Any = node.meta.get("val")
 
@@ -212,6 +212,20 @@ def _run(node: Node, decomposed: Decomposed, mode: Any, table: Table | None) -> 
     except Exception as e:
         raise Untraceable(f"tracing its decomposition gave {type(e).__name__}: {str(e).strip()[:200]}") from e
     return Pieces(_tidied(graph, mode), single[-1])
+
+
+def _operands(node: Node) -> list[Any]:
+    """The recorded values that ``node`` is given, each operand's an object of its own: tracers tell them apart by that.
+
+    Calls that were decomposed alike share their pieces' recorded values.
+    """
+    made: dict[Node, Any] = {}
+    seen: set[int] = set()
+    for given in dict.fromkeys(_leaves(node)):
+        val = given.meta["val"]
+        made[given] = val.detach() if isinstance(val, torch.Tensor) and id(val) in seen else val
+        seen.add(id(val))
+    return [made[given] for given in _leaves(node)]
 
 
 def _laid_out(made: Any, wanted: Any) -> Any:
