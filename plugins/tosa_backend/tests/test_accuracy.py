@@ -5,10 +5,11 @@ accuracy that the specification asks for, which wrong kernels are not.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
-from accuracy import compliant, is_float, reference
+from accuracy import compliant, is_float, reference, rule
 from delegraph_tosa.evaluate import KERNELS, evaluate, why_not
 from delegraph_tosa.evaluate.kernels import _encoded
 from delegraph_tosa.ir import operators as ops
@@ -64,11 +65,12 @@ def about_one(type: Type, random: np.random.Generator) -> np.ndarray:
 
 
 def of_the_table(kind, change=enlarged) -> dict[str, Case]:
-    """A case for each row of the table with a float operand; operands of other types are small integers."""
+    """A case for each row of the table with a float operand or result; indices and conditions are 0 and 1."""
     random, found = np.random.default_rng(5), {}
     for sample in samples():
         (operator,) = sample.graph.operators
-        if any(is_float(v.dtype) for v in sample.graph.inputs) and not why_not(operator):
+        values = (*sample.graph.inputs, *sample.graph.outputs)
+        if any(is_float(v.dtype) for v in values) and not why_not(operator):
             graph = change(sample.graph, kind, random)
             if graph and not (kind is bits and operator.name in UNBOUNDED):
                 found[f"{sample.label} {kind.__name__}"] = graph, [_operand(v, kind, random) for v in graph.inputs]
@@ -78,6 +80,8 @@ def of_the_table(kind, change=enlarged) -> dict[str, Case]:
 def _operand(value: Value, kind, random: np.random.Generator) -> np.ndarray:
     if is_float(value.dtype):
         return kind(value.type, random)
+    if value.shape == LARGER[2, 3] and value.dtype is not DType.BOOL:  # of CAST
+        return bits(value.type, random)
     return random.integers(0, 2, value.shape).astype(ARRAY_DTYPES[value.dtype])
 
 
@@ -115,6 +119,42 @@ CASES = ORDINARY | {f"deep {label}": case for label, case in SUMS.items()}
 @pytest.fixture(scope="module")
 def right():
     return dict(zip(CASES, reference(*zip(*CASES.values(), strict=True), SPEC), strict=True))
+
+
+IN_ITS_WORDS = {
+    "ulp": ("ULP", ""),
+    "abs_error_mode": ("ABS_ERROR", "abs_error_"),
+    "precomputed_mode": ("PRECOMPUTED", ""),
+    "relative_scale": ("MAX_RELATIVE", "relative_"),
+}
+"""Key of a rule of the conformance tests' generator -> how the verifier calls it, prefix of the rule's numbers."""
+
+
+def official(rule: dict[str, Any], dtype: DType) -> dict[str, Any]:
+    """A rule of the generator for one element type, as the verifier wants it."""
+    mode, prefix = next(IN_ITS_WORDS[key] for key in IN_ITS_WORDS if key in rule)
+    numbers = {}
+    for key, number in rule.items():
+        if not key.endswith("_mode"):
+            name = key.removeprefix(prefix).replace("bounds", "bound")
+            numbers[name] = {t.name: n for t, n in number.items()}[dtype.name] if isinstance(number, dict) else number
+    return {"mode": mode, **({f"{mode.lower()}_info": numbers} if numbers else {})}
+
+
+def test_the_rules_are_those_of_the_conformance_tests():
+    generator = pytest.importorskip("generator.tosa_test_gen", reason="tosa-tools is not installed")
+    rows = generator.TosaTestGen.TOSA_OP_LIST.values()
+    rules = {row["op"].name: row["compliance"] for row in rows if "compliance" in row}
+    compared = set()
+    for graph, arrays in ORDINARY.values():
+        (operator,) = graph.operators
+        dtype = operator.outputs[0].dtype
+        if operator.name in rules and is_float(dtype):
+            ours = rule(operator, arrays)
+            ours.get("max_relative_info", {}).pop("max", None)  # of the operands at hand
+            assert ours == official(rules[operator.name], dtype)
+            compared.add(operator.name)
+    assert compared == rules.keys() - {"CAST_TO_BLOCK_SCALED"}
 
 
 @pytest.mark.parametrize("label", CASES)
