@@ -98,7 +98,8 @@ def rule(operator: Operator, operands: Sequence[np.ndarray] = ()) -> dict[str, A
     if kind in _ULP:
         return {"mode": "ULP", "ulp_info": _for_type(_ULP[kind], dtype)}
     if kind in _ABS_ERROR:
-        return {"mode": "ABS_ERROR", "abs_error_info": _for_type(_ABS_ERROR[kind], dtype)}
+        numbers = _for_type(_ABS_ERROR[kind], dtype)
+        return {"mode": "ABS_ERROR", **({"abs_error_info": numbers} if numbers else {})}
     if kind is ops.REDUCE_PRODUCT:
         return {"mode": "REDUCE_PRODUCT", "reduce_product_info": {"n": operator.inputs[0].shape[operator.axis]}}
     if kind is ops.RESIZE and operator.mode is ResizeMode.BILINEAR:
