@@ -12,6 +12,7 @@ import delegraph
 import numpy as np
 import pytest
 import torch
+from delegraph_tosa.inspection import figures
 from delegraph_tosa.serialise import read
 from torch import nn
 
@@ -76,6 +77,17 @@ def test_mobilenet_is_small():
     graph = read(lowered("mobilenet_v2")[2].delegates[0].processed_bytes)
     counts = Counter(op.name for op in graph.operators)
     assert counts["TRANSPOSE"] <= 2 and len(graph.operators) <= 110, counts
+
+
+def test_figures_of_mobilenet():
+    """300 million multiply-accumulates, as the paper says, and the module's 3,504,872 parameters less the scales of its
+    norms, which are folded into the weights; the zero point that all convolutions share is one more.
+    """
+    found = figures(read(lowered("mobilenet_v2")[2].delegates[0].processed_bytes))
+    assert found.multiply_accumulates == 300_774_272
+    assert found.parameters == 3_504_872 - 17_056 + 1
+    assert found.computed_bytes.keys() == {"fp32"}
+    assert found.largest_live_bytes == 2 * 4 * 96 * 112 * 112  # around the clamp behind the first wide convolution
 
 
 DIGEST = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import mmap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +18,12 @@ from .ir.graph import Array, Graph, Value
 from .ir.text import render
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, DType, Type, stored_types
 from .serialise import read
-from .serialise.elements import size_in_file
 from .spec import TosaSpec, required, required_version
 
 ELIDED = 16
 """Constants of more elements are left out of the text form."""
+MAPPED = 1 << 28
+"""Bytes from which on a file is mapped into memory."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class TosaInspection:
         return [
             f"{self.bytes} bytes, of which {self.constant_bytes} are the elements of {self.constants} constants",
             f"needs profile {needs}" + (" (TOSA 1.1, a draft)" if self.version == "1.1" else ""),
-            f"inputs: {', '.join(self.inputs)}",
-            f"outputs: {', '.join(self.outputs)}",
-            f"{sum(self.operators.values())} operators: {operators}",
+            f"inputs: {', '.join(self.inputs) or 'none'}",
+            f"outputs: {', '.join(self.outputs) or 'none'}",
+            f"{sum(self.operators.values())} operators: {operators or 'none'}",
             f"{self.parameters} parameters, {self.multiply_accumulates} multiply-accumulates",
             f"bytes of constants: {_by_type(self.constant_bytes_by_type)}",
             f"bytes of inputs and results: {_by_type(self.computed_bytes_by_type)}",
@@ -77,18 +78,17 @@ class TosaFormat:
     @staticmethod
     def inspect(path: Path) -> TosaInspection:
         """Statistics and the text form."""
-        data = path.read_bytes()
-        graph = read(data)
-        constants, version, counted = graph.constants(), required_version(graph), figures(graph)
+        graph = _graph(path)
+        version, counted = required_version(graph), figures(graph)
         needs = required(graph, version)
         return TosaInspection(
             name=graph.name,
-            bytes=len(data),
+            bytes=path.stat().st_size,
             inputs=tuple(map(repr, graph.inputs)),
             outputs=tuple(map(repr, graph.outputs)),
-            operators=dict(Counter(op.name for op in graph.operators).most_common()),
-            constants=len(constants),
-            constant_bytes=sum(size_in_file(v.type) for v in constants),
+            operators=counted.operators,
+            constants=counted.constants,
+            constant_bytes=sum(counted.constant_bytes.values()),
             parameters=counted.parameters,
             multiply_accumulates=counted.multiply_accumulates,
             constant_bytes_by_type=counted.constant_bytes,
@@ -112,7 +112,7 @@ class TosaFormat:
         graph = _graph(path)
         version = required_version(graph)
         spec = TosaSpec(version, *required(graph, version))
-        return verdicts(path, spec, TosaFormat.sample(path, 0), [v.dtype for v in graph.inputs])
+        return verdicts(path, graph, spec, TosaFormat.sample(path, 0))
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
@@ -135,7 +135,11 @@ class TosaFormat:
 
 
 def _graph(path: Path) -> Graph:
-    return read(path.read_bytes())
+    """The graph of a file. Of a large one only what is looked at is loaded; it must not shrink meanwhile."""
+    if path.stat().st_size < MAPPED:
+        return read(path.read_bytes())
+    with path.open("rb") as file:
+        return read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 def _by_type(counted: dict[str, int]) -> str:

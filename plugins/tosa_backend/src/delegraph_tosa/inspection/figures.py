@@ -17,6 +17,10 @@ from ..serialise.elements import size_in_file
 class Figures:
     """Figures of a whole program; every graph of its control flow counts once, however often it would run."""
 
+    operators: dict[str, int]
+    """Operator -> how often it is there, the most frequent first."""
+    constants: int
+    """How many there are, shapes included."""
     parameters: int
     """Elements of constants that are no shapes."""
     multiply_accumulates: int
@@ -35,6 +39,8 @@ def figures(graph: Graph) -> Figures:
     constants = dict.fromkeys(v for g in graphs for v in g.constants())
     computed = [v for g in graphs for v in (*g.inputs, *(o for op in g.operators for o in op.outputs))]
     return Figures(
+        operators=dict(Counter(op.name for g in graphs for op in g.operators).most_common()),
+        constants=len(constants),
         parameters=sum(math.prod(v.shape) for v in constants if v.dtype is not DType.SHAPE),
         multiply_accumulates=sum(multiply_accumulates(op) for g in graphs for op in g.operators),
         constant_bytes=_bytes_by_type(list(constants)),

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ir.graph import Array
+from ..ir.graph import Array, Graph
+from ..ir.operators import CUSTOM
 from ..ir.types import BLOCK_SCALED, DType
 from ..spec import TosaSpec
 
@@ -37,9 +38,12 @@ class Verdict(NamedTuple):
     detail: str
 
 
-def verdicts(file: Path, spec: TosaSpec, inputs: Sequence[Array], dtypes: Sequence[DType]) -> list[Verdict]:
-    """The verdicts of tosa-opt on legality for ``spec``, and of the reference model, which runs it on ``inputs``."""
-    return [_tosa_opt(file, spec), _reference_model(file, spec, inputs, dtypes)]
+def verdicts(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) -> list[Verdict]:
+    """The verdicts of tosa-opt on legality for ``spec``, and of the reference model, which runs it on ``inputs``.
+
+    ``graph`` is what the file says, which tells who need not be asked.
+    """
+    return [_tosa_opt(file, spec), _reference_model(file, graph, spec, inputs)]
 
 
 def _tosa_opt(file: Path, spec: TosaSpec) -> Verdict:
@@ -67,22 +71,36 @@ def _pipeline(file: Path, spec: TosaSpec) -> str:
     )
 
 
-def _reference_model(file: Path, spec: TosaSpec, inputs: Sequence[Array], dtypes: Sequence[DType]) -> Verdict:
+def _reference_model(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) -> Verdict:
     name = "reference model"
     try:
         metadata.distribution("tosa-tools")
     except metadata.PackageNotFoundError:
         return Verdict(name, None, "not installed: pip install tosa-tools")
-    if strange := [t for t in dtypes if t in (DType.INT4, DType.INT48, *BLOCK_SCALED)]:
-        return Verdict(name, None, f"its Python binding does not take inputs of {strange[0]}")
+    if why := _why_not_run(graph):
+        return Verdict(name, None, why)
     level = "EIGHTK" if spec.level == "8K" else "NONE"
     with tempfile.TemporaryDirectory() as folder:
         arrays = Path(folder, "inputs.npz")
         np.savez(arrays, **{f"x{k}": x for k, x in enumerate(inputs)})
         done = _call([sys.executable, "-c", _RUN, str(file.resolve()), str(arrays), level])
     accepted = done.returncode == 0
-    lines = [line for line in done.stderr.splitlines() if line and "WARNING" not in line and "gdb" not in line]
-    return Verdict(name, accepted, "runs on random inputs" if accepted else "; ".join(lines[-3:]))
+    return Verdict(name, accepted, "runs on random inputs" if accepted else _reason(done.stderr))
+
+
+def _why_not_run(graph: Graph) -> str | None:
+    """Why the reference model cannot be asked about a graph, which says nothing against the graph."""
+    if strange := [v.dtype for v in graph.inputs if v.dtype in (DType.INT4, DType.INT48, *BLOCK_SCALED)]:
+        return f"its Python binding does not take inputs of {strange[0]}"
+    if any(isinstance(op, CUSTOM) for g in graph.reachable() for op in g.operators):
+        return "it does not run CUSTOM, which only its implementation knows"
+    return None
+
+
+def _reason(errors: str) -> str:
+    """The last lines that it wrote on stderr, without warnings and the frames of a traceback, which are indented."""
+    lines = [line for line in errors.splitlines() if line.strip() and "WARNING" not in line and "gdb" not in line]
+    return "; ".join([line for line in lines if not line.startswith((" ", "Traceback"))][-3:])
 
 
 def _program(name: str) -> Path | None:

@@ -35,6 +35,10 @@ MAIN = "main"
 """Name of the first region, which is the program; the others are bodies of control flow."""
 
 
+LENGTH_BYTES = 4
+"""Of a vector's length, which lies before its elements."""
+
+
 class Placed(NamedTuple):
     """Elements of a constant and where their vector, or without ``has_length`` the bare elements, start in the file.
 
@@ -60,23 +64,42 @@ class _Slot(NamedTuple):
     wide: bool
 
 
-def lay_out(
-    graph: Graph, version: tuple[int, int], locations: bool, *, external: bool
-) -> tuple[bytes, list[Placed], int]:
+def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int) -> tuple[bytes, list[Placed], int]:
     """(structure, constants in file order, length of the file).
 
-    ``external`` names the constants by ``TosaTensor.offset`` and ``size``, for files that 32-bit offsets do not reach.
+    From ``limit`` bytes on, ``TosaTensor.offset`` and ``size`` name the constants: 32-bit offsets may not reach them.
     """
-    writer = _Structure(graph, locations, external)
-    structure = writer.finish(version)
-    placed, end = [], len(structure)
-    for slot in sorted(writer.slots, key=lambda slot: slot.wide):  # what 32-bit offsets must reach comes first
-        data = _aligned(end + (0 if slot.wide else 4))
+    writer, structure = _written(graph, version, locations, external=False)
+    placed, end = _places(writer.slots, len(structure))
+    if end >= limit:
+        writer, structure = _written(graph, version, locations, external=True)
+        placed, end = _places(writer.slots, len(structure))
+    for slot, place in zip(_in_file_order(writer.slots), placed, strict=True):
         address = len(structure) - slot.distance
-        struct.pack_into("<Q" if slot.wide else "<I", structure, address, data if slot.wide else data - 4 - address)
-        placed.append(Placed(slot.value, slot.part, data if slot.wide else data - 4, not slot.wide))
-        end = data + size_in_file(placed[-1].type)
+        struct.pack_into("<Q" if slot.wide else "<I", structure, address, place.start - (0 if slot.wide else address))
     return bytes(structure), placed, end
+
+
+def _written(
+    graph: Graph, version: tuple[int, int], locations: bool, *, external: bool
+) -> tuple[_Structure, bytearray]:
+    writer = _Structure(graph, locations, external)
+    return writer, writer.finish(version)
+
+
+def _in_file_order(slots: list[_Slot]) -> list[_Slot]:
+    return sorted(slots, key=lambda slot: slot.wide)  # what 32-bit offsets must reach comes first
+
+
+def _places(slots: list[_Slot], end: int) -> tuple[list[Placed], int]:
+    """Where constants lie behind a structure of ``end`` bytes, and where the last one ends."""
+    placed = []
+    for slot in _in_file_order(slots):
+        length = 0 if slot.wide else LENGTH_BYTES
+        data = _aligned(end + length)
+        placed.append(Placed(slot.value, slot.part, data - length, not slot.wide))
+        end = data + size_in_file(placed[-1].type)
+    return placed, end
 
 
 def _aligned(position: int) -> int:

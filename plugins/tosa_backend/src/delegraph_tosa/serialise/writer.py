@@ -14,7 +14,7 @@ from ..ir.graph import Array, Graph
 from ..ir.stored import stored_elements
 from ..spec import TosaSpec
 from .elements import pack, size_in_file
-from .structure import Placed, lay_out
+from .structure import LENGTH_BYTES, Placed, lay_out
 
 OFFSET_LIMIT = 1 << 31
 """Files beyond this size name their constants by ``TosaTensor.offset``: many readers take offsets as signed."""
@@ -29,10 +29,7 @@ class TosaFile:
     """
 
     def __init__(self, graph: Graph, spec: TosaSpec, *, locations: bool = False) -> None:
-        structure, placed, end = lay_out(graph, spec.version, locations, external=False)
-        if end >= OFFSET_LIMIT:
-            structure, placed, end = lay_out(graph, spec.version, locations, external=True)
-        self._structure, self._placed, self._size = structure, placed, end
+        self._structure, self._placed, self._size = lay_out(graph, spec.version, locations, OFFSET_LIMIT)
 
     def __len__(self) -> int:
         return self._size
@@ -45,7 +42,7 @@ class TosaFile:
         for placed in self._placed:
             file.write(bytes(placed.start - position))
             if placed.has_length:
-                file.write(size_in_file(placed.type).to_bytes(4, "little"))
+                file.write(size_in_file(placed.type).to_bytes(LENGTH_BYTES, "little"))
             if placed.part == 0:  # the scales of a block-scaled constant follow its values
                 parts = stored_elements(placed.value)
             file.write(pack(parts[placed.part], placed.type))
@@ -63,4 +60,4 @@ class TosaFile:
 
 
 def _end(placed: Placed) -> int:
-    return placed.start + (4 if placed.has_length else 0) + size_in_file(placed.type)
+    return placed.start + (LENGTH_BYTES if placed.has_length else 0) + size_in_file(placed.type)
