@@ -30,7 +30,7 @@ import judges
 import numpy as np
 from delegraph_tosa.evaluate.kernels import numbers_of
 from delegraph_tosa.ir import operators as ops
-from delegraph_tosa.ir.graph import Graph, Operator
+from delegraph_tosa.ir.graph import Graph, Operator, Value
 from delegraph_tosa.ir.types import FLOAT8, DType, ResizeMode
 from delegraph_tosa.serialise import TosaFile
 from delegraph_tosa.spec import TosaSpec
@@ -67,7 +67,7 @@ _ABS_ERROR: dict[type[Operator], dict[str, Any]] = {
         "max_compare": {t: math.pi * n for t, n in SMALLEST_NORMAL.items()},
     },
 }
-_SUMS: dict[type[Operator], Any] = {
+TERMS: dict[type[Operator], Any] = {
     ops.CONV2D: lambda op: math.prod(op.weight.shape[1:]),
     ops.CONV3D: lambda op: math.prod(op.weight.shape[1:]),
     ops.TRANSPOSE_CONV2D: lambda op: math.prod(op.weight.shape[1:]),
@@ -93,7 +93,7 @@ def rule(operator: Operator, operands: Sequence[np.ndarray] = ()) -> dict[str, A
     kind, dtype = type(operator), operator.outputs[0].dtype
     if kind is ops.COND_IF:
         return rule(operator.then_graph.operators[-1])
-    if kind in _SUMS:
+    if kind in TERMS:
         return {"mode": "DOT_PRODUCT", "dot_product_info": _dot_product(operator, dtype)}
     if kind in _ULP:
         return {"mode": "ULP", "ulp_info": _for_type(_ULP[kind], dtype)}
@@ -114,25 +114,30 @@ def _for_type(numbers: dict[str, Any], dtype: DType) -> dict[str, Any]:
 
 def _dot_product(operator: Operator, dtype: DType) -> dict[str, Any]:
     """The bounds in half units of the last place: fewer where an accumulator is wider than the result."""
-    types = {v.dtype for v in operator.inputs[:2]} if hasattr(operator, "weight") else {operator.inputs[0].dtype}
-    accumulator = _accumulator(operator, dtype)
-    spared = 2 ** ((FRACTION_BITS[accumulator] - FRACTION_BITS[dtype]) / 2)
-    terms = math.ceil(_SUMS[type(operator)](operator) / spared) + _biased(operator)
+    types = {v.dtype for v in factors(operator)}
+    wide = accumulator(operator, dtype)
+    spared = 2 ** ((FRACTION_BITS[wide] - FRACTION_BITS[dtype]) / 2)
+    terms = math.ceil(TERMS[type(operator)](operator) / spared) + biased(operator)
     largest, variance = 2 * terms, 1.6 * terms
-    if types & FLOAT8 and accumulator is DType.FP32:
+    if types & FLOAT8 and wide is DType.FP32:
         largest, variance = 2 * max(terms, min(terms, 64) << 10), 1.6 * max(terms, min(terms, 64) << 20)
     elif types == {DType.FP32}:
         largest = 6 * terms
     return {"s": -1, "ksb": terms, "abs_bound": largest, "variance_error_bound": variance}
 
 
-def _accumulator(operator: Operator, dtype: DType) -> DType:
+def factors(operator: Operator) -> tuple[Value, ...]:
+    """The operands whose products are summed."""
+    return operator.inputs[: 2 if hasattr(operator, "weight") or "MATMUL" in operator.name else 1]
+
+
+def accumulator(operator: Operator, dtype: DType) -> DType:
     if "acc_type" in operator.attributes:
         return operator.acc_type
     return DType.FP32 if dtype is DType.BF16 else dtype
 
 
-def _biased(operator: Operator) -> bool:
+def biased(operator: Operator) -> bool:
     bias = getattr(operator, "bias", None)
     return bias is not None and bool(np.any(numbers_of(bias.constant.array, bias.dtype)))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from accuracy import compliant, is_float, reference, rule
+from accuracy import TERMS, accumulator, biased, compliant, factors, is_float, reference, rule
 from delegraph_tosa.evaluate import KERNELS, evaluate, why_not
 from delegraph_tosa.evaluate.kernels import _encoded
 from delegraph_tosa.ir import operators as ops
@@ -155,6 +155,24 @@ def test_the_rules_are_those_of_the_conformance_tests():
             assert ours == official(rules[operator.name], dtype)
             compared.add(operator.name)
     assert compared == rules.keys() - {"CAST_TO_BLOCK_SCALED"}
+
+
+@pytest.mark.parametrize("label", SUMS)
+def test_the_bounds_of_sums_are_those_of_the_conformance_tests(label):
+    builder = pytest.importorskip("generator.tosa_build_gen", reason="tosa-tools is not installed").TosaBuildGen
+    from generator.tosa_utils import DataGenType
+    from tosa_serializer import DType as Theirs
+
+    (operator,) = SUMS[label][0].operators
+    (result,) = operator.outputs
+    about = {
+        **{"dg_type": DataGenType.DOT_PRODUCT, "s": -1, "ks": TERMS[type(operator)](operator)},
+        **{"acc_type": getattr(Theirs, accumulator(operator, result.dtype).name), "ksb_increment": biased(operator)},
+    }
+    types = [getattr(Theirs, v.dtype.name) for v in factors(operator)]
+    of_result = getattr(Theirs, result.dtype.name), list(result.shape)
+    asked = builder._get_compliance_tens({"op": None}, types, about, "result", *of_result)
+    assert rule(operator)["dot_product_info"] == asked["dot_product_info"]
 
 
 @pytest.mark.parametrize("label", CASES)
