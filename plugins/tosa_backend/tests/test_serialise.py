@@ -493,6 +493,13 @@ def test_files_beyond_the_reach_of_offsets(monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
+def test_sizes_that_files_cannot_hold():
+    x = Value(Type((1 << 31,), DType.INT8))
+    reverse = apply(ops.REVERSE, x, axis=0)
+    with pytest.raises(Unsupported, match=r"\[2147483648\]int8: sizes in a TOSA file end at 2147483647"):
+        TosaFile(Graph([x], reverse.outputs, [reverse]), TosaSpec(level="NONE"))
+
+
 def test_equal_bytes_in_any_process():
     script = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
+from delegraph_tosa.ir.text import parse, render
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialise import TosaFile
 from delegraph_tosa.spec import DEFAULT, TosaSpec, required
@@ -145,6 +146,10 @@ def test_operands_that_must_be_constant():
     [
         (ops.REDUCE_SUM((value(2, 3),)), "attribute axis is None, which is no int"),
         (ops.REDUCE_SUM((value(2, 3),), axis=1 << 31), "which is no int"),
+        (
+            ops.REDUCE_SUM((value(2, 3),), axis=DType.INT64),
+            "axis int64 is outside rank 2",
+        ),  # an int, and no range counts to it
         (ops.REDUCE_SUM((value(2, 3),), axis=2), "axis 2 is outside rank 2"),
         (ops.TRANSPOSE((value(2, 3),), perms=[1, 0]), "attribute perms is .* no Ints"),
         (ops.TRANSPOSE((value(2, 3),), perms=(1.0, 0)), "no Ints"),
@@ -159,6 +164,16 @@ def test_malformed_operators(operator, words):
     operator.outputs = (value(2, 3),)
     text = found(Graph(operator.inputs, operator.outputs, [operator]))[0]
     assert re.search(words, text)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (1, 1)])
+def test_operators_without_results(version):
+    for sample in samples(version=version):
+        operator = parse(render(sample.graph)).operators[0]
+        inferred, operator.outputs = operator.outputs, ()
+        graph = Graph([v for v in operator.inputs if v.constant is None], [], [operator])
+        rules = {v.rule for v in violations(graph, TosaSpec(version))}
+        assert rules & {"result-type", "result-count"} or not inferred, sample.label
 
 
 def test_unknown_operators():

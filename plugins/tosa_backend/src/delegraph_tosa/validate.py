@@ -16,7 +16,6 @@ from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
 from .spec import TosaSpec
 from .spec.levels import OF_TYPED_OPERATORS
 
-_INT32 = range(-(1 << 31), 1 << 31)
 _ATTRIBUTE_TYPES: dict[str, type | tuple[type, ...]] = {
     "int": int,
     "bool": bool,
@@ -230,8 +229,12 @@ def _attributes(operator: Operator) -> Iterator[tuple[str, str]]:
 
 def _in_range(kind: str, value: Any) -> bool:
     if kind == "int":
-        return value in _INT32
-    return kind != "Ints" or all(isinstance(entry, int) and entry in _INT32 for entry in value)
+        return _is_int32(value)
+    return kind != "Ints" or all(isinstance(entry, int) and _is_int32(entry) for entry in value)
+
+
+def _is_int32(value: int) -> bool:
+    return -(1 << 31) <= value < 1 << 31  # ``in range`` would count up to an enumeration's member
 
 
 def _inference(operator: Operator) -> Iterator[tuple[str, str]]:

@@ -93,8 +93,10 @@ def _spread(elements: tuple[str, ...], count: int, at: int, scaled: bool) -> tup
     after = elements[at + 1 :]
     listed = count - at - len(after)
     if at == len(elements) - 1 and not scaled:
-        return elements[:at] + elements[at:] * listed
-    return elements[:at] + (elements[at], *[_SCALE] * (listed - 1))[: max(listed, 0)] + after
+        spread = elements[:at] + elements[at:] * listed
+    else:
+        spread = elements[:at] + (elements[at], *[_SCALE] * (listed - 1))[: max(listed, 0)] + after
+    return spread[:count]  # an operator may lack some
 
 
 def _fixed(element: str) -> DType | None:
