@@ -1,0 +1,57 @@
+"""What the conformance kit does where numbers cancel: it asks for no more than eager itself has."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from delegraph.testing.attempt import Attempt, Phase
+from delegraph.testing.noise import noise
+from delegraph.testing.programs import Program
+from delegraph.testing.sweep import disagreement
+from delegraph.verification import compare
+
+
+class Cancelling(torch.nn.Module):
+    """The mean of what a normalisation leaves, which is 0 but for rounding, and a sum."""
+
+    def forward(self, x, flags):
+        kept = torch.nn.functional.layer_norm(x.tanh(), [4])
+        return ((x + kept) - x).mean(2), x.sum() + flags.sum(), flags
+
+
+INPUTS = (torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.ones(2, dtype=torch.int64))
+
+
+@pytest.fixture(scope="module")
+def exported():
+    return torch.export.export(Cancelling().eval(), INPUTS)
+
+
+def attempt(exported, *errors):
+    """One whose results are eager's with something added to each."""
+    wanted = exported.module()(*INPUTS)
+    verification = compare([w + e for w, e in zip(wanted, errors, strict=True)], wanted)
+    lowered = SimpleNamespace(verify=lambda *inputs: verification)
+    program = Program("cancelling", "", lambda n: (Cancelling(), INPUTS))
+    return Attempt(program, exported, INPUTS, None, Phase.DONE, lowered)
+
+
+SUBJECT = SimpleNamespace(tolerance=1e-4)
+
+
+def test_the_noise_of_each_output(exported):
+    cancelled, total, flags = noise(exported, INPUTS)
+    assert 1e-9 < cancelled < 1e-6
+    assert 0 < total < 1e-5
+    assert flags == 0
+
+
+def test_rounding_errors_are_no_disagreement(exported):
+    one = attempt(exported, 1e-7, 0, 0)
+    assert one.lowered.verify().relative_error > 0.1
+    assert disagreement(one, SUBJECT) == (0.0, None)
+
+
+@pytest.mark.parametrize("errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)])
+def test_larger_errors_are(exported, errors):
+    assert "the results differ from eager by more than 0.0001" in disagreement(attempt(exported, *errors), SUBJECT)[1]
