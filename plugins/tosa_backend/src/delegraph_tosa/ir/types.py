@@ -1,4 +1,4 @@
-"""Element types and tensor types of TOSA (specification section 1.5, "Supported Number Formats")."""
+"""Element types and tensor types of TOSA (specification: Supported Number Formats)."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Blocks(NamedTuple):
 BLOCK_SCALED: dict[DType, Blocks] = {
     t: Blocks(t >> 16, DType(t >> 8 & 255), DType(t & 255)) for t in DType if t.name.startswith("BS")
 }
-"""Types of tensors to which block-scaled quantization was applied (specification 1.5): element i of the last axis
-stands for its value times scale ``i // size``. The shape counts the values."""
+"""Types of tensors to which block-scaled quantization was applied (specification: Supported Number Formats): element i
+of the last axis stands for its value times scale ``i // size``. The shape counts the values."""
 
 
 class Type(NamedTuple):

@@ -17,7 +17,7 @@ from .axes import Axes, Shape
 from .rewrite import Rewrite, rebuilt, replaced
 
 MAX_RANK = 6
-"""Highest rank of level 8K (specification 1.5.2); no RESHAPE here makes a higher one than this."""
+"""Highest rank of level 8K (specification: Levels); no RESHAPE here makes a higher one than this."""
 
 
 class View(NamedTuple):

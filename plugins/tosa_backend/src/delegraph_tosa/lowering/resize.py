@@ -1,6 +1,6 @@
 """Interpolation of images.
 
-RESIZE finds output pixel o at input position ``(o * d + offset) / n`` of ratio d / n (specification 2.10); what torch
+RESIZE finds output pixel o at input position ``(o * d + offset) / n`` of ratio d / n (specification: RESIZE); what torch
 calls scale is that ratio. ``border`` follows from the size of the output.
 """
 
