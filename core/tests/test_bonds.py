@@ -11,26 +11,13 @@ from delegraph.partitioner.levels import flattened, groups, levels, limited, sin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .random_graphs import graphs
+
 
 @st.composite
 def cases(draw):
     """Calls of a graph (some return a pair, unpacked), the accepted ones, and groups of accepted ones."""
-    graph = torch.fx.Graph()
-    values, calls = [graph.placeholder("x")], []
-    for _ in range(draw(st.integers(2, 30))):
-        args = draw(st.lists(st.sampled_from(values[-6:]), min_size=1, max_size=2))
-        node = graph.call_function(torch.relu, tuple(args))
-        calls.append(node)
-        if draw(st.integers(0, 6)) == 0:
-            parts = [graph.call_function(operator.getitem, (node, k)) for k in (0, 1)]
-            calls += parts
-            values += parts
-        else:
-            values.append(node)
-    graph.output(values[-1])
-    mask = draw(st.lists(st.sampled_from([True, True, False]), min_size=len(calls), max_size=len(calls)))
-    accepted = {n for n, m in zip(calls, mask, strict=True) if m and n.target is not operator.getitem}
-    accepted |= {n for n in calls if n.target is operator.getitem and n.args[0] in accepted}
+    calls, accepted = draw(graphs(fewest=2, most=30, accepts=(True, True, False)))
     listed = [n for n in calls if n in accepted]
     some = st.lists(st.sampled_from(listed), min_size=2, max_size=4) if listed else st.nothing()
     return calls, accepted, draw(st.lists(some, max_size=4)) if listed else []

@@ -8,27 +8,7 @@ from delegraph.partitioner.levels import connected, flattened, groups, levels, l
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-
-@st.composite
-def graphs(draw):
-    """A graph of calls (some return a pair, unpacked), and the set of accepted ones."""
-    graph = torch.fx.Graph()
-    values, calls = [graph.placeholder("x")], []
-    for _ in range(draw(st.integers(1, 40))):
-        args = draw(st.lists(st.sampled_from(values[-8:]), min_size=1, max_size=3))
-        node = graph.call_function(torch.relu, tuple(args))
-        calls.append(node)
-        if draw(st.integers(0, 5)) == 0:
-            parts = [graph.call_function(operator.getitem, (node, k)) for k in (0, 1)]
-            calls += parts
-            values += parts
-        else:
-            values.append(node)
-    graph.output(values[-1])
-    mask = draw(st.lists(st.booleans(), min_size=len(calls), max_size=len(calls)))
-    accepted = {n for n, m in zip(calls, mask, strict=True) if m and n.target is not operator.getitem}
-    accepted |= {n for n in calls if n.target is operator.getitem and n.args[0] in accepted}
-    return calls, accepted
+from .random_graphs import graphs
 
 
 def partition(calls, accepted, cut=lambda group: [group]):
