@@ -1,7 +1,7 @@
 """Interpolation of images.
 
-RESIZE finds output pixel o at input position ``(o * d + offset) / n`` of ratio d / n (specification: RESIZE); what torch
-calls scale is that ratio. ``border`` follows from the size of the output.
+RESIZE finds output pixel o at input position ``(o * d + offset) / n`` of ratio d / n (specification: RESIZE); what
+torch calls scale is that ratio. ``border`` follows from the size of the output.
 """
 
 from __future__ import annotations
