@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
-from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
+from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
 from delegraph_tosa.spec import required
 from samples import Sample, apply, merged
 
@@ -20,8 +20,10 @@ MOVED = (
     *(DType.FP8E4M3, DType.FP8E5M2),
 )
 """Element types that a list may have: control flow only moves tensors."""
-PACKED = (DType.INT4, DType.INT48)
-"""Element types that only IDENTITY takes."""
+MOVED_OF_1_1 = (DType.INT64, *BLOCK_SCALED)
+"""Those that only the draft has."""
+PACKED = (DType.INT4, DType.INT48, *BLOCK_SCALED)
+"""Element types that only IDENTITY takes, or takes without more ado."""
 KEPT = (DType.INT8, DType.FP16, F32)
 """Element types of variables."""
 DEEPEST = 5
@@ -30,16 +32,16 @@ LONGEST = 64
 """MAX_TENSOR_LIST_SIZE of level 8K; for COND_IF the reference model counts the condition too."""
 
 
-def structured() -> Iterator[Sample]:
+def structured(version: tuple[int, int] = (1, 0)) -> Iterator[Sample]:
     """A sample for each way in which these operators are put together; ``allowed_by`` is what they need."""
-    for label, graph in _graphs():
-        needed = required(graph)
+    for label, graph in _graphs(MOVED if version == (1, 0) else MOVED + MOVED_OF_1_1):
+        needed = required(graph, version)
         names = {f"PRO-{p}" for p in needed.profiles} | {f"EXT-{e.upper()}" for e in needed.extensions}
         yield Sample(label, graph, (frozenset(names),))
 
 
-def _graphs() -> Iterator[tuple[str, Graph]]:
-    for dtype in MOVED:
+def _graphs(moved_types: tuple[DType, ...]) -> Iterator[tuple[str, Graph]]:
+    for dtype in moved_types:
         yield f"COND_IF({dtype})", branch(kept(dtype), moved(dtype))
         yield f"WHILE_LOOP({dtype})", loop(dtype)
     for rank in (0, 1, 6):
@@ -66,9 +68,14 @@ def value(*shape: int, dtype: DType = F32) -> Value:
     return Value(Type(shape, dtype))
 
 
+def vector(dtype: DType) -> Value:
+    """Of two elements, or of two blocks."""
+    return value(64 if dtype in BLOCK_SCALED else 2, dtype=dtype)
+
+
 def each(kind: type[Operator], dtype: DType, count: int, name: str, **attributes: int) -> Graph:
     """A graph that does the same to each of its ``count`` inputs."""
-    inputs = [value(2, dtype=dtype) for _ in range(count)]
+    inputs = [vector(dtype) for _ in range(count)]
     made = [apply(kind, v, **attributes) for v in inputs]
     return Graph(inputs, [op.outputs[0] for op in made], made, name)
 
@@ -109,7 +116,7 @@ def branches(depth: int) -> Graph:
 
 def below(limit: int, *others: DType) -> Graph:
     """Whether the first of the inputs is below ``limit``."""
-    inputs = [value(1, dtype=I32), *(value(2, dtype=dtype) for dtype in others)]
+    inputs = [value(1, dtype=I32), *map(vector, others)]
     made = apply(ops.GREATER, literal([limit], I32, np.int32), inputs[0])
     return Graph(inputs, made.outputs, [made], f"below_{limit}")
 
@@ -125,7 +132,7 @@ def counting(*others: DType, step: Graph | None = None) -> Graph:
 
 def loop(dtype: DType, step: Graph | None = None) -> Graph:
     """A program that counts to 4 and reverses a tensor on its way."""
-    operands = [value(1, dtype=I32), value(2, dtype=dtype)]
+    operands = [value(1, dtype=I32), vector(dtype)]
     bodies = {"cond_graph": below(4, dtype), "body_graph": counting(dtype, step=step)}
     made = apply(ops.WHILE_LOOP, *operands, **bodies)
     return Graph(operands, made.outputs, [made])
