@@ -11,6 +11,7 @@ import torch
 from delegraph import errors
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.partitioner.capability import Predicate
 from delegraph.registry import Registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,6 +117,18 @@ def test_host_only(registry):
     assert lowered.delegates == [] and lowered.report.delegated_operators == 0
     assert "left to the host: 6 operators; no backend was asked" in str(lowered.report)
     torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_inputs_may_have_other_strides_than_the_examples(registry):
+    """``reshape`` reaches the host as the ``view`` that the examples' strides allow."""
+
+    class Flat(nn.Module):
+        def forward(self, x):
+            return x.reshape(2, -1) * 2
+
+    x = torch.randn(2, 3, 4, 4)
+    lowered = api.lower(Flat().eval(), (x,), backends=[], registry=registry)
+    assert lowered.verify(x.to(memory_format=torch.channels_last)).relative_error == 0
 
 
 def test_two_methods_share_weights(registry):
@@ -265,6 +278,24 @@ def test_a_constant_that_the_host_needs_too_is_in_both_places(registry):
     assert why["aten.exp.default"] == "the host needs this constant too and computes it itself"
 
 
+def test_pieces_of_a_constant_go_together(registry):
+    """One piece of the split is needed in two partitions and on the host, the other in one partition only."""
+
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 8))
+
+        def forward(self, x):
+            sine, cosine = self.w.exp().split(4, 1)
+            return torch.sort(x * sine + cosine)[0] * sine, torch.sort(sine)[0]
+
+    module, x = Split().eval(), torch.randn(3, 4)
+    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    torch.testing.assert_close(lowered(x), module(x))
+    assert len(lowered.delegates) == 2 and lowered.report.host["forward"]["aten.sort.default"] == 2
+
+
 def test_a_constant_that_only_the_host_needs_is_delegated(registry):
     class Only(nn.Module):
         def __init__(self):
@@ -278,6 +309,24 @@ def test_a_constant_that_only_the_host_needs_is_delegated(registry):
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.report.host["forward"] == {"aten.sort.default": 1}
+
+
+def test_what_is_known_of_a_computed_value_comes_after_it(registry):
+    """The zeros are the same whatever the sort returns, but they cannot be made in the partition that it needs."""
+
+    class Known(Predicate):
+        def is_constant(self, node):
+            return node.target is aten.zeros_like.default
+
+    class Zeros(nn.Module):
+        def forward(self, x):
+            return torch.zeros_like(torch.sort(x + 1)[0]) + x
+
+    module, x = Zeros().eval(), torch.randn(3, 4)
+    partitioner = CapabilityPartitioner(Known(lambda n: "refused here" if is_sort(n) else None), "EchoBackend")
+    lowered = api.lower(module, (x,), backends=[partitioner], registry=registry)
+    torch.testing.assert_close(lowered(x), module(x))
+    assert len(lowered.delegates) == 2
 
 
 def test_no_copy_refuses_to_share(registry):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+_VIEW, _RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 OnMissingRuntime = Literal["error", "eager"]
 CallDelegate = Callable[..., Any]
 
@@ -59,11 +60,8 @@ class Delegates:
         return loaded
 
     def _eager(self, module: LoweredBackendModule) -> CallDelegate:
-        """torch's module writes state into the program's tensors; an Executable has its own."""
-        if module.state:
-            return Executable(module.original_module, self)
-        eager: CallDelegate = module.original_module.module(check_guards=False)
-        return eager
+        """Not torch's module, which writes state into the program's tensors, and insists on the recorded strides."""
+        return Executable(module.original_module, self)
 
 
 def _check_results(module: LoweredBackendModule, results: Any) -> None:
@@ -96,7 +94,10 @@ class _Interpreter(torch.fx.Interpreter):
         self._bodies: dict[str, Callable[..., Any]] = {}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return self._call(*args) if target is _CALL_DELEGATE else super().call_function(target, args, kwargs)
+        """``view`` was chosen by recorded strides; inputs, and results of delegates or of kernels, may have others."""
+        if target is _CALL_DELEGATE:
+            return self._call(*args)
+        return super().call_function(_RESHAPE if target is _VIEW else target, args, kwargs)
 
     def fetch_attr(self, target: str) -> Any:
         """Bodies of higher-order calls run here as well, so that delegates inside of them do."""

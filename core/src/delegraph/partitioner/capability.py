@@ -185,9 +185,11 @@ class _Partitioning:
         return why
 
     def _is_constant(self, node: Node) -> bool:
+        """Not what is made of a computed value: ``zeros_like(y)`` is known, but comes after ``y`` everywhere."""
         if node.target is operator.getitem:
             return node.args[0] in self.constant
-        return self.support.is_constant(node)
+        computed = (i for i in node.all_input_nodes if i.op == "call_function")
+        return all(i in self.constant for i in computed) and self.support.is_constant(node)
 
     def parts(self) -> list[list[Node]]:
         """Group, ask about each group, and group again without what was refused, until nothing is."""
@@ -289,6 +291,14 @@ def _tag(parts: Sequence[Sequence[Node]], constant: set[Node], copied: Iterable[
             tags.setdefault(node, []).insert(0, name)
         for node in _with_constants(part, constant)[: -len(part)]:
             tags.setdefault(node, []).append(name)
-    for node, listed in tags.items():
+    for node in tags:
+        listed = tags[_unpacked(node)]
         node.meta["delegation_tag"] = listed[0] if len(listed) == 1 else tuple(listed)
     return names
+
+
+def _unpacked(node: Node) -> Node:
+    """What ``node`` unpacks, or itself: what returns several values goes whole wherever one of them is used."""
+    while node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
