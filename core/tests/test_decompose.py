@@ -395,6 +395,33 @@ def test_operands_that_were_decomposed_alike_stay_apart(registry):
     assert in_part.verify(*inputs).relative_error < 1e-6
 
 
+def test_a_decomposition_may_write_to_the_lists_that_it_is_given(registry):
+    x, rows = torch.randn(4, 3), torch.tensor([0, 3])
+
+    class Masked(nn.Module):
+        def forward(self, x, rows):
+            return aten._unsafe_masked_index(x, rows > 0, [rows, rows - 1], 7.0)
+
+    lowered = api.lower(Masked().eval(), (x, rows), backends=[], registry=registry)
+    assert lowered.report.notes == [] and "aten._unsafe_masked_index.default" not in lowered.report.host["forward"]
+    assert lowered.verify(x, rows).relative_error == 0
+
+
+def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
+    """Otherwise the views that a decomposition makes by the recorded strides do not fit."""
+
+    class Expanded(nn.Module):
+        def forward(self, x, w):
+            wide = F.dropout(x[:, None].expand(5, 2, 4), 0.1, False)
+            return torch.einsum("ibh,hnd->ibnd", wide.to(torch.float32), w)
+
+    inputs = torch.randn(5, 4), torch.randn(4, 2, 3)
+    program = torch.export.export(Expanded().eval(), inputs)
+    lowered = api.lower(program, backends=[takes(aten.expand.default, aten.to.dtype)], registry=registry)
+    assert lowered.verify(*inputs).relative_error < 1e-6
+    torch.testing.assert_close(lowered.exported_program().module()(*inputs), program.module()(*inputs))
+
+
 class Random(nn.Module):
     def __init__(self, steps):
         super().__init__()

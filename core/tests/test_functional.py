@@ -50,6 +50,19 @@ class NoGrad(nn.Module):
         return y + torch.tensor(3.0)
 
 
+class Replaced(nn.Module):
+    """What torch exports a new tensor in a buffer's place as: a copy that is recorded as the new tensor itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3, 4))
+
+    def forward(self, x):
+        self.last = torch.roll(self.last, 1, 0)
+        self.last[0] = x[0]
+        return self.last * x
+
+
 class Statistics(nn.Module):
     def __init__(self):
         super().__init__()
@@ -185,9 +198,12 @@ LOCAL = {
     "reshape_that_copies": fn(reshape_that_copies),
     "unpacked": fn(unpacked),
     "written_twice": fn(written_twice),
+    "dropout_": fn(lambda x: F.dropout(x + 1, 0.5, False, inplace=True) * 2),
+    "replaced_buffer": Replaced(),
 }
 RETRACED = {
     "through_expand": fn(through_expand),
+    "vmap": fn(lambda x: torch.vmap(lambda row: row * row.sum())(x)),
     "out_argument": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))),
 }
 

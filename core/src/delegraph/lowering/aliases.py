@@ -50,7 +50,13 @@ class Aliases:
                     self._place_by_storage(node, owners[storage])
 
     def _is_memory(self, node: Node) -> bool:
-        """Not what returns several tensors of their own; they are unpacked next."""
+        """Not what returns several tensors of their own; they are unpacked next.
+
+        Nor what returns the argument that it writes: for a buffer that the module replaced, torch records the new
+        tensor as the value of the ``copy_`` that it adds.
+        """
+        if isinstance(node.target, OpOverload) and effects(node.target).writes:
+            return False
         return node in self.source or isinstance(node.meta.get("val"), torch.Tensor)
 
     def _place(self, node: Node) -> None:

@@ -26,13 +26,18 @@ from .trace import TRACING
 aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_VMAP = "torch._functorch.predispatch"
+"""Where calls come from that begin and end the mapping of those between them."""
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
 """Checks of what an exported program fixes anyway."""
 _IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
 """Calls that give their argument once nothing is written in place."""
 _DROPOUTS = frozenset(
-    {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default}
+    getattr(aten, name + suffix).default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for suffix in ("", "_")
 )
+_CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 
 def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
@@ -50,9 +55,11 @@ def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
 def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[str]]:
     """A copy in functional form, its bodies too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
+    _spread(graph)
     _drop(graph, _returns_itself)
-    if any(n.target is _AUTOCAST for n in graph.nodes):
-        return program, ["wrap_with_autocast: its casts show only when it is traced"]
+    hidden = next((text for text in map(_hides, graph.nodes) if text), None)
+    if hidden:
+        return program, [hidden]
     mutations = functionalise(graph, _state(program, graph))
     if mutations.unproven:
         return program, mutations.unproven
@@ -175,6 +182,37 @@ def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
     kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
     target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target
     return OutputSpec(kind, TensorArgument(value.name), target)
+
+
+def _hides(node: Node) -> str | None:
+    """What does more than the graph says, to calls in or after it."""
+    if node.target is _AUTOCAST:
+        return "wrap_with_autocast: its casts show only when it is traced"
+    if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
+        return "vmap: what it maps over shows only when it is traced"
+    return None
+
+
+def _spread(graph: Graph) -> None:
+    """What torch records as a copy of an expanded tensor is one, since views further on count on its strides.
+
+    Eager PyTorch refuses writes to expanded tensors, so that nobody can tell a copy by its memory.
+    """
+    for node in graph.nodes:
+        if _returns_itself(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
+            if _is_expanded(node.args[0].meta["val"]) and _differs_in_strides_alone(node, node.args[0]):
+                node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {}
+
+
+def _is_expanded(val: torch.Tensor) -> bool:
+    strides = zip(val.stride(), val.shape, strict=True)
+    return any(isinstance(s, int) and s == 0 and isinstance(d, int) and d > 1 for s, d in strides)
+
+
+def _differs_in_strides_alone(node: Node, given: Node) -> bool:
+    mine, other = node.meta["val"], given.meta["val"]
+    same = mine.dtype is other.dtype and mine.device == other.device
+    return same and list(map(str, mine.stride())) != list(map(str, other.stride()))
 
 
 def _returns_itself(node: Node) -> bool:

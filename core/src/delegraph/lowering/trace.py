@@ -254,9 +254,14 @@ def _callable(node: Node, decomposed: Decomposed) -> Callable[..., Any]:
         for place, value in zip(places, values, strict=True):
             filled[place] = value
         args, kwargs = pytree.tree_unflatten(filled, spec)
-        return decomposed(*args, **kwargs)
+        return decomposed(*map(_plain_lists, args), **{k: _plain_lists(v) for k, v in kwargs.items()})
 
     return call
+
+
+def _plain_lists(argument: Any) -> Any:
+    """Lists in a graph cannot be written to; some decompositions write to those that they are given."""
+    return list(argument) if isinstance(argument, list) else argument
 
 
 @contextmanager
