@@ -38,6 +38,12 @@ def test_shapes_that_differ():
     assert compare(torch.ones(2), torch.ones(3)).relative_error == math.inf
 
 
+def test_outputs_that_are_no_numbers():
+    assert compare((torch.ones(2), None, "a"), (torch.ones(2), None, "a")).relative_error == 0
+    assert compare([torch.ones(2)], [None]).relative_error == math.inf
+    assert compare([None], [torch.ones(2)]).relative_error == math.inf
+
+
 def test_empty_and_zero_outputs():
     assert compare(torch.empty(0), torch.empty(0)).relative_error == 0
     assert compare(torch.tensor([1.0]), torch.tensor([0.0])).relative_error == math.inf

@@ -15,7 +15,8 @@ class OutputFigures:
     """How one output compares: largest absolute difference, largest value of eager, and elements not comparable.
 
     ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
-    outputs are compared exactly; their ``max_abs_error`` is of integers.
+    outputs are compared exactly; their ``max_abs_error`` is of integers. What is no number, such as None, counts as one
+    element that is the same or not.
     """
 
     name: str
@@ -71,6 +72,8 @@ def compare(got: Any, wanted: Any) -> Verification:
 
 
 def _figures(name: str, got: Any, wanted: Any) -> OutputFigures:
+    if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
+        return OutputFigures(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted))
     a, b = torch.as_tensor(got).detach().double(), torch.as_tensor(wanted).detach().double()
     if a.shape != b.shape:
         return OutputFigures(name, tuple(b.shape), float("inf"), _largest(b), b.numel())
