@@ -98,6 +98,22 @@ def test_a_truncated_file_is_one_error(path, command, capsys):
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.parametrize("times", [1 << 28, 1 << 60])
+def test_what_no_memory_holds_is_one_error(times, path, monkeypatch, capsys):
+    """A file of a few hundred bytes may ask for as much as it likes."""
+    x = Value(Type((4,), DType.FP32), name="x")
+    tile = ops.TILE((x, literal([times], DType.SHAPE, np.int64)))
+    tile.outputs = (Value(Type((4 * times,), DType.FP32), producer=tile),)
+    monkeypatch.setattr("delegraph_tosa.format.read", lambda data: Graph([x], tile.outputs, [tile]))
+    monkeypatch.setattr("delegraph_tosa.format.evaluate", out_of_memory)
+    assert main(["run", str(path)]) == 1
+    assert f"error [unsupported]: the program needs {16 * times + 16} bytes at once" in capsys.readouterr().err
+
+
+def out_of_memory(graph, inputs):
+    raise MemoryError("as numpy raises it, without taking the memory of who runs this test")
+
+
 def test_a_wrong_input_is_one_error(path, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.zeros((3, 32), np.float32))
     assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1

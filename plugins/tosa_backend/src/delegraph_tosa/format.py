@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from delegraph.errors import Unsupported
 
 from .evaluate import evaluate, numbers_of
 from .evaluate.small_floats import encoded
@@ -22,6 +24,8 @@ from .spec import TosaSpec, required, required_version
 
 ELIDED = 16
 """Constants of more elements are left out of the text form."""
+ADDRESSABLE = 1 << 47
+"""Bytes that a process has addresses for, on 64-bit processors."""
 MAPPED = 1 << 28
 """Bytes from which on a file is mapped into memory."""
 
@@ -116,19 +120,25 @@ class TosaFormat:
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
-        """One random array an input: standard normal for floating point, small numbers for integers."""
-        rng = np.random.default_rng(seed)
-        return [_random(v.type, rng) for v in _graph(path).inputs]
+        """One random array an input: standard normal for floating point, small numbers for integers.
+
+        Raises Unsupported for what no memory holds.
+        """
+        rng, graph = np.random.default_rng(seed), _graph(path)
+        with _within_memory(graph):
+            return [_random(v.type, rng) for v in graph.inputs]
 
     @staticmethod
     def run(path: Path, inputs: Sequence[Array]) -> list[tuple[str, Array]]:
         """Outputs by name, for one array an input (BF16: its bits, as uint16).
 
         Outputs that are BF16 or block-scaled come as float32.
-        Raises InputError for arrays of another number, shape or type, Unsupported for what numpy cannot compute.
+        Raises InputError for arrays of another number, shape or type, Unsupported for what numpy cannot compute or
+        memory does not hold.
         """
         graph = _graph(path)
-        results = evaluate(graph, inputs)
+        with _within_memory(graph):
+            results = evaluate(graph, inputs)
         return [
             (_name(k, v), _readable(r, v.dtype)) for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))
         ]
@@ -140,6 +150,19 @@ def _graph(path: Path) -> Graph:
         return read(path.read_bytes())
     with path.open("rb") as file:
         return read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+
+
+@contextmanager
+def _within_memory(graph: Graph) -> Iterator[None]:
+    """A few bytes of a file can ask for any number: that is no defect of ours."""
+    needed = figures(graph).largest_live_bytes
+    problem = Unsupported("unsupported", f"the program needs {needed} bytes at once for its inputs and results")
+    if needed >= ADDRESSABLE:
+        raise problem
+    try:
+        yield
+    except MemoryError:
+        raise problem from None
 
 
 def _by_type(counted: dict[str, int]) -> str:
