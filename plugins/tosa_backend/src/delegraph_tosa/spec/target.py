@@ -14,7 +14,8 @@ from ..ir.types import FLOAT8, DType, Type, why_not_blocks
 from .levels import Breach, Level
 from .table import FILES, Version, load, rows
 
-_FORM = re.compile(r"TOSA-(\d+)\.(\d+)(?:\.\d+)?(?:\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE)
+_FORM = re.compile(r"TOSA-([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE)
+_DRAFTS = ((1, 1),)
 _ALIASES = {"var": "variable", "cf": "controlflow"}
 _LEVELS = {"8k": "8K", "nolevel": "NONE"}
 PROFILES = ("FP", "INT")
@@ -63,7 +64,9 @@ class TosaSpec:
             raise _wrong(
                 text, f"version {form[1]}.{form[2]} is not written; TOSA 1.0 is what we write, or the 1.1 draft"
             )
-        words = [_word(word) for word in form[3].split("+")[1:]]
+        if form[3] and version not in _DRAFTS:
+            raise _wrong(text, f"version {form[1]}.{form[2]} is no draft")
+        words = [_word(word) for word in form[4].split("+")[1:]]
         return _from_words(text, version, words)
 
     def __str__(self) -> str:
@@ -227,7 +230,10 @@ def _check_extensions(text: str, version: Version, profiles: frozenset[str], nam
     if unknown := sorted(named - known.keys()):
         if version == (1, 0) and not named - extensions((1, 1)).keys():
             raise _wrong(text, f"extension {', '.join(unknown)} is of the 1.1 draft: write TOSA-1.1")
-        raise _wrong(text, f"unknown extension {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        levels = " and ".join(_LEVELS)
+        raise _wrong(
+            text, f"unknown extension {', '.join(unknown)}; known: {', '.join(sorted(known))}; levels are {levels}"
+        )
     for name in sorted(named):
         if not known[name] & profiles:
             raise _wrong(text, f"extension {name} needs profile {' or '.join(sorted(known[name]))}")
