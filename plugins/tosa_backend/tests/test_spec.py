@@ -163,13 +163,24 @@ AT_THE_LIMIT = {
     "stride": (conv(stride=(1, 8192)), conv(stride=(1, 8193)), "stride_x is 8193, MAX_STRIDE is 8192"),
     "pool": (pool(8192), pool(8193), "kernel_y is 8193"),
     "pool stride": (pool(1, 8192), pool(1, 8193), "stride_y is 8193"),
-    "scale": (resize((256, 1, 1, 1)), resize((1, 1, 514, 2)), "scale_x_n/scale_x_d is 514/2, MAX_SCALE is 256"),
+    "whole scale": (resize((256, 1, 1, 1)), resize((257, 1, 1, 1)), "scale_y_n/scale_y_d is 257/1, MAX_SCALE is 256"),
+    "scale": (resize((1, 1, 513, 2)), resize((1, 1, 514, 2)), "scale_x_n/scale_x_d is 514/2, MAX_SCALE is 256"),
     "list": (
         apply(ops.CONCAT, *[value(1)] * 64, axis=0),
         apply(ops.CONCAT, *[value(1)] * 65, axis=0),
         "MAX_TENSOR_LIST",
     ),
 }
+
+
+@pytest.mark.parametrize("limit", ["scale", "whole scale", "kernel", "stride", "pool"])
+def test_the_validator_has_the_same_limits(limit):
+    within, beyond, _ = AT_THE_LIMIT[limit]
+    graphs = [Graph([v for v in op.inputs if v.constant is None], op.outputs, [op]) for op in (within, beyond)]
+    files = [TosaFile(graph, DEFAULT).join() for graph in graphs]
+    judges.judge(files[0], DEFAULT)
+    with pytest.raises(judges.Refused, match="failed level check"):
+        judges.judge(files[1], DEFAULT)
 
 
 @pytest.mark.parametrize("limit", AT_THE_LIMIT)

@@ -43,7 +43,7 @@ OF_TYPED_OPERATORS = frozenset({"profile", "level-rank", "level-tensor-size"})
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit of an operator: ``measure`` must not exceed ``maximum`` times ``divisor``."""
+    """One limit of an operator: ``measure``, divided by ``divisor`` as integers are, must not exceed ``maximum``."""
 
     text: str
     measure: Size
@@ -53,7 +53,7 @@ class Limit:
 
     def violated(self, operator: Operator) -> Breach | None:
         size, divisor = self.measure(operator), self.divisor(operator) if self.divisor else 1
-        if divisor < 1 or size <= self.maximum * divisor:  # a factor below 1 breaks a rule of its own
+        if divisor < 1 or size // divisor <= self.maximum:  # a factor below 1 breaks a rule of its own
             return None
         found = f"{size}/{divisor}" if self.divisor else str(size)
         text = f"TOSA {operator.name}: {self.text} is {found}, {self.maximum_name} is {self.maximum}"
