@@ -9,16 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from delegraph.errors import Unsupported
 
 from .evaluate import evaluate, numbers_of
-from .evaluate.small_floats import encoded
-from .inspection import Verdict, figures, page, verdicts
-from .ir.blocks import paired
+from .inspection import Verdict, figures, page, sample, verdicts
 from .ir.graph import Array, Graph, Value
 from .ir.text import render
-from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, DType, Type, stored_types
+from .ir.types import BLOCK_SCALED, DType
 from .serialise import read
 from .spec import TosaSpec, required, required_version
 
@@ -120,13 +117,10 @@ class TosaFormat:
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
-        """One random array an input: standard normal for floating point, small numbers for integers.
-
-        Raises Unsupported for what no memory holds.
-        """
-        rng, graph = np.random.default_rng(seed), _graph(path)
+        """One random array an input, on which the file runs. Raises Unsupported for what no memory holds."""
+        graph = _graph(path)
         with _within_memory(graph):
-            return [_random(v.type, rng) for v in graph.inputs]
+            return sample(graph, seed)
 
     @staticmethod
     def run(path: Path, inputs: Sequence[Array]) -> list[tuple[str, Array]]:
@@ -175,23 +169,3 @@ def _name(position: int, value: Value) -> str:
 
 def _readable(array: Array, dtype: DType) -> Array:
     return numbers_of(array, dtype) if dtype is DType.BF16 or dtype in BLOCK_SCALED else array
-
-
-def _random(type: Type, rng: np.random.Generator) -> Array:
-    """Elements that are valid in any integer type; BF16 is the upper half of a float32, scales are from 1/2 to 2."""
-    array = ARRAY_DTYPES[type.dtype]
-    if type.dtype in BLOCK_SCALED:
-        values, scales = (_random(t, rng) for t in stored_types(type))
-        return paired(values, scales, type)
-    if type.dtype is DType.FP8UE8M0:
-        return rng.integers(126, 129, type.shape).astype(array)
-    if type.dtype in SMALL_FLOATS:
-        return encoded(rng.standard_normal(type.shape), type.dtype)
-    if type.dtype is DType.BF16:
-        return (rng.standard_normal(type.shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    if array.kind == "f":
-        return rng.standard_normal(type.shape).astype(array)
-    if array.kind == "b":
-        return rng.integers(0, 2, type.shape).astype(bool)
-    smallest, largest = (-8, 8) if type.dtype is DType.INT4 else (-128, 128)
-    return rng.integers(smallest if array.kind == "i" else 0, largest, type.shape).astype(array)

@@ -3,5 +3,6 @@
 from .figures import Figures, figures
 from .outside import Verdict, verdicts
 from .page import page
+from .sampling import sample
 
-__all__ = ["Figures", "Verdict", "figures", "page", "verdicts"]
+__all__ = ["Figures", "Verdict", "figures", "page", "sample", "verdicts"]

@@ -1,0 +1,79 @@
+"""Random inputs for a graph: indices are inside of what they choose from, where that can be seen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..evaluate.small_floats import encoded
+from ..ir import operators as ops
+from ..ir.blocks import paired
+from ..ir.graph import Array, Graph, Operator, Value
+from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, DType, Type, stored_types
+
+_GATHERING = (ops.GATHER, ops.ROW_GATHER, ops.ROW_GATHER_BLOCK_SCALED)
+_MOVING = (ops.IDENTITY, ops.RESHAPE, ops.TRANSPOSE, ops.REVERSE, ops.TILE, ops.SLICE, ops.CONCAT)
+
+
+def sample(graph: Graph, seed: int) -> list[Array]:
+    """One array an input: standard normal for floating point, small numbers for integers.
+
+    Inputs that choose rows, directly or after they were only moved, have indices of rows; those that SCATTER takes
+    itself name none twice.
+    """
+    rng, rows = np.random.default_rng(seed), _rows(graph)
+    distinct = {op.indices for op in graph.operators if isinstance(op, ops.SCATTER)}
+    return [_indices(v, rows[v], v in distinct, rng) if v in rows else _elements(v.type, rng) for v in graph.inputs]
+
+
+def _rows(graph: Graph) -> dict[Value, int]:
+    """How many rows there are to choose from for each value that is used as indices."""
+    rows: dict[Value, int] = {}
+    for operator in reversed(graph.operators):
+        for value, count in _chosen(operator, rows):
+            rows[value] = min(count, rows.get(value, count))
+    return rows
+
+
+def _chosen(operator: Operator, rows: dict[Value, int]) -> list[tuple[Value, int]]:
+    if isinstance(operator, ops.SCATTER):
+        return [(operator.indices, operator.values_in.shape[1])]
+    if isinstance(operator, _GATHERING):
+        return [(operator.indices, operator.inputs[0].shape[1] - _rows_at_once(operator) + 1)]
+    if isinstance(operator, _MOVING) and operator.outputs[0] in rows:
+        return [(v, rows[operator.outputs[0]]) for v in operator.inputs if v.dtype is not DType.SHAPE]
+    return []
+
+
+def _rows_at_once(operator: Operator) -> int:
+    """What an index names the first of."""
+    count = getattr(operator, "row_count", None)
+    return int(count.constant.materialise()[0]) if count is not None and count.constant is not None else 1
+
+
+def _indices(value: Value, rows: int, distinct: bool, rng: np.random.Generator) -> Array:
+    dtype = ARRAY_DTYPES[value.dtype]
+    if distinct and value.shape[1] <= rows:
+        each = [rng.permutation(rows)[: value.shape[1]] for _ in range(value.shape[0])]
+        return np.stack(each).astype(dtype)
+    given: Array = rng.integers(0, max(rows, 1), value.shape).astype(dtype)
+    return given
+
+
+def _elements(type: Type, rng: np.random.Generator) -> Array:
+    """Elements that are valid in any integer type; BF16 is the upper half of a float32, scales are from 1/2 to 2."""
+    array = ARRAY_DTYPES[type.dtype]
+    if type.dtype in BLOCK_SCALED:
+        values, scales = (_elements(t, rng) for t in stored_types(type))
+        return paired(values, scales, type)
+    if type.dtype is DType.FP8UE8M0:
+        return rng.integers(126, 129, type.shape).astype(array)
+    if type.dtype in SMALL_FLOATS:
+        return encoded(rng.standard_normal(type.shape), type.dtype)
+    if type.dtype is DType.BF16:
+        return (rng.standard_normal(type.shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if array.kind == "f":
+        return rng.standard_normal(type.shape).astype(array)
+    if array.kind == "b":
+        return rng.integers(0, 2, type.shape).astype(bool)
+    smallest, largest = (-8, 8) if type.dtype is DType.INT4 else (-128, 128)
+    return rng.integers(smallest if array.kind == "i" else 0, largest, type.shape).astype(array)
