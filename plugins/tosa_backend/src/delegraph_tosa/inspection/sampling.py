@@ -51,12 +51,12 @@ def _rows_at_once(operator: Operator) -> int:
 
 
 def _indices(value: Value, rows: int, distinct: bool, rng: np.random.Generator) -> Array:
-    dtype = ARRAY_DTYPES[value.dtype]
     if distinct and value.shape[1] <= rows:
         each = [rng.permutation(rows)[: value.shape[1]] for _ in range(value.shape[0])]
-        return np.stack(each).astype(dtype)
-    given: Array = rng.integers(0, max(rows, 1), value.shape).astype(dtype)
-    return given
+        given: Array = np.stack(each)
+    else:
+        given = rng.integers(0, max(rows, 1), value.shape)
+    return given.astype(ARRAY_DTYPES[value.dtype])
 
 
 def _elements(type: Type, rng: np.random.Generator) -> Array:
