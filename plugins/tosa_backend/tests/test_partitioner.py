@@ -8,7 +8,9 @@ import delegraph
 import pytest
 import torch
 import torch.nn.functional as F
+from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
+from delegraph.partitioner import CapabilityPartitioner
 from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.lowering import lower_program
 from delegraph_tosa.partitioner import TOSAPartitioner, TOSASupport
@@ -200,6 +202,32 @@ def test_an_integer_constant_that_the_host_needs_too_keeps_nobody_out():
     (row,) = lowered.report.delegates
     assert row.operators["aten.mul.Tensor"] == 1 and [a.name for a in row.inputs] == ["args_0"]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
+
+
+class Elsewhere(BackendDetails):
+    """Another backend, whose delegates TOSA sees as calls that it is not asked about."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+
+@pytest.mark.parametrize("elsewhere", [aten.gather.default, aten.sort.default], ids=["in a delegate", "on the host"])
+def test_an_integer_constant_leaves_no_partition(elsewhere):
+    """Neither for another backend's delegate, nor where it is made of what the host computes."""
+
+    def forward(m, x):
+        rows = torch.arange(3)[:, None].expand(3, 4) + 0
+        ones = torch.ones_like(torch.sort(x + 1)[0], dtype=torch.int64)
+        return torch.gather(x * 2, 0, rows) + ones, torch.special.i0(ones * 1.0) + ones
+
+    inputs = (torch.randn(3, 4),)
+    other = CapabilityPartitioner(lambda n: None if n.target is elsewhere else "not mine", "Elsewhere")
+    with delegraph.register(Elsewhere):
+        program = export(forward, *inputs)
+        lowered = delegraph.lower(program, backends=[other, "tosa"], on_missing_runtime="eager")
+        assert lowered.verify(*inputs).relative_error < 1e-6
+    assert len({d.backend_id for d in lowered.delegates}) == 2
 
 
 def test_a_call_whose_pieces_are_constants_and_host_calls_stays_whole():

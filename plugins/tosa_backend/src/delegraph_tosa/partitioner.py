@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import torch
 from delegraph.errors import Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.signature import constant_placeholders
@@ -19,6 +20,8 @@ from .lowering.rules import Result, apply, bind, is_unpacking, rule_of
 from .options import Options
 from .spec import TosaSpec
 from .torch_types import refused, type_of
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 def _nothing() -> Array:
@@ -107,6 +110,7 @@ class TOSASupport:
         self._memo: dict[Hashable, Any] = {}
         self._constants: set[Node] = set()
         self._refused: set[Node] = set()
+        self._copied: set[Node] = set()
         self._run = self._fresh()
 
     def _fresh(self) -> DryRun:
@@ -115,7 +119,7 @@ class TOSASupport:
     def begin(self, exported_program: ExportedProgram) -> None:
         """A new program: forget the last one."""
         self._constants = constant_placeholders(exported_program)
-        self._refused = set()
+        self._refused, self._copied = set(), set()
         self._run = self._fresh()
 
     def why_not(self, node: Node) -> str | None:
@@ -126,8 +130,12 @@ class TOSASupport:
         return why
 
     def is_constant(self, node: Node) -> bool:
-        """Whether an accepted node folds to a constant."""
-        return _all_constant(self._run.values.get(node))
+        """Whether an accepted node folds to a constant, and takes nothing that has to be computed before it."""
+        made_of = (_call(i) for i in node.all_input_nodes if i.op == "call_function")
+        known = _all_constant(self._run.values.get(node)) and all(i in self._copied for i in made_of)
+        if known:
+            self._copied.add(node)
+        return known
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
         """Refusals of what shows only in a whole partition; {} if ``TOSABackend`` compiles it."""
@@ -154,12 +162,18 @@ class TOSASupport:
 
     def _leaves(self, node: Node, value: Value, inside: set[Node]) -> bool:
         """Whether somebody outside needs the value. Who else uses a constant that a partition uses has its own."""
-        if value.constant is None:
+        if value.constant is None or _call(node) not in self._copied:
             return any(u not in inside for u in node.users)
         return not any(u.op == "call_function" and not self._is_refused(u) for u in node.users)
 
     def _is_refused(self, node: Node) -> bool:
-        return node in self._refused or (is_unpacking(node) and self._is_refused(node.args[0]))  # type: ignore[arg-type]
+        """Or another backend's, which is not asked about."""
+        return node.target is _CALL_DELEGATE or _call(node) in self._refused
+
+
+def _call(node: Node) -> Node:
+    """The call that ``node`` takes one of several results of, or itself."""
+    return _call(node.args[0]) if is_unpacking(node) else node  # type: ignore[arg-type]
 
 
 def _all_constant(result: Result) -> bool:
