@@ -1,4 +1,4 @@
-"""Kernels of CAST and RESCALE (specification 2.12)."""
+"""Kernels of CAST and RESCALE (specification: Type Conversion)."""
 
 from __future__ import annotations
 

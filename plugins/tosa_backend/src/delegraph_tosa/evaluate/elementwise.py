@@ -1,4 +1,4 @@
-"""Kernels of the elementwise operators (specification 2.3 to 2.7)."""
+"""Kernels of the elementwise operators (specification: Activation Functions to Comparison Operators)."""
 
 from __future__ import annotations
 

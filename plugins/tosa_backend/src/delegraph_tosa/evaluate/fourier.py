@@ -1,4 +1,4 @@
-"""Kernels of the Fourier transforms (specification 2.2, EXT-FFT), computed in fp64."""
+"""Kernels of the Fourier transforms (specification: FFT2D, RFFT2D; EXT-FFT), computed in fp64."""
 
 from __future__ import annotations
 

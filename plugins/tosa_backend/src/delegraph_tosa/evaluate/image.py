@@ -1,4 +1,4 @@
-"""Kernels of pooling and resizing (specification 2.2 and 2.10). Both axes are done one after the other."""
+"""Kernels of pooling and resizing (specification: Tensor Operators, RESIZE). Both axes are done one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of data layout, GATHER, SCATTER and IDENTITY (specification 2.9, 2.11, 2.13). Views where possible."""
+"""Kernels of data movement (specification: Data Layout, Scatter/Gather Operators, IDENTITY). Views where possible."""
 
 from __future__ import annotations
 

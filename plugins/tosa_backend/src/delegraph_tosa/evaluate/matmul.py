@@ -1,4 +1,4 @@
-"""Matrix products: the arithmetic that MATMUL and the convolutions share (specification 2.2)."""
+"""Matrix products: the arithmetic that MATMUL and the convolutions share (specification: MATMUL)."""
 
 from __future__ import annotations
 

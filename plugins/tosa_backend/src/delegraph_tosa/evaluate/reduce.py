@@ -1,4 +1,4 @@
-"""Kernels of the reductions and of ARGMAX (specification 2.2 and 2.8)."""
+"""Kernels of the reductions and of ARGMAX (specification: ARGMAX, Reduction Operators)."""
 
 from __future__ import annotations
 

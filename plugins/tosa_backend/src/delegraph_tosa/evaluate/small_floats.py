@@ -2,7 +2,7 @@
 
 FP8 is OCP-OFP8's: E4M3 has no infinities, and one NaN of each sign; E5M2 is the upper half of an fp16. FP6, FP4, the
 scale E8M0 and MXINT8 are OCP-MX's: FP6 and FP4 have neither infinities nor NaN, E8M0 is a power of two without a sign,
-MXINT8 an integer in units of 1/64 (specification 1.5).
+MXINT8 an integer in units of 1/64 (specification: Supported Number Formats).
 """
 
 from __future__ import annotations
