@@ -1,4 +1,4 @@
-"""Kernels of the convolutions (specification: Tensor Operators): windows are copied to a matrix, some rows at a time."""
+"""Kernels of the convolutions (specification: Tensor Operators): windows are copied to a matrix, a few rows at once."""
 
 from __future__ import annotations
 

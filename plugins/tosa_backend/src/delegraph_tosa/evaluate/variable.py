@@ -1,4 +1,4 @@
-"""Kernels of variables (specification: Variable Operators): tensors that keep their value as long as one program is run.
+"""Kernels of variables (specification: Variable Operators): tensors that keep their value while one program is run.
 
 A program starts from the initial values each time; a graph of control flow sees the variables of the one it is in.
 """
