@@ -90,3 +90,10 @@ def test_unwritable_paths(tmp_path):
         (tmp_path / "d").mkdir()
         write_whole(tmp_path / "d", b"x")
     assert os.listdir(tmp_path) == ["d"]
+
+
+def test_imaginary_parts_count():
+    wanted = torch.tensor([1 + 1j, 2 - 3j])
+    (found,) = compare((wanted + torch.tensor([0, 4j]),), (wanted,)).outputs
+    assert found.max_abs_error == 4 and found.max_abs_value == pytest.approx(13**0.5)
+    assert compare((wanted,), (wanted.real,)).outputs[0].max_abs_error == 3

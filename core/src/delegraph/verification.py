@@ -74,14 +74,20 @@ def compare(got: Any, wanted: Any) -> Verification:
 def _figures(name: str, got: Any, wanted: Any) -> OutputFigures:
     if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
         return OutputFigures(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted))
-    a, b = torch.as_tensor(got).detach().double(), torch.as_tensor(wanted).detach().double()
+    a, b = map(_wide, (got, wanted))
     if a.shape != b.shape:
         return OutputFigures(name, tuple(b.shape), float("inf"), _largest(b), b.numel())
     same = (a == b) | (a.isnan() & b.isnan())
     finite = a.isfinite() & b.isfinite()
-    error = torch.where(finite, (a - b).abs(), torch.zeros_like(a))
+    error = torch.where(finite, (a - b).abs(), 0.0)
     odd = int((~finite & ~same).sum())
     return OutputFigures(name, tuple(b.shape), _largest(error), _largest(torch.where(finite, b, 0.0)), odd)
+
+
+def _wide(value: Any) -> torch.Tensor:
+    """In float64, or complex128."""
+    tensor = torch.as_tensor(value).detach()
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _largest(tensor: torch.Tensor) -> float:
