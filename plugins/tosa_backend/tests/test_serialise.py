@@ -128,6 +128,13 @@ def test_locations_are_stored_on_request_only():
     judges.check_strictly(located)
 
 
+def test_a_file_name_that_is_no_text_does_not_stop_the_writer():
+    """Python keeps bytes of a path that are no UTF-8 as halves of surrogate pairs."""
+    graph = small()
+    graph.operators[0].source = "m\udc80del.py:3"
+    assert read(TosaFile(graph, DEFAULT, locations=True).join()).operators[0].source == "m\\udc80del.py:3"
+
+
 # -- round trips -----------------------------------------------------------------------------------------------------
 
 

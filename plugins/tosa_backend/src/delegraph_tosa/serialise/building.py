@@ -65,7 +65,8 @@ class SharingBuilder:
         return int(self._builder.EndObject()), distances
 
     def string(self, text: str) -> int:
-        return self._share(("string", text), lambda: int(self._builder.CreateString(text)))
+        """Half a surrogate pair, which the name of a file may have and UTF-8 has not, is written as its escape."""
+        return self._share(("string", text), lambda: int(self._builder.CreateString(text, errors="backslashreplace")))
 
     def strings(self, texts: Sequence[str]) -> int:
         return self.offsets([self.string(text) for text in texts])
