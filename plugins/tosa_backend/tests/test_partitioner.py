@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
+from delegraph.lowering.trace import Tracer
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.lowering import lower_program
@@ -234,3 +235,29 @@ def test_a_call_whose_pieces_are_constants_and_host_calls_stays_whole():
     lowered = delegraph.lower(export(lambda m, x: torch.roll(x, 1, 1) * 2, torch.ones(4, 4)), backends=["tosa"])
     assert [r.operator for r in lowered.report.refusals] == ["aten.roll.default"]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
+
+
+def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
+    """It is refused for its sizes, which its pieces would have too."""
+    traced = []
+    real = Tracer.pieces
+    monkeypatch.setattr(Tracer, "pieces", lambda self, node, how: traced.append(node) or real(self, node, how))
+    layer, rows = nn.LayerNorm(4).eval(), {0: torch.export.Dim("rows", max=64)}
+    program = torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=(rows,))
+    lowered = delegraph.lower(program, backends=["tosa"])
+    assert [r.operator for r in lowered.report.refusals] == ["aten.layer_norm.default"]
+    assert "has the dynamic shape" in lowered.report.refusals[0].reason
+    assert {str(n.target) for n in traced} <= {
+        "aten.layer_norm.default",
+        "aten.native_layer_norm.default",
+    }  # for the host
+    assert lowered.verify(torch.randn(5, 4)).relative_error < 1e-6
+
+
+def test_a_constant_whose_user_somebody_else_refuses():
+    """A check that the user adds refuses before TOSA is asked; what it uses is then in no delegate."""
+    program = export(lambda m, x: x * m.w[0], torch.ones(4), w=torch.ones(2, 4))
+    who = TOSAPartitioner("TOSA-1.0+INT")
+    who.additional_checks = (lambda n: "not here" if n.target is aten.mul.Tensor else None,)
+    lowered = delegraph.lower(program, backends=[who])
+    assert not lowered.delegates and lowered.verify(torch.randn(4)).relative_error == 0

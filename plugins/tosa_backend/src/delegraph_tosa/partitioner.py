@@ -19,7 +19,7 @@ from .lowering.program import Interpreter
 from .lowering.rules import Result, apply, bind, is_unpacking, rule_of
 from .options import Options
 from .spec import TosaSpec
-from .torch_types import refused, type_of
+from .torch_types import refused, type_of, why_not_static
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
@@ -109,7 +109,7 @@ class TOSASupport:
         self._t = Tosa(spec)
         self._memo: dict[Hashable, Any] = {}
         self._constants: set[Node] = set()
-        self._refused: set[Node] = set()
+        self._accepted: set[Node] = set()
         self._copied: set[Node] = set()
         self._run = self._fresh()
 
@@ -119,14 +119,14 @@ class TOSASupport:
     def begin(self, exported_program: ExportedProgram) -> None:
         """A new program: forget the last one."""
         self._constants = constant_placeholders(exported_program)
-        self._refused, self._copied = set(), set()
+        self._accepted, self._copied = set(), set()
         self._run = self._fresh()
 
     def why_not(self, node: Node) -> str | None:
         """Why ``node`` is not lowered for this target; None if it is. Asked in graph order."""
         why = self._run.why_not(node)
-        if why is not None:
-            self._refused.add(node)
+        if why is None:
+            self._accepted.add(node)
         return why
 
     def is_constant(self, node: Node) -> bool:
@@ -146,7 +146,7 @@ class TOSASupport:
             if why is not None:
                 found[node] = why
                 run.values.pop(node, None)
-        self._refused.update(found)
+        self._accepted.difference_update(found)
         return found
 
     def _why_not_result(self, run: DryRun, node: Node, inside: set[Node]) -> str | None:
@@ -168,7 +168,7 @@ class TOSASupport:
 
     def _is_refused(self, node: Node) -> bool:
         """Or another backend's, which is not asked about."""
-        return node.target is _CALL_DELEGATE or _call(node) in self._refused
+        return node.target is _CALL_DELEGATE or _call(node) not in self._accepted
 
 
 def _call(node: Node) -> Node:
@@ -197,4 +197,17 @@ class TOSAPartitioner(CapabilityPartitioner):
         input_order: str | None = None,
     ) -> None:
         options = Options.of(str(spec), debug_artifact_path, input_order)
-        super().__init__(TOSASupport(options.spec), "TOSABackend", options.compile_specs(), spec={"spec": options.spec})
+        super().__init__(
+            TOSASupport(options.spec),
+            "TOSABackend",
+            options.compile_specs(),
+            additional_checks=(why_not_dynamic,),
+            spec={"spec": options.spec},
+        )
+
+
+def why_not_dynamic(node: Node) -> str | None:
+    """Refuses calls on sizes that are known at run time only, for good: their pieces have the same sizes."""
+    named = [*((i, f"the input {i.name}") for i in node.all_input_nodes), (node, "the result")]
+    found = (why_not_static(n.meta["val"], what) for n, what in named if isinstance(n.meta.get("val"), torch.Tensor))
+    return next((why for why in found if why is not None), None)

@@ -52,15 +52,23 @@ def type_of(val: Any, what: str = "a value") -> Type:
     if val.layout is not torch.strided:
         raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
     shape = tuple(val.shape)
+    why = why_not_static(val, what)
+    if why is not None:
+        raise refused(why)
     for size in shape:
-        if type(size) is not int:
-            raise refused(f"{what} has the dynamic shape {list(shape)}; TOSA 1.0 wants every size at compile time")
         if size < 1:
             raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
     dtype = DTYPES.get(val.dtype)
     if dtype is None:
         raise refused(f"{what}: {_why_no_dtype(val.dtype)}")
     return Type(shape, dtype)
+
+
+def why_not_static(val: torch.Tensor, what: str) -> str | None:
+    """What to say of a size that is known at run time only; None if there is none."""
+    if all(type(size) is int for size in val.shape):
+        return None
+    return f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time"
 
 
 def _no_tensor(val: Any, what: str) -> str:
