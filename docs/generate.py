@@ -14,7 +14,7 @@ from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
 from delegraph_tosa.ir.rulebook import Rule as TosaRule
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType
 from delegraph_tosa.lowering import RULES
-from delegraph_tosa.lowering.rules import Rule
+from delegraph_tosa.lowering.registry import Rule
 from delegraph_tosa.spec.table import Mode, rows
 from torch._ops import OpOverload
 

@@ -32,7 +32,7 @@ from delegraph_tosa.evaluate.kernels import numbers_of
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator, Value
 from delegraph_tosa.ir.types import FLOAT8, DType, ResizeMode
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from samples import merged
 

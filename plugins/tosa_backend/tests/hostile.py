@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from delegraph_tosa.ir.types import DType
-from delegraph_tosa.serialise.building import Field, SharingBuilder
-from delegraph_tosa.serialise.schema import CODES, IDENTIFIER
+from delegraph_tosa.serialize.building import Field, SharingBuilder
+from delegraph_tosa.serialize.schema import CODES, IDENTIFIER
 
 SIZE = 1 << 16
 """About how many bytes a file has."""

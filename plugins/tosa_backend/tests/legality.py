@@ -17,7 +17,7 @@ import judges
 from delegraph.errors import DelegraphError
 from delegraph_tosa.ir.graph import Graph, Illegal
 from delegraph_tosa.ir.types import DType
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec, required
 from delegraph_tosa.spec.table import Mode, rows
 from delegraph_tosa.spec.target import extensions

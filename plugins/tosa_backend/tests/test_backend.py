@@ -14,7 +14,7 @@ from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteE
 from delegraph_tosa.backend import TOSABackend, compile_program, filter_tosa_compile_specs
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.partitioner import TOSAPartitioner
-from delegraph_tosa.serialise import read
+from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
 

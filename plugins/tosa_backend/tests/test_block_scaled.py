@@ -11,7 +11,7 @@ from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.blocks import paired, parted
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Illegal, Literal, Scaled, Value, literal
-from delegraph_tosa.ir.text import parse, render
+from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import (
     BLOCK_SCALED,
     FLOATS,
@@ -23,8 +23,8 @@ from delegraph_tosa.ir.types import (
     why_not_blocks,
 )
 from delegraph_tosa.runtime import LoadedGraph
-from delegraph_tosa.serialise import TosaFile, read, writer
-from delegraph_tosa.serialise.schema import MXFP_READER
+from delegraph_tosa.serialize import TosaFile, read, writer
+from delegraph_tosa.serialize.schema import MXFP_READER
 from delegraph_tosa.spec import TosaSpec, required, required_version
 from delegraph_tosa.validate import violations
 from samples import apply, samples

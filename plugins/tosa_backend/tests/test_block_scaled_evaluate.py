@@ -14,7 +14,7 @@ from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.blocks import paired, parted
 from delegraph_tosa.ir.graph import Graph, Literal, Operator, Scaled, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, BlockSize, DType, ResizeMode, Type, stored_types
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.spec.target import extensions
 from samples import apply

@@ -9,7 +9,7 @@ from accuracy import compliant, is_float, reference
 from delegraph_tosa.evaluate import KERNELS, evaluate
 from delegraph_tosa.ir.operators import VARIABLE, VARIABLE_READ, VARIABLE_WRITE
 from delegraph_tosa.ir.types import ARRAY_DTYPES
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from kernel_cases import CASES
 from samples import samples

@@ -12,7 +12,7 @@ from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 
 

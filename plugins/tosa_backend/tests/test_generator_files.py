@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from delegraph.errors import FormatError
 from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
-from delegraph_tosa.serialise import TosaFile, read
+from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec, required, required_version
 from delegraph_tosa.spec.target import extensions
 from delegraph_tosa.validate import violations

@@ -10,7 +10,7 @@ from collections import Counter
 import hostile
 import pytest
 from delegraph.errors import FormatError
-from delegraph_tosa.serialise import TosaFile, read
+from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 from samples import samples
 

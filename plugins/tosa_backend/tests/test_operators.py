@@ -12,7 +12,7 @@ import pytest
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Illegal, Value, literal
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType, NanMode, ResizeMode, RoundingMode, Type
-from delegraph_tosa.serialise import schema
+from delegraph_tosa.serialize import schema
 
 F32, I8, I16, I32 = DType.FP32, DType.INT8, DType.INT16, DType.INT32
 TABLE = {

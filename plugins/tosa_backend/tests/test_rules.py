@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from delegraph_tosa.backend import compile_program
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.lowering import RULES, lower_program
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.validate import violations
 from torch import nn

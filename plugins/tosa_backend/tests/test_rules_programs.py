@@ -6,7 +6,7 @@ import delegraph
 import pytest
 import torch
 import torch.nn.functional as F
-from delegraph_tosa.serialise import read
+from delegraph_tosa.serialize import read
 from torch import nn
 
 torch.set_num_threads(1)

@@ -6,11 +6,11 @@ import judges
 import numpy as np
 import pytest
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.inspection import sample
+from delegraph_tosa.tools import sample
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from samples import apply, samples
 from structured import structured

@@ -11,7 +11,7 @@ from delegraph.errors import OptionError
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, RoundingMode, Type
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import DEFAULT, TosaSpec, required
 from samples import RECIPES, apply, merged, samples
 

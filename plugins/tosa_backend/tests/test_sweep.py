@@ -15,7 +15,7 @@ from accuracy import reference as in_fp64
 from delegraph_tosa.evaluate import evaluate, why_not
 from delegraph_tosa.ir.graph import Graph
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType
-from delegraph_tosa.serialise import TosaFile, read
+from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 from samples import arrays, samples
 

@@ -11,9 +11,9 @@ from delegraph.errors import FormatError
 from delegraph.source import Source
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
-from delegraph_tosa.ir.text import parse, render
+from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import DEFAULT
 from samples import apply, samples
 

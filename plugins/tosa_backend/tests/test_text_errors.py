@@ -9,7 +9,7 @@ import pytest
 from delegraph.errors import FormatError
 from delegraph_tosa.format import TosaInspection
 from delegraph_tosa.ir.graph import Graph
-from delegraph_tosa.ir.text import parse, render
+from delegraph_tosa.text import parse, render
 from samples import samples
 from structured import structured
 

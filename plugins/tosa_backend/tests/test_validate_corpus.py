@@ -11,7 +11,7 @@ import judges
 import pytest
 from corpus import Illegal, illegal, legal
 from delegraph.errors import DelegraphError, FormatError
-from delegraph_tosa.serialise import TosaFile, read
+from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.validate import violations
 from samples import arrays

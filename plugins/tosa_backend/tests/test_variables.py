@@ -8,7 +8,7 @@ from delegraph_tosa.evaluate import Program, evaluate
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
-from delegraph_tosa.serialise import TosaFile, read
+from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 from samples import apply
 

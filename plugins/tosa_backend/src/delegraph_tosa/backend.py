@@ -11,10 +11,10 @@ from delegraph.files import write_whole
 from torch.export import ExportedProgram
 
 from .ir.graph import Graph, Operator
-from .legalise import legalise, sources_of
+from .passes import legalise, sources_of
 from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
-from .serialise import TosaFile
+from .serialize import TosaFile
 from .spec import TosaSpec, required
 from .validate import validate
 

@@ -12,11 +12,11 @@ from typing import Any
 from delegraph.errors import Unsupported
 
 from .evaluate import evaluate, numbers_of
-from .inspection import Verdict, figures, page, sample, verdicts
+from .tools import Verdict, figures, page, sample, verdicts
 from .ir.graph import Array, Graph, Value
-from .ir.text import render
+from .text import render
 from .ir.types import BLOCK_SCALED, DType
-from .serialise import read
+from .serialize import read
 from .spec import TosaSpec, required, required_version
 
 ELIDED = 16

@@ -15,11 +15,11 @@ from torch.fx import Node
 from .ir.graph import Array, Deferred, Value
 from .ir.types import Type
 from .lowering.builder import Tosa
-from .lowering.program import Interpreter
-from .lowering.rules import Result, apply, bind, is_unpacking, rule_of
+from .lowering.interpreter import Interpreter
+from .lowering.registry import Result, apply, bind, is_unpacking, rule_of
 from .options import Options
 from .spec import TosaSpec
-from .torch_types import refused, type_of, why_not_static
+from .lowering.torch_types import refused, type_of, why_not_static
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 

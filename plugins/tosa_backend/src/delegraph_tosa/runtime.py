@@ -14,7 +14,7 @@ from .evaluate import Program, check_inputs
 from .ir.graph import Array, Graph
 from .ir.types import BLOCK_SCALED
 from .options import Options
-from .serialise import read
+from .serialize import read
 
 Scalar = int | float | bool
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import judges
 from delegraph_tosa.ir.types import DType
-from delegraph_tosa.serialise import TosaFile
+from delegraph_tosa.serialize import TosaFile
 from samples import arrays
 
 from . import Broken

@@ -1,9 +1,9 @@
 """From ATen to TOSA: one rule an operator, which is support check, type rule and lowering at once."""
 
-from . import activation, cast, comparison, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape
+from .aten import activation, cast, comparison, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape
 from .builder import Tosa
-from .program import Origin, lower_program
-from .rules import RULES, lowers
+from .interpreter import Origin, lower_program
+from .registry import RULES, lowers
 
 FAMILIES = (activation, cast, comparison, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape)
 """The modules whose import registers the rules."""

@@ -17,7 +17,7 @@ from ..ir import operators as tosa
 from ..ir.graph import Folded, Illegal, Literal, Operator, Value, literal
 from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, Type
 from ..spec import TosaSpec
-from ..torch_types import refused
+from .torch_types import refused
 
 Operand = Value | float
 """A value, or a Python number that becomes a constant of the other operand's type."""

@@ -10,9 +10,9 @@ import torch
 
 from ..ir.graph import Value
 from ..ir.types import FLOATS, DType
-from ..torch_types import TORCH_DTYPES, dtype_of
+from .torch_types import TORCH_DTYPES, dtype_of
 from .builder import Operand, Tosa
-from .cast import converted
+from .aten.cast import converted
 
 
 def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:

@@ -1,0 +1,31 @@
+"""The elements of constants as files and texts have them."""
+
+from __future__ import annotations
+
+from delegraph.errors import InternalError
+
+from ..ir.blocks import parted
+from ..ir.graph import Array, Folded, Scaled, Value
+from ..ir.types import BLOCK_SCALED
+
+
+def stored_elements(value: Value) -> tuple[Array, ...]:
+    """The elements of a constant, an array for each of ``types.stored_types``: values and scales are apart.
+
+    Expressions over constants are evaluated here and nowhere earlier.
+    """
+    if isinstance(value.constant, Scaled):
+        return value.constant.values, value.constant.scales
+    elements = _elements(value)
+    return parted(elements, value.type) if value.dtype in BLOCK_SCALED else (elements,)
+
+
+def _elements(value: Value) -> Array:
+    constant = value.constant
+    if isinstance(constant, Folded):
+        from . import materialise
+
+        return materialise(value)
+    if constant is None:
+        raise InternalError("internal", f"{value!r} was taken for a constant and is none")
+    return constant.materialise()

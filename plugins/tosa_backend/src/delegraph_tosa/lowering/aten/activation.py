@@ -1,0 +1,178 @@
+"""Activation functions. Those with a kink keep infinities and NaN as torch does."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS
+from ..builder import Operand, Tosa
+from .elementwise import inverse, scaled
+from ..promotion import floating, promoted
+from ..registry import lowers
+
+aten = torch.ops.aten
+inf = math.inf
+
+
+def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
+    """x between ``low`` and ``high``; a limit below the other one gives the upper one everywhere, as in torch."""
+    if low is not None and high is not None and low > high:
+        low = high
+    if x.dtype in FLOATS:
+        return t.clamp(x, -inf if low is None else low, inf if high is None else high)
+    whole = all(limit is None or isinstance(limit, int) for limit in (low, high))
+    t.require(whole, f"the limits {low} and {high} on {x.dtype} are not lowered, only whole numbers")
+    x = x if low is None else t.maximum(x, low)
+    return x if high is None else t.minimum(x, high)
+
+
+@lowers(aten.relu.default)
+def relu(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; the upper limit is infinity, not the largest number: relu(inf) is inf"""
+    return limited(t, self, 0, None)
+
+
+@lowers(aten.relu6.default)
+def relu6(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return limited(t, self, 0, 6)
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(t: Tosa, self: Value, min_val: float, max_val: float) -> Value:
+    """[*S] -> [*S]"""
+    return limited(t, self, min_val, max_val)
+
+
+@lowers(aten.clamp.default, aten.clip.default)
+def clamp(t: Tosa, self: Value, min: float | None, max: float | None) -> Value:
+    """[*S] -> [*S]"""
+    return limited(t, self, min, max)
+
+
+@lowers(aten.clamp_min.default)
+def clamp_min(t: Tosa, self: Value, min: float) -> Value:
+    """[*S] -> [*S]"""
+    return limited(t, self, min, None)
+
+
+@lowers(aten.clamp_max.default)
+def clamp_max(t: Tosa, self: Value, max: float) -> Value:
+    """[*S] -> [*S]"""
+    return limited(t, self, None, max)
+
+
+@lowers(aten.clamp.Tensor)
+def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> Value:
+    """[*S], [*S], [*S] -> [*S]"""
+    x: Operand = self
+    if min is not None:
+        x = t.maximum(*promoted(t, x, min))
+    if max is not None:
+        x = t.minimum(*promoted(t, x, max))
+    assert isinstance(x, Value)
+    return x
+
+
+@lowers(aten.sigmoid.default)
+def sigmoid(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.sigmoid(_float(t, self))
+
+
+@lowers(aten.tanh.default)
+def tanh(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.tanh(_float(t, self))
+
+
+@lowers(aten.silu.default)
+def silu(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; x * sigmoid(x)"""
+    return t.mul(self, t.sigmoid(self))
+
+
+@lowers(aten.hardsigmoid.default)
+def hardsigmoid(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; clamp(x + 3, 0, 6) / 6"""
+    return t.mul(t.clamp(t.add(self, 3), 0, 6), 1 / 6)
+
+
+@lowers(aten.hardswish.default)
+def hardswish(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; x * clamp(x + 3, 0, 6) / 6"""
+    return t.mul(t.mul(self, t.clamp(t.add(self, 3), 0, 6)), 1 / 6)
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
+    """[*S] -> [*S]; the larger of x and slope * x, if the slope allows"""
+    sloped = t.mul(self, negative_slope)
+    if 0 < negative_slope <= 1:
+        return t.maximum(self, sloped)
+    return t.select(t.greater(self, 0), self, sloped)
+
+
+@lowers(aten.elu.default)
+def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
+    """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below"""
+    below = expm1(t, t.mul(t.minimum(self, 0), input_scale))
+    return t.select(t.greater(self, 0), _times(t, self, scale), _times(t, below, alpha * scale))
+
+
+@lowers(aten.celu.default)
+def celu(t: Tosa, self: Value, alpha: float) -> Value:
+    """[*S] -> [*S]; x above 0, alpha * (exp(x / alpha) - 1) below"""
+    return elu(t, self, alpha, 1, inverse(t, alpha, self.dtype))
+
+
+@lowers(aten.selu.default)
+def selu(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; the ELU that keeps mean and variance"""
+    return elu(t, self, 1.6732632423543772, 1.0507009873554805, 1)
+
+
+def _times(t: Tosa, x: Value, factor: float) -> Value:
+    result = scaled(t, x, factor)
+    assert isinstance(result, Value)
+    return result
+
+
+def expm1(t: Tosa, x: Value) -> Value:
+    """exp(x) - 1 for x <= 0, without losing the digits of a small x: 2 h / (1 - h) where h = tanh(x / 2)."""
+    half = t.tanh(t.mul(x, 0.5))
+    return t.mul(t.mul(half, 2), t.reciprocal(t.sub(1, half)))
+
+
+def log1p(t: Tosa, x: Value) -> Value:
+    """log(1 + x) for x >= 0, without losing the digits of a small x: there the first three terms of its series."""
+    series = t.mul(x, t.add(t.mul(x, t.add(t.mul(x, 1 / 3), -0.5)), 1))
+    return t.select(t.greater(x, 0.02), t.log(t.add(x, 1)), series)
+
+
+@lowers(aten.gelu.default)
+def gelu(t: Tosa, self: Value, approximate: str) -> Value:
+    """[*S] -> [*S]; x * P(X <= x), X normal; exactly by the error function, or by tanh"""
+    if approximate == "tanh":
+        cube = t.mul(t.mul(t.mul(self, self), self), 0.044715)
+        odd = t.tanh(t.mul(t.add(self, cube), math.sqrt(2 / math.pi)))
+    else:
+        odd = t.erf(t.mul(self, math.sqrt(0.5)))
+    return t.mul(t.mul(self, 0.5), t.add(odd, 1))
+
+
+@lowers(aten.softplus.default)
+def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
+    """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
+    steep = _times(t, self, beta)
+    curved = log1p(t, t.exp(t.minimum(steep, threshold)))
+    return t.select(t.greater(steep, threshold), self, _times(t, curved, inverse(t, beta, self.dtype)))
+
+
+def _float(t: Tosa, x: Value) -> Value:
+    result = floating(t, x)
+    assert isinstance(result, Value)
+    return result

@@ -1,0 +1,98 @@
+"""Comparisons and logic: truth values."""
+
+from __future__ import annotations
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import DType
+from ..builder import Operand, Tosa
+from .cast import converted
+from ..promotion import promoted
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+@lowers(aten.eq.Tensor, aten.eq.Scalar)
+def eq(t: Tosa, self: Value, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; truth values"""
+    left, right = promoted(t, self, other)
+    if isinstance(left, Value) and left.dtype is DType.BOOL:
+        return t.logical_not(t.logical_xor(left, right))
+    return t.equal(left, right)
+
+
+@lowers(aten.ne.Tensor, aten.ne.Scalar)
+def ne(t: Tosa, self: Value, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; truth values, NaN differs from everything"""
+    return t.logical_not(eq(t, self, other))
+
+
+@lowers(aten.gt.Tensor, aten.gt.Scalar)
+def gt(t: Tosa, self: Value, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; truth values"""
+    return t.greater(*promoted(t, self, other))
+
+
+@lowers(aten.ge.Tensor, aten.ge.Scalar)
+def ge(t: Tosa, self: Value, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; truth values"""
+    return t.greater_equal(*promoted(t, self, other))
+
+
+@lowers(aten.lt.Tensor, aten.lt.Scalar)
+def lt(t: Tosa, self: Value, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; truth values: the other one is greater"""
+    left, right = promoted(t, self, other)
+    return t.greater(right, left)
+
+
+@lowers(aten.le.Tensor, aten.le.Scalar)
+def le(t: Tosa, self: Value, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; truth values: the other one is greater or equal"""
+    left, right = promoted(t, self, other)
+    return t.greater_equal(right, left)
+
+
+@lowers(aten.logical_and.default)
+def logical_and(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; truth values, a number is true unless it is 0"""
+    return t.logical_and(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
+
+
+@lowers(aten.logical_or.default)
+def logical_or(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; truth values, a number is true unless it is 0"""
+    return t.logical_or(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
+
+
+@lowers(aten.logical_xor.default)
+def logical_xor(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; truth values, a number is true unless it is 0"""
+    return t.logical_xor(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
+
+
+@lowers(aten.logical_not.default)
+def logical_not(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; truth values, a number is true unless it is 0"""
+    return t.logical_not(converted(t, self, DType.BOOL))
+
+
+@lowers(aten.where.self)
+def where(t: Tosa, condition: Value, self: Value, other: Value) -> Value:
+    """[*S], [*S], [*S] -> [*S]"""
+    on_true, on_false = promoted(t, self, other)
+    return t.select(converted(t, condition, DType.BOOL), on_true, on_false)
+
+
+@lowers(aten.masked_fill.Scalar)
+def masked_fill(t: Tosa, self: Value, mask: Value, value: float) -> Value:
+    """self [*S], mask bool [*S] -> [*S]"""
+    return t.select(mask, value, self)
+
+
+@lowers(aten.masked_fill.Tensor)
+def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value:
+    """self [*S], mask bool [*S], value [] -> [*S]"""
+    return t.select(mask, converted(t, value, self.dtype), self)

@@ -1,0 +1,233 @@
+"""Arithmetic on one and two operands."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import ARRAY_DTYPES, FLOATS, DType
+from ..builder import Operand, Tosa
+from ..promotion import floating, promoted
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+# ---- one operand: an integer is computed as fp32 where torch does so
+
+
+@lowers(aten.abs.default, aten.absolute.default)
+def abs(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.abs(self)
+
+
+@lowers(aten.neg.default, aten.negative.default)
+def neg(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.negate(self)
+
+
+@lowers(aten.exp.default)
+def exp(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.exp(_float(t, self))
+
+
+@lowers(aten.log.default)
+def log(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.log(_float(t, self))
+
+
+@lowers(aten.sqrt.default)
+def sqrt(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; TOSA has no square root: the reciprocal of RSQRT is right for 0 and infinity as well"""
+    return t.reciprocal(t.rsqrt(_float(t, self)))
+
+
+@lowers(aten.rsqrt.default)
+def rsqrt(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.rsqrt(_float(t, self))
+
+
+@lowers(aten.reciprocal.default)
+def reciprocal(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.reciprocal(_float(t, self))
+
+
+@lowers(aten.floor.default)
+def floor(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.floor(self) if self.dtype in FLOATS else self
+
+
+@lowers(aten.ceil.default)
+def ceil(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.ceil(self) if self.dtype in FLOATS else self
+
+
+@lowers(aten.erf.default)
+def erf(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.erf(_float(t, self))
+
+
+@lowers(aten.sin.default)
+def sin(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; radians"""
+    return t.sin(_float(t, self))
+
+
+@lowers(aten.cos.default)
+def cos(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; radians"""
+    return t.cos(_float(t, self))
+
+
+@lowers(aten.square.default)
+def square(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return product(t, self, self)
+
+
+def _float(t: Tosa, x: Value) -> Value:
+    result = floating(t, x)
+    assert isinstance(result, Value)
+    return result
+
+
+# ---- two operands that broadcast
+
+
+def product(t: Tosa, left: Operand, right: Operand) -> Value:
+    """left * right in their common type. TOSA widens the product of small integers to 32 bits, torch does not."""
+    left, right = promoted(t, left, right)
+    dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
+    t.require(dtype not in (DType.INT8, DType.INT16), f"a product of {dtype} that stays {dtype} is not lowered")
+    return t.mul(left, right)
+
+
+def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
+    """x * factor, where a factor of 1 is no operator."""
+    if factor == 1:
+        return x
+    return product(t, x, factor) if isinstance(x, Value) else x * factor
+
+
+def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
+    """left + alpha * right; of truth values: either."""
+    if _both_bool(left, right):
+        return t.logical_or(left, right)
+    return t.add(*promoted(t, left, scaled(t, right, alpha)))
+
+
+def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
+    """left - alpha * right."""
+    return t.sub(*promoted(t, left, scaled(t, right, alpha)))
+
+
+def _both_bool(left: Operand, right: Operand) -> bool:
+    return all(v.dtype is DType.BOOL if isinstance(v, Value) else v is True or v is False for v in (left, right))
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
+    """[*S], [*S] -> [*S]"""
+    return sum_of(t, self, other, alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor)
+def sub(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
+    """[*S], [*S] -> [*S]"""
+    return difference(t, self, other, alpha)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
+    """[*S], [*S] -> [*S]"""
+    return difference(t, other, self, alpha)
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor)
+def mul(t: Tosa, self: Operand, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]"""
+    if _both_bool(self, other):
+        return t.logical_and(self, other)
+    return product(t, self, other)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
+def div(t: Tosa, self: Operand, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; TOSA has no division of floats: x * (1 / y), within 1.5 ulp of the quotient"""
+    left, right = (floating(t, operand) for operand in promoted(t, self, other))
+    if isinstance(right, Value):
+        return t.mul(left, t.reciprocal(right))
+    assert isinstance(left, Value)
+    return t.mul(left, inverse(t, right, left.dtype))
+
+
+def inverse(t: Tosa, number: float, dtype: DType) -> float:
+    """1 / number; Unsupported if that is finite but not a normal number of ``dtype``, where digits would get lost."""
+    if number == 0:
+        return math.copysign(math.inf, number)
+    result = 1 / number
+    smallest, largest = _normal(dtype)
+    exact = math.isinf(number) or math.isnan(number) or smallest <= math.fabs(result) <= largest
+    t.require(exact, f"1 / {number}, by which a division multiplies, is no normal number of {dtype}")
+    return result
+
+
+def _normal(dtype: DType) -> tuple[float, float]:
+    info = np.finfo(ARRAY_DTYPES[dtype])
+    return float(info.tiny), float(info.max)
+
+
+@lowers(aten.maximum.default, aten.max.other)
+def maximum(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; NaN wins"""
+    return t.maximum(*promoted(t, self, other))
+
+
+@lowers(aten.minimum.default, aten.min.other)
+def minimum(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; NaN wins"""
+    return t.minimum(*promoted(t, self, other))
+
+
+# ---- powers
+
+
+def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
+    """x ** exponent for a positive exponent, by squaring."""
+    if exponent == 1:
+        return x
+    half = integer_power(t, x, exponent // 2)
+    squared = product(t, half, half)
+    return product(t, squared, x) if exponent % 2 else squared
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
+    """[*S] -> [*S]; small whole exponents by multiplication, halves by square roots, others by POW"""
+    (base, _) = promoted(t, self, exponent)
+    assert isinstance(base, Value)
+    if exponent == int(exponent) and 1 <= exponent <= 16:
+        return integer_power(t, base, int(exponent))
+    t.require(base.dtype in FLOATS, f"the power {exponent} of an integer is not lowered")
+    if exponent == 0.5:
+        return sqrt(t, base)
+    if exponent in (-0.5, -1):
+        return t.rsqrt(base) if exponent == -0.5 else t.reciprocal(base)
+    return t.pow(base, exponent)
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
+    """[*S], [*S] -> [*S]"""
+    return t.pow(*promoted(t, self, exponent))

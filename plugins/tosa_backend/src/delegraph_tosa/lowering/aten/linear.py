@@ -1,0 +1,132 @@
+"""Matrix products.
+
+A constant matrix goes into a CONV2D of a 1x1 kernel: it takes torch's [O,I] weight as it lies in memory, and the bias
+with it. Two run-time matrices are a MATMUL.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...ir.graph import Value
+from ..builder import Shape, Tosa
+from .elementwise import product, scaled, sum_of
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
+    """x [*S,I], weight [O,I], bias [O] -> [*S,O]"""
+    if weight.constant is None:
+        y = _product(t, x, t.transpose(weight, (1, 0)))
+        return y if bias is None else t.add(y, bias)
+    outputs, inputs = weight.shape
+    image = t.reshape(x, _image(x.shape))
+    kernel = t.reshape(weight, (outputs, 1, 1, inputs))
+    bias = t.constant(0, x.dtype) if bias is None else bias
+    y = t.conv2d(image, kernel, bias, (0, 0, 0, 0), (1, 1), (1, 1))
+    return t.reshape(y, (*x.shape[:-1], outputs))
+
+
+def _image(shape: Shape) -> Shape:
+    """[*S,I] as [N,H,1,I]: where ``S`` has one or two axes, only axes of size 1 come in, which cost nothing."""
+    *leading, inputs = shape
+    return (*leading, *(1,) * (3 - len(leading)), inputs) if len(leading) <= 2 else (1, math.prod(leading), 1, inputs)
+
+
+def _product(t: Tosa, x: Value, matrix: Value) -> Value:
+    """x [*S,K], matrix [K,M] -> [*S,M] by MATMUL"""
+    depth, width = matrix.shape
+    left = t.reshape(x, (1, math.prod(x.shape[:-1]), depth))
+    return t.reshape(t.matmul(left, t.ranked(matrix, 3)), (*x.shape[:-1], width))
+
+
+def times_matrix(t: Tosa, x: Value, matrix: Value, bias: Value | None = None) -> Value:
+    """x [*S,K], matrix [K,M], bias [M] -> [*S,M]"""
+    return affine(t, x, t.transpose(matrix, (1, 0)), bias)
+
+
+def batched_product(t: Tosa, left: Value, right: Value) -> Value:
+    """left [*B,L,K], right [*B,K,M], batches that broadcast -> [*B,L,M]"""
+    batch = _broadcast(left.shape[:-2], right.shape[:-2])
+    y = t.matmul(_flat(t, left, batch), _flat(t, right, batch))
+    return t.reshape(y, (*batch, left.shape[-2], right.shape[-1]))
+
+
+def _broadcast(left: Shape, right: Shape) -> Shape:
+    rank = max(len(left), len(right))
+    pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
+    return tuple([max(a, b) for a, b in pairs])
+
+
+def _flat(t: Tosa, x: Value, batch: Shape) -> Value:
+    """x [*B',L,K] -> [B,L,K], repeated along the batch axes where ``batch`` is larger"""
+    x = t.ranked(x, len(batch) + 2)
+    x = t.tile(x, [*(n // m for n, m in zip(batch, x.shape, strict=False)), 1, 1])
+    return t.reshape(x, (math.prod(batch), *x.shape[-2:]))
+
+
+def _same_types(t: Tosa, *values: Value | None) -> None:
+    types = sorted({v.dtype for v in values if v is not None})
+    t.require(len(types) == 1, f"a matrix product of mixed types ({', '.join(map(str, types))}) is not lowered")
+
+
+@lowers(aten.linear.default)
+def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Value:
+    """input [*S,I], weight [O,I] or [I], bias [O] -> [*S,O] or [*S]"""
+    _same_types(t, input, weight, bias)
+    if weight.rank == 2:
+        return affine(t, input, weight, bias)
+    y = affine(t, input, t.ranked(weight, 2), None if bias is None else t.reshape(bias, (1,)))
+    return t.reshape(y, input.shape[:-1])
+
+
+@lowers(aten.matmul.default)
+def matmul(t: Tosa, self: Value, other: Value) -> Value:
+    """[*B,L,K], [*B,K,M] -> [*B,L,M]; a vector is a row on the left and a column on the right"""
+    _same_types(t, self, other)
+    left = self if self.rank > 1 else t.reshape(self, (1, *self.shape))
+    right = other if other.rank > 1 else t.reshape(other, (*other.shape, 1))
+    y = times_matrix(t, left, right) if right.rank == 2 else batched_product(t, left, right)
+    rows = () if self.rank == 1 else left.shape[-2:-1]
+    columns = () if other.rank == 1 else right.shape[-1:]
+    return t.reshape(y, (*y.shape[:-2], *rows, *columns))
+
+
+@lowers(aten.mm.default)
+def mm(t: Tosa, self: Value, mat2: Value) -> Value:
+    """[L,K], [K,M] -> [L,M]"""
+    _same_types(t, self, mat2)
+    return times_matrix(t, self, mat2)
+
+
+@lowers(aten.bmm.default)
+def bmm(t: Tosa, self: Value, mat2: Value) -> Value:
+    """[B,L,K], [B,K,M] -> [B,L,M]"""
+    _same_types(t, self, mat2)
+    return t.matmul(self, mat2)
+
+
+@lowers(aten.addmm.default)
+def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Value:
+    """self [L,M], mat1 [L,K], mat2 [K,M] -> [L,M]; beta * self + alpha * mat1 @ mat2"""
+    _same_types(t, self, mat1, mat2)
+    if alpha == beta == 1 and self.shape == mat2.shape[1:]:
+        return times_matrix(t, mat1, mat2, self)
+    return _added(t, self, times_matrix(t, mat1, mat2), beta, alpha)
+
+
+@lowers(aten.baddbmm.default)
+def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Value:
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
+    _same_types(t, self, batch1, batch2)
+    return _added(t, self, t.matmul(batch1, batch2), beta, alpha)
+
+
+def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
+    """beta * self + alpha * y; torch does not look at ``self`` if beta is 0"""
+    y = y if alpha == 1 else product(t, y, alpha)
+    return y if beta == 0 else sum_of(t, y, scaled(t, self, beta), 1)

@@ -1,0 +1,42 @@
+"""What changes nothing: copies, detached values, memory formats, dropout outside of training, checks of metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ir.graph import Value
+from ..builder import Tosa
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+@lowers(
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+    aten.positive.default,
+)
+def same(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return self
+
+
+@lowers(aten.clone.default, aten.contiguous.default)
+def clone(t: Tosa, self: Value, memory_format: Any) -> Value:
+    """[*S] -> [*S]; TOSA has no strides"""
+    return self
+
+
+@lowers(aten.dropout.default, aten.feature_dropout.default)
+def dropout(t: Tosa, input: Value, p: float, train: bool) -> Value:
+    """[*S] -> [*S]"""
+    t.require(not train or p == 0, f"dropout of {p} in training draws random numbers, which TOSA cannot")
+    return input
+
+
+@lowers(aten._assert_tensor_metadata.default)
+def _assert_tensor_metadata(t: Tosa, a: Value, size: Any, stride: Any, dtype: Any, device: Any, layout: Any) -> None:
+    """Checked by torch.export; no result"""

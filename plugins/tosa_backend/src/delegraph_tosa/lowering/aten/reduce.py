@@ -1,0 +1,139 @@
+"""Reductions. TOSA reduces one axis at a time and keeps it with size 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS, DType
+from ..builder import Tosa
+from .cast import converted, to_torch
+from ..layout import axis_of
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+def reduced(
+    t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Sequence[int] | int | None, keepdim: bool
+) -> Value:
+    """x [*S] -> [*S'], one ``step`` for each of ``dims``; all of them if there are none."""
+    axes = axes_of(dims, x.rank)
+    y = x
+    for axis in axes:
+        y = step(y, axis)
+    return y if keepdim else t.reshape(y, [size for axis, size in enumerate(x.shape) if axis not in axes])
+
+
+def axes_of(dims: Sequence[int] | int | None, rank: int) -> list[int]:
+    """Dimensions as ATen gives them -> axes, counted from 0 and in order; none given means all."""
+    if isinstance(dims, int):
+        dims = [dims]
+    return sorted({axis_of(d, rank) for d in dims}) if dims and rank else list(range(rank))
+
+
+def total(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+    """The sum over ``dims``. fp16 is summed in fp32, as in torch; integers in int64, which TOSA lacks."""
+    wanted = x if dtype is None else to_torch(t, x, dtype)
+    wide = converted(t, wanted, DType.FP32) if wanted.dtype is DType.FP16 else wanted
+    t.require(wide.dtype in FLOATS or dtype is torch.int32, f"the sum of {x.dtype} is int64 in torch, which TOSA lacks")
+    return converted(t, reduced(t, wide, t.reduce_sum, dims, keepdim), wanted.dtype)
+
+
+def average(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Value:
+    """The mean over ``dims``, of floats; in fp32."""
+    t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
+    count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
+    wide = converted(t, x, DType.FP32)
+    return converted(t, t.mul(reduced(t, wide, t.reduce_sum, dims, keepdim), 1 / count), x.dtype)
+
+
+@lowers(aten.mean.default)
+def mean(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
+    """[*S] -> []"""
+    return average(t, to_torch(t, self, dtype), None, False)
+
+
+@lowers(aten.mean.dim)
+def mean_dim(t: Tosa, self: Value, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+    """[*S] -> [*S']"""
+    return average(t, to_torch(t, self, dtype), dim, keepdim)
+
+
+@lowers(aten.sum.default)
+def sum(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
+    """[*S] -> []"""
+    return total(t, self, None, False, dtype)
+
+
+@lowers(aten.sum.dim_IntList)
+def sum_dim(t: Tosa, self: Value, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+    """[*S] -> [*S']"""
+    return total(t, self, dim, keepdim, dtype)
+
+
+@lowers(aten.amax.default)
+def amax(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
+    """[*S] -> [*S']; NaN wins"""
+    return reduced(t, self, t.reduce_max, dim, keepdim)
+
+
+@lowers(aten.amin.default)
+def amin(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
+    """[*S] -> [*S']; NaN wins"""
+    return reduced(t, self, t.reduce_min, dim, keepdim)
+
+
+# ---- softmax: reductions that keep the shape
+
+
+def shifted(t: Tosa, x: Value, axis: int) -> Value:
+    """x minus its largest element along ``axis``: exponentials do not overflow."""
+    return t.sub(x, t.reduce_max(x, axis))
+
+
+def softmax_of(t: Tosa, x: Value, dim: int) -> Value:
+    """x [*S] -> [*S], positive, of sum 1 along ``dim``; in fp32"""
+    wide = converted(t, x, DType.FP32)
+    if x.rank == 0:
+        return converted(t, t.exp(t.sub(wide, wide)), x.dtype)
+    axis = axis_of(dim, x.rank)
+    e = t.exp(shifted(t, wide, axis))
+    return converted(t, t.mul(e, t.reciprocal(t.reduce_sum(e, axis))), x.dtype)
+
+
+def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
+    """x [*S] -> [*S], logarithms of the softmax along ``dim``; in fp32"""
+    wide = converted(t, x, DType.FP32)
+    if x.rank == 0:
+        return converted(t, t.sub(wide, wide), x.dtype)
+    axis = axis_of(dim, x.rank)
+    low = shifted(t, wide, axis)
+    return converted(t, t.sub(low, t.log(t.reduce_sum(t.exp(low), axis))), x.dtype)
+
+
+@lowers(aten.softmax.int)
+def softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
+    """[*S] -> [*S]"""
+    return softmax_of(t, to_torch(t, self, dtype), dim)
+
+
+@lowers(aten._softmax.default)
+def _softmax(t: Tosa, self: Value, dim: int, half_to_float: bool) -> Value:
+    """[*S] -> [*S]"""
+    return softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else None), dim)
+
+
+@lowers(aten.log_softmax.int)
+def log_softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
+    """[*S] -> [*S]"""
+    return log_softmax_of(t, to_torch(t, self, dtype), dim)
+
+
+@lowers(aten._log_softmax.default)
+def _log_softmax(t: Tosa, self: Value, dim: int, half_to_float: bool) -> Value:
+    """[*S] -> [*S]"""
+    return log_softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else None), dim)

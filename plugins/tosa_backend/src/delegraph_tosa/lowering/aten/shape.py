@@ -1,0 +1,326 @@
+"""Shapes: reshaping, joining, cutting, repeating, reordering. Works on any element type that the target moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ...ir.graph import Value
+from ..builder import Shape, Tosa
+from .cast import converted
+from .conv import joined
+from ..layout import axis_of
+from ..promotion import common_type
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+# ---- the same elements in another shape
+
+
+def resolved(size: Sequence[int], elements: int) -> list[int]:
+    """A shape in which -1 stands for what is left of ``elements``."""
+    known = math.prod([n for n in size if n != -1])
+    return [elements // known if n == -1 else n for n in size]
+
+
+@lowers(aten.view.default, aten._unsafe_view.default)
+def view(t: Tosa, self: Value, size: Sequence[int]) -> Value:
+    """[*S] -> [*S']"""
+    return t.reshape(self, resolved(size, math.prod(self.shape)))
+
+
+@lowers(aten.reshape.default)
+def reshape(t: Tosa, self: Value, shape: Sequence[int]) -> Value:
+    """[*S] -> [*S']"""
+    return t.reshape(self, resolved(shape, math.prod(self.shape)))
+
+
+@lowers(aten.view_as.default)
+def view_as(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S] -> [*S'] of the other's shape"""
+    return t.reshape(self, other.shape)
+
+
+@lowers(aten.flatten.using_ints)
+def flatten(t: Tosa, self: Value, start_dim: int, end_dim: int) -> Value:
+    """[*A,*S,*B] -> [*A,product of S,*B]"""
+    start, end = axis_of(start_dim, self.rank), axis_of(end_dim, self.rank)
+    flat = math.prod(self.shape[start : end + 1])
+    return t.reshape(self, (*self.shape[:start], flat, *self.shape[end + 1 :]))
+
+
+@lowers(aten.unflatten.int)
+def unflatten(t: Tosa, self: Value, dim: int, sizes: Sequence[int]) -> Value:
+    """[*A,N,*B] -> [*A,*S,*B]"""
+    axis = axis_of(dim, self.rank)
+    return t.reshape(self, (*self.shape[:axis], *resolved(sizes, self.shape[axis]), *self.shape[axis + 1 :]))
+
+
+@lowers(aten.unsqueeze.default)
+def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
+    """[*A,*B] -> [*A,1,*B]"""
+    axis = dim % (self.rank + 1)
+    return t.reshape(self, (*self.shape[:axis], 1, *self.shape[axis:]))
+
+
+def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
+    """x without those of ``axes`` that have size 1"""
+    return t.reshape(x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
+
+
+@lowers(aten.squeeze.default)
+def squeeze(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S'] without axes of size 1"""
+    return without(t, self, range(self.rank))
+
+
+@lowers(aten.squeeze.dim)
+def squeeze_dim(t: Tosa, self: Value, dim: int) -> Value:
+    """[*A,1,*B] -> [*A,*B]"""
+    return without(t, self, [axis_of(dim, self.rank)])
+
+
+@lowers(aten.squeeze.dims)
+def squeeze_dims(t: Tosa, self: Value, dim: Sequence[int]) -> Value:
+    """[*S] -> [*S'] without those axes of ``dim`` that have size 1"""
+    return without(t, self, [axis_of(d, self.rank) for d in dim])
+
+
+# ---- another order of the axes
+
+
+@lowers(aten.permute.default)
+def permute(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
+    """[*S] -> [*S']"""
+    return t.transpose(self, [axis_of(d, self.rank) for d in dims])
+
+
+@lowers(aten.transpose.int)
+def transpose(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
+    """[..,A,..,B,..] -> [..,B,..,A,..]"""
+    return _swapped(t, self, dim0, dim1)
+
+
+@lowers(aten.swapaxes.default)
+def swapaxes(t: Tosa, self: Value, axis0: int, axis1: int) -> Value:
+    """[..,A,..,B,..] -> [..,B,..,A,..]"""
+    return _swapped(t, self, axis0, axis1)
+
+
+@lowers(aten.swapdims.default)
+def swapdims(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
+    """[..,A,..,B,..] -> [..,B,..,A,..]"""
+    return _swapped(t, self, dim0, dim1)
+
+
+@lowers(aten.t.default, aten.numpy_T.default)
+def t_(t: Tosa, self: Value) -> Value:
+    """[A,B] -> [B,A]"""
+    return t.transpose(self, range(self.rank)[::-1])
+
+
+@lowers(aten.mT.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default)
+def mT(t: Tosa, self: Value) -> Value:
+    """[*S,A,B] -> [*S,B,A]; real numbers are their own conjugates"""
+    return _swapped(t, self, -2, -1)
+
+
+def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
+    perms = list(range(x.rank))
+    if perms:
+        a, b = axis_of(first, x.rank), axis_of(second, x.rank)
+        perms[a], perms[b] = perms[b], perms[a]
+    return t.transpose(x, perms)
+
+
+@lowers(aten.movedim.int, aten.moveaxis.int)
+def movedim(t: Tosa, self: Value, source: int, destination: int) -> Value:
+    """[*S] -> [*S']"""
+    return _moved(t, self, [source], [destination])
+
+
+@lowers(aten.movedim.intlist, aten.moveaxis.intlist)
+def movedim_list(t: Tosa, self: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
+    """[*S] -> [*S']"""
+    return _moved(t, self, source, destination)
+
+
+def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
+    place = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
+    rest = iter([axis for axis in range(x.rank) if axis not in place.values()])
+    return t.transpose(x, [place[axis] if axis in place else next(rest) for axis in range(x.rank)])
+
+
+# ---- joining
+
+
+@lowers(aten.cat.default, aten.concat.default, aten.concatenate.default)
+def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
+    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]"""
+    same = _one_type(t, tensors)
+    return joined(t, same, axis_of(dim, same[0].rank))
+
+
+@lowers(aten.stack.default)
+def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
+    """k of [*A,*B] -> [*A,k,*B]"""
+    axis = dim % (tensors[0].rank + 1)
+    return joined(t, [unsqueeze(t, v, axis) for v in _one_type(t, tensors)], axis)
+
+
+def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
+    dtype = common_type(values)
+    return [converted(t, v, dtype) for v in values]
+
+
+# ---- cutting
+
+
+def cut(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
+    """x [*A,N,*B] -> [*A,length,*B], from ``start``"""
+    begin, size = [0] * x.rank, list(x.shape)
+    begin[axis], size[axis] = start, length
+    return t.slice(x, begin, size)
+
+
+def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
+    """x [*A,N,*B] -> [*A,ceil(N/step),*B]; elements 0, step, 2*step, ..; rows of ``step`` of which the first stays"""
+    count = -(-x.shape[axis] // step)
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    flat = t.reshape(x, (before, x.shape[axis], after))
+    filled = t.pad(flat, (0, 0, 0, count * step - x.shape[axis], 0, 0))
+    first = cut(t, t.reshape(filled, (before, count, step, after)), 2, 0, 1)
+    return t.reshape(first, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+
+
+@lowers(aten.slice.Tensor)
+def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
+    """[*A,N,*B] -> [*A,N',*B]; bounds count from the end if negative, and are cut to the size"""
+    axis = axis_of(dim, self.rank)
+    size = self.shape[axis]
+    first, last = _bound(0 if start is None else start, size), _bound(size if end is None else end, size)
+    taken = cut(t, self, axis, first, last - first)
+    return taken if step == 1 else every(t, taken, axis, step)
+
+
+def _bound(position: int, size: int) -> int:
+    return min(max(position + size if position < 0 else position, 0), size)
+
+
+@lowers(aten.narrow.default)
+def narrow(t: Tosa, self: Value, dim: int, start: int, length: int) -> Value:
+    """[*A,N,*B] -> [*A,length,*B]"""
+    axis = axis_of(dim, self.rank)
+    return cut(t, self, axis, start % self.shape[axis] if start < 0 else start, length)
+
+
+@lowers(aten.select.int)
+def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
+    """[*A,N,*B] -> [*A,*B]"""
+    axis = axis_of(dim, self.rank)
+    taken = cut(t, self, axis, index % self.shape[axis], 1)
+    return t.reshape(taken, (*self.shape[:axis], *self.shape[axis + 1 :]))
+
+
+def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """x cut along ``dim`` into ``sizes``"""
+    axis = axis_of(dim, x.rank)
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return tuple([cut(t, x, axis, start, size) for start, size in zip(starts, sizes, strict=True)])
+
+
+def _even(size: int, step: int) -> list[int]:
+    """``size`` in pieces of ``step`` and a smaller last one."""
+    return [min(step, size - start) for start in range(0, size, step)]
+
+
+@lowers(aten.split.Tensor)
+def split(t: Tosa, self: Value, split_size: int, dim: int) -> tuple[Value, ...]:
+    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller"""
+    return pieces(t, self, dim, _even(self.shape[axis_of(dim, self.rank)], split_size))
+
+
+@lowers(aten.split_with_sizes.default)
+def split_with_sizes(t: Tosa, self: Value, split_sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
+    """[*A,N,*B] -> [*A,n,*B], ..; n of split_sizes"""
+    return pieces(t, self, dim, split_sizes)
+
+
+@lowers(aten.split.sizes)
+def split_sizes(t: Tosa, self: Value, split_size: Sequence[int], dim: int) -> tuple[Value, ...]:
+    """[*A,N,*B] -> [*A,n,*B], ..; n of split_size"""
+    return pieces(t, self, dim, split_size)
+
+
+@lowers(aten.chunk.default)
+def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
+    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; the last one may be smaller, and there may be fewer"""
+    size = self.shape[axis_of(dim, self.rank)]
+    return pieces(t, self, dim, _even(size, -(-size // chunks)))
+
+
+@lowers(aten.unbind.int)
+def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
+    """[*A,N,*B] -> [*A,*B], ..; N of them"""
+    return tuple([select(t, self, dim, index) for index in range(self.shape[axis_of(dim, self.rank)])])
+
+
+# ---- repeating and padding
+
+
+def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
+    """x [*S] -> ``shape``, repeated along axes of size 1 and new leading ones"""
+    x = t.ranked(x, len(shape))
+    return t.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
+
+
+@lowers(aten.expand.default)
+def expand(t: Tosa, self: Value, size: Sequence[int], implicit: bool) -> Value:
+    """[*S] -> [*size]; -1 keeps a size"""
+    own = (1,) * (len(size) - self.rank) + self.shape
+    return expanded(t, self, tuple([m if n == -1 else n for n, m in zip(size, own, strict=True)]))
+
+
+@lowers(aten.expand_as.default)
+def expand_as(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S] -> [*S']; the other's shape"""
+    return expanded(t, self, other.shape)
+
+
+@lowers(aten.broadcast_to.default)
+def broadcast_to(t: Tosa, self: Value, size: Sequence[int]) -> Value:
+    """[*S] -> [*size]"""
+    return expand(t, self, size, False)
+
+
+@lowers(aten.repeat.default)
+def repeat(t: Tosa, self: Value, repeats: Sequence[int]) -> Value:
+    """[*S] -> [*S'], each axis repeated as a whole"""
+    return t.tile(t.ranked(self, len(repeats)), repeats)
+
+
+@lowers(aten.tile.default)
+def tile(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
+    """[*S] -> [*S'], each axis repeated as a whole; missing leading repeats are 1"""
+    rank = max(len(dims), self.rank)
+    return t.tile(t.ranked(self, rank), [1] * (rank - len(dims)) + list(dims))
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> Value:
+    """[*S] -> [*S']; (before, after) from the last axis on; a negative one cuts"""
+    pairs = [(0, 0)] * (self.rank - len(pad) // 2) + [(pad[k], pad[k + 1]) for k in range(len(pad) - 2, -1, -2)]
+    start = [max(-before, 0) for before, _ in pairs]
+    size = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(self.shape, pairs, strict=True)]
+    kept = t.slice(self, start, size)
+    return t.pad(kept, [max(n, 0) for both in pairs for n in both], value)
+
+
+@lowers(aten.pad.default)
+def pad(t: Tosa, self: Value, pad: Sequence[int], mode: str, value: float | None) -> Value:
+    """[*S] -> [*S']"""
+    t.require(mode == "constant", f"padding of mode {mode!r} is not lowered, only 'constant'")
+    return constant_pad_nd(t, self, pad, 0 if value is None else value)

@@ -1,0 +1,148 @@
+"""A whole program: placeholders become inputs and constants, rules are applied in graph order, results get names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from delegraph.errors import Unsupported
+from delegraph.signature import constant_placeholders, constant_tensor, output_node, placeholders, user_inputs
+from delegraph.source import Source, source_of
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..ir.graph import Graph, Value
+from ..spec import TosaSpec
+from .torch_types import constant_of, memory_of, refused, type_of
+from .builder import Tosa
+from .registry import Result, apply, bind, is_unpacking, rule_of
+
+
+class Origin(NamedTuple):
+    """Where an operator of the graph comes from: the node, its debug handle, and the user's line."""
+
+    node: str
+    operator: str
+    handle: int | None
+    source: Source | None
+
+    def __str__(self) -> str:
+        return f"{self.operator} at {self.source}" if self.source else self.operator
+
+
+class Interpreter:
+    """The values of a program's nodes, as far as they are known.
+
+    A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
+    ``constant`` makes the value of a constant placeholder, or None for other nodes.
+    """
+
+    def __init__(self, t: Tosa, constant: Callable[[Node], Value | None]) -> None:
+        self.t, self.constant = t, constant
+        self.values: dict[Node, Result] = {}
+
+    def value_of(self, node: Node) -> Value:
+        """The value that ``node`` stands for as an operand."""
+        found = self.values.get(node)
+        if found is None:
+            found = self.values[node] = self._first_use(node)
+        return found  # type: ignore[return-value]
+
+    def _first_use(self, node: Node) -> Value:
+        producer, index = self._unpacked(node)
+        several = self.values.get(producer)
+        if several is None:
+            return self.constant(node) or self.input(node)
+        found: Value | None = several[index]  # type: ignore[index]
+        if found is None:
+            raise refused(f"result {index} of {producer.target} is not lowered")
+        return found
+
+    def _unpacked(self, node: Node) -> tuple[Any, Any]:
+        """The call that ``node`` takes one of several results of, and which; (None, None) if it is no such node."""
+        return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
+
+    def input(self, node: Node) -> Value:
+        """A value that arrives at run time; Unsupported if the target has no such tensor."""
+        arrives = type_of(node.meta.get("val"), f"the input {node.name}")
+        why = self.t.spec.why_not_tensor(arrives)
+        if why is not None:
+            raise refused(f"the input {node.name}: {why}")
+        return Value(arrives, name=node.name)
+
+    def run(self, node: Node) -> Result:
+        """Lower one call; Unsupported says why it cannot be."""
+        if is_unpacking(node):
+            return None  # when it is used: of several results, those that nobody uses need not be there
+        rule = rule_of(node)
+        result = self.values[node] = apply(self.t, rule, node, bind(rule, node, self.value_of))
+        return result
+
+    def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
+        """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""
+        taken, results = set(inputs), []
+        for node in nodes:
+            value = self.value_of(node)
+            if value in taken or value.constant is not None:
+                value = self.t.identity(value)
+            taken.add(value)
+            results.append(value)
+        return results
+
+
+def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = None) -> Graph:
+    """The TOSA graph of a functional program, not legalised yet.
+
+    Inputs are the user's, in order, named as the placeholders; outputs are ``output_0``, ... Parameters, buffers and
+    constants stay where they are until the graph is written. Raises Unsupported with the node and the user's line.
+    """
+    interpreter = Interpreter(t or Tosa(spec), _constants(program))
+    inputs = [interpreter.value_of(node) for node in user_inputs(program)]
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            _lower(interpreter, node)
+    results = interpreter.returned(_returned_nodes(program), inputs)
+    _name(results, {value.name for value in inputs})
+    return Graph(inputs, results, interpreter.t.operators)
+
+
+def _name(results: Iterable[Value], taken: set[str]) -> None:
+    """By position, not by what a compiler calls them; an input of that name is not shadowed."""
+    for position, value in enumerate(results):
+        name = f"output_{position}"
+        while name in taken:
+            name += "_"
+        value.name = name
+
+
+def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
+    """Makes the value of a constant placeholder, by reference to its tensor; the same one for tied weights."""
+    constant = constant_placeholders(program)
+    specs = dict(placeholders(program))
+    made: dict[Any, Value] = {}
+
+    def value(node: Node) -> Value | None:
+        if node not in constant:
+            return None
+        tensor = constant_tensor(program, specs[node])
+        value = constant_of(str(specs[node].target), tensor)
+        return made.setdefault(memory_of(tensor), value)
+
+    return value
+
+
+def _lower(interpreter: Interpreter, node: Node) -> None:
+    source = source_of(node)
+    interpreter.t.source = Origin(node.name, str(node.target), node.meta.get("debug_handle"), source)
+    try:
+        interpreter.run(node)
+    except Unsupported as error:
+        raise Unsupported(error.code, f"{node.target}: {error.message}", node, source) from error
+
+
+def _returned_nodes(program: ExportedProgram) -> list[Node]:
+    returned: Any = output_node(program.graph).args[0]
+    for position, item in enumerate(returned):
+        if not isinstance(item, Node):
+            raise refused(f"output {position} is the Python value {item!r}, not a tensor")
+    return list(returned)

@@ -1,0 +1,111 @@
+"""The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an operator.
+
+A rule is the support check, the type rule and the lowering at once. Its parameters are ``t`` and then those of the ATen
+schema, by name; tensors arrive as ``Value``, everything else as Python values with the schema's defaults. It returns a
+Value, or a tuple where the schema returns several (None for a result that is not lowered). It is pure: it sees types,
+which operands are constant, the other arguments and the target ``t.spec``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from delegraph.errors import InternalError
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from ..ir.graph import Value
+from .torch_types import refused, type_of
+from .builder import Tosa
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Result = Value | tuple[Value | None, ...] | None
+"""What a node stands for: a value, several, or nothing."""
+
+
+class Rule(NamedTuple):
+    """A rule with the names and defaults of the schema's arguments, read once."""
+
+    function: Callable[..., Any]
+    parameters: tuple[tuple[str, Any], ...]
+
+
+RULES: dict[OpOverload, Rule] = {}
+
+
+def lowers(*overloads: OpOverload) -> Callable[[F], F]:
+    """Register a rule; its parameter names must be the schema's, and an operator has one rule."""
+
+    def register(function: F) -> F:
+        names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+        for overload in overloads:
+            parameters = tuple([(a.name, a.default_value) for a in overload._schema.arguments])
+            if names != tuple([name for name, _ in parameters]):
+                raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
+            if overload in RULES:
+                raise ValueError(f"{overload} has the rule {RULES[overload].function.__name__} already")
+            RULES[overload] = Rule(function, parameters)
+        return function
+
+    return register
+
+
+def rule_of(node: Node) -> Rule:
+    """The rule for ``node``; Unsupported if there is none."""
+    try:
+        return RULES[node.target]  # type: ignore[index]
+    except (KeyError, TypeError):
+        raise refused("no TOSA lowering for this operator") from None
+
+
+def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> list[Any]:
+    """The rule's arguments in the schema's order: nodes as values, what is not given as the schema's default."""
+
+    def bound(argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return value_of(argument)
+        if isinstance(argument, (list, tuple)):
+            return [bound(a) for a in argument]
+        return argument
+
+    arguments = [bound(a) for a in node.args]
+    for name, default in rule.parameters[len(arguments) :]:
+        arguments.append(bound(node.kwargs[name]) if name in node.kwargs else default)
+    return arguments
+
+
+def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
+    """The rule's result, whose types must be the node's."""
+    val: Any = node.meta.get("val")
+    several = isinstance(val, (tuple, list))
+    wanted = None if several or val is None else type_of(val, "the result")
+    result = rule.function(t, *arguments)
+    if not several:
+        _check(rule, node, result, wanted)
+        return result  # type: ignore[no-any-return]
+    results = tuple(result)
+    if len(results) != len(val):
+        raise _defect(rule, node, f"{len(results)} results", f"{len(val)}")
+    for value, fake in zip(results, val, strict=True):
+        if value is not None:
+            _check(rule, node, value, type_of(fake, "the result"))
+    return results
+
+
+def _check(rule: Rule, node: Node, value: Any, wanted: Any) -> None:
+    found = None if value is None else value.type
+    if found != wanted:
+        raise _defect(rule, node, str(found), str(wanted))
+
+
+def _defect(rule: Rule, node: Node, found: str, wanted: str) -> InternalError:
+    name = f"{rule.function.__module__}.{rule.function.__name__}"
+    return InternalError("internal", f"rule {name} made {found} of {node.target}, which returns {wanted}", node)
+
+
+def is_unpacking(node: Node) -> bool:
+    """Whether ``node`` takes one of several results."""
+    return node.target is operator.getitem

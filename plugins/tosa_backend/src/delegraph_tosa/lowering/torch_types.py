@@ -1,0 +1,107 @@
+"""torch's tensor types as TOSA types, and torch tensors as constants."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from delegraph.errors import ContractViolation, Unsupported
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..ir.graph import Array, Deferred, Value
+from ..ir.types import DType, Type
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.FP32,
+    torch.float16: DType.FP16,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.bool: DType.BOOL,
+}
+"""INT64 is for constants only: no operator of TOSA 1.0 takes it, so it has to fold away."""
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()}
+
+
+def refused(why: str) -> Unsupported:
+    """The error for what this target cannot express; ``why`` is in the user's terms."""
+    return Unsupported("unsupported", why)
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """The TOSA element type; Unsupported where there is none."""
+    found = DTYPES.get(dtype)
+    if found is not None:
+        return found
+    raise refused(_why_no_dtype(dtype))
+
+
+def _why_no_dtype(dtype: torch.dtype) -> str:
+    if dtype is torch.bfloat16:
+        return "bfloat16 is not lowered yet: constants fold in numpy, which does not have it"
+    return f"TOSA has no {dtype}"
+
+
+def type_of(val: Any, what: str = "a value") -> Type:
+    """The type of a fake (or real) tensor; Unsupported if it is no tensor of known, positive sizes."""
+    if not isinstance(val, torch.Tensor):
+        raise refused(_no_tensor(val, what))
+    if val.layout is not torch.strided:
+        raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
+    shape = tuple(val.shape)
+    why = why_not_static(val, what)
+    if why is not None:
+        raise refused(why)
+    for size in shape:
+        if size < 1:
+            raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
+    dtype = DTYPES.get(val.dtype)
+    if dtype is None:
+        raise refused(f"{what}: {_why_no_dtype(val.dtype)}")
+    return Type(shape, dtype)
+
+
+def why_not_static(val: torch.Tensor, what: str) -> str | None:
+    """What to say of a size that is known at run time only; None if there is none."""
+    if all(type(size) is int for size in val.shape):
+        return None
+    return f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time"
+
+
+def _no_tensor(val: Any, what: str) -> str:
+    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f"{what} is the symbolic number {val}; TOSA 1.0 wants every size at compile time"
+    return f"{what} is {val!r}, not a tensor"
+
+
+def constant_of(name: str, tensor: torch.Tensor) -> Value:
+    """A parameter, buffer or constant by reference: nothing is read before it is written.
+
+    Writing raises ContractViolation if the tensor was changed in place in between.
+    """
+    value_type = type_of(tensor, f"the constant {name}")
+    if isinstance(tensor, FakeTensor):
+        raise refused(f"the constant {name} is a fake tensor: the program was exported without weights")
+    version = _version(tensor)
+
+    def load() -> Array:
+        if _version(tensor) != version:
+            raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
+        array: Array = tensor.detach().cpu().numpy()
+        return array
+
+    return Value(value_type, Deferred(load), name)
+
+
+def memory_of(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors that are the same elements of the same memory."""
+    place = (tensor.untyped_storage()._cdata, tensor.storage_offset())
+    return *place, tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often the tensor was written in place; inference tensors do not count it."""
+    return None if tensor.is_inference() else tensor._version

@@ -1,0 +1,40 @@
+"""Passes that make a lowered graph small: layout, constants, duplicates. Each is one sweep and leaves its input alone.
+
+Values and operators are immutable and shared between the graph before and after; what changes is made anew and keeps
+the source of what it was made from.
+"""
+
+from __future__ import annotations
+
+from ..ir.graph import Graph
+from ..spec import TosaSpec
+from .fold_affine import fold_affine
+from .fold_pads import fold_pads
+from .rewriter import Sources, sources_of
+from .dce import drop_dead
+from .cse import merge_equal
+from .outputs import name_outputs, separate_outputs
+from .sink_transposes import sink_transposes
+
+__all__ = ["PASSES", "Sources", "legalise", "sources_of"]
+
+PASSES = (
+    sink_transposes,  # first: layouts between a convolution and its neighbours hide what the next ones look for
+    fold_pads,
+    drop_dead,  # what nobody uses must not count as a use
+    fold_affine,
+    merge_equal,
+    drop_dead,
+    separate_outputs,  # last: merge_equal can give two outputs one value
+)
+
+
+def legalise(graph: Graph, spec: TosaSpec) -> Graph:
+    """An equivalent graph for ``spec`` with fewer operators, each output of which is a value of its own.
+
+    Inputs stay the same values; outputs keep their names.
+    """
+    names = [value.name for value in graph.outputs]
+    for run in PASSES:
+        graph = run(graph, spec)
+    return name_outputs(graph, names)

@@ -1,0 +1,137 @@
+"""Scales and offsets of channels become part of a convolution: batch norm, bias, the 1/6 of a hard swish."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..ir.graph import Graph, Operator, Value
+from ..ir.operators import ADD, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, SUB, TRANSPOSE_CONV2D
+from ..ir.types import FLOATS, DType, Type
+from ..spec import TosaSpec
+from .axes import Shape
+from .rewriter import Rewrite, both, replaced
+
+CONVOLUTIONS = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D})
+AFFINE = frozenset({ADD, MUL, SUB})
+
+
+def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
+    """Fold operators by a constant for each channel into convolutions with constant weights.
+
+    MUL, ADD and SUB behind the convolution:
+        before: CONV2D (w, b) - MUL k - ADD s
+        after:  CONV2D (w * k, b * k + s)
+    MUL before it (padding is zero, scaled or not):
+        before: MUL k - CONV2D (w, b)
+        after:  CONV2D (w * k, b)
+
+    Only where nothing else uses what lies between, and only for floats: scales of integers are RESCALE. The folded
+    operators are the ones that were there, on the same element types. The new convolution stands for all of them.
+    The MUL before a convolution is left without use.
+    """
+    fold = _Fold(graph)
+    for operator in graph.operators:
+        fold.visit(operator)
+    return Graph(graph.inputs, [fold.value(v) for v in graph.outputs], fold.operators, graph.name)
+
+
+class _Fold(Rewrite):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._uses = Counter(v for operator in graph.operators for v in operator.inputs)
+        self._uses.update(graph.outputs)
+        self._values: dict[Value, Value] = {}
+        self._places: dict[Operator, int] = {}
+
+    def value(self, old: Value) -> Value:
+        return self._values.get(old, old)
+
+    def visit(self, operator: Operator) -> None:
+        if type(operator) in AFFINE and self._folded(operator):
+            return
+        new = operator
+        if not self._values.keys().isdisjoint(operator.inputs):
+            new = replaced(operator, [self.value(v) for v in operator.inputs])
+        if type(operator) in CONVOLUTIONS:
+            new = self._scaled(new, self._uses[operator.inputs[0]])
+            self._places[new] = len(self.operators)
+        if new is not operator:
+            self._values.update(zip(operator.outputs, new.outputs, strict=True))
+        self.operators.append(new)
+
+    def _scaled(self, convolution: Operator, uses: int) -> Operator:
+        """``convolution`` with the factor of its operand, which has that many uses, in its weight."""
+        x, weight, *others = convolution.inputs
+        factor = x.producer
+        if not isinstance(factor, MUL) or uses != 1 or weight.constant is None or x.dtype is not weight.dtype:
+            return convolution
+        operand, constant = _sides(factor)
+        if constant is None or operand.shape != x.shape or not _of_channels(constant, x) or x.dtype is DType.FP16:
+            return convolution  # fp16: a weight times a small factor leaves the normal numbers
+        shape = _operand_factor(convolution, constant.shape[-1])
+        weight = self._apply(factor, weight, self.reshape(constant, shape, factor.source))
+        return replaced(convolution, (operand, weight, *others), both(factor.source, convolution.source))
+
+    def _folded(self, operator: Operator) -> bool:
+        """Put ``operator`` into the convolution whose result it takes, if it can be."""
+        result, constant = _sides(operator)
+        convolution = self.value(result).producer
+        if constant is None or self._uses[result] != 1 or convolution not in self._places:
+            return False
+        if not _of_channels(constant, self.value(result)) or not _constant(operator, convolution):
+            return False
+        self._replace(convolution, operator, constant)
+        return True
+
+    def _replace(self, convolution: Operator, operator: Operator, constant: Value) -> None:
+        x, weight, bias, *zero_points = convolution.inputs
+        if isinstance(operator, MUL):
+            scale = self.reshape(constant, _result_factor(convolution, constant.shape[-1]), operator.source)
+            weight = self._apply(operator, weight, scale)
+        bias = self._apply(operator, bias, self.reshape(constant, constant.shape[-1:], operator.source))
+        source = both(convolution.source, operator.source)
+        new = replaced(convolution, (x, weight, bias, *zero_points), source)
+        new.outputs[0].name = operator.outputs[0].name
+        place = self._places.pop(convolution)
+        self._places[new], self.operators[place] = place, new
+        self._values[operator.outputs[0]] = new.outputs[0]
+
+    def _apply(self, operator: Operator, left: Value, right: Value) -> Value:
+        """The folded ``operator``; the shift operand of MUL is kept."""
+        shape = left.shape if right.shape[-1] == 1 or left.rank > 1 else right.shape
+        return self.make(type(operator), (left, right, *operator.inputs[2:]), Type(shape, left.dtype), operator.source)
+
+
+def _sides(operator: Operator) -> tuple[Value, Value | None]:
+    """(operand, constant), constant None if no side is. Of SUB only the right side can be."""
+    left, right = operator.inputs[:2]
+    if right.constant is not None:
+        return left, right
+    return right, left if left.constant is not None and type(operator) is not SUB else None
+
+
+def _of_channels(constant: Value, result: Value) -> bool:
+    """Whether ``constant`` has one element, or one a channel (the last axis) of a float ``result``."""
+    *others, channels = constant.shape
+    return result.dtype in FLOATS and channels in (1, result.shape[-1]) and all(size == 1 for size in others)
+
+
+def _constant(operator: Operator, convolution: Operator) -> bool:
+    """Whether the operands of ``convolution`` that change are constants of the result's element type."""
+    changed = convolution.inputs[1:3] if isinstance(operator, MUL) else convolution.inputs[2:3]
+    return all(v.constant is not None and v.dtype is operator.outputs[0].dtype for v in changed)
+
+
+def _result_factor(convolution: Operator, channels: int) -> Shape:
+    """Shape in which a factor for each output channel meets the weight: first axis, or C and M of depthwise HWCM."""
+    weight = convolution.inputs[1]
+    if channels > 1 and isinstance(convolution, DEPTHWISE_CONV2D):
+        return (1, 1, *weight.shape[2:])
+    return (channels, *(1,) * (weight.rank - 1))
+
+
+def _operand_factor(convolution: Operator, channels: int) -> Shape:
+    """Shape in which a factor for each input channel meets the weight: the last axis, or C of depthwise HWCM."""
+    if isinstance(convolution, DEPTHWISE_CONV2D):
+        return (1, 1, channels, 1)
+    return (*(1,) * (convolution.inputs[1].rank - 1), channels)

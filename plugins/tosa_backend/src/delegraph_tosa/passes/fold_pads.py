@@ -1,0 +1,63 @@
+"""Padding of zeros becomes the padding of the convolution that reads it."""
+
+from __future__ import annotations
+
+from ..ir.graph import Graph, Literal, Operator, Value, shape_of
+from ..ir.operators import CONV2D, CONV3D, DEPTHWISE_CONV2D, PAD
+from ..ir.types import Type
+from ..spec import TosaSpec
+from .rewriter import both, rebuilt, replaced
+
+WINDOWED = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D})
+
+
+def fold_pads(graph: Graph, spec: TosaSpec) -> Graph:
+    """Take a PAD of height and width into the ``pad`` of a convolution, if it pads with the zero point.
+
+    before: PAD (0,0, 1,2, 1,2, 0,0) - CONV2D (pad 0,0,0,0)
+    after:  CONV2D (pad 1,2,1,2)
+
+    A PAD that nothing else uses is left without use.
+    """
+    new: dict[Value, Value] = {}
+    operators = []
+    for operator in graph.operators:
+        found = operator
+        if not new.keys().isdisjoint(operator.inputs):
+            found = replaced(operator, [new.get(v, v) for v in operator.inputs])
+        if type(operator) in WINDOWED:
+            found = _padded(found, spec)
+        if found is not operator:
+            new.update(zip(operator.outputs, found.outputs, strict=True))
+        operators.append(found)
+    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
+
+
+def _padded(convolution: Operator, spec: TosaSpec) -> Operator:
+    """``convolution`` with the padding of its operand; itself if that is no PAD, another number, or too much."""
+    pad = convolution.inputs[0].producer
+    if (
+        not isinstance(pad, PAD)
+        or _number(pad.inputs[2]) is None
+        or _number(pad.inputs[2]) != _number(convolution.inputs[3])
+    ):
+        return convolution
+    first, *inner = _pairs(shape_of(pad.inputs[1]))
+    if first != (0, 0) or inner.pop() != (0, 0):
+        return convolution
+    own = _pairs(convolution.pad)  # type: ignore[attr-defined]
+    sums = tuple([a + b for pair, other in zip(inner, own, strict=True) for a, b in zip(pair, other, strict=True)])
+    inputs = (pad.inputs[0], *convolution.inputs[1:])
+    types: list[Type] = [v.type for v in convolution.outputs]
+    new = rebuilt(convolution, inputs, types, pad=sums, source=both(pad.source, convolution.source))
+    new.outputs[0].name = convolution.outputs[0].name
+    return new if spec.why_not(new) is None else convolution
+
+
+def _pairs(entries: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(zip(entries[::2], entries[1::2], strict=True))
+
+
+def _number(value: Value) -> float | None:
+    """The one element of a constant that is at hand."""
+    return value.constant.array.item() if isinstance(value.constant, Literal) else None

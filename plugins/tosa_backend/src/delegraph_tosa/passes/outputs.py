@@ -1,0 +1,49 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any
+from ..ir.graph import Graph, Literal, Operator, Value
+from ..ir.operators import COND_IF, CUSTOM, IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE, WHILE_LOOP
+from ..spec import TosaSpec
+from .rewriter import both, replaced
+
+
+def separate_outputs(graph: Graph, spec: TosaSpec) -> Graph:
+    """Give each output a value that an operator computes for it alone: a file names outputs, and cannot name one twice.
+
+    before: results x, y, y, where x is an input
+    after:  results IDENTITY x, y, IDENTITY y
+    """
+    taken, outputs, copies = set(graph.inputs), [], []
+    for value in graph.outputs:
+        if value in taken or value.constant is not None:
+            copy = _identity(value)
+            if spec.why_not(copy) is None:
+                copies.append(copy)
+                value = copy.outputs[0]
+        taken.add(value)
+        outputs.append(value)
+    return Graph(graph.inputs, outputs, [*graph.operators, *copies], graph.name)
+
+
+def _identity(value: Value) -> Operator:
+    copy = IDENTITY((value,), None if value.producer is None else value.producer.source)
+    copy.outputs = (Value(value.type, producer=copy),)
+    return copy
+
+
+def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
+    """The graph with these names of its outputs, which are values of their own; an empty name asks for none."""
+    wanted = {v: name for v, name in zip(graph.outputs, names, strict=True) if name not in ("", v.name)}
+    new: dict[Value, Value] = {}
+    operators = []
+    for operator in graph.operators:
+        if not (wanted.keys().isdisjoint(operator.outputs) and new.keys().isdisjoint(operator.inputs)):
+            old, operator = operator, replaced(operator, [new.get(v, v) for v in operator.inputs])
+            new.update(zip(old.outputs, operator.outputs, strict=True))
+            for before, value in zip(old.outputs, operator.outputs, strict=True):
+                value.name = wanted.get(before, before.name)
+        operators.append(operator)
+    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)

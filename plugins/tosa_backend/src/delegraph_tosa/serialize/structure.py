@@ -1,0 +1,369 @@
+"""The structure of a TOSA file: everything but the elements of its constants."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from delegraph.errors import InternalError, Unsupported
+
+from ..ir.graph import Graph, Illegal, Operator, Value
+from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
+from .building import Field, SharingBuilder
+from .elements import pack_number, size_in_file
+from .names import Names
+from .schema import CODES, DATA_ALIGNMENT, IDENTIFIER, MXFP, MXFP_READER, STORED, WRITTEN_AS, BlockField, CompatibilityField, GraphField, OperatorField, RegionField, ShapeField, TensorField
+
+MAIN = "main"
+"""Name of the first region, which is the program; the others are bodies of control flow."""
+
+
+LARGEST_SIZE = (1 << 31) - 1
+"""Of a tensor along one axis; level NONE has no such limit, but the format has 32 bits."""
+LENGTH_BYTES = 4
+"""Of a vector's length, which lies before its elements."""
+
+
+class Placed(NamedTuple):
+    """Elements of a constant and where their vector, or without ``has_length`` the bare elements, start in the file.
+
+    ``part`` counts ``stored_types``: 1 are the scales of a block-scaled constant.
+    """
+
+    value: Value
+    part: int
+    start: int
+    has_length: bool
+
+    @property
+    def type(self) -> Type:
+        return stored_types(self.value.type)[self.part]
+
+
+class _Slot(NamedTuple):
+    """A field that gets the position of a constant's part, by its distance from the end of the structure."""
+
+    value: Value
+    part: int
+    distance: int
+    wide: bool
+
+
+def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int) -> tuple[bytes, list[Placed], int]:
+    """(structure, constants in file order, length of the file).
+
+    From ``limit`` bytes on, ``TosaTensor.offset`` and ``size`` name the constants: 32-bit offsets may not reach them.
+    """
+    writer, structure = _written(graph, version, locations, external=False)
+    placed, end = _places(writer.slots, len(structure))
+    if end >= limit:
+        writer, structure = _written(graph, version, locations, external=True)
+        placed, end = _places(writer.slots, len(structure))
+    for slot, place in zip(_in_file_order(writer.slots), placed, strict=True):
+        address = len(structure) - slot.distance
+        struct.pack_into("<Q" if slot.wide else "<I", structure, address, place.start - (0 if slot.wide else address))
+    return bytes(structure), placed, end
+
+
+def _written(
+    graph: Graph, version: tuple[int, int], locations: bool, *, external: bool
+) -> tuple[_Structure, bytearray]:
+    writer = _Structure(graph, locations, external)
+    return writer, writer.finish(version)
+
+
+def _in_file_order(slots: list[_Slot]) -> list[_Slot]:
+    return sorted(slots, key=lambda slot: slot.wide)  # what 32-bit offsets must reach comes first
+
+
+def _places(slots: list[_Slot], end: int) -> tuple[list[Placed], int]:
+    """Where constants lie behind a structure of ``end`` bytes, and where the last one ends."""
+    placed = []
+    for slot in _in_file_order(slots):
+        length = 0 if slot.wide else LENGTH_BYTES
+        data = _aligned(end + length)
+        placed.append(Placed(slot.value, slot.part, data - length, not slot.wide))
+        end = data + size_in_file(placed[-1].type)
+    return placed, end
+
+
+def _aligned(position: int) -> int:
+    return -(-position // DATA_ALIGNMENT) * DATA_ALIGNMENT
+
+
+class _Structure:
+    """One pass over a graph and the graphs of its control flow."""
+
+    def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
+        self.build = SharingBuilder()
+        self.locations, self.external = locations, external
+        self.slots: list[_Slot] = []
+        self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
+        self.names = Names(v for g in self.graphs for v in _values(g))
+        self.regions = dict(zip(graph.reachable(), _region_names(self.graphs), strict=True))
+        declared = (op for g in reversed(self.graphs) for op in reversed(g.operators) if isinstance(op, VARIABLE))
+        self.variables = {op.variable: op for op in declared}
+        self.variable_names: dict[str, str] = {}
+
+    def finish(self, version: tuple[int, int]) -> bytearray:
+        regions = [self.region(graph, name) for graph, name in zip(self.graphs, self.regions.values(), strict=True)]
+        root = [
+            Field(GraphField.VERSION, "offset", self.version(*version)),
+            Field(GraphField.REGIONS, "offset", self.build.offsets(regions)),
+        ]
+        if any(v.dtype in BLOCK_SCALED for g in self.graphs for v in _values(g)):
+            root.append(Field(GraphField.COMPATIBILITY, "offset", self.compatibility()))
+        return self.build.finish(self.build.table(4, root), IDENTIFIER)
+
+    def version(self, major: int, minor: int) -> int:
+        numbers = [Field(i, "int32", number, -1) for i, number in enumerate((major, minor, 0))]
+        draft = (major, minor) == (1, 1)
+        return self.build.table(4, [*numbers, Field(3, "bool", int(draft), 1)])
+
+    def compatibility(self) -> int:
+        """What keeps readers away that do not know block-scaled tensors, as the official serialiser writes it."""
+        numbers = [Field(i, "int32", number, -1) for i, number in enumerate(MXFP_READER)]
+        reader = self.build.table(4, numbers)
+        fields = [
+            Field(CompatibilityField.MIN_READER_VERSION, "offset", reader),
+            Field(CompatibilityField.FEATURES, "uint64", MXFP),
+        ]
+        return self.build.table(2, fields)
+
+    def region(self, graph: Graph, name: str) -> int:
+        block = _Block(self, graph).table(name)
+        fields = [
+            Field(RegionField.NAME, "offset", self.build.string(name)),
+            Field(RegionField.BLOCKS, "offset", self.build.offsets([block])),
+        ]
+        return self.build.table(2, fields)
+
+    def attributes(self, operator: Operator) -> int:
+        """The operator's attribute table, shared by operators with equal attributes."""
+        fields = [
+            Field(i, *self.attribute(kind, getattr(operator, name), operator))
+            for i, (name, kind) in enumerate(STORED[type(operator)])
+        ]
+        return self.build.shared_table(len(fields), fields)
+
+    def attribute(self, kind: str, value: Any, operator: Operator) -> tuple[str, int]:
+        """(kind of field, its value) of one attribute."""
+        if kind == "Ints":
+            return "offset", self.build.int32s(value)
+        if kind == "Number":
+            return "offset", self.build.raw(pack_number(value, operator.inputs[0].dtype))
+        if kind == "bytes":
+            return "offset", self.build.raw(value)
+        if kind in ("str", "Graph"):
+            return "offset", self.build.string(self.regions[value] if kind == "Graph" else value)
+        return {"int": "int32", "bool": "bool"}.get(kind, "uint32"), int(value)
+
+
+class _Block:
+    """The one basic block of a region: its tensors, shapes and operators, in the order in which they are first used."""
+
+    def __init__(self, structure: _Structure, graph: Graph) -> None:
+        self.structure, self.build, self.graph = structure, structure.build, graph
+        self.names: dict[Value, str] = {}
+        self.variables: set[str] = set()
+        self.tensors: list[int] = []
+        self.shapes: list[int] = []
+        self.operators: list[int] = []
+
+    def table(self, name: str) -> int:
+        self.name_boundary()
+        for value in self.graph.inputs:
+            self.tensor(value)
+        for value in _constants(self.graph):
+            self.constant(value)
+        for operator in self.graph.operators:
+            self.operator(operator)
+        build = self.build
+        fields = [
+            Field(BlockField.NAME, "offset", build.string(name)),
+            Field(BlockField.OPERATORS, "offset", build.offsets(self.operators)),
+            Field(BlockField.TENSORS, "offset", build.offsets(self.tensors)),
+            Field(BlockField.INPUTS, "offset", build.strings([self.names[v] for v in self.graph.inputs])),
+            Field(BlockField.OUTPUTS, "offset", build.strings([self.names[v] for v in self.graph.outputs])),
+            Field(BlockField.SHAPES, "offset", build.offsets(self.shapes)),
+        ]
+        return build.table(6, fields)
+
+    def name_boundary(self) -> None:
+        for kind, values in (("input", self.graph.inputs), ("output", self.graph.outputs)):
+            for position, value in enumerate(values):
+                self.names[value] = self.structure.names.name(value, kind, position)
+
+    def named(self, value: Value, kind: str) -> str:
+        if value not in self.names:
+            self.names[value] = self.structure.names.name(value, kind)
+        return self.names[value]
+
+    def constant(self, value: Value) -> None:
+        """A constant's tensor or shape, and the CONST or CONST_SHAPE that makes it a value of the block."""
+        is_shape = value.dtype is DType.SHAPE
+        name = self.named(value, "shape" if is_shape else "const")
+        if is_shape:
+            self.shape(value, name)
+        else:
+            self.tensor(value)
+        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.shared_table(0, []), [], [name])
+
+    def shape(self, value: Value, name: str) -> None:
+        entries = value.shape[0] if value.shape else 0
+        fields = [
+            Field(ShapeField.NAME, "offset", self.build.string(name)),
+            Field(ShapeField.RANK, "uint32", entries),
+        ]
+        table, (distance,) = self.build.table_with_slots(3, fields, [ShapeField.DATA], wide=False)
+        self.structure.slots.append(_Slot(value, 0, distance, False))
+        self.shapes.append(table)
+
+    def computed_shape(self, value: Value, name: str) -> None:
+        """The result of a shape operator: declared without entries."""
+        fields = [
+            Field(ShapeField.NAME, "offset", self.build.string(name)),
+            Field(ShapeField.RANK, "uint32", value.shape[0]),
+        ]
+        self.shapes.append(self.build.table(3, fields))
+
+    def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
+        if max(value.shape, default=0) > LARGEST_SIZE:
+            raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
+        fields = [
+            Field(TensorField.NAME, "offset", self.build.string(name or self.names[value])),
+            Field(TensorField.SHAPE, "offset", self.build.int32s(value.shape)),
+            *_element_fields(value.dtype),
+        ]
+        if variable is not None:
+            fields.append(Field(TensorField.VARIABLE, "bool", 1))
+            fields.append(Field(TensorField.VARIABLE_NAME, "offset", self.build.string(variable)))
+        if value.constant is None:
+            self.tensors.append(self.build.table(14, fields))
+        else:
+            self.tensors.append(self.with_data(value, fields))
+
+    def with_data(self, value: Value, fields: Sequence[Field]) -> int:
+        external = self.structure.external
+        types = stored_types(value.type)
+        where = (_EXTERNAL if external else _INSIDE)[: len(types)]
+        sizes = [Field(i, "uint64", size_in_file(t)) for i, t in zip(_SIZES, types, strict=False) if external]
+        table, distances = self.build.table_with_slots(14, [*sizes, *fields], where, wide=external)
+        self.structure.slots += [_Slot(value, part, d, external) for part, d in enumerate(distances)]
+        return table
+
+    def operator(self, operator: Operator) -> None:
+        if isinstance(operator, VARIABLE):
+            self.variable(operator.variable, operator)
+            return None
+        try:
+            attributes = self.structure.attributes(operator)
+        except Illegal as problem:
+            raise Unsupported("unsupported", f"TOSA {operator.name}: {problem}", source=operator.source) from None
+        kind = operator.name.lower()
+        results = [self.named(value, kind) for value in operator.outputs]
+        for value, name in zip(operator.outputs, results, strict=True):
+            if value.dtype is DType.SHAPE:
+                self.computed_shape(value, name)
+            else:
+                self.tensor(value)
+        inputs = [self.defined(value, operator) for value in operator.inputs]
+        if isinstance(operator, VARIABLE_READ):
+            inputs = [self.variable(operator.variable, operator)]
+        if isinstance(operator, VARIABLE_WRITE):
+            results = [self.variable(operator.variable, operator)]
+        self.append(operator.name, attributes, inputs, results, operator.source)
+        return None
+
+    def defined(self, value: Value, operator: Operator) -> str:
+        if value not in self.names:
+            raise InternalError("internal", f"{operator.name} uses {value!r} before it is defined")
+        return self.names[value]
+
+    def variable(self, variable: str, operator: Operator) -> str:
+        """The name of a variable's tensor, which has the initial value: files have no operator that declares it.
+
+        Each block that uses a variable has the tensor, under one name in all of them, as the official serialiser does.
+        """
+        structure = self.structure
+        if variable not in structure.variables:
+            text = f"TOSA {operator.name}: variable {variable!r} is not declared"
+            raise Unsupported("unsupported", text, source=operator.source)
+        first = structure.variables[variable]
+        name = structure.variable_names.get(variable, "")
+        if not name or (isinstance(operator, VARIABLE) and operator is not first):  # a second one is no legal graph
+            name = structure.names.name(first.initial_value, "variable")
+        if name not in self.variables:
+            self.variables.add(name)
+            self.tensor(first.initial_value, variable, name)
+        structure.variable_names.setdefault(variable, name)
+        return name
+
+    def append(
+        self, name: str, attributes: int, inputs: Sequence[str], outputs: Sequence[str], source: object = None
+    ) -> None:
+        fields = [
+            Field(OperatorField.ATTRIBUTE, "offset", attributes),
+            Field(OperatorField.CODE, "uint32", CODES[WRITTEN_AS.get(name, name)]),
+            Field(OperatorField.ATTRIBUTE_TYPE, "uint8", CODES[name]),
+            Field(OperatorField.INPUTS, "offset", self.build.strings(inputs)),
+            Field(OperatorField.OUTPUTS, "offset", self.build.strings(outputs)),
+        ]
+        if source is not None and self.structure.locations:
+            text = Field(0, "offset", self.build.string(str(source)))
+            fields.append(Field(OperatorField.LOCATION, "offset", self.build.shared_table(1, [text])))
+        self.operators.append(self.build.table(6, fields))
+
+
+_INSIDE = (TensorField.DATA, TensorField.SCALE_DATA)
+_EXTERNAL = (TensorField.OFFSET, TensorField.SCALE_OFFSET)
+_SIZES = (TensorField.SIZE, TensorField.SCALE_SIZE)
+"""Fields of each of a tensor's ``stored_types``."""
+
+
+def _element_fields(dtype: DType) -> list[Field]:
+    blocks = BLOCK_SCALED.get(dtype)
+    if blocks is None:
+        return [Field(TensorField.TYPE, "uint32", dtype)]
+    return [
+        Field(TensorField.TYPE, "uint32", blocks.value),
+        Field(TensorField.SCALE_TYPE, "uint32", blocks.scale),
+        Field(TensorField.BLOCK_SHAPE, "uint32", blocks.size),
+    ]
+
+
+def _region_names(graphs: list[Graph]) -> list[str]:
+    names = [MAIN]
+    for number, graph in enumerate(graphs[1:], start=1):
+        names.append(graph.name if graph.name and graph.name not in names else f"body_{number}")
+    return names
+
+
+def _with_distinct_outputs(graph: Graph) -> Graph:
+    """The format names outputs, so each is a result of its own: inputs, constants and repeated ones get an IDENTITY."""
+    taken = set(graph.inputs)
+    outputs, copies = [], []
+    for value in graph.outputs:
+        if value in taken or value.constant is not None:
+            copy = IDENTITY((value,))
+            value = Value(value.type, producer=copy)
+            copy.outputs = (value,)
+            copies.append(copy)
+        taken.add(value)
+        outputs.append(value)
+    return Graph(graph.inputs, outputs, [*graph.operators, *copies], graph.name)
+
+
+def _constants(graph: Graph) -> list[Value]:
+    """Constants that operators use; initial values of variables are none."""
+    used = (v for op in graph.operators if not isinstance(op, VARIABLE) for v in op.inputs)
+    return list(dict.fromkeys(v for v in used if v.constant is not None))
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.inputs
+    for operator in graph.operators:
+        yield from operator.inputs
+        yield from operator.outputs

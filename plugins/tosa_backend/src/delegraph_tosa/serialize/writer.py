@@ -1,0 +1,63 @@
+"""Writing a graph as a TOSA flatbuffer in two parts: the structure, then the constants behind it.
+
+The structure is built once with the ``flatbuffers`` package. A constant's vector lies behind it, 16-byte aligned, and
+the tensor's ``data`` field is a forward offset to it: legal, and no weight goes through the builder, which would copy
+it several times. Sizes follow from the types, so the length is known before a weight is touched.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import BinaryIO
+
+from ..ir.graph import Array, Graph
+from ..evaluate.stored import stored_elements
+from ..spec import TosaSpec
+from .elements import pack, size_in_file
+from .structure import LENGTH_BYTES, Placed, lay_out
+
+OFFSET_LIMIT = 1 << 31
+"""Files beyond this size name their constants by ``TosaTensor.offset``: many readers take offsets as signed."""
+
+
+class TosaFile:
+    """A graph as the bytes of a ``.tosa`` file, joined when they are written (a ``delegraph.backend.Blob``).
+
+    Inputs and outputs carry the name of their value where it is given and unique, otherwise their position. A result
+    that is an input, a constant or there twice gets an IDENTITY. The same graph gives the same bytes in any process.
+    ``locations=True`` stores the user's source line of each operator, for debugging; such files name local paths.
+    """
+
+    def __init__(self, graph: Graph, spec: TosaSpec, *, locations: bool = False) -> None:
+        self._structure, self._placed, self._size = lay_out(graph, spec.version, locations, OFFSET_LIMIT)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Append the bytes to ``file``; one constant is in memory at a time."""
+        file.write(self._structure)
+        position = len(self._structure)
+        parts: tuple[Array, ...] = ()
+        for placed in self._placed:
+            file.write(bytes(placed.start - position))
+            if placed.has_length:
+                file.write(size_in_file(placed.type).to_bytes(LENGTH_BYTES, "little"))
+            if placed.part == 0:  # the scales of a block-scaled constant follow its values
+                parts = stored_elements(placed.value)
+            file.write(pack(parts[placed.part], placed.type))
+            position = _end(placed)
+
+    def join(self) -> bytes:
+        """All bytes at once."""
+        stream = io.BytesIO()
+        if self._size:  # one allocation of the right size, which getvalue() hands out without a copy
+            stream.seek(self._size - 1)
+            stream.write(b"\0")
+            stream.seek(0)
+        self.write_to(stream)
+        return stream.getvalue()
+
+
+def _end(placed: Placed) -> int:
+    return placed.start + (LENGTH_BYTES if placed.has_length else 0) + size_in_file(placed.type)

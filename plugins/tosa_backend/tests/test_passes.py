@@ -1,0 +1,693 @@
+"""The passes: what they make of the patterns of real networks, and that they compute the same on any graph."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from delegraph.backend import CompileSpec
+from delegraph_tosa.backend import TOSABackend
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.ir import operators as tosa
+from delegraph_tosa.ir.graph import Folded, Graph, Literal, Operator, Value, literal
+from delegraph_tosa.text import render
+from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
+from delegraph_tosa.passes import legalise, sources_of
+from delegraph_tosa.spec import TosaSpec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+FP = TosaSpec.parse("TOSA-1.0+FP")
+NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+class Draft:
+    """A graph under construction. ``conv`` and ``norm`` emit what lowering does: NCHW outside, NHWC inside."""
+
+    def __init__(self, seed: int = 0, dtype: DType = DType.FP32) -> None:
+        self.dtype = dtype
+        self.random = np.random.default_rng(seed)
+        self.inputs: list[Value] = []
+        self.operators: list[Operator] = []
+        self.no_shift = literal([0], DType.INT8, np.int8)
+
+    def input(self, *shape: int, dtype: DType | None = None) -> Value:
+        self.inputs.append(Value(Type(shape, dtype or self.dtype), name=f"x{len(self.inputs)}"))
+        return self.inputs[-1]
+
+    def op(self, cls: type[Operator], *inputs: Value, **attributes) -> Value:
+        operator = cls(inputs, source=f"{cls.__name__}:{len(self.operators)}", **attributes)
+        operator.outputs = tuple(Value(type, producer=operator) for type in operator.infer())
+        self.operators.append(operator)
+        return operator.outputs[0]
+
+    def constant(self, *shape: int) -> Value:
+        elements = self.random.integers(-8, 9, shape) / 4
+        return Value(Type(shape, self.dtype), Literal(elements.astype(ARRAY_DTYPES[self.dtype])))
+
+    def zero(self) -> Value:
+        return literal([0], self.dtype, ARRAY_DTYPES[self.dtype])
+
+    def transpose(self, x: Value, *perms: int) -> Value:
+        return self.op(tosa.TRANSPOSE, x, perms=perms)
+
+    def reshape(self, x: Value, *shape: int) -> Value:
+        return self.op(tosa.RESHAPE, x, sizes(shape))
+
+    def slice(self, x: Value, start: tuple[int, ...], size: tuple[int, ...]) -> Value:
+        return self.op(tosa.SLICE, x, sizes(start), sizes(size))
+
+    def pad(self, x: Value, *padding: int, number: float = 1.5) -> Value:
+        return self.op(tosa.PAD, x, sizes(padding), literal([number], DType.FP32, np.float32))
+
+    def mul(self, a: Value, b: Value) -> Value:
+        return self.op(tosa.MUL, a, b, self.no_shift)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.op(tosa.ADD, a, b)
+
+    def relu(self, x: Value) -> Value:
+        return self.op(tosa.CLAMP, x, min_val=0.0, max_val=math.inf)
+
+    def conv(self, x: Value, channels: int = 3, kernel: int = 1) -> Value:
+        """x [N,C,H,W] -> [N,channels,H,W]"""
+        weight = self.constant(channels, kernel, kernel, x.shape[1])
+        return self.around(x, tosa.CONV2D, weight, self.constant(channels))
+
+    def depthwise(self, x: Value, kernel: int = 3, multiplier: int = 1) -> Value:
+        """x [N,C,H,W] -> [N,C*multiplier,H,W]"""
+        weight = self.constant(kernel, kernel, x.shape[1], multiplier)
+        return self.around(x, tosa.DEPTHWISE_CONV2D, weight, self.constant(x.shape[1] * multiplier))
+
+    def around(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
+        return self.transpose(self.bare(self.transpose(x, *NHWC), cls, weight, bias), *NCHW)
+
+    def bare(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
+        """x [N,H,W,C], a convolution that keeps height and width"""
+        kernel = weight.shape[1] if cls is tosa.CONV2D else weight.shape[0]
+        attributes = {"pad": (kernel // 2,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.FP32}
+        return self.op(cls, x, weight, bias, self.zero(), self.zero(), **attributes)
+
+    def norm(self, x: Value) -> Value:
+        """x [N,C,H,W], scaled and shifted by channel, as batch norm is."""
+        channels = (1, x.shape[1], 1, 1)
+        return self.add(self.mul(x, self.constant(*channels)), self.constant(*channels))
+
+    def mean(self, x: Value) -> Value:
+        """x [N,C,H,W] -> [N,C,1,1]"""
+        total = self.op(tosa.REDUCE_SUM, self.op(tosa.REDUCE_SUM, x, axis=2), axis=3)
+        return self.mul(total, self.constant(1, 1, 1, 1))
+
+    def matmul(self, a: Value, b: Value) -> Value:
+        return self.op(tosa.MATMUL, a, b, self.zero(), self.zero(), dtype=DType.FP32)
+
+    def graph(self, *outputs: Value) -> Graph:
+        return Graph(self.inputs, outputs, self.operators)
+
+    def example(self) -> list[np.ndarray]:
+        return [(self.random.integers(-8, 9, v.shape) / 4).astype(np.float32) for v in self.inputs]
+
+
+def sizes(entries: tuple[int, ...]) -> Value:
+    return literal(entries, DType.SHAPE, np.int64)
+
+
+def names(graph: Graph) -> Counter:
+    return Counter(operator.name for operator in graph.operators)
+
+
+def snapshot(graph: Graph) -> list:
+    seen = [graph.inputs[:], graph.outputs[:], graph.operators[:]]
+    for op in graph.operators:
+        seen += [op.inputs, op.outputs, op.source, op.attribute_values(), [(v.type, v.name) for v in op.outputs]]
+    return seen
+
+
+def check(draft: Draft, *outputs: Value, spec: TosaSpec = FP, exact: bool = False) -> Graph:
+    """The legalised graph, after it was seen to compute the same, to be well formed and to leave its input alone."""
+    graph = draft.graph(*outputs)
+    before = snapshot(graph)
+    result = legalise(graph, spec)
+    assert snapshot(graph) == before
+    assert [v.type for v in result.outputs] == [v.type for v in graph.outputs]
+    assert_well_formed(result, spec)
+    arrays = draft.example()
+    for old, new in zip(evaluate(graph, arrays), evaluate(result, arrays), strict=True):
+        scale = 0 if exact else 1e-6 * float(np.abs(old).max(initial=1))
+        np.testing.assert_allclose(new, old, rtol=0, atol=scale)
+    return result
+
+
+def assert_well_formed(graph: Graph, spec: TosaSpec) -> None:
+    known = set(graph.inputs)
+    for op in graph.operators:
+        assert all(v in known or v.constant is not None for v in op.inputs)
+        assert all(v.producer is op for v in op.outputs)
+        assert tuple(v.type for v in op.outputs) == op.infer()
+        assert spec.why_not(op) is None
+        known.update(op.outputs)
+    made = known - set(graph.inputs)
+    assert len(set(graph.outputs)) == len(graph.outputs) and made.issuperset(graph.outputs)
+
+
+def before_and_after(draft: Draft, *outputs: Value) -> str:
+    return f"{render(draft.graph(*outputs))}\n-- legalised --\n\n{render(check(draft, *outputs))}"
+
+
+def test_golden_residual_block(golden):
+    """Transposes meet and go; batch norms fold."""
+    d = Draft()
+    x = d.relu(d.norm(d.conv(d.input(1, 2, 4, 4), 3)))
+    y = d.norm(d.conv(d.relu(d.norm(d.conv(x, 2))), 3))
+    golden("residual_block", before_and_after(d, d.relu(d.add(x, y))))
+
+
+def test_golden_head(golden):
+    """A mean over height and width is taken in NHWC, where its reshape needs no transpose."""
+    d = Draft()
+    x = d.relu(d.depthwise(d.input(1, 2, 3, 3)))
+    golden("head", before_and_after(d, d.matmul(d.reshape(d.mean(x), 1, 1, 2), d.constant(1, 2, 3))))
+
+
+def test_a_convolution_with_batch_norm_and_relu_is_two_operators_between_two_transposes():
+    d = Draft()
+    x = d.input(2, 3, 5, 7)
+    y = d.relu(d.norm(d.conv(d.relu(d.norm(d.conv(x, 4, 3))), 6)))
+    assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2, "CLAMP": 2}
+
+
+def test_batch_norm_folds_into_depthwise_with_a_multiplier():
+    d = Draft()
+    y = d.norm(d.depthwise(d.input(1, 4, 6, 6), multiplier=3))
+    assert names(check(d, y)) == {"TRANSPOSE": 2, "DEPTHWISE_CONV2D": 1}
+
+
+def test_a_scalar_factor_folds_into_any_convolution():
+    d = Draft()
+    x = d.input(1, 4, 6, 6)
+    ys = [d.mul(d.constant(1, 1, 1, 1), d.conv(x, 3)), d.mul(d.depthwise(x), d.constant(1, 1, 1, 1))]
+    assert names(check(d, *ys))["MUL"] == 0
+
+
+def test_a_subtracted_constant_folds_and_a_minuend_does_not():
+    d = Draft()
+    x = d.input(1, 4, 6, 6)
+    ys = [d.op(tosa.SUB, d.conv(x, 3), d.constant(1, 3, 1, 1)), d.op(tosa.SUB, d.constant(1, 3, 1, 1), d.conv(x, 3))]
+    assert names(check(d, *ys))["SUB"] == 1
+
+
+def test_a_convolution_that_something_else_uses_keeps_its_value():
+    d = Draft()
+    y = d.conv(d.input(1, 3, 4, 4), 5)
+    assert names(check(d, d.add(d.norm(y), y))) == {"TRANSPOSE": 2, "CONV2D": 1, "MUL": 1, "ADD": 2}
+
+
+def test_a_convolution_that_is_a_result_keeps_its_value():
+    d = Draft()
+    y = d.bare(d.input(1, 4, 4, 3), tosa.CONV2D, d.constant(5, 1, 1, 3), d.constant(5))
+    assert names(check(d, d.mul(y, d.constant(1, 1, 1, 5)), y)) == {"CONV2D": 1, "MUL": 1}
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 3, 1, 1)], ids=str)
+def test_a_factor_before_a_convolution_folds_into_its_weight(shape):
+    d = Draft()
+    x = d.relu(d.conv(d.input(1, 3, 6, 6), 3))
+    ys = [d.conv(d.mul(x, d.constant(*shape)), 4, 3), d.depthwise(d.mul(d.constant(*shape), x), multiplier=2)]
+    assert names(check(d, *ys)) == {"TRANSPOSE": 3, "CLAMP": 1, "CONV2D": 2, "DEPTHWISE_CONV2D": 1}
+
+
+def test_a_factor_that_something_else_uses_stays():
+    d = Draft()
+    x = d.mul(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), d.constant(1, 1, 1, 1))
+    result = check(d, d.add(x, d.conv(x, 3)))
+    convolution = [op for op in result.operators if op.name == "CONV2D"][1]
+    assert convolution.inputs[0].producer.name == "MUL"
+
+
+def test_a_factor_that_makes_channels_stays():
+    d = Draft()
+    x = d.relu(d.conv(d.input(1, 3, 6, 6), 1))
+    assert names(check(d, d.conv(d.mul(x, d.constant(1, 5, 1, 1)), 3)))["MUL"] == 1
+
+
+def test_a_factor_before_a_half_precision_convolution_stays_and_one_behind_it_folds():
+    d = Draft(dtype=DType.FP16)
+    x = d.mul(d.relu(d.mul(d.conv(d.input(1, 3, 6, 6), 3), d.constant(1, 1, 1, 1))), d.constant(1, 1, 1, 1))
+    result = legalise(d.graph(d.conv(x, 2)), FP)
+    assert [op.name for op in result.operators] == ["TRANSPOSE", "CONV2D", "CLAMP", "MUL", "CONV2D", "TRANSPOSE"]
+
+
+def test_hard_swish_between_convolutions_costs_one_product():
+    d = Draft()
+    x = d.norm(d.conv(d.input(1, 3, 6, 6), 4))
+    gate = d.op(tosa.CLAMP, d.add(x, d.constant(1, 1, 1, 1)), min_val=0.0, max_val=6.0)
+    y = d.norm(d.conv(d.mul(d.mul(x, gate), d.constant(1, 1, 1, 1)), 5))
+    assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2, "ADD": 1, "CLAMP": 1, "MUL": 1}
+
+
+@pytest.mark.parametrize("convolution", [Draft.conv, Draft.depthwise])
+def test_padding_with_zeros_becomes_that_of_the_convolution(convolution):
+    d = Draft()
+    padded = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 1, 2, 0, 3, number=0.0)
+    *others, operator, last = check(d, convolution(d, padded, kernel=3)).operators
+    assert [op.name for op in (*others, last)] == ["TRANSPOSE", "CONV2D", "CLAMP", "TRANSPOSE"]
+    assert operator.pad == (1 + 1, 2 + 1, 0 + 1, 3 + 1)
+
+
+@pytest.mark.parametrize(("padding", "number"), [((0, 0, 0, 0, 1, 1, 1, 1), 1.5), ((0, 1, 0, 0, 1, 1, 1, 1), 0.0)])
+def test_padding_that_a_convolution_cannot_do_stays(padding, number):
+    d = Draft()
+    x = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), *padding, number=number)
+    assert names(check(d, d.conv(x, 4)))["PAD"] == 1
+
+
+def test_padding_beyond_the_level_stays():
+    d = Draft()
+    x = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 0, 0, 8193, 0, number=0.0)
+    assert names(legalise(d.graph(d.conv(x, 4)), FP))["PAD"] == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 1), (1, 5, 4, 1), (2, 5, 1, 1)], ids=str)
+def test_a_factor_that_differs_within_a_channel_stays(shape):
+    d = Draft()
+    y = d.mul(d.conv(d.input(1, 3, 4, 4), 5), d.constant(*shape))
+    assert names(check(d, y))["MUL"] == 1
+
+
+def test_the_same_weight_with_the_same_factor_is_folded_once():
+    d = Draft()
+    x, weight, bias, factor = d.input(1, 3, 4, 4), d.constant(5, 1, 1, 3), d.constant(5), d.constant(1, 5, 1, 1)
+    ys = [d.mul(d.around(v, tosa.CONV2D, weight, bias), factor) for v in (x, d.relu(x))]
+    convolutions = [op for op in check(d, *ys).operators if op.name == "CONV2D"]
+    assert len({op.inputs[1] for op in convolutions}) == 1
+
+
+def test_the_merged_operator_names_all_its_sources():
+    d = Draft()
+    result = check(d, d.norm(d.conv(d.input(1, 3, 4, 4), 5)))
+    (convolution,) = [op for op in result.operators if op.name == "CONV2D"]
+    assert sources_of(convolution.source) == ("CONV2D:1", "MUL:3", "ADD:4")
+    assert str(convolution.source) == "CONV2D:1 and MUL:3 and ADD:4"
+
+
+def test_the_debug_handles_of_folded_nodes_are_those_of_the_convolution():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
+    program = torch.export.export(model, (torch.randn(1, 3, 4, 4),))
+    for handle, node in enumerate((n for n in program.graph.nodes if n.op == "call_function"), start=1):
+        node.meta["debug_handle"] = handle
+    specs = [CompileSpec("output_format", b"tosa"), CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
+    handles = TOSABackend.preprocess(program, specs).debug_handle_map
+    assert [(name.split("_")[0], found) for name, found in handles.items()] == [
+        ("transpose", (1,)),
+        ("conv2d", (1, 2)),
+        ("clamp", (3,)),
+        ("output", (1,)),
+    ]
+
+
+def test_integers_are_not_folded():
+    d = Draft()
+    zero, x = literal([0], DType.INT8, np.int8), d.input(1, 2, 2, 3, dtype=DType.INT8)
+    weight = literal(np.ones((4, 1, 1, 3)), DType.INT8, np.int8)
+    attributes = {"pad": (0,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.INT32}
+    y = d.op(tosa.CONV2D, x, weight, literal([0], DType.INT32, np.int32), zero, zero, **attributes)
+    graph = d.graph(d.add(y, literal(np.ones((1, 1, 1, 4)), DType.INT32, np.int32)))
+    assert names(legalise(graph, TosaSpec.parse("TOSA-1.0+INT"))) == {"CONV2D": 1, "ADD": 1}
+
+
+def test_an_inverted_residual_chain_has_two_transposes():
+    d = Draft()
+    x = d.conv(d.input(1, 3, 8, 8), 4)
+    for _ in range(3):
+        y = d.relu(d.norm(d.conv(x, 8)))
+        y = d.relu(d.norm(d.depthwise(y)))
+        x = d.add(x, d.norm(d.conv(y, 4)))
+    assert names(check(d, x)) == {"TRANSPOSE": 2, "CONV2D": 7, "DEPTHWISE_CONV2D": 3, "CLAMP": 6, "ADD": 3}
+
+
+def test_a_residual_of_the_input_transposes_the_input_once():
+    d = Draft()
+    x = d.input(1, 4, 6, 6)
+    assert names(check(d, d.relu(d.add(d.conv(x, 4), x)))) == {"TRANSPOSE": 2, "CONV2D": 1, "ADD": 1, "CLAMP": 1}
+
+
+def test_squeeze_and_excite_stays_in_the_layout_of_its_convolutions():
+    d = Draft()
+    x = d.relu(d.conv(d.input(1, 3, 8, 8), 4))
+    scale = d.op(tosa.SIGMOID, d.conv(d.relu(d.conv(d.mean(x), 2)), 4))
+    y = d.conv(d.mul(scale, x), 3)
+    kept = {"CONV2D": 4, "CLAMP": 2, "SIGMOID": 1, "REDUCE_SUM": 2, "MUL": 1}
+    assert names(check(d, y)) == {"TRANSPOSE": 2, **kept}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_squeeze_and_excite_with_linear_layers(batch):
+    d = Draft()
+    x = d.conv(d.input(batch, 3, 8, 8), 4)
+    flat = d.reshape(d.reshape(d.mean(x), batch, 4), 1, batch, 4)
+    hidden = d.op(tosa.SIGMOID, d.reshape(d.matmul(flat, d.constant(1, 4, 4)), batch, 4))
+    y = d.conv(d.mul(x, d.reshape(hidden, batch, 4, 1, 1)), 3)
+    kept = {"CONV2D": 2, "SIGMOID": 1, "REDUCE_SUM": 2, "MUL": 2, "MATMUL": 1}
+    found = names(check(d, y))
+    assert found.pop("RESHAPE") <= 2
+    assert found == {"TRANSPOSE": 2, **kept}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_global_mean_and_linear_need_no_transpose_after_the_convolution(batch):
+    d = Draft()
+    y = d.reshape(d.mean(d.conv(d.input(batch, 3, 8, 8), 4)), batch, 4)
+    y = d.reshape(d.matmul(d.reshape(y, 1, batch, 4), d.constant(1, 4, 6)), batch, 6)
+    found = names(check(d, y))
+    assert found["TRANSPOSE"] == 1 and found["RESHAPE"] == 2
+
+
+def test_branches_are_joined_along_the_channel_axis_of_their_layout():
+    d = Draft()
+    x = d.conv(d.input(1, 3, 8, 8), 4)
+    for _ in range(3):
+        x = d.op(tosa.CONCAT, x, d.relu(d.norm(d.conv(x, 2, 3))), axis=1)
+    result = check(d, x)
+    assert names(result) == {"TRANSPOSE": 2, "CONV2D": 4, "CLAMP": 3, "CONCAT": 3}
+    assert {op.axis for op in result.operators if op.name == "CONCAT"} == {3}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_channel_shuffle_is_one_transpose_within_the_channels(batch):
+    d = Draft()
+    y = d.conv(d.input(batch, 3, 8, 8), 6)
+    for _ in range(2):
+        y = d.reshape(d.transpose(d.reshape(y, batch, 2, 3, 8, 8), 0, 2, 1, 3, 4), batch, 6, 8, 8)
+        y = d.conv(y, 6)
+    assert names(check(d, y)) == {"TRANSPOSE": 2 + 2, "RESHAPE": 4, "CONV2D": 3}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_patches_of_a_vision_transformer_need_no_transpose(batch):
+    d = Draft()
+    y = d.transpose(d.reshape(d.conv(d.input(batch, 3, 8, 8), 6), batch, 6, 64), 0, 2, 1)
+    assert names(check(d, y)) == {"TRANSPOSE": 1, "CONV2D": 1, "RESHAPE": 1}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_heads_cost_one_transpose_each_way(batch):
+    d = Draft()
+    x = d.input(batch, 5, 12)
+    split = d.transpose(d.reshape(x, batch, 5, 3, 4), 0, 2, 1, 3)
+    heads = d.reshape(split, batch * 3, 5, 4)
+    y = d.reshape(d.matmul(heads, d.constant(batch * 3, 4, 4)), batch, 3, 5, 4)
+    y = d.reshape(d.transpose(y, 0, 2, 1, 3), batch, 5, 12)
+    found = names(check(d, y))
+    assert found["TRANSPOSE"] == 2 and found["RESHAPE"] <= (2 if batch == 1 else 4)
+
+
+def test_flattening_a_feature_map_keeps_the_order_of_its_elements():
+    d = Draft()
+    y = d.reshape(d.conv(d.input(2, 3, 4, 5), 6), 2, 120)
+    assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 1, "RESHAPE": 1}
+
+
+def test_a_transpose_that_only_moves_single_axes_is_a_reshape():
+    d = Draft()
+    assert names(check(d, d.transpose(d.input(1, 1, 7, 1), 2, 1, 0, 3))) == {"RESHAPE": 1}
+
+
+def test_a_view_meets_operands_that_are_larger_along_an_axis_that_it_added():
+    d = Draft()
+    x = d.reshape(d.input(2, 3), 2, 3, 1)
+    assert names(check(d, d.add(x, d.input(2, 3, 4)), d.add(d.constant(2, 3, 4), x)))["RESHAPE"] == 1
+
+
+def test_a_constant_that_is_transposed_already_is_transposed_once():
+    d = Draft()
+    folded = tosa.TRANSPOSE((d.constant(3, 2, 4),), perms=(0, 2, 1))
+    constant = Value(folded.infer()[0], Folded(folded))
+    folded.outputs = (constant,)
+    y = d.op(tosa.MAXIMUM, d.transpose(d.input(4, 2, 3), 2, 0, 1), constant)
+    maximum, _ = check(d, y).operators
+    assert maximum.inputs[1].constant.operator.inputs[0] is folded.inputs[0]
+
+
+def test_axes_of_size_one_inside_a_group_that_is_joined():
+    d = Draft()
+    y = d.reshape(d.transpose(d.input(1, 5, 2, 3), 2, 0, 3, 1), 6, 5)
+    assert names(check(d, y)) == {"TRANSPOSE": 1, "RESHAPE": 1}
+
+
+def test_no_rank_above_the_level_arises():
+    d = Draft()
+    y = d.transpose(d.reshape(d.input(1, 1, 1, 2, 3, 4), 2, 3, 4), 2, 1, 0)
+    check(d, d.relu(d.reshape(y, 2, 2, 3, 2)))
+
+
+def test_operators_without_a_form_of_rank_0_keep_their_rank():
+    d = Draft()
+    scalar = d.slice(d.relu(d.reshape(d.input(), 1, 1)), (0, 0), (1, 1))
+    index = d.op(tosa.ARGMAX, d.relu(d.reshape(d.input(5), 1, 5)), axis=1)
+    result = check(d, scalar, d.slice(index, (0,), (1,)), spec=TosaSpec.parse("TOSA-1.0+FP+INT"))
+    assert all(op.inputs[0].rank for op in result.operators if op.name == "SLICE")
+
+
+def test_reshapes_in_a_row_are_one():
+    d = Draft()
+    y = d.reshape(d.reshape(d.reshape(d.input(6, 4), 2, 3, 4), 3, 8), 4, 6)
+    assert names(check(d, y)) == {"RESHAPE": 1}
+
+
+def test_a_shape_and_back_is_nothing():
+    d = Draft()
+    x = d.relu(d.input(6, 4))
+    assert names(check(d, d.relu(d.reshape(d.reshape(x, 2, 3, 4), 6, 4)))) == {"CLAMP": 2}
+
+
+def test_one_value_is_transposed_once_for_all_its_uses():
+    d = Draft()
+    x = d.relu(d.input(1, 3, 4, 4))
+    ys = [d.conv(x, 3), d.conv(x, 3, 3)]
+    assert names(check(d, d.add(*ys)))["TRANSPOSE"] == 2
+
+
+def test_the_smaller_of_two_operands_is_transposed():
+    d = Draft()
+    y = d.add(d.transpose(d.input(1, 6, 1, 5), 0, 2, 3, 1), d.input(4, 1, 5, 6))
+    (transpose,) = [op for op in check(d, y).operators if op.name == "TRANSPOSE"]
+    assert math.prod(transpose.inputs[0].shape) == 30
+
+
+def test_argmax_over_the_channels_takes_the_transposition_along():
+    d = Draft()
+    y = d.op(tosa.ARGMAX, d.conv(d.input(1, 3, 4, 4), 5), axis=1)
+    result = check(d, y, spec=TosaSpec.parse("TOSA-1.0+FP+INT"))
+    assert names(result) == {"TRANSPOSE": 1, "CONV2D": 1, "ARGMAX": 1}
+
+
+def test_nothing_moves_to_an_element_type_that_the_target_does_not_transpose():
+    d = Draft()
+    y = d.op(tosa.CAST, d.transpose(d.input(2, 3, 4), 2, 0, 1), dtype=DType.INT32)
+    y = d.op(tosa.CAST, d.add(y, y), dtype=DType.FP32)
+    result = check(d, d.transpose(y, 1, 2, 0))
+    assert [op.name for op in result.operators] == ["TRANSPOSE", "CAST", "ADD", "CAST", "TRANSPOSE"]
+    assert names(check(d, d.transpose(y, 1, 2, 0), spec=TosaSpec.parse("TOSA-1.0+FP+INT")))["TRANSPOSE"] == 0
+
+
+def test_scales_of_channels_stay_on_the_last_axis():
+    d = Draft()
+    x = d.transpose(d.input(2, 3, 4, dtype=DType.INT8), 0, 2, 1)
+    zero = literal([0], DType.INT8, np.int8)
+    scales = literal([1 << 30] * 3, DType.INT32, np.int32), literal([30, 31, 32], DType.INT8, np.int8)
+    flags = {"scale32": True, "per_channel": True, "input_unsigned": False, "output_unsigned": False}
+    y = d.op(tosa.RESCALE, x, *scales, zero, zero, dtype=DType.INT8, rounding_mode=RoundingMode.SINGLE_ROUND, **flags)
+    result = legalise(d.graph(d.transpose(y, 0, 2, 1)), TosaSpec.parse("TOSA-1.0+INT"))
+    assert [op.name for op in result.operators] == ["TRANSPOSE", "RESCALE", "TRANSPOSE"]
+
+
+def test_equal_operators_are_computed_once_and_keep_both_sources():
+    d = Draft()
+    x = d.input(4, 6)
+    y = d.add(*[d.slice(x, (1, 2), (2, 3)) for _ in range(2)])
+    result = check(d, y, exact=True)
+    assert names(result) == {"SLICE": 1, "ADD": 1}
+    assert result.operators[0].source == ("SLICE:0", "SLICE:1")
+
+
+def test_clamps_that_differ_in_the_sign_of_zero_are_not_equal():
+    d = Draft()
+    x = d.input(4)
+    ys = [d.op(tosa.CLAMP, x, min_val=low, max_val=1.0) for low in (0.0, -0.0)]
+    assert names(legalise(d.graph(*ys), FP))["CLAMP"] == 2
+
+
+def test_operators_without_use_are_dropped():
+    d = Draft()
+    x = d.input(4)
+    d.op(tosa.EXP, d.op(tosa.TANH, x))
+    assert names(check(d, d.relu(x))) == {"CLAMP": 1}
+
+
+def test_writing_a_variable_is_a_use():
+    d = Draft()
+    x = d.input(4)
+    d.operators.append(tosa.VARIABLE_WRITE((d.op(tosa.EXP, x),), variable="state"))
+    assert names(legalise(d.graph(d.relu(x)), FP)) == {"EXP": 1, "VARIABLE_WRITE": 1, "CLAMP": 1}
+
+
+def test_reading_a_variable_before_and_after_a_write_is_not_the_same():
+    d = Draft()
+    x, types = d.input(4), (Type((4,), DType.FP32),)
+    before = d.op(tosa.VARIABLE_READ, variable="state", types=types)
+    d.operators.append(tosa.VARIABLE_WRITE((x,), variable="state"))
+    after = d.op(tosa.VARIABLE_READ, variable="state", types=types)
+    assert names(legalise(d.graph(d.add(before, after)), FP))["VARIABLE_READ"] == 2
+
+
+def test_each_output_is_a_value_of_its_own():
+    d = Draft()
+    x = d.input(2, 3)
+    y = d.relu(x)
+    result = check(d, x, y, y, d.constant(2, 3), d.relu(x), exact=True)
+    assert names(result) == {"CLAMP": 1, "IDENTITY": 4}
+
+
+def test_outputs_keep_their_names_and_nothing_else_has_them():
+    d = Draft()
+    x = d.input(1, 3, 4, 4)
+    y = d.norm(d.conv(x, 5))
+    outputs = [d.relu(y), d.op(tosa.IDENTITY, x), y, d.op(tosa.IDENTITY, y)]
+    for position, value in enumerate(outputs):
+        value.name = f"output_{position}"
+    result = check(d, *outputs)
+    assert [v.name for v in result.outputs] == [f"output_{position}" for position in range(4)]
+    named = [v.name for op in result.operators for v in op.outputs if v.name]
+    assert sorted(named) == [f"output_{position}" for position in range(4)]
+
+
+def test_the_same_graph_gives_the_same_operators():
+    def listing() -> list:
+        d = Draft()
+        x = d.conv(d.input(1, 3, 8, 8), 4)
+        result = legalise(d.graph(d.mean(x), d.op(tosa.CONCAT, x, d.norm(d.conv(x, 2)), axis=1)), FP)
+        return [(op.name, [v.type for v in op.inputs], op.attribute_values(), op.source) for op in result.operators]
+
+    assert listing() == listing()
+
+
+UNARY = (tosa.ABS, tosa.NEGATE, tosa.FLOOR, tosa.CLAMP)
+BINARY = (tosa.ADD, tosa.SUB, tosa.MUL, tosa.MAXIMUM)
+REDUCTIONS = (tosa.REDUCE_SUM, tosa.REDUCE_MAX, tosa.REVERSE)
+
+
+@st.composite
+def drafts(draw) -> tuple[Draft, list[Value]]:
+    """A random graph of small tensors. Elements are multiples of 1/4 and few products are taken: sums are exact."""
+    d = Draft(draw(st.integers(0, 1000)))
+    rank = draw(st.integers(2, 4))
+    shape = draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank))
+    values = [d.input(*shape), d.relu(d.input(*shape))]
+    for _ in range(draw(st.integers(2, 10))):
+        x = draw(st.sampled_from(values[-3:] if draw(st.booleans()) else values))
+        values.append(STEPS[draw(st.sampled_from(sorted(STEPS)))](draw, d, x, values))
+    return d, [values[-1], *draw(st.lists(st.sampled_from(values), max_size=2))]
+
+
+def _bounded(d: Draft, x: Value) -> Value:
+    """Few enough bits for exact sums and products later on."""
+    return d.op(tosa.CLAMP, x, min_val=-2.0, max_val=2.0)
+
+
+def _unary(draw, d, x, values):
+    cls = draw(st.sampled_from(UNARY))
+    zeros = [literal([0], DType.FP32, np.float32)] * 2 if cls is tosa.NEGATE else []
+    return d.op(cls, x, *zeros, **({"min_val": -1.0, "max_val": 1.5} if cls is tosa.CLAMP else {}))
+
+
+def _binary(draw, d, x, values):
+    cls = draw(st.sampled_from(BINARY))
+    shape = [n if draw(st.booleans()) else 1 for n in x.shape]
+    fits = [
+        v
+        for v in values
+        if v.rank == x.rank and all(a == b or 1 in (a, b) for a, b in zip(v.shape, x.shape, strict=True))
+    ]
+    other = d.constant(*shape) if draw(st.integers(0, 3)) == 0 else draw(st.sampled_from(fits))
+    operands = (other, x) if draw(st.booleans()) else (x, other)
+    return _bounded(d, d.mul(*operands)) if cls is tosa.MUL else d.op(cls, *operands)
+
+
+def _select(draw, d, x, values):
+    same = draw(st.sampled_from([v for v in values if v.shape == x.shape]))
+    return d.op(tosa.SELECT, d.op(tosa.GREATER, x, same), same, x)
+
+
+def _transposed(draw, d, x, values):
+    return d.transpose(x, *draw(st.permutations(range(x.rank))))
+
+
+def _reshaped(draw, d, x, values):
+    """Axes joined, split, added and dropped."""
+    shape = list(x.shape)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(shape) - 1))
+        kind = draw(st.sampled_from(["join", "split", "add", "drop"]))
+        if kind == "join" and at + 1 < len(shape):
+            shape[at : at + 2] = [shape[at] * shape[at + 1]]
+        elif kind == "split" and len(shape) < 5:
+            factor = draw(st.sampled_from([f for f in range(1, shape[at] + 1) if shape[at] % f == 0]))
+            shape[at : at + 1] = [factor, shape[at] // factor]
+        elif kind == "add" and len(shape) < 5:
+            shape.insert(at, 1)
+        elif kind == "drop" and shape[at] == 1 and len(shape) > 1:
+            del shape[at]
+    return d.reshape(x, *shape)
+
+
+def _reduced(draw, d, x, values):
+    return d.op(draw(st.sampled_from(REDUCTIONS)), x, axis=draw(st.integers(0, x.rank - 1)))
+
+
+def _concat(draw, d, x, values):
+    return d.op(tosa.CONCAT, x, *[v for v in values if v.shape == x.shape][:2], axis=draw(st.integers(0, x.rank - 1)))
+
+
+def _slice(draw, d, x, values):
+    start = [draw(st.integers(0, n - 1)) for n in x.shape]
+    return d.slice(x, tuple(start), tuple(draw(st.integers(1, n - s)) for n, s in zip(x.shape, start, strict=True)))
+
+
+def _pad(draw, d, x, values):
+    return d.pad(x, *[draw(st.integers(0, 1)) for _ in range(2 * x.rank)], number=draw(st.sampled_from([0.0, 1.5])))
+
+
+def _tile(draw, d, x, values):
+    if math.prod(x.shape) > 200:
+        return x
+    return d.op(tosa.TILE, x, sizes(tuple(draw(st.integers(1, 2)) for _ in x.shape)))
+
+
+def _argmax(draw, d, x, values):
+    if x.rank < 2:
+        return x
+    return d.op(tosa.CAST, d.op(tosa.ARGMAX, x, axis=draw(st.integers(0, x.rank - 1))), dtype=DType.FP32)
+
+
+def _conv(draw, d, x, values):
+    if x.rank != 4 or math.prod(x.shape) > 500:
+        return x
+    y = d.conv(_bounded(d, x), draw(st.integers(1, 3)), draw(st.sampled_from([1, 3])))
+    return _bounded(d, d.norm(y))
+
+
+STEPS = {
+    "argmax": _argmax, "binary": _binary, "concat": _concat, "conv": _conv, "pad": _pad, "reduced": _reduced,
+    "reshaped": _reshaped, "select": _select, "slice": _slice, "tile": _tile, "transposed": _transposed,
+    "transposed again": _transposed, "reshaped again": _reshaped, "unary": _unary,
+}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drafts(), st.sampled_from(["TOSA-1.0+FP+INT", "TOSA-1.0+FP"]))
+def test_any_graph_computes_the_same(draft_and_outputs, target):
+    draft, outputs = draft_and_outputs
+    check(draft, *outputs, spec=TosaSpec.parse(target))
