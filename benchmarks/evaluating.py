@@ -24,8 +24,8 @@ import numpy as np
 import torch
 import tosa_reference_model
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.tools import figures
 from delegraph_tosa.serialize import read
+from delegraph_tosa.tools import figures
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import delegraph
 import numpy as np
 import pytest
 import torch
-from delegraph_tosa.tools import figures
 from delegraph_tosa.serialize import read
+from delegraph_tosa.tools import figures
 from torch import nn
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,6 @@ from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.blocks import paired, parted
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Illegal, Literal, Scaled, Value, literal
-from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import (
     BLOCK_SCALED,
     FLOATS,
@@ -26,6 +25,7 @@ from delegraph_tosa.runtime import LoadedGraph
 from delegraph_tosa.serialize import TosaFile, read, writer
 from delegraph_tosa.serialize.schema import MXFP_READER
 from delegraph_tosa.spec import TosaSpec, required, required_version
+from delegraph_tosa.text import parse, render
 from delegraph_tosa.validate import violations
 from samples import apply, samples
 
@@ -141,7 +141,7 @@ def tensor_of(dumped: dict, name: str) -> dict:
 
 
 @pytest.mark.parametrize("dtype", BLOCK_SCALED)
-def test_files_have_what_the_official_serialiser_writes(dtype):
+def test_files_have_what_the_official_serializer_writes(dtype):
     judges.tools()
     ts, ml_dtypes = pytest.importorskip("tosa_serializer"), pytest.importorskip("ml_dtypes")
     constant = scaled(dtype, 2, 64)
@@ -154,12 +154,12 @@ def test_files_have_what_the_official_serialiser_writes(dtype):
     values = constant.constant.values.view(np.uint8)
     if blocks.value in names:
         values = values.view(getattr(ml_dtypes, names[blocks.value]))
-    serialiser, attribute = ts.TosaSerializer(""), ts.TosaSerializerAttribute()
+    serializer, attribute = ts.TosaSerializer(""), ts.TosaSerializerAttribute()
     scales = constant.constant.scales.view(ml_dtypes.float8_e8m0fnu)
-    serialiser.addConst([2, 64], getattr(ts.ScaledDType, dtype.name), values, scales, "w")
+    serializer.addConst([2, 64], getattr(ts.ScaledDType, dtype.name), values, scales, "w")
     attribute.CastAttribute()
-    serialiser.addOperator(ts.Op.CAST, ["w"], [serialiser.addOutput([2, 64], ts.DType.FP32).name], attribute)
-    official = bytes(serialiser.serialize())
+    serializer.addOperator(ts.Op.CAST, ["w"], [serializer.addOutput([2, 64], ts.DType.FP32).name], attribute)
+    official = bytes(serializer.serialize())
     ours, theirs = judges.dump(written(cast_of(constant))), judges.dump(official)
     theirs_tensor = {k: v for k, v in tensor_of(theirs, "w").items() if v != ""}
     assert tensor_of(ours, "w") == theirs_tensor
@@ -169,7 +169,7 @@ def test_files_have_what_the_official_serialiser_writes(dtype):
     graph = read(official)
     (held,) = graph.constants()
     assert held.type == constant.type
-    assert held.constant.materialise().tobytes() == constant.constant.materialise().tobytes()
+    assert held.constant.materialize().tobytes() == constant.constant.materialize().tobytes()
     (result,) = judges.run_all([(written(graph), [])])[0]
     np.testing.assert_array_equal(result, evaluate(graph, [])[0])
 
@@ -196,7 +196,7 @@ def test_constants_are_views_of_the_file(dtype):
 
 def test_every_kind_of_constant_is_written_alike():
     constant = scaled(FP8, 2, 64)
-    pairs = constant.constant.materialise()
+    pairs = constant.constant.materialize()
     kinds = [constant.constant, Literal(pairs), Deferred(lambda: pairs), Folded(ops.IDENTITY((constant,)))]
     files = {written(cast_of(Value(constant.type, kind))) for kind in kinds}
     assert len(files) == 1
@@ -211,8 +211,8 @@ def test_files_beyond_32_bit_offsets(monkeypatch):
     assert {k: held[k] for k in ("size", "scale_size")} == {"size": 96, "scale_size": 4}
     assert "data" not in held and "scale_data" not in held and held["scale_offset"] % 16 == 0
     assert render(read(file)) == render(read(written(read(file))))
-    assert read(file).constants()[0].constant.materialise().tobytes() == (
-        graph.constants()[0].constant.materialise().tobytes()
+    assert read(file).constants()[0].constant.materialize().tobytes() == (
+        graph.constants()[0].constant.materialize().tobytes()
     )
 
 

@@ -234,7 +234,7 @@ def test_equals_the_operator_on_the_numbers(name, value):
         return operands[-1]
 
     operator = (MOVES | ONLY_OURS)[name](block_scaled)
-    number_of = {v: constant(numbers_of(v.constant.materialise(), v.dtype)) for v in operands}
+    number_of = {v: constant(numbers_of(v.constant.materialize(), v.dtype)) for v in operands}
     inputs = [number_of.get(v, v) for v in operator.inputs]
     plain = apply(type(operator), *inputs, **operator.attribute_values())
     ours, numbers = (evaluate(graph(op), [])[0] for op in (operator, plain))

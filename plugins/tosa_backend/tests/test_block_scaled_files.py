@@ -17,11 +17,11 @@ import pytest
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir.blocks import paired, parted
 from delegraph_tosa.ir.graph import Graph
-from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, Type, stored_types
 from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.serialize.elements import pack, unpack
 from delegraph_tosa.spec import TosaSpec, required
+from delegraph_tosa.text import parse, render
 from delegraph_tosa.validate import violations
 
 OPERATORS = "^(cast|concat|reshape|row_gather|resize|.*block_scaled)$"

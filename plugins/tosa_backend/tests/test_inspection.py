@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from delegraph.cli import main
 from delegraph_tosa.format import TosaFormat
-from delegraph_tosa.tools import figures, page
-from delegraph_tosa.tools.statistics import multiply_accumulates
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.tools import figures, page
+from delegraph_tosa.tools.statistics import multiply_accumulates
 from samples import apply, samples
 from structured import custom, structured
 

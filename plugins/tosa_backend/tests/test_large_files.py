@@ -86,7 +86,7 @@ def test_files_beyond_4_gigabytes_are_read_a_constant_at_a_time(large):
     assert (found.parameters, found.constants) == (33 * LENGTH, 33)
     graph = read(np.memmap(large, np.uint8, "r").data)
     for number, operator in enumerate(graph.operators, start=1):
-        elements = operator.inputs[1].constant.materialise()
+        elements = operator.inputs[1].constant.materialize()
         assert (elements[0], elements[-1]) == (0, number)
 
 

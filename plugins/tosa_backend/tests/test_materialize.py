@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph.errors import InputError, InternalError, Unsupported
-from delegraph_tosa.evaluate import Program, convolution, evaluate, materialise, why_not
+from delegraph_tosa.evaluate import Program, convolution, evaluate, materialize, why_not
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
 from delegraph_tosa.ir.types import DType, NanMode, Type
@@ -53,7 +53,7 @@ def test_batch_norm_expression():
     scale = folded(ops.RSQRT, fp32([variance]))
     scaled = folded(ops.MUL, fp32(weight), scale, literal([0], DType.INT8, np.int8))
     turned = folded(ops.TRANSPOSE, scaled, perms=(1, 0))
-    np.testing.assert_allclose(materialise(turned), (weight / np.sqrt(variance)).T, rtol=1e-6)
+    np.testing.assert_allclose(materialize(turned), (weight / np.sqrt(variance)).T, rtol=1e-6)
 
 
 def test_weights_are_loaded_when_they_are_asked_for():
@@ -61,7 +61,7 @@ def test_weights_are_loaded_when_they_are_asked_for():
     weight = Value(Type((2, 3), FP32), Deferred(lambda: loads.append(1) or np.ones((2, 3), np.float32)))
     turned = folded(ops.TRANSPOSE, weight, perms=(1, 0))
     assert not loads
-    assert materialise(turned).shape == (3, 2)
+    assert materialize(turned).shape == (3, 2)
     assert loads == [1]
 
 
@@ -69,7 +69,7 @@ def test_chain_longer_than_the_recursion_limit():
     value = fp32([1.0])
     for _ in range(20_000):
         value = folded(ops.NEGATE, value, ZERO, ZERO)
-    assert materialise(value).tolist() == [1.0]
+    assert materialize(value).tolist() == [1.0]
 
 
 def test_shared_expressions_are_computed_once():
@@ -77,7 +77,7 @@ def test_shared_expressions_are_computed_once():
     big = value = Value(Type((1 << 16,), FP32), Deferred(lambda: np.ones(1 << 16, np.float32)))
     for _ in range(40):
         value = folded(ops.ADD, value, value)
-    assert materialise(value)[0] == 2.0**40
+    assert materialize(value)[0] == 2.0**40
     assert value.constant.elements is None
     assert big.constant.load()[0] == 1.0
 
@@ -89,7 +89,7 @@ def test_temporaries_are_dropped_after_their_last_use():
         value = folded(ops.ABS, value)
     tracemalloc.start()
     try:
-        materialise(value)
+        materialize(value)
         assert tracemalloc.get_traced_memory()[1] < 4 * megabytes << 20
     finally:
         tracemalloc.stop()
@@ -98,14 +98,14 @@ def test_temporaries_are_dropped_after_their_last_use():
 def test_small_results_are_kept_and_do_not_hold_the_weight():
     weight = Value(Type((1 << 18,), FP32), Deferred(lambda: np.ones(1 << 18, np.float32)))
     part = folded(ops.SLICE, weight, shape(5), shape(2))
-    assert materialise(folded(ops.ABS, part)).tolist() == [1, 1]
-    assert materialise(part) is materialise(part)
+    assert materialize(folded(ops.ABS, part)).tolist() == [1, 1]
+    assert materialize(part) is materialize(part)
     assert part.constant.elements.base is None
 
 
 def test_scalar_constants_stay_arrays():
     total = folded(ops.ADD, fp32(1.5), fp32(2.0))
-    array = materialise(total)
+    array = materialize(total)
     assert isinstance(array, np.ndarray)
     assert (array.shape, array.dtype, array.item()) == ((), np.float32, 3.5)
 
@@ -114,14 +114,14 @@ def test_int64_indices_fold():
     ids = literal(np.arange(12).reshape(3, 4), DType.INT64, np.int64)
     row = folded(ops.SLICE, ids, shape(1, 0), shape(1, 4))
     narrow = folded(ops.CAST, folded(ops.ADD, row, row), dtype=DType.INT32)
-    array = materialise(narrow)
+    array = materialize(narrow)
     assert (array.tolist(), array.dtype) == ([[8, 10, 12, 14]], np.int32)
 
 
 def test_int64_saturates_as_int32_does():
     edges = folded(ops.CAST, fp32([2.0**63, -(2.0**63), 1e30, -np.inf, np.nan, 3.5]), dtype=DType.INT64)
     largest = 2**63 - 1
-    assert materialise(edges).tolist() == [largest, -largest - 1, largest, -largest - 1, -largest - 1, 4]
+    assert materialize(edges).tolist() == [largest, -largest - 1, largest, -largest - 1, -largest - 1, 4]
 
 
 def test_bf16_rounds_to_even_as_torch_does():
@@ -129,7 +129,7 @@ def test_bf16_rounds_to_even_as_torch_does():
     random = np.random.default_rng(0).integers(0, 1 << 32, 20_000, np.uint32, endpoint=False)
     bits = np.concatenate([random, random & 0xFFFF8000, [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F7FFFFF]])
     x = bits.astype(np.uint32).view(np.float32)
-    result = materialise(folded(ops.CAST, fp32(x), dtype=DType.BF16))
+    result = materialize(folded(ops.CAST, fp32(x), dtype=DType.BF16))
     expected = torch.from_numpy(x).to(torch.bfloat16)
     as_torch = torch.from_numpy(result.copy()).view(torch.bfloat16)
     torch.testing.assert_close(as_torch, expected, rtol=0, atol=0, equal_nan=True)
@@ -138,19 +138,19 @@ def test_bf16_rounds_to_even_as_torch_does():
 def test_bf16_is_computed_in_fp32():
     values = torch.tensor([1.0, 1.00390625, -3.1415, 1e38, math.inf, math.nan, 1e-40]).to(torch.bfloat16)
     bits = literal(values.view(torch.uint16).numpy(), DType.BF16, np.uint16)
-    squares = materialise(folded(ops.MUL, bits, bits, literal([0], DType.INT8, np.int8)))
+    squares = materialize(folded(ops.MUL, bits, bits, literal([0], DType.INT8, np.int8)))
     as_torch = torch.from_numpy(squares.copy()).view(torch.bfloat16)
     torch.testing.assert_close(as_torch, values * values, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_value_that_is_no_constant():
     with pytest.raises(InternalError, match="not a constant"):
-        materialise(Value(Type((2,), FP32)))
+        materialize(Value(Type((2,), FP32)))
 
 
 def test_elements_must_fit_the_type():
     with pytest.raises(InternalError, match=r"constant .* float64 \[2\]"):
-        materialise(Value(Type((2,), FP32), Literal(np.zeros(2))))
+        materialize(Value(Type((2,), FP32), Literal(np.zeros(2))))
 
 
 # ---- graphs

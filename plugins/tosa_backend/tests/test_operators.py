@@ -125,7 +125,7 @@ def transposed(out_pad: tuple[int, ...], stride: tuple[int, ...]):
     return ops.TRANSPOSE_CONV2D(operands, out_pad=out_pad, stride=stride, acc_type=F32)
 
 
-def quantised_conv(dtype: DType, bias: DType, input_zp: Value):
+def quantized_conv(dtype: DType, bias: DType, input_zp: Value):
     operands = (x(1, 9, 9, 3, dtype=dtype), x(8, 3, 3, 3, dtype=I8), x(8, dtype=bias), input_zp, zero(I8))
     return ops.CONV2D(operands, **CONV | {"acc_type": bias})
 
@@ -147,8 +147,8 @@ INFERRED = {
         [Type((1, 1, 1, 8), F32)],
     ),
     "conv2d, dilated": (conv((1, 9, 9, 3), (8, 3, 3, 3), 8, dilation=(2, 3)), [Type((1, 4, 3, 8), F32)]),
-    "conv2d int8": (quantised_conv(I8, I32, zero(I8, 3)), [Type((1, 5, 5, 8), I32)]),
-    "conv2d int16": (quantised_conv(I16, DType.INT48, zero(I16)), [Type((1, 5, 5, 8), DType.INT48)]),
+    "conv2d int8": (quantized_conv(I8, I32, zero(I8, 3)), [Type((1, 5, 5, 8), I32)]),
+    "conv2d int16": (quantized_conv(I16, DType.INT48, zero(I16)), [Type((1, 5, 5, 8), DType.INT48)]),
     "conv3d": (conv3d(), [Type((1, 2, 5, 5, 8), F32)]),
     "depthwise": (
         ops.DEPTHWISE_CONV2D((x(1, 9, 9, 3), x(3, 3, 3, 2), x(6), *ZEROS), **CONV),

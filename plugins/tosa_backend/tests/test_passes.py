@@ -13,10 +13,10 @@ from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as tosa
 from delegraph_tosa.ir.graph import Folded, Graph, Literal, Operator, Value, literal
-from delegraph_tosa.text import render
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
-from delegraph_tosa.passes import legalise, sources_of
+from delegraph_tosa.passes import run_passes, sources_of
 from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.text import render
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -127,10 +127,10 @@ def snapshot(graph: Graph) -> list:
 
 
 def check(draft: Draft, *outputs: Value, spec: TosaSpec = FP, exact: bool = False) -> Graph:
-    """The legalised graph, after it was seen to compute the same, to be well formed and to leave its input alone."""
+    """The optimized graph, after it was seen to compute the same, to be well formed and to leave its input alone."""
     graph = draft.graph(*outputs)
     before = snapshot(graph)
-    result = legalise(graph, spec)
+    result = run_passes(graph, spec)
     assert snapshot(graph) == before
     assert [v.type for v in result.outputs] == [v.type for v in graph.outputs]
     assert_well_formed(result, spec)
@@ -154,7 +154,7 @@ def assert_well_formed(graph: Graph, spec: TosaSpec) -> None:
 
 
 def before_and_after(draft: Draft, *outputs: Value) -> str:
-    return f"{render(draft.graph(*outputs))}\n-- legalised --\n\n{render(check(draft, *outputs))}"
+    return f"{render(draft.graph(*outputs))}\n-- after the passes --\n\n{render(check(draft, *outputs))}"
 
 
 def test_golden_residual_block(golden):
@@ -236,7 +236,7 @@ def test_a_factor_that_makes_channels_stays():
 def test_a_factor_before_a_half_precision_convolution_stays_and_one_behind_it_folds():
     d = Draft(dtype=DType.FP16)
     x = d.mul(d.relu(d.mul(d.conv(d.input(1, 3, 6, 6), 3), d.constant(1, 1, 1, 1))), d.constant(1, 1, 1, 1))
-    result = legalise(d.graph(d.conv(x, 2)), FP)
+    result = run_passes(d.graph(d.conv(x, 2)), FP)
     assert [op.name for op in result.operators] == ["TRANSPOSE", "CONV2D", "CLAMP", "MUL", "CONV2D", "TRANSPOSE"]
 
 
@@ -267,7 +267,7 @@ def test_padding_that_a_convolution_cannot_do_stays(padding, number):
 def test_padding_beyond_the_level_stays():
     d = Draft()
     x = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 0, 0, 8193, 0, number=0.0)
-    assert names(legalise(d.graph(d.conv(x, 4)), FP))["PAD"] == 1
+    assert names(run_passes(d.graph(d.conv(x, 4)), FP))["PAD"] == 1
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4, 1), (1, 5, 4, 1), (2, 5, 1, 1)], ids=str)
@@ -315,7 +315,7 @@ def test_integers_are_not_folded():
     attributes = {"pad": (0,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.INT32}
     y = d.op(tosa.CONV2D, x, weight, literal([0], DType.INT32, np.int32), zero, zero, **attributes)
     graph = d.graph(d.add(y, literal(np.ones((1, 1, 1, 4)), DType.INT32, np.int32)))
-    assert names(legalise(graph, TosaSpec.parse("TOSA-1.0+INT"))) == {"CONV2D": 1, "ADD": 1}
+    assert names(run_passes(graph, TosaSpec.parse("TOSA-1.0+INT"))) == {"CONV2D": 1, "ADD": 1}
 
 
 def test_an_inverted_residual_chain_has_two_transposes():
@@ -500,7 +500,7 @@ def test_scales_of_channels_stay_on_the_last_axis():
     scales = literal([1 << 30] * 3, DType.INT32, np.int32), literal([30, 31, 32], DType.INT8, np.int8)
     flags = {"scale32": True, "per_channel": True, "input_unsigned": False, "output_unsigned": False}
     y = d.op(tosa.RESCALE, x, *scales, zero, zero, dtype=DType.INT8, rounding_mode=RoundingMode.SINGLE_ROUND, **flags)
-    result = legalise(d.graph(d.transpose(y, 0, 2, 1)), TosaSpec.parse("TOSA-1.0+INT"))
+    result = run_passes(d.graph(d.transpose(y, 0, 2, 1)), TosaSpec.parse("TOSA-1.0+INT"))
     assert [op.name for op in result.operators] == ["TRANSPOSE", "RESCALE", "TRANSPOSE"]
 
 
@@ -517,7 +517,7 @@ def test_clamps_that_differ_in_the_sign_of_zero_are_not_equal():
     d = Draft()
     x = d.input(4)
     ys = [d.op(tosa.CLAMP, x, min_val=low, max_val=1.0) for low in (0.0, -0.0)]
-    assert names(legalise(d.graph(*ys), FP))["CLAMP"] == 2
+    assert names(run_passes(d.graph(*ys), FP))["CLAMP"] == 2
 
 
 def test_operators_without_use_are_dropped():
@@ -531,7 +531,7 @@ def test_writing_a_variable_is_a_use():
     d = Draft()
     x = d.input(4)
     d.operators.append(tosa.VARIABLE_WRITE((d.op(tosa.EXP, x),), variable="state"))
-    assert names(legalise(d.graph(d.relu(x)), FP)) == {"EXP": 1, "VARIABLE_WRITE": 1, "CLAMP": 1}
+    assert names(run_passes(d.graph(d.relu(x)), FP)) == {"EXP": 1, "VARIABLE_WRITE": 1, "CLAMP": 1}
 
 
 def test_reading_a_variable_before_and_after_a_write_is_not_the_same():
@@ -540,7 +540,7 @@ def test_reading_a_variable_before_and_after_a_write_is_not_the_same():
     before = d.op(tosa.VARIABLE_READ, variable="state", types=types)
     d.operators.append(tosa.VARIABLE_WRITE((x,), variable="state"))
     after = d.op(tosa.VARIABLE_READ, variable="state", types=types)
-    assert names(legalise(d.graph(d.add(before, after)), FP))["VARIABLE_READ"] == 2
+    assert names(run_passes(d.graph(d.add(before, after)), FP))["VARIABLE_READ"] == 2
 
 
 def test_each_output_is_a_value_of_its_own():
@@ -568,7 +568,7 @@ def test_the_same_graph_gives_the_same_operators():
     def listing() -> list:
         d = Draft()
         x = d.conv(d.input(1, 3, 8, 8), 4)
-        result = legalise(d.graph(d.mean(x), d.op(tosa.CONCAT, x, d.norm(d.conv(x, 2)), axis=1)), FP)
+        result = run_passes(d.graph(d.mean(x), d.op(tosa.CONCAT, x, d.norm(d.conv(x, 2)), axis=1)), FP)
         return [(op.name, [v.type for v in op.inputs], op.attribute_values(), op.source) for op in result.operators]
 
     assert listing() == listing()

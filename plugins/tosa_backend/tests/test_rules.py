@@ -489,7 +489,7 @@ with open(sys.argv[1], "rb") as work, open(sys.argv[2], "wb") as done:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """What the official model computes from the legalised files: name -> (results, whether it accepts the file)."""
+    """What the official model computes from the legalized files: name -> (results, whether it accepts the file)."""
     pytest.importorskip("tosa_reference_model")
     work = []
     for name in CASES:

@@ -78,7 +78,7 @@ REFUSALS = [
     (
         lambda x: F.batch_norm(x, None, None, training=True),
         (x,),
-        "aten.batch_norm.default: batch normalisation with statistics of the batch is not lowered, "
+        "aten.batch_norm.default: batch normalization with statistics of the batch is not lowered, "
         "only with running ones",
     ),
     (

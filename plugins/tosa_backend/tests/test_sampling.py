@@ -6,12 +6,12 @@ import judges
 import numpy as np
 import pytest
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.tools import sample
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.tools import sample
 from samples import apply, samples
 from structured import structured
 

@@ -23,10 +23,10 @@ from delegraph.errors import FormatError, InternalError, Unsupported
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
-from delegraph_tosa.text import render
 from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
 from delegraph_tosa.serialize import TosaFile, elements, read, writer
 from delegraph_tosa.spec import DEFAULT, TosaSpec
+from delegraph_tosa.text import render
 from delegraph_tosa.validate import violations
 from samples import apply, arrays, merged, samples
 from structured import structured
@@ -211,9 +211,9 @@ OFFICIAL = """module {
 }"""
 
 
-def test_variables_inside_control_flow_as_the_official_serialiser_writes_them(tmp_path):
+def test_variables_inside_control_flow_as_the_official_serializer_writes_them(tmp_path):
     """It repeats the variable in every region; read as declarations, each would start the variable anew."""
-    official = serialised(OFFICIAL, tmp_path)
+    official = serialized(OFFICIAL, tmp_path)
     graph = read(official)
     assert [op.name for g in graph.reachable() for op in g.operators].count("VARIABLE") == 1
     for flag in (True, False):
@@ -224,7 +224,7 @@ def test_variables_inside_control_flow_as_the_official_serialiser_writes_them(tm
 
 
 def test_a_variable_that_only_a_body_names_is_declared_by_the_program(tmp_path):
-    dumped = judges.dump(serialised(OFFICIAL, tmp_path))
+    dumped = judges.dump(serialized(OFFICIAL, tmp_path))
     block = block_of(dumped)
     block["tensors"] = [t for t in block["tensors"] if t["name"] != "Variable_0"]
     block["operators"][1:] = []
@@ -237,7 +237,7 @@ def test_a_variable_that_only_a_body_names_is_declared_by_the_program(tmp_path):
 
 
 def test_a_variable_has_one_type_in_all_regions(tmp_path):
-    dumped = judges.dump(serialised(OFFICIAL, tmp_path))
+    dumped = judges.dump(serialized(OFFICIAL, tmp_path))
     tensor = next(t for t in dumped["regions"][1]["blocks"][0]["tensors"] if t["name"] == "Variable_0")
     tensor.update(shape=[1, 2])
     with pytest.raises(FormatError, match=r"variable 'state' is \[2\]fp32 and \[1x2\]fp32"):
@@ -323,7 +323,7 @@ def test_variables():
     assert "tosa.variable" in judges.check_strictly(file, extensions="variable")
 
 
-def test_files_of_the_official_serialiser(tmp_path):
+def test_files_of_the_official_serializer(tmp_path):
     module = """module {
       func.func @main(%x: tensor<1x4x4x2xf32>) -> (tensor<1x2x2x2xf32>, tensor<8xf32>) {
         %p = tosa.max_pool2d %x {kernel = array<i64: 2, 2>, pad = array<i64: 0, 0, 0, 0>, stride = array<i64: 2, 2>}
@@ -337,7 +337,7 @@ def test_files_of_the_official_serialiser(tmp_path):
         return %a, %r : tensor<1x2x2x2xf32>, tensor<8xf32>
       }
     }"""
-    official = serialised(module, tmp_path)
+    official = serialized(module, tmp_path)
     graph = read(official)
     assert [op.name for op in graph.operators] == ["MAX_POOL2D", "CLAMP", "ADD", "RESHAPE"]
     inputs = arrays(graph)
@@ -345,11 +345,11 @@ def test_files_of_the_official_serialiser(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def serialised(module: str, folder: Path) -> bytes:
+def serialized(module: str, folder: Path) -> bytes:
     """The file that tosa-opt writes of an MLIR module."""
     (folder / "m.mlir").write_text(module)
-    serialise = f"builtin.module(tosa-serialize{{tosa-flatbuffer-filename={folder}/m.tosa}})"
-    command = [judges.tools() / "tosa-opt", f"--pass-pipeline={serialise}", folder / "m.mlir"]
+    serialize = f"builtin.module(tosa-serialize{{tosa-flatbuffer-filename={folder}/m.tosa}})"
+    command = [judges.tools() / "tosa-opt", f"--pass-pipeline={serialize}", folder / "m.mlir"]
     subprocess.run(command, check=True, capture_output=True)
     return (folder / "m.tosa").read_bytes()
 
@@ -510,7 +510,7 @@ def test_sizes_that_files_cannot_hold():
 def test_equal_bytes_in_any_process():
     script = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "import hashlib, test_serialise as t\n"
+        "import hashlib, test_serialize as t\n"
         "print(hashlib.sha256(t.write(t.merged(s.graph for s in t.samples()), t.EVERYTHING)).hexdigest())"
     )
     digests = set()

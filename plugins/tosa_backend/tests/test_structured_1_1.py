@@ -6,10 +6,10 @@ import judges
 import numpy as np
 import pytest
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType
 from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec, required, required_version
+from delegraph_tosa.text import parse, render
 from delegraph_tosa.validate import violations
 from samples import arrays
 from structured import structured

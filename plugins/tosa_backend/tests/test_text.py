@@ -11,10 +11,10 @@ from delegraph.errors import FormatError
 from delegraph.source import Source
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
-from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import DEFAULT
+from delegraph_tosa.text import parse, render
 from samples import apply, samples
 
 F32 = DType.FP32

@@ -19,7 +19,7 @@ def constant(text: str) -> Graph:
 
 
 def elements(text: str) -> np.ndarray:
-    return constant(text).outputs[0].constant.materialise()
+    return constant(text).outputs[0].constant.materialize()
 
 
 @pytest.mark.parametrize(

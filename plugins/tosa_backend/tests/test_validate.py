@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
-from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import DEFAULT, TosaSpec, required
+from delegraph_tosa.text import parse, render
 from delegraph_tosa.validate import InvalidGraph, validate, violations
 from samples import apply, merged, samples
 

@@ -11,10 +11,10 @@ import pytest
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Illegal, Value, literal
-from delegraph_tosa.text import parse, render
 from delegraph_tosa.ir.types import BlockSize, DType, Type
 from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec, required, required_version
+from delegraph_tosa.text import parse, render
 from delegraph_tosa.validate import violations
 from samples import apply, samples
 

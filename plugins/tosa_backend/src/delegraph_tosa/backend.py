@@ -11,9 +11,9 @@ from delegraph.files import write_whole
 from torch.export import ExportedProgram
 
 from .ir.graph import Graph, Operator
-from .passes import legalise, sources_of
 from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
+from .passes import run_passes, sources_of
 from .serialize import TosaFile
 from .spec import TosaSpec, required
 from .validate import validate
@@ -40,7 +40,7 @@ class TOSABackend(BackendDetails):
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
-    """The legal TOSA graph of a functional program: lowered, legalised, validated, every result named."""
+    """The legal TOSA graph of a functional program: lowered, optimized, validated, every result named."""
     return _finished(lower_program(program, spec), Options(spec))
 
 
@@ -58,7 +58,7 @@ def _compiled(program: ExportedProgram, options: Options) -> Graph:
 
 def _finished(graph: Graph, options: Options) -> Graph:
     graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
-    graph = legalise(graph, options.spec)
+    graph = run_passes(graph, options.spec)
     validate(graph, options.spec)
     _name_results(graph)
     return graph

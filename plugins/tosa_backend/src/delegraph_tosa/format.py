@@ -12,12 +12,12 @@ from typing import Any
 from delegraph.errors import Unsupported
 
 from .evaluate import evaluate, numbers_of
-from .tools import Verdict, figures, page, sample, verdicts
 from .ir.graph import Array, Graph, Value
-from .text import render
 from .ir.types import BLOCK_SCALED, DType
 from .serialize import read
 from .spec import TosaSpec, required, required_version
+from .text import render
+from .tools import Verdict, figures, page, sample, verdicts
 
 ELIDED = 16
 """Constants of more elements are left out of the text form."""

@@ -17,9 +17,9 @@ from .ir.types import Type
 from .lowering.builder import Tosa
 from .lowering.interpreter import Interpreter
 from .lowering.registry import Result, apply, bind, is_unpacking, rule_of
+from .lowering.torch_types import refused, type_of, why_not_static
 from .options import Options
 from .spec import TosaSpec
-from .lowering.torch_types import refused, type_of, why_not_static
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 

@@ -16,8 +16,8 @@ from . import (  # noqa: F401 (registers)
     shape,
     variable,
 )
-from .constants import materialise
+from .constants import materialize
 from .kernels import KERNELS, computes, numbers_of, why_not
 from .program import Program, check_inputs, evaluate
 
-__all__ = ["KERNELS", "Program", "check_inputs", "computes", "evaluate", "materialise", "numbers_of", "why_not"]
+__all__ = ["KERNELS", "Program", "check_inputs", "computes", "evaluate", "materialize", "numbers_of", "why_not"]

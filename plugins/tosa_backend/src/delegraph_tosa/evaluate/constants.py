@@ -15,7 +15,7 @@ KEPT_BYTES = 64 * 1024
 """A folded constant of at most this size is kept where it was computed: scales and shapes have many users."""
 
 
-def materialise(value: Value) -> Array:
+def materialize(value: Value) -> Array:
     """The elements of a constant, with the value's shape and ``ARRAY_DTYPES`` of its type.
 
     The array may be a view of the model's memory and need not be contiguous: do not write to it. A folded constant is
@@ -31,7 +31,7 @@ def materialise(value: Value) -> Array:
 def _leaf(value: Value) -> Array:
     if value.constant is None or isinstance(value.constant, Folded):
         raise InternalError("internal", f"{value!r} is not a constant")
-    return value.constant.materialise()
+    return value.constant.materialize()
 
 
 def _folded(constant: Folded) -> Array:
@@ -80,7 +80,7 @@ def _operand(value: Value, results: dict[Operator, tuple[Array, ...]]) -> Array:
     constant = value.constant
     if isinstance(constant, Folded) and constant.elements is None:
         return results[constant.operator][constant.index]
-    return materialise(value)
+    return materialize(value)
 
 
 def _release(below: list[Operator], results: dict[Operator, tuple[Array, ...]], users: Counter[Operator]) -> None:

@@ -9,13 +9,13 @@ from delegraph.errors import InputError, InternalError
 
 from ..ir.graph import Array, Graph, Value
 from ..ir.types import ARRAY_DTYPES
-from .constants import materialise
+from .constants import materialize
 from .kernels import compute, expect_computable
 from .variable import variables
 
 
 class Program:
-    """Constants materialised once, operators in order, each with the values that nobody needs after it.
+    """Constants materialized once, operators in order, each with the values that nobody needs after it.
 
     Calls share nothing that is written: one program may be called from many threads.
     Raises Unsupported, naming the operator, for a graph that cannot be computed here.
@@ -27,7 +27,7 @@ class Program:
             expect_computable(operator)
         # In order and aligned, once, so that no call rearranges a weight; most are already and stay where they are.
         self.constants: dict[Value, Array] = {
-            v: np.require(materialise(v), None, ["C", "A"]) for v in graph.constants()
+            v: np.require(materialize(v), None, ["C", "A"]) for v in graph.constants()
         }
         self._dead = _last_uses(graph)
 

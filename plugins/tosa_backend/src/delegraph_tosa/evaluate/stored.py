@@ -23,9 +23,9 @@ def stored_elements(value: Value) -> tuple[Array, ...]:
 def _elements(value: Value) -> Array:
     constant = value.constant
     if isinstance(constant, Folded):
-        from . import materialise
+        from . import materialize
 
-        return materialise(value)
+        return materialize(value)
     if constant is None:
         raise InternalError("internal", f"{value!r} was taken for a constant and is none")
-    return constant.materialise()
+    return constant.materialize()

@@ -65,7 +65,7 @@ class Literal:
     def __init__(self, array: Array) -> None:
         self.array = array
 
-    def materialise(self) -> Array:
+    def materialize(self) -> Array:
         return self.array
 
 
@@ -77,7 +77,7 @@ class Deferred:
     def __init__(self, load: Callable[[], Array]) -> None:
         self.load = load
 
-    def materialise(self) -> Array:
+    def materialize(self) -> Array:
         return self.load()
 
 
@@ -102,7 +102,7 @@ class Scaled:
     def __init__(self, values: Array, scales: Array, type: Type) -> None:
         self.values, self.scales, self.type = values, scales, type
 
-    def materialise(self) -> Array:
+    def materialize(self) -> Array:
         return paired(self.values, self.scales, self.type)
 
 

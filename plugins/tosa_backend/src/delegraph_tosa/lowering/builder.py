@@ -100,7 +100,7 @@ class Tosa:
         return self.constant(number, value.dtype, (1,) * value.rank)
 
     def zero(self, value: Value) -> Value:
-        """The zero point of a value that is not quantised, [1]."""
+        """The zero point of a value that is not quantized, [1]."""
         return self.constant(0, value.dtype)
 
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:

@@ -13,9 +13,9 @@ from torch.fx import Node
 
 from ..ir.graph import Graph, Value
 from ..spec import TosaSpec
-from .torch_types import constant_of, memory_of, refused, type_of
 from .builder import Tosa
 from .registry import Result, apply, bind, is_unpacking, rule_of
+from .torch_types import constant_of, memory_of, refused, type_of
 
 
 class Origin(NamedTuple):
@@ -91,7 +91,7 @@ class Interpreter:
 
 
 def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = None) -> Graph:
-    """The TOSA graph of a functional program, not legalised yet.
+    """The TOSA graph of a functional program, before the passes.
 
     Inputs are the user's, in order, named as the placeholders; outputs are ``output_0``, ... Parameters, buffers and
     constants stay where they are until the graph is written. Raises Unsupported with the node and the user's line.

@@ -10,9 +10,9 @@ import torch
 
 from ..ir.graph import Value
 from ..ir.types import FLOATS, DType
-from .torch_types import TORCH_DTYPES, dtype_of
-from .builder import Operand, Tosa
 from .aten.cast import converted
+from .builder import Operand, Tosa
+from .torch_types import TORCH_DTYPES, dtype_of
 
 
 def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:

@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..ir.graph import Value
-from .torch_types import refused, type_of
 from .builder import Tosa
+from .torch_types import refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from ..ir.graph import Graph
 from ..spec import TosaSpec
+from .cse import merge_equal
+from .dce import drop_dead
 from .fold_affine import fold_affine
 from .fold_pads import fold_pads
-from .rewriter import Sources, sources_of
-from .dce import drop_dead
-from .cse import merge_equal
 from .outputs import name_outputs, separate_outputs
+from .rewriter import Sources, sources_of
 from .sink_transposes import sink_transposes
 
-__all__ = ["PASSES", "Sources", "legalise", "sources_of"]
+__all__ = ["PASSES", "Sources", "run_passes", "sources_of"]
 
 PASSES = (
     sink_transposes,  # first: layouts between a convolution and its neighbours hide what the next ones look for
@@ -29,7 +29,7 @@ PASSES = (
 )
 
 
-def legalise(graph: Graph, spec: TosaSpec) -> Graph:
+def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     """An equivalent graph for ``spec`` with fewer operators, each output of which is a value of its own.
 
     Inputs stay the same values; outputs keep their names.

@@ -1,14 +1,15 @@
-"""TODO docstring."""
+"""Common subexpressions: what several operators compute is computed once."""
 
 from __future__ import annotations
-from collections.abc import Callable, Iterable
+
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
+
 from ..ir.graph import Graph, Literal, Operator, Value
-from ..ir.operators import COND_IF, CUSTOM, IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE, WHILE_LOOP
 from ..spec import TosaSpec
-from .rewriter import both, replaced
 from .dce import STATEFUL
+from .rewriter import both, replaced
 
 
 def merge_equal(graph: Graph, spec: TosaSpec) -> Graph:

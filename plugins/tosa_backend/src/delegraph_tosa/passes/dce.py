@@ -1,20 +1,16 @@
-"""What is computed twice, what nobody uses, and outputs that share a value."""
+"""Dead code: operators whose results nothing uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from operator import attrgetter
-from typing import Any
-
-from ..ir.graph import Graph, Literal, Operator, Value
-from ..ir.operators import COND_IF, CUSTOM, IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE, WHILE_LOOP
+from ..ir.graph import Graph
+from ..ir.operators import COND_IF, CUSTOM, VARIABLE, VARIABLE_READ, VARIABLE_WRITE, WHILE_LOOP
 from ..spec import TosaSpec
-from .rewriter import both, replaced
 
 EFFECTS = frozenset({COND_IF, CUSTOM, VARIABLE, VARIABLE_WRITE, WHILE_LOOP})
 """Operators that may do more than compute their results."""
 
 STATEFUL = EFFECTS | {VARIABLE_READ}
+
 
 def drop_dead(graph: Graph, spec: TosaSpec) -> Graph:
     """Leave out operators whose results nothing uses. Operators with an effect stay.
@@ -28,4 +24,3 @@ def drop_dead(graph: Graph, spec: TosaSpec) -> Graph:
             live.update(operator.inputs)
             kept.append(operator)
     return Graph(graph.inputs, graph.outputs, reversed(kept), graph.name)
-

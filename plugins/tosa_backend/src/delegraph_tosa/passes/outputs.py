@@ -1,13 +1,13 @@
-"""TODO docstring."""
+"""Outputs of a file: each is a value of its own, and has its name."""
 
 from __future__ import annotations
-from collections.abc import Callable, Iterable
-from operator import attrgetter
-from typing import Any
-from ..ir.graph import Graph, Literal, Operator, Value
-from ..ir.operators import COND_IF, CUSTOM, IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE, WHILE_LOOP
+
+from collections.abc import Iterable
+
+from ..ir.graph import Graph, Operator, Value
+from ..ir.operators import IDENTITY
 from ..spec import TosaSpec
-from .rewriter import both, replaced
+from .rewriter import replaced
 
 
 def separate_outputs(graph: Graph, spec: TosaSpec) -> Graph:

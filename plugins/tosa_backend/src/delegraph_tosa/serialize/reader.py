@@ -15,7 +15,21 @@ from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import OPERATORS, VARIABLE
 from ..ir.types import BlockSize, DType, Mode, NanMode, ResizeMode, RoundingMode, Type
 from .elements import unpack_number
-from .schema import FEATURES, IDENTIFIER, IMPLIED, NAMES, STORED, WRITTEN_AS, BlockField, CompatibilityField, GraphField, OperatorField, RegionField, ShapeField, TensorField
+from .schema import (
+    FEATURES,
+    IDENTIFIER,
+    IMPLIED,
+    NAMES,
+    STORED,
+    WRITTEN_AS,
+    BlockField,
+    CompatibilityField,
+    GraphField,
+    OperatorField,
+    RegionField,
+    ShapeField,
+    TensorField,
+)
 from .tensors import constant_of, member, type_of_tensor
 
 MAX_SHAPE_LENGTH = 64
@@ -58,7 +72,7 @@ def _check_version(table: Table) -> None:
 def _check_features(table: Table) -> None:
     """Refuse a file with features that are not known here: it must not be read as if it were without.
 
-    Features are what says so; the version of the official serialiser that should read it says nothing of this reader.
+    Features are what says so; the version of the official serializer that should read it says nothing of this reader.
     """
     held = table.table(GraphField.COMPATIBILITY, "compatibility")
     unknown = (held.scalar(CompatibilityField.FEATURES, "Q") if held else 0) & ~FEATURES

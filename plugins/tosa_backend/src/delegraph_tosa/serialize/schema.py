@@ -71,7 +71,7 @@ MXFP = 1 << 1
 FEATURES = MXFP
 """What our reader knows."""
 MXFP_READER = (2026, 8, 0)
-"""Version of the official serialiser (major, minor, micro) that writes and reads block-scaled tensors."""
+"""Version of the official serializer (major, minor, micro) that writes and reads block-scaled tensors."""
 
 
 class ShapeField(enum.IntEnum):
@@ -111,7 +111,7 @@ NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 
 WRITTEN_AS = {"VARIABLE_READ": "IDENTITY", "VARIABLE_WRITE": "IDENTITY"}
-"""The official serialiser gives access to variables the number of IDENTITY and the attributes of its own; its readers
+"""The official serializer gives access to variables the number of IDENTITY and the attributes of its own; its readers
 take nothing else."""
 STORED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
     operator: tuple((name, kind) for name, kind in operator.attributes.items() if kind not in IMPLIED_KINDS)

@@ -14,7 +14,22 @@ from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
 from .building import Field, SharingBuilder
 from .elements import pack_number, size_in_file
 from .names import Names
-from .schema import CODES, DATA_ALIGNMENT, IDENTIFIER, MXFP, MXFP_READER, STORED, WRITTEN_AS, BlockField, CompatibilityField, GraphField, OperatorField, RegionField, ShapeField, TensorField
+from .schema import (
+    CODES,
+    DATA_ALIGNMENT,
+    IDENTIFIER,
+    MXFP,
+    MXFP_READER,
+    STORED,
+    WRITTEN_AS,
+    BlockField,
+    CompatibilityField,
+    GraphField,
+    OperatorField,
+    RegionField,
+    ShapeField,
+    TensorField,
+)
 
 MAIN = "main"
 """Name of the first region, which is the program; the others are bodies of control flow."""
@@ -123,7 +138,7 @@ class _Structure:
         return self.build.table(4, [*numbers, Field(3, "bool", int(draft), 1)])
 
     def compatibility(self) -> int:
-        """What keeps readers away that do not know block-scaled tensors, as the official serialiser writes it."""
+        """What keeps readers away that do not know block-scaled tensors, as the official serializer writes it."""
         numbers = [Field(i, "int32", number, -1) for i, number in enumerate(MXFP_READER)]
         reader = self.build.table(4, numbers)
         fields = [
@@ -285,7 +300,7 @@ class _Block:
     def variable(self, variable: str, operator: Operator) -> str:
         """The name of a variable's tensor, which has the initial value: files have no operator that declares it.
 
-        Each block that uses a variable has the tensor, under one name in all of them, as the official serialiser does.
+        Each block that uses a variable has the tensor, under one name in all of them, as the official serializer does.
         """
         structure = self.structure
         if variable not in structure.variables:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 from typing import BinaryIO
 
-from ..ir.graph import Array, Graph
 from ..evaluate.stored import stored_elements
+from ..ir.graph import Array, Graph
 from ..spec import TosaSpec
 from .elements import pack, size_in_file
 from .structure import LENGTH_BYTES, Placed, lay_out

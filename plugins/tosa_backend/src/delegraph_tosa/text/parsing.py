@@ -11,9 +11,20 @@ from typing import Any, NamedTuple, TypeVar
 from delegraph.errors import FormatError
 
 from ..ir.graph import Array, Constant, Graph, Illegal, Literal, Operator, Scaled, Value
-from .literals import from_base64, from_numbers, from_splat, number_of
 from ..ir.operators import OPERATORS
-from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type, stored_types, why_not_blocks
+from ..ir.types import (
+    ARRAY_DTYPES,
+    BLOCK_SCALED,
+    BlockSize,
+    DType,
+    NanMode,
+    ResizeMode,
+    RoundingMode,
+    Type,
+    stored_types,
+    why_not_blocks,
+)
+from .literals import from_base64, from_numbers, from_splat, number_of
 
 T = TypeVar("T")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ..ir.graph import Graph, Operator, Value
-from .literals import text_of
 from ..evaluate.stored import stored_elements
+from ..ir.graph import Graph, Operator, Value
 from ..ir.types import FLOATS, stored_types
+from .literals import text_of
 
 _BARE = re.compile(r"(?![0-9]+$)[A-Za-z0-9_.$/\-]+")
 _IMPLIED = ("ResultDType", "ResultTypes")

@@ -47,7 +47,7 @@ def _chosen(operator: Operator, rows: dict[Value, int]) -> list[tuple[Value, int
 def _rows_at_once(operator: Operator) -> int:
     """What an index names the first of."""
     count = getattr(operator, "row_count", None)
-    return int(count.constant.materialise()[0]) if count is not None and count.constant is not None else 1
+    return int(count.constant.materialize()[0]) if count is not None and count.constant is not None else 1
 
 
 def _indices(value: Value, rows: int, distinct: bool, rng: np.random.Generator) -> Array:

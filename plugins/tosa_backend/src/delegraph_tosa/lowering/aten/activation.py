@@ -9,9 +9,9 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS
 from ..builder import Operand, Tosa
-from .elementwise import inverse, scaled
 from ..promotion import floating, promoted
 from ..registry import lowers
+from .elementwise import inverse, scaled
 
 aten = torch.ops.aten
 inf = math.inf

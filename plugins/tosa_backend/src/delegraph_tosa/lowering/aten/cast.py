@@ -8,9 +8,9 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
-from ..torch_types import dtype_of
 from ..builder import Tosa
 from ..registry import lowers
+from ..torch_types import dtype_of
 
 aten = torch.ops.aten
 

@@ -7,9 +7,9 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Operand, Tosa
-from .cast import converted
 from ..promotion import promoted
 from ..registry import lowers
+from .cast import converted
 
 aten = torch.ops.aten
 

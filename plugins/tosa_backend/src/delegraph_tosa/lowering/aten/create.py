@@ -10,9 +10,9 @@ import torch
 
 from ...ir.graph import Literal, Value
 from ...ir.types import ARRAY_DTYPES, DType, Type
-from ..torch_types import TORCH_DTYPES, dtype_of
 from ..builder import FOLDED_BYTES, Shape, Tosa
 from ..registry import lowers
+from ..torch_types import TORCH_DTYPES, dtype_of
 
 aten = torch.ops.aten
 

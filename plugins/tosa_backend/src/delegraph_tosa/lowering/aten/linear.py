@@ -12,8 +12,8 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Shape, Tosa
-from .elementwise import product, scaled, sum_of
 from ..registry import lowers
+from .elementwise import product, scaled, sum_of
 
 aten = torch.ops.aten
 

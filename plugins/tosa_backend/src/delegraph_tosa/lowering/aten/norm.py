@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""Normalization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..registry import lowers
 aten = torch.ops.aten
 
 
-def normalised(
+def normalized(
     t: Tosa, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> Value:
     """x [N,C,*S], the others [C] -> [N,C,*S], written as x * k + s.
@@ -45,10 +45,10 @@ def batch_norm(
 ) -> Value:
     """input [N,C,*S] -> [N,C,*S]"""
     if training or running_mean is None or running_var is None:
-        t.require(False, "batch normalisation with statistics of the batch is not lowered, only with running ones")
+        t.require(False, "batch normalization with statistics of the batch is not lowered, only with running ones")
     assert running_mean is not None and running_var is not None
     _check_types(t, input, weight, bias, running_mean, running_var)
-    return normalised(t, input, weight, bias, running_mean, running_var, eps)
+    return normalized(t, input, weight, bias, running_mean, running_var, eps)
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
@@ -64,9 +64,9 @@ def _native_batch_norm_legit_no_training(
 ) -> tuple[Value, None, None]:
     """input [N,C,*S] -> [N,C,*S]; what training would save is empty"""
     _check_types(t, input, weight, bias, running_mean, running_var)
-    return normalised(t, input, weight, bias, running_mean, running_var, eps), None, None
+    return normalized(t, input, weight, bias, running_mean, running_var, eps), None, None
 
 
 def _check_types(t: Tosa, input: Value, *others: Value | None) -> None:
     types = {v.dtype for v in (input, *others) if v is not None}
-    t.require(len(types) == 1, "batch normalisation with statistics of another type than the input is not lowered")
+    t.require(len(types) == 1, "batch normalization with statistics of another type than the input is not lowered")

@@ -8,10 +8,10 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
-from .conv import joined
 from ..layout import NCHW, NHWC, Pair, batched, pair, unbatched
 from ..registry import lowers
 from ..window import Pad, exact, windows
+from .conv import joined
 
 aten = torch.ops.aten
 Numbers = int | Sequence[int]

@@ -10,9 +10,9 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
-from .cast import converted, to_torch
 from ..layout import axis_of
 from ..registry import lowers
+from .cast import converted, to_torch
 
 aten = torch.ops.aten
 

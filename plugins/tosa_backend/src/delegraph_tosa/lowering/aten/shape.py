@@ -9,11 +9,11 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Shape, Tosa
-from .cast import converted
-from .conv import joined
 from ..layout import axis_of
 from ..promotion import common_type
 from ..registry import lowers
+from .cast import converted
+from .conv import joined
 
 aten = torch.ops.aten
 
