@@ -32,7 +32,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import lower
-    from .registry import Registry, backends, get_backend, get_partitioner, register
+    from .registry import Registry, backends, get_backend, get_partitioner, get_runtime, register
 
 __version__ = "0.1.0"
 
@@ -61,6 +61,7 @@ __all__ = [
     "backends",
     "get_backend",
     "get_partitioner",
+    "get_runtime",
     "lower",
     "register",
 ]
@@ -70,6 +71,7 @@ _HOME = {
     "backends": "registry",
     "get_backend": "registry",
     "get_partitioner": "registry",
+    "get_runtime": "registry",
     "register": "registry",
     "lower": "api",
 }

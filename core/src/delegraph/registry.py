@@ -363,6 +363,11 @@ def get_partitioner(name: str, /, **options: Any) -> Partitioner:
     return _default.get_partitioner(name, **options)
 
 
+def get_runtime(name: str) -> type[BackendRuntime]:
+    """What runs the backend's blobs on this host; see ``Registry.runtime_for``."""
+    return _default.runtime_for(name)
+
+
 def register(
     spec_or_class: Any,
     *,

@@ -5,6 +5,7 @@ from .capability import CapabilityPartitioner, NodeLists, Support, WhyNot
 from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
 from .tagging import tag_constant_data, tag_mutated_buffer
+from .wrapping import WrappingPartitioner
 
 __all__ = [
     "AllNodePartitioner",
@@ -20,6 +21,7 @@ __all__ = [
     "Refusal",
     "Support",
     "WhyNot",
+    "WrappingPartitioner",
     "is_shape_dynamic",
     "matches",
     "tag_constant_data",

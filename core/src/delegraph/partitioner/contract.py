@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
 
+    from .capability import Support
+
 
 @dataclass(frozen=True)
 class DelegationSpec:
@@ -55,6 +57,10 @@ class PartitionResult:
 
 class Partitioner(ABC):
     """Tags the nodes that a backend takes, and changes nothing else; the core checks that."""
+
+    support: Support | None = None
+    """Who can be asked about single nodes, decomposed ones too. Without it operators arrive in core ATen, but for
+    ``ops_to_not_decompose``."""
 
     def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
         self._spec = MappingProxyType(dict(spec))

@@ -1,0 +1,62 @@
+"""``WrappingPartitioner``: what another plugin's partitioner chooses, for a backend of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..backend import CompileSpec
+from ..errors import OptionError
+from .capability import WhyNot
+from .contract import DelegationSpec, Partitioner, PartitionResult
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+
+class WrappingPartitioner(Partitioner):
+    """Gives ``backend_id`` the partitions that ``inner`` would give its own backend.
+
+    Their compile specs are those of ``inner``, followed by ``compile_specs``. Whatever delegraph asks a partitioner is
+    asked of ``inner``, so that it sees the same program: operators are decomposed where it refuses them, not before.
+    Raises OptionError if ``inner`` is no partitioner.
+    """
+
+    def __init__(self, inner: Partitioner, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
+        if not isinstance(inner, Partitioner):
+            text = f"WrappingPartitioner for {backend_id!r} wraps a partitioner, not {inner!r}"
+            hint = "delegraph.get_partitioner(name, **options) makes that of an installed backend"
+            raise OptionError("option-invalid", text, hint=hint)
+        self.inner = inner
+        self.backend_id, self.compile_specs = backend_id, tuple(compile_specs)
+        self.support = inner.support
+
+    @property
+    def spec(self) -> Mapping[Any, Any]:
+        return self.inner.spec
+
+    @property
+    def additional_checks(self) -> tuple[WhyNot, ...]:
+        """Those of ``inner``, if it is a ``CapabilityPartitioner``; to be set as there."""
+        checks: tuple[WhyNot, ...] = self.inner.additional_checks  # type: ignore[attr-defined]
+        return checks
+
+    @additional_checks.setter
+    def additional_checks(self, checks: Sequence[WhyNot]) -> None:
+        self.inner.additional_checks = tuple(checks)  # type: ignore[attr-defined]
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        result = self.inner(exported_program)
+        own = {tag: self._redirected(spec) for tag, spec in result.partition_tags.items()}
+        return replace(result, partition_tags=own)
+
+    def _redirected(self, spec: DelegationSpec) -> DelegationSpec:
+        return DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs))
+
+    def ops_to_not_decompose(
+        self, exported_program: ExportedProgram
+    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        return self.inner.ops_to_not_decompose(exported_program)

@@ -1,0 +1,151 @@
+"""A backend on top of TOSA: what a vendor's compiler for TOSA files gets is what TOSA itself would get."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, CompileSpec
+from delegraph.errors import OptionError
+from delegraph.lowering import get_delegated_payload
+from delegraph.partitioner import (
+    DelegationSpec,
+    DontPartition,
+    Partitioner,
+    PartitionResult,
+    WrappingPartitioner,
+    tag_constant_data,
+)
+from torch import nn
+
+aten = torch.ops.aten
+
+
+class Layer(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.first, self.second, self.heads = nn.LayerNorm(width), nn.LayerNorm(width), heads
+
+    def forward(self, x, mask):
+        def split(y):
+            return y.view(*y.shape[:2], self.heads, -1).transpose(1, 2)
+
+        attended = nn.functional.scaled_dot_product_attention(
+            split(self.query(x)), split(self.key(x)), split(self.value(x)), mask
+        )
+        x = self.first(x + self.out(attended.transpose(1, 2).reshape(x.shape)))
+        return self.second(x + self.down(nn.functional.gelu(self.up(x))))
+
+
+class Bert(nn.Module):
+    """Embeddings, a mask, two layers and a pooler, as in BERT; embeddings and int64 stay with the host."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(20, width), nn.Embedding(8, width)
+        self.norm, self.pool = nn.LayerNorm(width), nn.Linear(width, width)
+        self.layers = nn.ModuleList(Layer(width, 2) for _ in range(2))
+        self.register_buffer("numbers", torch.arange(8)[None])
+
+    def forward(self, tokens, attended):
+        mask = attended[:, None, None, :].to(torch.bool).expand(-1, 1, tokens.shape[1], -1)
+        x = self.norm(self.words(tokens) + self.positions(self.numbers[:, : tokens.shape[1]]))
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x, torch.tanh(self.pool(x[:, 0]))
+
+
+class OwnBackend(BackendDetails):
+    """Compiles what TOSA compiles, without the last compile spec, which is its own."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        assert compile_specs[-1] == SPEED
+        return delegraph.get_backend("tosa").preprocess(edge_program, list(compile_specs[:-1]))
+
+
+class OwnRuntime(delegraph.get_runtime("tosa")):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        return delegraph.get_runtime("tosa").load(processed_bytes, compile_specs[:-1], named_data)
+
+
+SPEED = CompileSpec("own_speed", b"9")
+
+
+@pytest.fixture(scope="module")
+def bert():
+    torch.manual_seed(0)
+    return torch.export.export(Bert().eval(), (torch.randint(20, (1, 6)), torch.ones(1, 6, dtype=torch.int64)))
+
+
+def own(inner):
+    made = WrappingPartitioner(inner, OwnBackend.__name__, [SPEED])
+    return delegraph.register(OwnBackend, partitioner=made, runtime=OwnRuntime, name="own")
+
+
+def blobs(lowered):
+    payload = get_delegated_payload(lowered.exported_program().graph_module)
+    return [(module, specs, bytes(blob)) for module, (_, specs, blob) in payload.items()]
+
+
+def test_a_wrapped_partitioner_gives_a_transformer_the_same_partitions(bert):
+    alone = delegraph.lower(bert, backends=["tosa"])
+    with own(delegraph.get_partitioner("tosa")):
+        wrapped = delegraph.lower(bert, backends=["own"])
+        assert wrapped.verify(*bert.example_inputs[0]).relative_error < 1e-5
+    assert len(alone.delegates) == 1
+    assert [(m, b) for m, _, b in blobs(wrapped)] == [(m, b) for m, _, b in blobs(alone)]
+    assert [list(s) for _, s, _ in blobs(wrapped)] == [[*s, SPEED] for _, s, _ in blobs(alone)]
+    assert {d.backend_id for d in wrapped.delegates} == {"OwnBackend"}
+
+
+def test_a_wrapper_may_be_wrapped(bert):
+    twice = WrappingPartitioner(delegraph.get_partitioner("tosa", spec="TOSA-1.0+FP"), "MiddleBackend", [])
+    with own(twice):
+        assert len(delegraph.lower(bert, backends=["own"]).delegates) == 1
+
+
+def test_checks_that_a_user_adds_reach_the_inner_partitioner(bert):
+    with own(delegraph.get_partitioner("tosa")):
+        partitioner = delegraph.get_partitioner("own")
+        partitioner.additional_checks = [*partitioner.additional_checks, DontPartition(aten.gelu.default)]
+        lowered = delegraph.lower(bert, backends=[partitioner])
+    assert len(lowered.delegates) == 3
+    assert lowered.report.host["forward"]["aten.gelu.default"] == 2
+
+
+class KeepsLayerNorm(Partitioner):
+    """Only tags: takes the calls of layer_norm, which it wants whole."""
+
+    def partition(self, exported_program):
+        taken = [n for n in exported_program.graph.nodes if n.target is aten.layer_norm.default]
+        tags = {f"norm_{k}": DelegationSpec("TOSABackend", self.spec["specs"]) for k in range(len(taken))}
+        for tag, node in zip(tags, taken, strict=True):
+            node.meta["delegation_tag"] = tag
+        tag_constant_data(exported_program)
+        return PartitionResult(exported_program, tags)
+
+    def ops_to_not_decompose(self, exported_program):
+        return [aten.layer_norm.default], None
+
+
+def test_operators_that_a_tagging_partitioner_wants_whole_stay_whole(bert):
+    specs = delegraph.get_partitioner("tosa").delegation_spec.compile_specs
+    with own(KeepsLayerNorm({"specs": specs})):
+        lowered = delegraph.lower(bert, backends=["own"])
+    assert [d.operators for d in lowered.report.delegates] == [{"aten.layer_norm.default": 1}] * 5
+    assert delegraph.get_partitioner("tosa").spec == WrappingPartitioner(delegraph.get_partitioner("tosa"), "A").spec
+
+
+def test_what_is_no_partitioner_is_refused():
+    with pytest.raises(OptionError, match=r"wraps a partitioner, not 'tosa'.*\n.*get_partitioner"):
+        WrappingPartitioner("tosa", "OwnBackend")
+
+
+def test_the_runtime_of_a_backend_is_found_by_its_names():
+    assert delegraph.get_runtime("tosa") is delegraph.get_runtime("TOSABackend")
+    with delegraph.register(OwnBackend, name="own"), pytest.raises(delegraph.NoRuntime, match="'own'"):
+        delegraph.get_runtime("own")
+    with pytest.raises(delegraph.BackendNotFound):
+        delegraph.get_runtime("nobodys")
