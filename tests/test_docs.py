@@ -32,8 +32,14 @@ import pytest
 from delegraph import errors, plugin, testing
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+PAGES = [
+    p
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "core/*.md", "plugins/*/*.md")
+    for p in ROOT.glob(pattern)
+]
+DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend"]
 GUIDES = ["README.md", "docs/user-guide.md", "docs/backend-authors.md", "docs/compatibility.md"]
+GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
 """What a shell block may call."""
 FIRST = "## A first backend in ten minutes\n"
@@ -89,9 +95,10 @@ def _anchor(heading):
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("distribution", ["core", "plugins/tosa_backend", "plugins/demo_backend"])
-def test_each_distribution_carries_the_licence(distribution):
-    assert (ROOT / distribution / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("document", ["LICENSE", "NOTICE"])
+def test_each_distribution_carries_the_licence(distribution, document):
+    assert (ROOT / distribution / document).read_bytes() == (ROOT / document).read_bytes()
 
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
@@ -119,7 +126,7 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
 
 
 def test_the_distributions_share_one_version():
-    projects = [ROOT / d / "pyproject.toml" for d in ("core", "plugins/tosa_backend", "plugins/demo_backend")]
+    projects = [ROOT / d / "pyproject.toml" for d in DISTRIBUTIONS]
     assert len({re.search(r'^version = "(.+)"$', p.read_text(), flags=re.MULTILINE)[1] for p in projects}) == 1
 
 

@@ -1,9 +1,11 @@
 """The three wheels build without network, and work without the checkout."""
 
+import email
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -20,6 +22,15 @@ def wheels(tmp_path_factory):
     sources = [str(ROOT / d) for d in DISTRIBUTIONS]
     pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), *sources)
     return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def sdists(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdists")
+    for d in DISTRIBUTIONS:
+        command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(folder), str(ROOT / d)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    return sorted(folder.glob("*.tar.gz"))
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +61,34 @@ def test_the_wheels_are_pure_and_typed(wheels):
         assert f"{package}/py.typed" in files
         assert not [f for f in files if "tests/" in f.replace(TEMPLATE, "") or f.endswith(".pyc")]
         assert {f.split("/")[0].split("-")[0] for f in files} == {package}
+
+
+def contents(archive):
+    """File -> bytes, the first folder of an sdist left out."""
+    if archive.suffix == ".whl":
+        wheel = zipfile.ZipFile(archive)
+        return {name: wheel.read(name) for name in wheel.namelist()}
+    with tarfile.open(archive) as sdist:
+        return {m.name.partition("/")[2]: sdist.extractfile(m).read() for m in sdist.getmembers() if m.isfile()}
+
+
+@pytest.mark.parametrize("kind", ["wheels", "sdists"])
+def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
+    archives = request.getfixturevalue(kind)
+    assert len(archives) == len(DISTRIBUTIONS)
+    for archive, folder in zip(archives, ("core", "plugins/demo_backend", "plugins/tosa_backend"), strict=True):
+        files = contents(archive)
+        [name] = [f for f in files if f.endswith(("dist-info/METADATA", "PKG-INFO"))]
+        metadata = email.message_from_bytes(files[name])
+        assert metadata["Description-Content-Type"] == "text/markdown"
+        assert metadata.get_payload(decode=True).decode() == (ROOT / folder / "README.md").read_text()
+        assert (metadata["Author"], metadata["License-Expression"]) == ("The delegraph authors", "BSD-3-Clause")
+        assert "pytorch" in metadata["Keywords"].split(",")
+        assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= set(metadata.get_all("Classifier"))
+        assert metadata.get_all("License-File") == ["LICENSE", "NOTICE"]
+        for document in ("LICENSE", "NOTICE"):
+            [packed] = [f for f in files if f.endswith(f"licenses/{document}") or f == document]
+            assert files[packed] == (ROOT / document).read_bytes()
 
 
 def test_both_plugins_are_listed_from_the_wheels(installed):
