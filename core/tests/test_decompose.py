@@ -100,6 +100,38 @@ def test_a_piece_inside_a_piece_is_taken(registry):
     assert counts(made) == [{"aten.log1p.default": 1}], "pieces of softplus, where softplus is refused as well"
 
 
+class Recurrent(nn.Module):
+    """Composites, which torch opens before a tracer sees what they are made of."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.gru = nn.LSTM(4, 3), nn.GRU(3, 3)
+
+    def forward(self, x):
+        return self.gru(self.lstm(x)[0])[0]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("asks", [False, True], ids=["tags", "can be asked"])
+def test_a_composite_inside_a_composite_is_taken(asks, registry):
+    """Over three steps each of the two is four linear layers."""
+    linear = aten.linear.default
+    backend = takes(linear) if asks else Tags([linear], kept=[linear])
+    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
+    assert sum((Counter(c) for c in counts(made)), Counter()) == {"aten.linear.default": 8}
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry):
+    """It wants the layers that see all of the three steps at once, one in each of the two."""
+    linear = aten.linear.default
+    backend = Tags([linear], kept=[linear], wanted=lambda n: n.meta["val"].shape[0] == 3)
+    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
+    left = Counter(targets(made.exported_program()))
+    assert (len(made.delegates), left[linear], left[aten.addmm.default]) == (2, 0, 6)
+
+
 def test_nothing_is_traced_where_everything_is_taken(registry, monkeypatch):
     monkeypatch.setattr(trace.Tracer, "pieces", lambda *_: pytest.fail("traced"))
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")

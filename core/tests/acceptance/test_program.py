@@ -82,9 +82,9 @@ def upsample():
     return export(lambda s, q: F.interpolate(q, scale_factor=2, mode="bilinear"), Q)
 
 
-def recurrent():
+def recurrent(layer, steps):
     torch.manual_seed(0)
-    return export(lambda s, x: s.a(x)[0], torch.randn(3, 2, 4), a=nn.LSTM(4, 3))
+    return export(lambda s, x: s.a(x)[0], torch.randn(steps, 2, 4), a=layer(4, 3))
 
 
 SOURCES = {
@@ -92,7 +92,9 @@ SOURCES = {
     "sdpa": (attention, (Q,), [SDPA], 1),
     "combined": (combined, (Q,), [SDPA, LINEAR], 3),
     "upsample": (upsample, (Q,), [aten.upsample_bilinear2d.vec], 1),
-    "lstm": (recurrent, (torch.randn(3, 2, 4),), [aten.lstm.input], 1),
+    "lstm": (lambda: recurrent(nn.LSTM, 10), (torch.randn(10, 2, 4),), [LINEAR], 11),
+    "gru": (lambda: recurrent(nn.GRU, 3), (torch.randn(3, 2, 4),), [LINEAR], 4),
+    "lstm as a whole": (lambda: recurrent(nn.LSTM, 3), (torch.randn(3, 2, 4),), [aten.lstm.input], 1),
 }
 
 
@@ -101,7 +103,10 @@ SOURCES = {
 
 @pytest.mark.parametrize("case", SOURCES)
 def test_to_edge_transform_and_lower(case):
-    """program.test_to_edge_transform_and_lower: as many delegates as operators were kept, on five models."""
+    """program.test_to_edge_transform_and_lower: as many delegates as operators were kept, on six models.
+
+    Those inside of a composite too: torch's own decomposition of an LSTM over ten steps has eleven linear layers.
+    """
     make, inputs, operators, count = SOURCES[case]
     source = make()
     program = to_edge_transform_and_lower(source, partitioner=[Keeps(*operators)]).exported_program()

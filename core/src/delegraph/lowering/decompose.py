@@ -24,7 +24,7 @@ from .bodies import rewrite_bodies
 from .decompositions import beyond_core, to_core
 from .plan import Plan, make_plan
 from .splice import Splice
-from .trace import Pieces, Tracer
+from .trace import LINEAR, Pieces, Tracer
 
 Keeps = Callable[[Node], bool]
 """Whether some backend takes a call as it is."""
@@ -79,7 +79,7 @@ class Decomposition:
         if not composites:
             return program
         with self._clock():
-            reducer = _Reducer(self.tracer, _any_keeps(program, [who, *later]))
+            reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
             changed = [n for n in composites if reducer.open_unless_kept(n)]
             return _rebuilt(program) if changed else program
 
@@ -88,11 +88,11 @@ class Decomposition:
     ) -> bool:
         """Decompose what ``who`` left behind and no later one keeps; whether anything changed."""
         with self._clock():
-            others = _any_keeps(program, later)
+            others, _ = _kept(program, later)
             mine = [n for n in left if not others(n)]
             support = _support(who)
             if support is None:
-                reducer = _Reducer(self.tracer, _any_keeps(program, [who, *later]))
+                reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
                 return any([reducer.open(n) for n in mine])
             trial = _Trial(self.tracer, _either(_Asked(support), others), self._in_vain)
             return any([trial.reduce(n) for n in mine])
@@ -125,18 +125,20 @@ def _rebuilt(program: ExportedProgram) -> ExportedProgram:
     return build_program(program.graph_module, graph, signature.input_specs, outputs, program, call)
 
 
-def _any_keeps(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> Keeps:
+def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
+    """Which calls one of ``partitioners`` keeps, and the operators that a trace is to leave whole to be asked about."""
     asked = [_keeps(program, p) for p in partitioners]
-    return lambda node: any(keeps(node) for keeps in asked)
+    operators = frozenset(op for _, kept in asked for op in kept)
+    return lambda node: any(keeps(node) for keeps, _ in asked), operators
 
 
-def _keeps(program: ExportedProgram, who: Partitioner) -> Keeps:
+def _keeps(program: ExportedProgram, who: Partitioner) -> tuple[Keeps, frozenset[Any]]:
     support = _support(who)
     if support:
-        return _Asked.about(program, support)
+        return _Asked.about(program, support), LINEAR
     operators, wanted = who.ops_to_not_decompose(program)
     kept = frozenset(operators)
-    return lambda node: node.target in kept and (wanted is None or wanted(node))
+    return lambda node: node.target in kept and (wanted is None or wanted(node)), kept
 
 
 def _support(who: Partitioner) -> Support | None:
@@ -178,8 +180,8 @@ class _Asked:
 class _Reducer:
     """Opens calls, and the pieces of calls, until each is kept or is core ATen."""
 
-    def __init__(self, tracer: Tracer, keeps: Keeps) -> None:
-        self.tracer, self.keeps = tracer, keeps
+    def __init__(self, tracer: Tracer, keeps: Keeps, kept: frozenset[Any]) -> None:
+        self.tracer, self.keeps, self.kept = tracer, keeps, kept
 
     def open_unless_kept(self, node: Node) -> bool:
         return not self.keeps(node) and self.open(node)
@@ -196,18 +198,17 @@ class _Reducer:
         return True
 
     def _pieces(self, node: Node) -> Pieces | None:
-        return self.tracer.pieces(node, to_core(node.target))
+        return self.tracer.pieces(node, to_core(node.target), self.kept)
 
 
 class _Finisher(_Reducer):
     """Opens calls down to core ATen in one step where a trace can: nobody is asked about what lies between."""
 
     def __init__(self, tracer: Tracer, kept: frozenset[Any]) -> None:
-        super().__init__(tracer, lambda node: node.target in kept)
-        self._kept = kept
+        super().__init__(tracer, lambda node: node.target in kept, kept)
 
     def _pieces(self, node: Node) -> Pieces | None:
-        return self.tracer.core_pieces(node, self._kept) or super()._pieces(node)
+        return self.tracer.core_pieces(node, self.kept) or super()._pieces(node)
 
 
 class _Trial:

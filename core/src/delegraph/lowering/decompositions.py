@@ -42,7 +42,7 @@ def to_core(op: Any) -> Decomposed | None:
         return None
     if op in _core_table():
         return _core_table()[op]
-    return op.decompose if _is_composite(op) else None
+    return op.decompose if is_composite(op) else None
 
 
 @cache
@@ -59,10 +59,13 @@ def beyond_core(op: Any) -> Decomposed | None:
         return _BEYOND[op]
     if not _may_be_decomposed(op) or to_core(op):
         return None
-    return op.decompose if _is_composite(op) else decomposition_table.get(op)
+    return op.decompose if is_composite(op) else decomposition_table.get(op)
 
 
-def _is_composite(op: OpOverload) -> bool:
+def is_composite(op: Any) -> bool:
+    """Whether torch opens ``op`` by itself, before a trace sees it."""
+    if not isinstance(op, OpOverload):
+        return False
     name: Any = op.name
     return torch._C._dispatch_has_kernel_for_dispatch_key(name(), "CompositeImplicitAutograd")
 

@@ -6,26 +6,31 @@ import logging
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.utils import _check_valid_to_preserve, _special_op_to_preserve_cia
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx import Graph, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from .decompositions import RECURRENT, Decomposed, core_table, to_core
+from .decompositions import RECURRENT, Decomposed, core_table, is_composite, to_core
 from .functional import functionalise
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Decomposed]
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
+LINEAR = frozenset({aten.linear.default})
+"""What stays whole for a backend that can be asked: the one composite that recurrent layers are made of."""
 TRACING = threading.RLock()
 """Held while torch traces: part of its tracers' state is the process's, and lowerings may run in several threads."""
 
@@ -81,13 +86,16 @@ class Tracer:
         self._memo: dict[Hashable, Pieces | None] = {}
         self._core: dict[Hashable, Pieces | None] = {}
 
-    def pieces(self, node: Node, decomposed: Decomposed | None) -> Pieces | None:
-        """The pieces of ``node`` by the function ``decomposed``; None if they cannot take its place."""
+    def pieces(self, node: Node, decomposed: Decomposed | None, kept: frozenset[Any] = LINEAR) -> Pieces | None:
+        """The pieces of ``node`` by the function ``decomposed``; None if they cannot take its place.
+
+        Operators in ``kept`` stay whole among the pieces, also those that torch itself opens.
+        """
         if decomposed is None:
             return None
-        key = self.signature(node)
+        key = (kept, self.signature(node))
         if key not in self._memo:
-            self._memo[key] = self._tried(node, decomposed)
+            self._memo[key] = self._tried(node, decomposed, kept)
         found = self._memo[key]
         return found if found is not None and _replaceable(node, found) else None
 
@@ -99,7 +107,7 @@ class Tracer:
         key = (kept, self.signature(node))
         if key not in self._core:
             try:
-                self._core[key] = self._traced(node, decomposed, core_table(kept))
+                self._core[key] = self._traced(node, decomposed, kept, core_table(kept))
             except Untraceable:  # if no step succeeds either, `pieces` says why
                 self._core[key] = None
         found = self._core[key]
@@ -113,20 +121,20 @@ class Tracer:
         same = tuple(first[leaf] for leaf in operands)
         return (node.target, _mode_of(node), str(spec), same, *(_key(leaf) for leaf in flat))
 
-    def _tried(self, node: Node, decomposed: Decomposed) -> Pieces | None:
+    def _tried(self, node: Node, decomposed: Decomposed, kept: frozenset[Any]) -> Pieces | None:
         try:
-            return self._traced(node, decomposed)
+            return self._traced(node, decomposed, kept)
         except Untraceable as e:
             if to_core(node.target):
                 self.failures.append(f"{node.target} was left whole: {e}")
         return None
 
-    def _traced(self, node: Node, decomposed: Decomposed, table: Table | None = None) -> Pieces:
+    def _traced(self, node: Node, decomposed: Decomposed, kept: frozenset[Any], table: Table | None = None) -> Pieces:
         mode: Any = detect_fake_mode([n.meta.get("val") for n in (node, *node.all_input_nodes)])
         if mode is None:
             raise Untraceable("its values have no fake tensors")
         before = _guards(mode)
-        pieces = _run(node, decomposed, mode, table)
+        pieces = _run(node, decomposed, mode, kept, table)
         if _guards(mode) != before:
             raise Untraceable("its decomposition holds for some of the symbolic sizes only")
         self._check(pieces)
@@ -192,8 +200,11 @@ def _guards(mode: Any) -> int:
     return 0 if env is None else len(env.guards) + len(env.replacements)
 
 
-def _run(node: Node, decomposed: Decomposed, mode: Any, table: Table | None) -> Pieces:
-    """Trace one step of the decomposition: what it calls stays whole, unless ``table`` or torch itself opens it."""
+def _run(node: Node, decomposed: Decomposed, mode: Any, kept: frozenset[Any], table: Table | None) -> Pieces:
+    """Trace one step of the decomposition.
+
+    What it calls stays whole, unless ``table`` opens it, or torch itself does because it is not in ``kept``.
+    """
     call, vals = _callable(node, decomposed), _operands(node)
     single: list[bool] = []
     wanted: Any = node.meta.get("val")
@@ -207,7 +218,15 @@ def _run(node: Node, decomposed: Decomposed, mode: Any, table: Table | None) -> 
     try:
         with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
-            with mode, torch.no_grad(), _plain(node), _sizes_kept(mode), unlogged(), _use_lazy_graph_module(True):
+            with (
+                mode,
+                torch.no_grad(),
+                _plain(node),
+                _whole(kept - {node.target}),
+                _sizes_kept(mode),
+                unlogged(),
+                _use_lazy_graph_module(True),
+            ):
                 graph = make_fx(flat, table)(*vals).graph
     except Exception as e:
         raise Untraceable(f"tracing its decomposition gave {type(e).__name__}: {str(e).strip()[:200]}") from e
@@ -272,6 +291,18 @@ def _plain(node: Node) -> Iterator[None]:
         return
     with torch.backends.mkldnn.flags(enabled=False):
         yield
+
+
+@contextmanager
+def _whole(kept: Collection[Any]) -> Iterator[None]:
+    """Let composite operators in ``kept`` reach the trace; torch opens them before a tracer sees them."""
+    composites = [op for op in kept if is_composite(op) and _check_valid_to_preserve(op)]
+    if not composites:
+        yield
+        return
+    with _override_composite_implicit_decomp(dict.fromkeys(composites, _special_op_to_preserve_cia)):
+        with enable_python_dispatcher():
+            yield
 
 
 def _tidied(graph: Graph, mode: Any) -> Graph:
