@@ -115,26 +115,26 @@ def test_checks_that_a_user_adds_reach_the_inner_partitioner(bert):
     assert lowered.report.host["forward"]["aten.gelu.default"] == 2
 
 
-class KeepsLayerNorm(Partitioner):
-    """Only tags: takes the calls of layer_norm, which it wants whole."""
+class KeepsLinear(Partitioner):
+    """Only tags: takes the calls of linear, which it wants whole."""
 
     def partition(self, exported_program):
-        taken = [n for n in exported_program.graph.nodes if n.target is aten.layer_norm.default]
-        tags = {f"norm_{k}": DelegationSpec("TOSABackend", self.spec["specs"]) for k in range(len(taken))}
+        taken = [n for n in exported_program.graph.nodes if n.target is aten.linear.default]
+        tags = {f"linear_{k}": DelegationSpec("TOSABackend", self.spec["specs"]) for k in range(len(taken))}
         for tag, node in zip(tags, taken, strict=True):
             node.meta["delegation_tag"] = tag
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
     def ops_to_not_decompose(self, exported_program):
-        return [aten.layer_norm.default], None
+        return [aten.linear.default], None
 
 
 def test_operators_that_a_tagging_partitioner_wants_whole_stay_whole(bert):
     specs = delegraph.get_partitioner("tosa").delegation_spec.compile_specs
-    with own(KeepsLayerNorm({"specs": specs})):
+    with own(KeepsLinear({"specs": specs})):
         lowered = delegraph.lower(bert, backends=["own"])
-    assert [d.operators for d in lowered.report.delegates] == [{"aten.layer_norm.default": 1}] * 5
+    assert [d.operators for d in lowered.report.delegates] == [{"aten.linear.default": 1}] * 13
     assert delegraph.get_partitioner("tosa").spec == WrappingPartitioner(delegraph.get_partitioner("tosa"), "A").spec
 
 
