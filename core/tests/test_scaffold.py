@@ -64,6 +64,9 @@ def test_a_name_that_is_taken_is_refused_with_its_owner(site):
     (site.folder / "only_a_folder").mkdir()
     assert taken(Names.of("only-a-folder"), registry) is None
     assert taken(Names.of("nobody-has-this"), registry) is None
+    assert taken(Names.of("delegraph-alone", "alone"), registry) is None
+    assert "the distribution acme-tools 1.0 is installed" in taken(Names.of("acme-tools", "free"), registry)
+    assert "offers 'npu2'" in taken(Names.of("delegraph-npu2", "npu2"), registry)
 
 
 # --- what is written
@@ -82,9 +85,12 @@ def test_the_listed_files_are_the_template():
     assert set(contents(package.TEMPLATE)) == set(FILES)
 
 
-@pytest.mark.parametrize("text", [*NAMES, "q", "abcdefghij-abcdefghij-abcdefghij-abcdef"])
+LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
+
+
+@pytest.mark.parametrize("text", [*NAMES, "q", LONG, "delegraph-npu npu", f"x{LONG} y{LONG}"])
 def test_the_code_is_clean_whatever_its_name(text, tmp_path):
-    names = Names.of(text)
+    names = Names.of(*text.split())
     files = generate(names, tmp_path / "made")
     written = contents(tmp_path / "made")
     assert set(files) == set(written)
@@ -96,11 +102,12 @@ def test_the_code_is_clean_whatever_its_name(text, tmp_path):
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("text", ["my-npu", "acme-npu-acme"])
+@pytest.mark.parametrize("text", ["my-npu", "acme-npu-acme", "acme-npu-plugins acme-npu2"])
 def test_the_template_s_names_are_replaced_everywhere_once(text, tmp_path):
-    generate(Names.of(text), tmp_path / "made")
+    names = Names.of(*text.split())
+    generate(names, tmp_path / "made")
     everything = json.dumps(contents(tmp_path / "made"))
-    for own in (Names.of(text).backend, Names.of(text).package, Names.of(text).prefix):
+    for own in (names.distribution, names.backend, names.package, names.prefix):
         everything = everything.replace(own, "")
     assert not re.search("acme.?npu", everything, flags=re.IGNORECASE)
 
@@ -214,6 +221,32 @@ def test_the_command_as_json(tmp_path, capsys):
     assert (found["backend_id"], found["folder"]) == ("MyNpuBackend", str(folder))
     assert set(found["files"]) == set(contents(folder))
     assert found["next"][0] == f"pip install -e '{folder}'"
+
+
+def test_a_backend_called_as_the_compiler_that_is_installed(tmp_path, monkeypatch, capsys):
+    """The package needs a name of its own, which pip and Python have not yet; what users type has not."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "torch")
+    assert code == 2 and "such as: delegraph new-backend delegraph-torch --backend torch" in err
+    code, out, err = run(capsys, "delegraph-torch", "--backend", "torch", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["name"], found["distribution"]) == ("torch", "delegraph-torch")
+    assert (found["package"], found["backend_id"], found["folder"]) == (
+        "delegraph_torch",
+        "TorchBackend",
+        "delegraph-torch",
+    )
+    written = contents(tmp_path / "delegraph-torch")
+    assert 'name = "delegraph-torch"' in written["pyproject.toml"]
+    assert 'name="torch"' in written["src/delegraph_torch/plugin.py"]
+    assert "delegraph check torch" in found["next"]
+
+
+@pytest.mark.parametrize(("backend", "message"), [("2fast", "no backend can be called '2fast'"), ("host", "reserved")])
+def test_a_backend_s_own_name_is_checked(backend, message, capsys):
+    code, _, err = run(capsys, "delegraph-npu", "--backend", backend)
+    assert code == 2 and message in err
 
 
 @pytest.mark.parametrize(

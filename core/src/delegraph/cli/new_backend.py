@@ -16,18 +16,19 @@ from .outcome import Outcome, UsageError
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     new = commands.add_parser("new-backend", parents=[common], help="write a package for a backend of your own")
-    new.add_argument("name", metavar="NAME", help="of the backend and of the package, such as my-npu")
+    new.add_argument("name", metavar="NAME", help="of the package, and of the backend unless given: such as my-npu")
     new.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make (default: ./NAME)")
+    new.add_argument("--backend", metavar="NAME", help="of the backend, if the package is called otherwise")
     new.set_defaults(command=_new_backend)
 
 
 def _new_backend(args: argparse.Namespace) -> Outcome:
-    names = _names(args.name)
-    folder = args.folder or Path(names.backend)
+    names = _names(args.name, args.backend)
+    folder = args.folder or Path(names.distribution)
     files = scaffold.generate(names, folder)
     commands = _commands(names.backend, folder)
     content = {
-        **{"name": names.backend, "distribution": names.backend, "package": names.package},
+        **{"name": names.backend, "distribution": names.distribution, "package": names.package},
         **{"backend_id": names.backend_id, "folder": str(folder), "files": files, "next": commands},
     }
     listed = [f"wrote {folder}, a package with the backend {names.backend} ({names.backend_id}):"]
@@ -35,14 +36,21 @@ def _new_backend(args: argparse.Namespace) -> Outcome:
     return Outcome("delegraph.new-backend/1", content, "\n".join(text))
 
 
-def _names(text: str) -> scaffold.Names:
+def _names(text: str, backend: str | None) -> scaffold.Names:
+    what = "backend" if backend is None else "package"
     reason = scaffold.why_not(text)
     if reason is not None:
-        raise UsageError("usage-invalid", f"no backend can be called {text!r}: {reason}", hint="a name such as my-npu")
-    names = scaffold.Names.of(text)
-    reason = scaffold.taken(names, default_registry())
+        raise UsageError("usage-invalid", f"no {what} can be called {text!r}: {reason}", hint="a name such as my-npu")
+    reason = scaffold.why_no_backend(backend) if backend is not None else None
     if reason is not None:
-        raise UsageError("usage-invalid", f"the name {text!r} is taken: {reason}", hint="choose another name")
+        text = f"no backend can be called {backend!r}: {reason}"
+        raise UsageError("usage-invalid", text, hint="a name such as my-npu")
+    names = scaffold.Names.of(text, backend)
+    owner = scaffold.taken(names, default_registry())
+    if owner is not None:
+        asked = repr(text) if backend is None else f"{text!r} with the backend {backend!r}"
+        hint = f"choose another, such as: delegraph new-backend delegraph-{names.backend} --backend {names.backend}"
+        raise UsageError("usage-invalid", f"the name {asked} is taken: {owner}", hint=hint if backend is None else None)
     return names
 
 

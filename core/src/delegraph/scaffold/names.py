@@ -26,20 +26,25 @@ _FORM = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 class Names:
     """The names of one backend, as Python and package indexes write them.
 
-    ``backend`` is the backend's short name and the distribution's (my-npu), ``package`` the module's (my_npu), and
-    ``prefix`` what its classes begin with (MyNpu).
+    ``distribution`` is what pip installs (delegraph-my-npu), ``package`` its module (delegraph_my_npu), ``backend``
+    what users type (my-npu), and ``prefix`` what its classes begin with (MyNpu).
     """
 
-    backend: str
+    distribution: str
     package: str
+    backend: str
     prefix: str
 
     @classmethod
-    def of(cls, text: str) -> Names:
-        """The names that follow from ``text``, for which ``why_not`` has nothing to say."""
-        words = canonical(text).split("-")
+    def of(cls, text: str, backend: str | None = None) -> Names:
+        """The names that follow from the distribution's and the backend's, which is the same unless given.
+
+        ``why_not`` has nothing to say of either.
+        """
+        distribution, name = canonical(text), canonical(backend or text)
+        words = name.split("-")
         named = words[:-1] if words[-1] == "backend" else words  # MyBackend, not MyBackendBackend
-        return cls("-".join(words), "_".join(words), "".join(map(str.capitalize, named)))
+        return cls(distribution, distribution.replace("-", "_"), name, "".join(map(str.capitalize, named)))
 
     @property
     def backend_id(self) -> str:
@@ -48,24 +53,30 @@ class Names:
 
 
 def why_not(text: str) -> str | None:
-    """Why no backend can be called so; None if one can."""
+    """Why no distribution can be called so, whose package has the same name; None if one can."""
+    reason = why_no_backend(text)
+    if reason is not None:
+        return reason
+    package = Names.of(text).package
+    if keyword.iskeyword(package):
+        return f"{package!r} is a word of the Python language, and the package would have that name"
+    if package in sys.stdlib_module_names:
+        return f"{package!r} is a module of Python's own library, which the package would hide"
+    return None
+
+
+def why_no_backend(text: str) -> str | None:
+    """Why no backend can be called so in a distribution of another name; None if one can."""
     if not _FORM.fullmatch(text):
         return "a name has letters, digits, '-', '_' and '.'; it begins with a letter and ends with a letter or digit"
     if len(text) > LONGEST:
         return f"a name has at most {LONGEST} characters; this one has {len(text)}"
-    names = Names.of(text)
-    if names.package in RESERVED:
-        return f"{names.package!r} is reserved"
-    if keyword.iskeyword(names.package):
-        return f"{names.package!r} is a word of the Python language, and the package would have that name"
-    if names.package in sys.stdlib_module_names:
-        return f"{names.package!r} is a module of Python's own library, which the package would hide"
-    return None
+    return f"{canonical(text)!r} is reserved" if canonical(text) in RESERVED else None
 
 
 def taken(names: Names, registry: Registry) -> str | None:
     """What is installed under one of these names; None if nothing is."""
-    return _backend(names, registry) or _distribution(names.backend) or _module(names.package)
+    return _backend(names, registry) or _distribution(names.distribution) or _module(names.package)
 
 
 def _backend(names: Names, registry: Registry) -> str | None:

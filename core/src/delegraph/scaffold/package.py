@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -59,7 +60,9 @@ def _write(path: str, folder: Path, names: Names) -> str:
 
 
 def _renamed(text: str, names: Names) -> str:
-    """``text`` with the template's three names replaced."""
-    for old, new in (("acme-npu", names.backend), ("acme_npu", names.package), ("AcmeNpu", names.prefix)):
-        text = text.replace(old, new)
-    return text
+    """``text`` with the template's four names replaced, in one pass: a new name may contain one of them."""
+    new = {
+        **{"acme-npu-plugin": names.distribution, "acme-npu": names.backend},
+        **{"acme_npu": names.package, "AcmeNpu": names.prefix},
+    }
+    return re.sub("|".join(new), lambda found: new[found[0]], text)

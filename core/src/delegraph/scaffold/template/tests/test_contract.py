@@ -1,4 +1,4 @@
-"""The rules that every backend keeps (``delegraph check acme-npu``), and the example."""
+"""The rules that every backend keeps, as ``delegraph check acme-npu`` runs them."""
 
 from __future__ import annotations
 
