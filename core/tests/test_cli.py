@@ -424,5 +424,5 @@ def test_a_closed_pipe_is_quiet():
 def python(*arguments, path=None, **variables):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
     if path is not None:
-        environ["PYTHONPATH"] = str(path)
+        environ["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True)

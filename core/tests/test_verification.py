@@ -1,12 +1,9 @@
-"""Figures of a comparison, and files that are whole or not there."""
+"""Figures of a comparison."""
 
 import math
-import os
 
 import pytest
 import torch
-from delegraph.errors import ContractViolation, WriteError
-from delegraph.files import write_whole
 from delegraph.verification import compare
 
 
@@ -47,49 +44,6 @@ def test_outputs_that_are_no_numbers():
 def test_empty_and_zero_outputs():
     assert compare(torch.empty(0), torch.empty(0)).relative_error == 0
     assert compare(torch.tensor([1.0]), torch.tensor([0.0])).relative_error == math.inf
-
-
-class Blob:
-    def __init__(self, fails):
-        self.fails = fails
-
-    def __len__(self):
-        return 4
-
-    def write_to(self, file):
-        file.write(b"ab")
-        if self.fails:
-            raise ContractViolation("contract-violation", "weights changed")
-        file.write(b"cd")
-
-
-def test_write_whole(tmp_path):
-    write_whole(tmp_path / "a", b"old")
-    write_whole(tmp_path / "a", Blob(fails=False))
-    assert (tmp_path / "a").read_bytes() == b"abcd"
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o666 & ~umask()
-
-
-def umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def test_nothing_is_left_behind(tmp_path):
-    write_whole(tmp_path / "a", b"old")
-    with pytest.raises(ContractViolation):
-        write_whole(tmp_path / "a", Blob(fails=True))
-    assert (tmp_path / "a").read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
-
-
-def test_unwritable_paths(tmp_path):
-    with pytest.raises(WriteError, match="cannot write .*: No such file"):
-        write_whole(tmp_path / "missing" / "a", b"x")
-    with pytest.raises(WriteError, match="Is a directory|directory"):
-        (tmp_path / "d").mkdir()
-        write_whole(tmp_path / "d", b"x")
-    assert os.listdir(tmp_path) == ["d"]
 
 
 def test_imaginary_parts_count():

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import BackendNotFound, DelegraphError, DelegraphWarning, InternalError, OptionError
+from ..errors import BackendNotFound, DelegraphError, DelegraphWarning, InternalError, OptionError, WriteError
+from . import terminal
 from .outcome import Outcome, UsageError, as_json
 
 _MODULES = {
@@ -37,24 +38,66 @@ _USAGE = (UsageError, OptionError, BackendNotFound)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code: of a signal that ended the work, 128 and its number."""
     words = list(sys.argv[1:] if argv is None else argv)
+    terminal.occupy_closed_descriptors()
+    try:
+        with _stoppable():
+            return _finish(words)
+    except KeyboardInterrupt as e:
+        stop = e.signal if isinstance(e, _Stopped) else signal.SIGINT
+        terminal.tell("interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}")
+        return 128 + stop
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal that ends the work as SIGINT does, and is cleaned up after by the same code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = signal.Signals(number)
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise _Stopped(number)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave nothing behind either. A signal that is ignored (nohup) or handled stays so."""
+    ours: list[int] = []
+    if threading.current_thread() is threading.main_thread():  # Python lets no other thread handle signals
+        candidates = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows has no SIGHUP
+        ours = [s for s in candidates if s is not None and signal.getsignal(s) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _finish(words: Sequence[str]) -> int:
+    """Run the command and show what comes of it."""
     flags = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in flags
     try:
         outcome = _run(words)
     except SystemExit as e:  # --help and --version
         return int(e.code or 0)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except DelegraphError as e:
         outcome = _failure(e, debug)
     except Exception as e:
         text = f"{type(e).__name__}: {e}"
         hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
         outcome = _failure(InternalError("internal", text, hint=hint), debug, e)
-    return _show(outcome, "--json" in flags)
+    text = as_json(outcome) if "--json" in flags else outcome.text
+    try:
+        terminal.show(text) if text else None
+    except WriteError as e:
+        return _failure(e, debug).code
+    return outcome.code
 
 
 def _run(words: Sequence[str]) -> Outcome:
@@ -69,6 +112,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError("usage-invalid", f"{message}\n{self.format_usage().rstrip()}", hint=f"{self.prog} --help")
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        terminal.show(message, end="")  # --help and --version, whose writing argparse would let fail silently
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -89,32 +135,22 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 def _readable_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", DelegraphWarning)
-        warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+        warnings.showwarning = _show_warning
         yield
 
 
-def _show_warning(other: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     if issubclass(category, DelegraphWarning):
-        print(f"warning: {message}", file=sys.stderr)
+        terminal.tell(f"warning: {message}")
     else:
-        other(message, category, *where)
+        terminal.tell(warnings.formatwarning(message, category, where[0], where[1]), end="")
 
 
 def _failure(error: DelegraphError, debug: bool, shown: BaseException | None = None) -> Outcome:
     """The error on stderr, also with ``--json``: a log then holds what a person can read."""
     if debug:
-        traceback.print_exception(shown or error)
-    print(f"error [{error.code}]: {error}", file=sys.stderr)
+        terminal.tell("".join(traceback.format_exception(shown or error)), end="")
+    terminal.tell(f"error [{error.code}]: {error}")
     where = None if error.source is None else str(error.source)
     content = {"code": error.code, "message": error.message, "source": where, "hint": error.hint}
     return Outcome("delegraph.error/1", content, "", 2 if isinstance(error, _USAGE) else 1)
-
-
-def _show(outcome: Outcome, json: bool) -> int:
-    text = as_json(outcome) if json else outcome.text
-    try:
-        if text:
-            print(text, flush=True)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return outcome.code

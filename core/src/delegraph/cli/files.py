@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, WriteError
 from ..files import write_whole
 from ..registry import default_registry
-from .outcome import Outcome, UsageError, progress, table
+from .outcome import Outcome, UsageError, expect_file, natural_number, progress, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument("file", type=Path, metavar="FILE")
     run.add_argument("--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input")
     run.add_argument("--output", type=Path, metavar="DIR", help="folder that gets output_0.npy, output_1.npy, ...")
-    run.add_argument("--seed", type=int, default=0, help="of the random inputs that are used without --input")
+    run.add_argument("--seed", type=natural_number, default=0, help="of random inputs, which are used without --input")
     run.set_defaults(command=_run)
     inspect = commands.add_parser("inspect", parents=[common], help="show what is in a file such as .tosa")
     inspect.add_argument("file", type=Path, metavar="FILE")
@@ -77,8 +77,7 @@ _FIGURES = ("min", "max", "mean", "nonfinite")
 
 
 def _format(path: Path) -> Any:
-    if not path.is_file():
-        raise UsageError("usage-invalid", f"there is no file {path}")
+    expect_file(path)
     return default_registry().get_format(path)
 
 

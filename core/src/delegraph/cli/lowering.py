@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import DelegraphError, InputError, WriteError
+from ..errors import DelegraphError, InputError
+from ..files import expect_writable, write_whole
 from ..options import from_text, split_assignments
 from ..registry import Registry, default_registry
-from . import model
+from . import model, terminal
 from .outcome import Outcome, UsageError, as_json, progress
 
 TOLERANCE = 1e-3
@@ -41,7 +40,7 @@ def _lower(args: argparse.Namespace) -> Outcome:
     options = _options(registry, backends, args.option)
     _check_output(registry, backends, args.output)
     for path in filter(None, (args.output, args.report)):
-        _check_place(path)
+        expect_writable(path)
     return _work(args, backends, options)
 
 
@@ -67,18 +66,19 @@ def _save(lowered: Any, output: Path) -> None:
         with progress(f"writing {output}"):
             lowered.save(output)
     except DelegraphError:
-        print(lowered.report, file=sys.stderr)
+        terminal.tell(str(lowered.report))
         raise
 
 
 def _outcome(lowered: Any, checked: Any, args: argparse.Namespace) -> Outcome:
-    output: Path | None = args.output
+    # What was written may be a pipe, which has no size.
+    output = None if args.output is None else {"path": str(args.output), "bytes": len(lowered.delegates[0].module.blob)}
     content = {
         "report": lowered.report.to_json(),
         "verification": None if checked is None else checked.to_json(),
-        "output": None if output is None else {"path": str(output), "bytes": output.stat().st_size},
+        "output": output,
     }
-    wrote = [] if output is None else [f"wrote {output} ({output.stat().st_size} bytes)"]
+    wrote = [] if output is None else [f"wrote {output['path']} ({output['bytes']} bytes)"]
     figures = [] if checked is None else [str(checked)]
     return Outcome("delegraph.lower/1", content, "\n".join([lowered.report.to_text(args.verbose), *figures, *wrote]))
 
@@ -122,20 +122,8 @@ def _check_output(registry: Registry, backends: list[str], output: Path | None) 
         raise UsageError("usage-invalid", text)
 
 
-def _check_place(path: Path) -> None:
-    """Whether a file can be written there, as far as that can be known before the work."""
-    if path.is_dir():
-        raise WriteError("write-failed", f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise WriteError("write-failed", f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise WriteError("write-failed", f"cannot write {path}: no permission to write in {path.parent}")
-
-
 def _write_report(path: Path, outcome: Outcome, report: Any, verbose: bool) -> None:
     """In the form that the suffix names; as text if it names none."""
-    from ..files import write_whole
-
     if path.suffix == ".json":
         content = json.dumps(json.loads(as_json(outcome))["report"], indent=2) + "\n"
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import FormatError, InputError
 from ..source import Source
-from .outcome import UsageError
+from .outcome import UsageError, expect_file
 
 _FORM = "a function without arguments that returns (module, example_inputs)"
 
@@ -42,8 +42,7 @@ def split(text: str) -> tuple[Path, str | None]:
     path, function = (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
     if path.suffix not in (".py", ".pt2"):
         raise UsageError("usage-invalid", f"MODEL is a .pt2 file or path.py[:function], not {text!r}")
-    if not path.is_file():
-        raise UsageError("usage-invalid", f"there is no file {path}")
+    expect_file(path)
     return path, function
 
 

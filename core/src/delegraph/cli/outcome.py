@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
-import sys
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ..drawing.escape import printable
 from ..errors import DelegraphError
+from . import terminal
 
 
 class UsageError(DelegraphError):
@@ -42,21 +46,45 @@ def _plain(value: Any) -> Any:
     return value.__name__ if isinstance(value, type) else value
 
 
+def expect_file(path: Path) -> None:
+    """Raise UsageError unless ``path`` is a file that can be read."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError("usage-invalid", f"{path} is no regular file")
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise UsageError("usage-invalid", f"there is no file {path}") from None
+    except OSError as e:
+        raise UsageError("usage-invalid", f"cannot read {path}: {e.strerror or e}") from e
+
+
+def natural_number(text: str) -> int:
+    """For argparse: 0, 1, 2, ..."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative")
+    return number
+
+
+natural_number.__name__ = "natural number"  # what argparse calls the value in its error
+
+
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
     """Show what is going on, on a terminal only, and take it away again."""
-    terminal = sys.stderr.isatty()
-    if terminal:
-        print(f"{text} ...", end="", file=sys.stderr, flush=True)
+    watched = terminal.is_watched()
+    if watched:
+        terminal.tell(f"{printable(text)} ...", end="")
     try:
         yield
     finally:
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if watched:
+            terminal.clear_line()
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    """Left-aligned columns, two spaces apart. A cell is one line, whatever is in it."""
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[k]) for row in shown) for k in range(len(shown[0]))] if shown else []
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)
     return "\n".join(line.rstrip() for line in lines)

@@ -25,13 +25,15 @@ def generate(names: Names, folder: Path) -> list[str]:
 
     Raises WriteError, and then nothing is left behind.
     """
-    target = folder.resolve()
-    _check_place(folder, target)
     try:
+        target = folder.resolve()
+        _check_place(folder, target)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
             made = Path(temporary, target.name)
             paths = [_write(path, made, names) for path in FILES]
             os.rename(made, target)  # takes the place of an empty folder, and of nothing else
+    except WriteError:
+        raise
     except OSError as e:
         raise WriteError("write-failed", f"cannot write {folder}: {e.strerror or e}") from e
     return paths

@@ -1,0 +1,187 @@
+"""Files that are whole or not there, written to what ``cp`` would write to."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from delegraph.errors import ContractViolation, WriteError
+from delegraph.files import expect_writable, write_whole
+
+
+class Blob:
+    def __init__(self, fails):
+        self.fails = fails
+
+    def __len__(self):
+        return 4
+
+    def write_to(self, file):
+        file.write(b"ab")
+        if self.fails:
+            raise ContractViolation("contract-violation", "weights changed")
+        file.write(b"cd")
+
+
+def test_write_whole(tmp_path):
+    write_whole(tmp_path / "a", b"old")
+    write_whole(tmp_path / "a", Blob(fails=False))
+    assert (tmp_path / "a").read_bytes() == b"abcd"
+
+
+def test_a_new_file_has_the_mode_that_open_would_give_it_and_the_umask_is_never_changed(tmp_path, monkeypatch):
+    (tmp_path / "by open").touch()
+    monkeypatch.setattr(os, "umask", None)
+    write_whole(tmp_path / "a", b"x")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "by open").stat().st_mode
+
+
+def test_nothing_is_left_behind(tmp_path):
+    write_whole(tmp_path / "a", b"old")
+    with pytest.raises(ContractViolation):
+        write_whole(tmp_path / "a", Blob(fails=True))
+    assert (tmp_path / "a").read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
+
+
+def test_unwritable_paths(tmp_path):
+    with pytest.raises(WriteError, match="cannot write .*: No such file"):
+        write_whole(tmp_path / "missing" / "a", b"x")
+    with pytest.raises(WriteError, match="Is a directory|directory"):
+        (tmp_path / "d").mkdir()
+        write_whole(tmp_path / "d", b"x")
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_symbolic_links_are_followed(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/a")
+    for content in (b"new", b"newer"):  # the first time, nothing is there yet
+        write_whole(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "folder" / "a").read_bytes() == content
+    assert os.listdir(tmp_path / "folder") == ["a"]
+
+
+def test_links_that_lead_nowhere_are_refused(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for write in (lambda path: write_whole(path, b"x"), expect_writable):
+        with pytest.raises(WriteError, match="symbolic links"):
+            write(tmp_path / "a")
+
+
+def test_hard_links_stay_linked_and_a_failing_blob_leaves_them_alone(tmp_path):
+    (tmp_path / "a").write_bytes(b"a longer old content")
+    os.link(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ContractViolation):
+        write_whole(tmp_path / "a", Blob(fails=True))
+    assert (tmp_path / "b").read_bytes() == b"a longer old content"
+    write_whole(tmp_path / "a", Blob(fails=False))
+    assert (tmp_path / "b").read_bytes() == b"abcd"
+    assert (tmp_path / "a").samefile(tmp_path / "b") and sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o777])
+def test_the_mode_is_kept_and_nobody_sees_the_content_with_a_wider_one(tmp_path, mode):
+    class Watching(Blob):
+        def write_to(self, file):
+            super().write_to(file)
+            seen.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+
+    seen = []
+    (tmp_path / "a").touch()
+    (tmp_path / "a").chmod(mode)
+    write_whole(tmp_path / "a", Watching(fails=False))
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
+    assert not seen[0] & ~mode
+
+
+def test_a_file_that_must_not_be_written_is_refused_although_its_folder_would_let_it_be_replaced(tmp_path, monkeypatch):
+    write_whole(tmp_path / "a", b"old")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "a")  # root may write everything
+    for write in (lambda path: write_whole(path, b"new"), expect_writable):
+        with pytest.raises(WriteError, match="no permission"):
+            write(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_pipe_is_written_into(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    expect_writable(tmp_path / "pipe")
+    write_whole(tmp_path / "pipe", Blob(fails=False))
+    reader.join()
+    assert read == [b"abcd"] and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_devices_are_written_into():
+    before = os.stat("/dev/null")
+    expect_writable("/dev/null")
+    write_whole("/dev/null", b"x")
+    assert os.path.samestat(os.stat("/dev/null"), before)
+    with pytest.raises(WriteError, match="No space left"):
+        write_whole("/dev/full", b"x")
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab"])
+def test_standard_output_gets_the_content_where_it_stands(tmp_path, mode):
+    program = (
+        "from delegraph.files import write_whole; print(1, flush=True); write_whole('/dev/stdout', b'2\\n'); print(3)"
+    )
+    with open(tmp_path / "out", mode) as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "1\n2\n3\n"
+
+
+def test_names_of_every_length(tmp_path):
+    write_whole(tmp_path / ("x" * 255), b"x")
+    with pytest.raises(WriteError, match="too long"):
+        write_whole(tmp_path / ("x" * 256), b"x")
+    with pytest.raises(WriteError, match="too long"):
+        expect_writable(tmp_path / ("x" * 256))
+    assert os.listdir(tmp_path) == ["x" * 255]
+
+
+KILLED = """
+import os, signal, sys
+from delegraph.files import write_whole
+
+class Blob:
+    def __len__(self): return 1
+    def write_to(self, file): os.kill(os.getpid(), signal.SIGKILL)
+
+write_whole(sys.argv[1], Blob())
+"""
+
+
+def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_use(tmp_path):
+    program = [sys.executable, "-c", textwrap.dedent(KILLED), tmp_path / "a"]
+    assert subprocess.run(program).returncode == -signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 1
+
+    class Nested(Blob):
+        """While it is written, another file of the folder is written from its beginning to its end."""
+
+        def write_to(self, file):
+            write_whole(tmp_path / "b", b"inner")
+            super().write_to(file)
+
+    write_whole(tmp_path / "a", Nested(fails=False))
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert (tmp_path / "a").read_bytes() == b"abcd"
+
+
+def test_threads_that_write_the_same_file(tmp_path):
+    threads = [threading.Thread(target=write_whole, args=(tmp_path / "a", b"%d" % k * 1000)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    content = (tmp_path / "a").read_bytes()
+    assert len({*content}) == 1 and len(content) == 1000 and os.listdir(tmp_path) == ["a"]

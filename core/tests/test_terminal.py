@@ -1,0 +1,205 @@
+"""What reaches the terminal: nothing of others that controls it, an error where it is closed or full; signals."""
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from delegraph.cli import main
+from delegraph.registry import Registry
+
+from .test_cli import python
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202e\u2066\u200b\x00\x7f\u2028\ud800"
+"""Sets the title, clears the screen, overwrites the line, turns the direction of writing, is invisible."""
+PROGRESS_BAR = "\r50%\r100%"
+HOSTILE = f"""
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
+
+EVIL = {EVIL!a}
+
+@hookimpl
+def delegraph_backends():
+    options = (OptionSpec("mode", str, EVIL, (EVIL, "b"), EVIL),)
+    return [BackendSpec("npu", "evil:NpuBackend", "NpuBackend", 1, EVIL, options=options, formats=(".npu",))]
+
+@hookimpl
+def delegraph_formats():
+    return [FormatSpec(".npu", "npu", "evil:Format")]
+
+class Inspection:
+    def to_json(self): return {{"name": EVIL, EVIL: 1}}
+    def __str__(self): return EVIL
+
+class Format:
+    def inspect(path): return Inspection()
+    def page(path): raise ValueError(EVIL)
+    def sample(path, seed): return []
+    def run(path, inputs):
+        import numpy
+        print({PROGRESS_BAR!a})
+        return [(EVIL, numpy.zeros(2))]
+"""
+MODEL = f"""
+import warnings
+EVIL = {EVIL!a}
+def model():
+    warnings.warn(EVIL)
+    raise ValueError(EVIL)
+"""
+WORKING = [
+    ["backends"],
+    ["backends", "-v"],
+    ["completion", "words", "--", "lower", "--option", "npu.mode="],
+    ["inspect", "FILE.npu"],
+    ["run", "FILE.npu"],
+]
+COMMANDS = [
+    *WORKING,
+    ["doctor"],
+    ["inspect", "FILE.npu", "--html", "page.html"],
+    ["inspect", "FILE.npu", "--verify"],
+    ["run", "FILE.npu", "--input", "FILE.npu"],
+    ["lower", "FILE.py", "--backend", "npu"],
+    ["lower", "FILE.py", "--backend", "npu", "--debug"],
+    ["lower", "FILE.py", "--backend", "FILE"],
+    ["lower", "FILE.py", "--backend", "npu", "--option", "npu.mode=FILE"],
+    ["check", "FILE"],
+    ["new-backend", "FILE"],
+    ["FILE"],
+]
+
+
+@pytest.fixture
+def hostile(site, tmp_path, monkeypatch):
+    """A plugin and files whose every text is hostile."""
+    site.plugin("evil", HOSTILE)
+    site.plugin("worse", f"raise ValueError({EVIL!a})")
+    site.metadata("named", "npu\x1b[2J = absent", version="1\x1b[2J")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("delegraph.registry._default", Registry())
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "evil,worse,named,npu\x1b[2J")
+    name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")  # what a file can be called
+    for suffix, content in ((".npu", ""), (".py", textwrap.dedent(MODEL))):
+        (tmp_path / f"{name}{suffix}").write_text(content)
+    return name
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_text_of_others_reaches_the_terminal_with_control_characters(command, json, hostile, capsys):
+    extra = json if "--" not in command else []
+    code = main([*(word.replace("FILE", hostile) for word in command), *extra])
+    shown = capsys.readouterr()
+    shown = shown._replace(err=shown.err.replace(PROGRESS_BAR, ""))
+    assert not [c for c in shown.out + shown.err if not (c.isprintable() or c in "\n\t")]
+    assert code == 0 or command not in WORKING
+    assert "x1b" in shown.out + shown.err or "u001b" in shown.out
+
+
+def test_progress_is_safe_too_and_what_a_plugin_prints_passes_as_it_is(hostile, site):
+    """On a terminal, which is where progress is shown."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "delegraph", "run", f"{hostile}.npu"]
+    search = os.pathsep.join([str(site.folder), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(command, stdout=theirs, stderr=theirs, env=os.environ | {"PYTHONPATH": search}, check=True)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end, on a terminal
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    os.close(ours)
+    assert re.search(rb"running \\x1b\]0;owned.* \.\.\.\r50%\r100%", shown)
+    assert b"\x1b[2J" not in shown
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
+    for command in (["backends", "-v"], ["inspect", f"{hostile}.npu"], ["lower", "--help"], ["run", f"{hostile}.npu"]):
+        plugins = {"DELEGRAPH_PLUGINS": "evil"}
+        shown = python("-m", "delegraph", *command, path=site.folder, PYTHONIOENCODING=encoding, **plugins)
+        assert (shown.returncode, shown.stderr.split()) == (0, ["50%", "100%"] if command[0] == "run" else [])
+        assert shown.stdout.strip()
+
+
+@pytest.mark.parametrize("command", ["backends", "backends --json", "--version", "lower --help", "completion bash"])
+def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
+    for redirection, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+        shown = shell(f"delegraph {command} {redirection}")
+        assert shown.returncode == 1
+        assert shown.stderr == f"error [write-failed]: cannot write to the standard output: {reason}\n"
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_an_error_that_nobody_can_be_told_still_has_its_exit_code(redirection):
+    assert shell(f"delegraph lower absent.py {redirection}").returncode == 2
+    assert shell(f"delegraph backends {redirection}").returncode == 0
+
+
+def as_backends(source):
+    """A program that is ``delegraph backends``, but with this function in place of the command's own."""
+    return f"""
+import os, sys, time
+from delegraph.cli import listing, main
+from delegraph.files import write_whole
+{textwrap.dedent(source)}
+listing._backends = command
+sys.exit(main(["backends"]))
+"""
+
+
+def test_a_file_does_not_become_a_closed_standard_stream(tmp_path):
+    program = as_backends("""
+        def command(args):
+            with open("report", "w"):
+                os.write(1, b"native print")
+            return listing.Outcome("s", {}, "done")
+    """)
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program]
+    assert subprocess.run(command, cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 1
+    assert (tmp_path / "report").read_text() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_the_work_leave_nothing_behind(tmp_path, number):
+    program = as_backends("""
+        class Slow:
+            def __len__(self):
+                return 1
+            def write_to(self, file):
+                print("writing", flush=True)
+                time.sleep(60)
+        def command(args):
+            write_whole("out", Slow())
+    """)
+    started = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    with started as process:
+        assert process.stderr.readline() == "writing\n"
+        assert len(os.listdir(tmp_path)) == 1
+        process.send_signal(number)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert told == ("interrupted\n" if number == signal.SIGINT else f"stopped by {number.name}\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_signal_that_is_ignored_stays_so_and_handlers_are_given_back():
+    program = as_backends("""
+        import atexit, signal
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        atexit.register(lambda: print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL))
+        def command(args):
+            os.kill(os.getpid(), signal.SIGHUP)
+            return listing.Outcome("s", {}, "done")
+    """)
+    assert python("-c", program).stdout == "done\nTrue\n"
+
+
+def shell(command):
+    command = command.replace("delegraph ", f"{sys.executable} -m delegraph ", 1)
+    return subprocess.run(command, shell=True, capture_output=True, text=True)
