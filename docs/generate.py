@@ -47,10 +47,10 @@ the profiles and extensions that allow it, `+` where several are needed together
 page read the same table. `bs32_fp8ue8m0_*` is each of the six types of tensors that hold their block scales, with the
 `EXT-MX-*` of its values.
 
-plugins/tosa_backend/tests/legality.py asks tosa-opt's strict validator about files of TOSA 1.0: every row of every
-operator, and custom operators, variables and control flow up to the deepest nesting and the longest lists of level 8K,
-for each choice of profiles, alone, with each extension and with all of them, and operators on element types that no row
-has. Of {judged} verdicts, {count} differ from ours.
+plugins/tosa_backend/tests/support/legality.py asks tosa-opt's strict validator about files of TOSA 1.0: every row of
+every operator, and custom operators, variables and control flow up to the deepest nesting and the longest lists of
+level 8K, for each choice of profiles, alone, with each extension and with all of them, and operators on element types that no
+row has. Of {judged} verdicts, {count} differ from ours.
 """
 
 TOSA_RULES = """# Rules that the validator of delegraph-tosa tells
@@ -61,10 +61,10 @@ Every violation names one of these rules, the section of the specification that 
 your program. Sections are named, not numbered: their numbers change from draft to draft. These headings stand below the
 operator's own section: {headings}.
 
-plugins/tosa_backend/tests/breaking has illegal graphs for each rule and each operator that can break it, {graphs}
-in all, made by small changes of legal ones: each breaks its rule and no other. `python -m breaking breaking.json`
-in plugins/tosa_backend/tests writes {files} of them as files (what is left out, no file can say), asks the outside
-judges and counts who refuses them: tosa-opt, and the reference model those of TOSA 1.0 that it could run.
+plugins/tosa_backend/tests/support/breaking has illegal graphs for each rule and each operator that can break it,
+{graphs} in all, made by small changes of legal ones: each breaks its rule and no other. It writes {files} of them as
+files (what is left out, no file can say), asks the reference tools and counts who refuses them: tosa-opt, and the
+reference model those of TOSA 1.0 that it could run.
 """
 
 ALONE = """
@@ -76,8 +76,8 @@ What neither judge refuses, and the words of the specification.
 |---|---|---|
 """
 
-TESTS = FOLDER.parent / "plugins/tosa_backend/tests"
-SWEEP, BROKEN, UNOPPOSED = TESTS / "legality.json", TESTS / "breaking.json", TESTS / "unopposed.json"
+VERDICTS = FOLDER.parent / "plugins/tosa_backend/tests/support/verdicts"
+SWEEP, BROKEN, UNOPPOSED = VERDICTS / "legality.json", VERDICTS / "breaking.json", VERDICTS / "unopposed.json"
 """What the sweeps found when they last ran, and why we refuse more."""
 
 SHAPES = re.compile(r"([^;:]*?-> *\[[^\]]*\](?:, \[[^\]]*\])*)(.*)")
@@ -142,7 +142,7 @@ def legality_page() -> str:
 
 
 def rules_page() -> str:
-    """The rules of TOSA that the validator knows, and what the outside judges say of graphs that break them."""
+    """The rules of TOSA that the validator knows, and what the reference tools say of graphs that break them."""
     judged, alone = json.loads(BROKEN.read_text()), json.loads(UNOPPOSED.read_text())
     headings = ", ".join(sorted(OF_OPERATORS))
     counts = {name: sum(entry[name] for entry in judged.values()) for name in ("graphs", "files")}

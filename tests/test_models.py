@@ -1,4 +1,4 @@
-"""The bars of convolutional networks: one delegate, accepted and computed by judges that nobody here wrote."""
+"""The bars of convolutional networks: one delegate, accepted and computed by tools that nobody here wrote."""
 
 import hashlib
 import importlib.util
@@ -26,7 +26,7 @@ def load(path):
     return module
 
 
-judges = load(ROOT / "plugins/tosa_backend/tests/judges.py")
+reference_tools = load(ROOT / "plugins/tosa_backend/tests/support/reference_tools.py")
 MODELS = {
     "mobilenet_v2": ("mobilenet_v2.py", "mobilenet_v2"),
     "resnet18": ("resnet.py", "resnet18"),
@@ -59,14 +59,14 @@ def test_one_delegate_that_agrees_with_eager(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_strict_validator_accepts(name):
-    judges.check_strictly(lowered(name)[2].delegates[0].processed_bytes, profiles="pro_fp")
+    reference_tools.check_strictly(lowered(name)[2].delegates[0].processed_bytes, profiles="pro_fp")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reference_model_agrees_with_eager(name):
     module, inputs, program = lowered(name)
     arrays = [x.numpy() for x in inputs]
-    outputs = judges.run(program.delegates[0].processed_bytes, arrays)
+    outputs = reference_tools.run(program.delegates[0].processed_bytes, arrays)
     with torch.no_grad():
         wanted = module(*inputs).numpy()
     assert np.abs(wanted).max() > 0.05, "an output of nothing would pass"
@@ -121,7 +121,7 @@ def test_relu_keeps_inf_and_nan():
     module = nn.ReLU().eval()
     program = delegraph.lower(module, (x,), require_full=True)
     wanted = module(x).numpy()
-    for got in (program(x).numpy(), judges.run(program.delegates[0].processed_bytes, [x.numpy()])[0]):
+    for got in (program(x).numpy(), reference_tools.run(program.delegates[0].processed_bytes, [x.numpy()])[0]):
         np.testing.assert_array_equal(got, wanted)
 
 

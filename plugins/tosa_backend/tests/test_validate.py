@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-import judges
 import numpy as np
 import pytest
 from delegraph_tosa.ir import operators as ops
@@ -15,7 +14,9 @@ from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import DEFAULT, TosaSpec, required
 from delegraph_tosa.text import parse, render
 from delegraph_tosa.validate import InvalidGraph, validate, violations
-from samples import apply, merged, samples
+
+from .support import reference_tools
+from .support.samples import apply, merged, samples
 
 F32 = DType.FP32
 FP = TosaSpec.parse("TOSA-1.0+FP")
@@ -233,7 +234,7 @@ def test_every_limit_that_an_operator_exceeds():
 def test_the_outside_validator_agrees_on_a_whole_graph():
     graph = merged(s.graph for s in samples() if s.allowed_by[0] == {"PRO-FP"} or s.allowed_by[0] == {"PRO-INT"})
     assert found(graph, DEFAULT) == []
-    judges.judge(TosaFile(graph, DEFAULT).join(), DEFAULT)
+    reference_tools.judge(TosaFile(graph, DEFAULT).join(), DEFAULT)
     assert found(graph, FP) != []
-    with pytest.raises(judges.Refused):
-        judges.judge(TosaFile(graph, FP).join(), FP)
+    with pytest.raises(reference_tools.Refused):
+        reference_tools.judge(TosaFile(graph, FP).join(), FP)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from multiprocessing.pool import ThreadPool
 
-import judges
 import pytest
-from corpus import Illegal, illegal, legal
 from delegraph.errors import DelegraphError, FormatError
 from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.validate import violations
-from samples import arrays
+
+from .support import reference_tools
+from .support.corpus import Illegal, illegal, legal
+from .support.samples import arrays
 
 CORPUS = [*(Illegal(f"{s.label}: unchanged", s.graph, s.allowed_by[0]) for s in legal()), *illegal()]
 NO_INPUTS = ("int4", "int48")
@@ -44,8 +45,8 @@ def written(case: Illegal) -> bytes | None:
 
 def tosa_opt(job: tuple[bytes, TosaSpec]) -> str:
     try:
-        judges.judge(*job)
-    except judges.Refused as refusal:
+        reference_tools.judge(*job)
+    except reference_tools.Refused as refusal:
         return str(refusal)[:300]
     return ""
 
@@ -53,7 +54,7 @@ def tosa_opt(job: tuple[bytes, TosaSpec]) -> str:
 def reference(files: list[tuple[Illegal, bytes]]) -> list[str]:
     """Refusals of the reference model; empty for what it accepts and what it cannot be asked."""
     jobs = [(file, arrays(case.graph)) for case, file in files]
-    answers = judges.run_each(jobs, timeout=600)
+    answers = reference_tools.run_each(jobs, timeout=600)
     return [
         answer if isinstance(answer, str) and answer != UNPREDICTABLE and asked(case) else ""
         for (case, _), answer in zip(files, answers, strict=True)

@@ -1,0 +1,261 @@
+"""Float results of ``evaluate``, for every operator and float type of the table, on operands that are hard: within the
+accuracy that the specification asks for, which wrong kernels are not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from delegraph_tosa.evaluate import KERNELS, evaluate, why_not
+from delegraph_tosa.evaluate.kernels import _encoded
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Graph, Literal, Value
+from delegraph_tosa.ir.operators import OPERATORS
+from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
+from delegraph_tosa.spec import TosaSpec
+
+from ..support.accuracy import TERMS, accumulator, biased, compliant, factors, is_float, reference, rule
+from ..support.samples import RECIPES, apply, samples
+
+SPEC = TosaSpec((1, 0))
+ELEMENTWISE = {"CLAMP", "NEGATE", "MUL"}
+UNBOUNDED = {"POW", "RESIZE"}
+"""Their bounds are not defined for every bit pattern: negative bases, infinities."""
+LARGER = {(2, 3): (40, 50), (1, 3): (1, 50)}
+Case = tuple[Graph, list[np.ndarray]]
+
+
+def enlarged(graph: Graph, kind, random: np.random.Generator) -> Graph:
+    """The graph of an elementwise operator with 2000 elements in place of a few."""
+    (operator,) = graph.operators
+    if operator.name in RECIPES.keys() - ELEMENTWISE:
+        return graph
+    operands = [Value(Type(LARGER[v.shape], v.dtype)) if v.constant is None else v for v in operator.inputs]
+    larger = apply(type(operator), *operands, **operator.attribute_values())
+    return Graph([v for v in operands if v.constant is None], larger.outputs, [larger])
+
+
+def stored(numbers: np.ndarray, dtype: DType) -> np.ndarray:
+    """Numbers as memory holds them, rounded."""
+    with np.errstate(over="ignore"):
+        return _encoded(np.asarray(numbers, np.float32), dtype)
+
+
+def numbers(type: Type, random: np.random.Generator) -> np.ndarray:
+    """Numbers of both signs about zero."""
+    return stored(random.standard_normal(type.shape) * 3, type.dtype)
+
+
+def bits(type: Type, random: np.random.Generator) -> np.ndarray:
+    """Any bit patterns: all magnitudes, also subnormal ones, infinities and NaN."""
+    array = ARRAY_DTYPES[type.dtype]
+    return np.frombuffer(random.bytes(math.prod(type.shape) * array.itemsize), array).reshape(type.shape)
+
+
+def positive(type: Type, random: np.random.Generator) -> np.ndarray:
+    """Numbers above zero, most of them between 0.01 and 100."""
+    return stored(np.exp(random.standard_normal(type.shape) * 2), type.dtype)
+
+
+def about_one(type: Type, random: np.random.Generator) -> np.ndarray:
+    """Of one sign, so that sums grow and every addition rounds."""
+    return stored(random.uniform(0.5, 1.5, type.shape), type.dtype)
+
+
+def of_the_table(kind, change=enlarged) -> dict[str, Case]:
+    """A case for each row of the table with a float operand or result; indices and conditions are 0 and 1."""
+    random, found = np.random.default_rng(5), {}
+    for sample in samples():
+        (operator,) = sample.graph.operators
+        values = (*sample.graph.inputs, *sample.graph.outputs)
+        if any(is_float(v.dtype) for v in values) and not why_not(operator):
+            graph = change(sample.graph, kind, random)
+            if graph and not (kind is bits and operator.name in UNBOUNDED):
+                found[f"{sample.label} {kind.__name__}"] = graph, [_operand(v, kind, random) for v in graph.inputs]
+    return found
+
+
+def _operand(value: Value, kind, random: np.random.Generator) -> np.ndarray:
+    if is_float(value.dtype):
+        return kind(value.type, random)
+    if value.shape == LARGER[2, 3] and value.dtype is not DType.BOOL:  # of CAST
+        return bits(value.type, random)
+    return random.integers(0, 2, value.shape).astype(ARRAY_DTYPES[value.dtype])
+
+
+DEEP = {
+    "MATMUL": ((2, 8, 300), (2, 300, 8)),
+    "CONV2D": ((1, 7, 5, 64), (8, 3, 3, 64), (8,)),
+    "CONV3D": ((1, 3, 5, 4, 64), (8, 1, 3, 3, 64), (8,)),
+    "DEPTHWISE_CONV2D": ((1, 21, 20, 4), (13, 13, 4, 2), (8,)),
+    "TRANSPOSE_CONV2D": ((1, 4, 5, 64), (5, 3, 2, 64), (5,)),
+    "REDUCE_SUM": ((8, 512, 4),),
+    "AVG_POOL2D": ((1, 13, 12, 8),),
+}
+
+
+def deepened(graph: Graph, kind, random: np.random.Generator) -> Graph | None:
+    """The graph of an operator that sums, with hundreds of terms in a sum."""
+    (operator,) = graph.operators
+    if operator.name not in DEEP:
+        return None
+    operands, attributes = list(operator.inputs), operator.attribute_values()
+    for i, shape in enumerate(DEEP[operator.name]):
+        type = Type(shape, operands[i].dtype)
+        operands[i] = Value(type, operands[i].constant and Literal(kind(type, random)))
+    changes = {"local_bound": True, "kernel": (9, 8), "pad": (0,) * len(attributes.get("pad", ()))}
+    attributes |= {name: value for name, value in changes.items() if name in attributes}
+    deep = apply(OPERATORS[operator.name], *operands, **attributes)
+    return Graph([v for v in operands if v.constant is None], deep.outputs, [deep])
+
+
+ORDINARY = of_the_table(numbers) | of_the_table(bits) | of_the_table(positive)
+SUMS = of_the_table(about_one, deepened) | of_the_table(numbers, deepened)
+CASES = ORDINARY | {f"deep {label}": case for label, case in SUMS.items()}
+
+
+@pytest.fixture(scope="module")
+def right():
+    return dict(zip(CASES, reference(*zip(*CASES.values(), strict=True), SPEC), strict=True))
+
+
+IN_ITS_WORDS = {
+    "ulp": ("ULP", ""),
+    "abs_error_mode": ("ABS_ERROR", "abs_error_"),
+    "precomputed_mode": ("PRECOMPUTED", ""),
+    "relative_scale": ("MAX_RELATIVE", "relative_"),
+}
+"""Key of a rule of the conformance tests' generator -> how the verifier calls it, prefix of the rule's numbers."""
+
+
+def official(rule: dict[str, Any], dtype: DType) -> dict[str, Any]:
+    """A rule of the generator for one element type, as the verifier wants it."""
+    mode, prefix = next(IN_ITS_WORDS[key] for key in IN_ITS_WORDS if key in rule)
+    numbers = {}
+    for key, number in rule.items():
+        if not key.endswith("_mode"):
+            name = key.removeprefix(prefix).replace("bounds", "bound")
+            numbers[name] = {t.name: n for t, n in number.items()}[dtype.name] if isinstance(number, dict) else number
+    return {"mode": mode, **({f"{mode.lower()}_info": numbers} if numbers else {})}
+
+
+def test_the_rules_are_those_of_the_conformance_tests():
+    generator = pytest.importorskip("generator.tosa_test_gen", reason="tosa-tools is not installed")
+    rows = generator.TosaTestGen.TOSA_OP_LIST.values()
+    rules = {row["op"].name: row["compliance"] for row in rows if "compliance" in row}
+    compared = set()
+    for graph, arrays in ORDINARY.values():
+        (operator,) = graph.operators
+        dtype = operator.outputs[0].dtype
+        if operator.name in rules and is_float(dtype):
+            ours = rule(operator, arrays)
+            ours.get("max_relative_info", {}).pop("max", None)  # of the operands at hand
+            assert ours == official(rules[operator.name], dtype)
+            compared.add(operator.name)
+    assert compared == rules.keys() - {"CAST_TO_BLOCK_SCALED"}
+
+
+@pytest.mark.parametrize("label", SUMS)
+def test_the_bounds_of_sums_are_those_of_the_conformance_tests(label):
+    builder = pytest.importorskip("generator.tosa_build_gen", reason="tosa-tools is not installed").TosaBuildGen
+    from generator.tosa_utils import DataGenType
+    from tosa_serializer import DType as Theirs
+
+    (operator,) = SUMS[label][0].operators
+    (result,) = operator.outputs
+    about = {
+        **{"dg_type": DataGenType.DOT_PRODUCT, "s": -1, "ks": TERMS[type(operator)](operator)},
+        **{"acc_type": getattr(Theirs, accumulator(operator, result.dtype).name), "ksb_increment": biased(operator)},
+    }
+    types = [getattr(Theirs, v.dtype.name) for v in factors(operator)]
+    of_result = getattr(Theirs, result.dtype.name), list(result.shape)
+    asked = builder._get_compliance_tens({"op": None}, types, about, "result", *of_result)
+    assert rule(operator)["dot_product_info"] == asked["dot_product_info"]
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_as_accurate_as_the_specification_asks(label, right):
+    graph, arrays = CASES[label]
+    assert compliant(graph, arrays, evaluate(graph, arrays), right[label])
+
+
+def rounded(numbers: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """To fp16, or to bf16 where the operands are held in fp32."""
+    if like.dtype == np.float16:
+        return numbers.astype(np.float16)
+    return (np.asarray(numbers, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def narrow_matmul(op, a, b, a_zp, b_zp):
+    """Sums that round to the operands' type after each product."""
+    total = np.zeros((*a.shape[:2], b.shape[2]), a.dtype)
+    for i in range(a.shape[2]):
+        total = rounded(total + a[:, :, i, None] * b[:, None, i], a)
+    return total
+
+
+def narrow_conv(op, x, weight, bias, x_zp, weight_zp):
+    (sy, sx), (top, bottom, left, right) = op.stride, op.pad
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    _, height, width, _ = op.outputs[0].shape
+    total = np.zeros(op.outputs[0].shape, x.dtype)
+    for ky, kx, c in np.ndindex(weight.shape[1:]):
+        taken = x[:, ky : ky + height * sy : sy, kx : kx + width * sx : sx, c, None]
+        total = rounded(total + taken[:, :height, :width] * weight[:, ky, kx, c], x)
+    return total + bias
+
+
+def narrow_sum(op, x):
+    total = np.zeros(op.outputs[0].shape, x.dtype)
+    for i in range(x.shape[op.axis]):
+        total = rounded(total + np.take(x, [i], op.axis), x)
+    return total
+
+
+def of_half(function):
+    """The function with its operand rounded to fp16."""
+    return lambda op, x: function(x.astype(np.float16).astype(x.dtype))
+
+
+def away_from_zero(op, x, y):
+    exact = x.astype(np.float64) + y.astype(np.float64)
+    nearest = (x + y).astype(x.dtype)
+    return np.where(np.abs(nearest) < np.abs(exact), np.nextafter(nearest, np.copysign(np.inf, nearest)), nearest)
+
+
+def tanh_like_erf(op, x):
+    return np.tanh(x * (1.1283792 + 0.1009 * x * x))
+
+
+def quick_rsqrt(op, x):
+    guess = (np.uint32(0x5F3759DF) - (x.astype(np.float32).view(np.uint32) >> 1)).view(np.float32)
+    return guess * (1.5 - 0.5 * x * guess * guess)
+
+
+WRONG = {
+    "CONV2D(fp16, fp16, fp16, fp32": narrow_conv,
+    "CONV2D(bf16, bf16, bf16, fp32": narrow_conv,
+    "MATMUL(fp16, fp16, fp32)": narrow_matmul,
+    "MATMUL(bf16, bf16, fp32)": narrow_matmul,
+    "REDUCE_SUM(bf16, fp32)": narrow_sum,
+    "ADD(fp32)": away_from_zero,
+    "ERF(fp32)": tanh_like_erf,
+    "EXP(fp32)": of_half(np.exp),
+    "SIN(fp32)": of_half(np.sin),
+    "LOG(fp32)": of_half(np.log),
+    "RSQRT(fp32)": quick_rsqrt,
+    "MAXIMUM(fp16)": lambda op, x, y: np.fmax(x, y),
+    "RESIZE(fp16": lambda op, x, *_: np.repeat(np.repeat(x, 2, 1), 2, 2),
+    "SIGMOID(fp32)": lambda op, x: np.exp(x) / (np.exp(x) + 1),
+}
+
+
+@pytest.mark.parametrize("row", WRONG)
+def test_wrong_kernels_are_not(row, right, monkeypatch):
+    cases = {label: case for label, case in CASES.items() if label.removeprefix("deep ").startswith(row)}
+    assert cases and all(compliant(*case, evaluate(*case), right[label]) for label, case in cases.items())
+    monkeypatch.setitem(KERNELS, getattr(ops, row.partition("(")[0]), WRONG[row])
+    assert not all(compliant(*case, evaluate(*case), right[label]) for label, case in cases.items())

@@ -1,0 +1,53 @@
+"""Every kernel against the official reference model: integers bit for bit, floats as accurate as is asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from delegraph_tosa.evaluate import KERNELS, evaluate
+from delegraph_tosa.ir.operators import VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from delegraph_tosa.ir.types import ARRAY_DTYPES
+from delegraph_tosa.serialize import TosaFile
+from delegraph_tosa.spec import TosaSpec
+
+from ..support import reference_tools
+from ..support.accuracy import compliant, is_float, reference
+from ..support.kernel_cases import CASES
+from ..support.samples import samples
+
+SPEC = TosaSpec.parse("TOSA-1.0+FP+INT+int4+int16+fft+cf+doubleround+inexactround")
+FLOATING = {name: case for name, case in CASES.items() if any(is_float(v.dtype) for v in case[0].outputs)}
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """Case -> outputs of the reference model."""
+    jobs = [(TosaFile(graph, SPEC).join(), arrays) for graph, arrays in CASES.values()]
+    return dict(zip(CASES, reference_tools.run_all(jobs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def right():
+    """Case with a float result -> its results in fp64 and their bounds."""
+    graphs, arrays = zip(*FLOATING.values(), strict=True)
+    return dict(zip(FLOATING, reference(graphs, arrays, SPEC), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_reference_model(name, wanted, right):
+    graph, arrays = CASES[name]
+    for array in (*arrays, *(v.constant.array for v in graph.constants())):
+        array.setflags(write=False)  # a kernel never writes to its operands
+    results = evaluate(graph, arrays)
+    for value, result, theirs in zip(graph.outputs, results, wanted[name], strict=True):
+        assert (result.shape, result.dtype) == (value.shape, ARRAY_DTYPES[value.dtype])
+        if not is_float(value.dtype):
+            np.testing.assert_array_equal(result, theirs)
+    assert name not in FLOATING or compliant(graph, arrays, results, right[name])
+
+
+def test_every_kernel_is_in_the_table():
+    of_1_1 = {type(sample.graph.operators[0]) for sample in samples(version=(1, 1))}  # see test_version_1_1.py
+    variables = {VARIABLE, VARIABLE_READ, VARIABLE_WRITE}  # see test_variables.py
+    judged = {type(operator) for graph, _ in CASES.values() for operator in graph.operators}
+    assert judged | of_1_1 | variables >= set(KERNELS)

@@ -1,0 +1,32 @@
+"""Activations and clamps, each rule against eager torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...support.rule_cases import EDGES, FP, Family, half, inf, nan, randn, whole
+
+FAMILY = Family()
+
+for name in ("relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "silu", "leaky_relu", "elu", "selu", "gelu"):
+    FAMILY.cases(name, getattr(F, name), randn(2, 3, 4), half(2, 5), randn(3) * 1e-4, spec=FP)
+for name in ("relu", "relu6", "hardtanh", "hardsigmoid", "leaky_relu", "elu"):
+    FAMILY.cases(f"{name}-edges", getattr(F, name), EDGES, spec=FP)
+FAMILY.cases("celu", lambda x: F.celu(x, 0.4), randn(2, 3), EDGES)
+FAMILY.cases("softplus", lambda x: F.softplus(x, 2, 5), randn(2, 3) * 3, randn(9).abs() - 5, torch.tensor([-13.0]))
+FAMILY.cases("gelu-tanh", lambda x: F.gelu(x, approximate="tanh"), randn(2, 3))
+for slope in (0.0, 0.3, 1.0, 2.0, -0.5):
+    FAMILY.cases(f"slope{slope}", lambda x, s=slope: F.leaky_relu(x, s), randn(2, 3), torch.tensor([1.0, -inf, nan]))
+FAMILY.cases("clamp", lambda x: x.clamp(-0.5, 0.25) + x.clamp(min=0.1) * x.clamp(max=0.2), randn(2, 3), half(5))
+FAMILY.cases("clamp-min-max", lambda x: torch.clamp_min(x, 0.1) + torch.clamp_max(x, 0.3), randn(2, 3))
+FAMILY.cases("clip", lambda x: torch.clip(x, -0.5, 0.25), randn(2, 3))
+FAMILY.cases("clamp-crossed", lambda x: x.clamp(2, 1), randn(2, 3))
+FAMILY.cases("clamp-ints", lambda x: x.clamp(-2, 3), whole(2, 3))
+FAMILY.cases("clamp-tensors", torch.clamp, (randn(2, 3), randn(3), randn(2, 3, seed=7)))
+for name in ("sigmoid", "tanh"):
+    FAMILY.cases(name, getattr(torch, name), randn(2, 3, 4), half(5), torch.tensor(0.7), EDGES, spec=FP)
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()

@@ -1,0 +1,67 @@
+"""Elementwise arithmetic, each rule against eager torch."""
+
+from __future__ import annotations
+
+import torch
+
+from ...support.rule_cases import EDGES, FP, Family, WithConstant, half, inf, nan, positive, randn, truth, whole
+
+aten = torch.ops.aten
+
+FAMILY = Family()
+
+for name in ("abs", "neg", "exp", "floor", "ceil", "erf", "square"):
+    FAMILY.cases(name, getattr(torch, name), randn(2, 3, 4), half(5), torch.tensor(0.7), EDGES, spec=FP)
+for name in ("log", "sqrt", "rsqrt", "reciprocal"):
+    FAMILY.cases(name, getattr(torch, name), positive(2, 3), torch.tensor([0.0, 1e-3, inf, nan]), spec=FP)
+for name in ("sin", "cos"):
+    FAMILY.cases(name, getattr(torch, name), randn(2, 3), half(7))
+FAMILY.cases("exp-of-int", torch.exp, whole(2, 3), truth(2, 3))
+FAMILY.cases("floor-of-int", torch.floor, whole(2, 3))
+FAMILY.cases("abs-of-int", torch.abs, whole(2, 3))
+pairs = [
+    (randn(2, 3, 4), randn(2, 3, 4, seed=5)),
+    (randn(2, 3, 4), randn(3, 1)),
+    (randn(4), randn(2, 1, 4)),
+    (torch.tensor(2.5), randn(2, 3)),
+    (half(2, 3), half(3)),
+]
+for name in ("add", "sub", "mul", "div", "maximum", "minimum", "rsub"):
+    FAMILY.cases(name, getattr(torch, name), *pairs)
+for name in ("add", "sub", "mul", "rsub"):
+    FAMILY.cases(f"{name}-ints", getattr(torch, name), (whole(2, 3), whole(3)))
+FAMILY.cases("alpha", lambda x, y: torch.add(x, y, alpha=0.5) - torch.sub(y, x, alpha=-2), *pairs)
+FAMILY.cases("rsub-alpha", lambda x, y: torch.rsub(x, y, alpha=3), *pairs)
+scalars = [randn(2, 3), whole(2, 3), half(3), torch.tensor(1.5)]
+FAMILY.cases("number", lambda x: 1.5 - (x + 2) * 0.25 / 3 + 2 / (x.abs() + 1), *scalars)
+FAMILY.cases("whole-number", lambda x: (x * 3 - 7).add(2, alpha=2), *scalars)
+FAMILY.cases("promoted", lambda x, y: x * y + y / x.abs().add(1), (whole(2, 3), randn(3)), (half(3), whole(2, 3)))
+FAMILY.cases("promoted-bool", lambda x, y: (x + y) * y - 1, (randn(2, 3), truth(3)), (whole(3), truth(2, 3)))
+FAMILY.cases("rank-0-does-not-promote", lambda x, y: x * y, (half(2, 3), torch.tensor(0.3)))
+FAMILY.cases("and", lambda x, y: x * y, (truth(2, 3), truth(3)))
+FAMILY.cases("half-of-ints", lambda x: x / 2, whole(2, 3))
+FAMILY.cases("divided-by-zero", lambda x: x / 0.0 + x / -0.0, EDGES)
+FAMILY.cases("divided-by-a-parameter", WithConstant(lambda w, x: x / w, positive(3)), randn(2, 3))
+FAMILY.cases("divided-by-infinity", lambda x: x / inf, randn(3))
+for exponent in (1, 2, 3, 4, 7, 0.5, -0.5, -1, 1.7, -2, 0):
+    FAMILY.cases(f"pow{exponent}", lambda x, e=exponent: torch.pow(x, e), positive(2, 3))
+FAMILY.cases("pow-of-negative", lambda x: x**2 + x**3, randn(2, 3))
+FAMILY.cases("pow-of-int", lambda x: x**2, whole(2, 3))
+FAMILY.cases("pow-pairs", torch.pow, (positive(2, 3), randn(3)))
+FAMILY.cases("pow-base", lambda x: torch.pow(2.5, x), randn(2, 3))
+FAMILY.cases(
+    "scalar-overloads",
+    lambda x: aten.add.Scalar(aten.div.Scalar(aten.mul.Scalar(aten.sub.Scalar(x, 2), 3), 7), 1, 2),
+    randn(2, 3),
+)
+FAMILY.cases(
+    "second-names",
+    lambda x, y: torch.negative(torch.multiply(x, y)) + torch.absolute(torch.subtract(x, y, alpha=2)),
+    (randn(2, 3), randn(3)),
+)
+FAMILY.cases("division-names", lambda x, y: torch.true_divide(x, y) + torch.divide(y, x), (positive(2, 3), positive(3)))
+FAMILY.cases("max-min", lambda x, y: torch.max(x, y) - torch.min(x, y), (randn(2, 3), randn(3)))
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()

@@ -1,0 +1,47 @@
+"""Matrix products, each rule against eager torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...support.rule_cases import FP, Family, WithConstant, half, nan, randn
+
+FAMILY = Family()
+
+FAMILY.cases("linear", nn.Linear(5, 7), randn(2, 3, 5), randn(4, 5), randn(5), spec=FP)
+FAMILY.cases("linear-no-bias", nn.Linear(5, 7, bias=False), randn(3, 5), spec=FP)
+FAMILY.cases("linear-half", nn.Linear(5, 7).half(), half(3, 5))
+FAMILY.cases("linear-run-time", F.linear, (randn(2, 3, 5), randn(7, 5), randn(7)), (half(3, 5), half(7, 5)))
+FAMILY.cases("linear-vector", F.linear, (randn(2, 3, 5), randn(5)))
+FAMILY.cases(
+    "matmul",
+    torch.matmul,
+    (randn(3, 4), randn(4, 5)),
+    (randn(4), randn(4)),
+    (randn(2, 3, 4), randn(4)),
+    (randn(4), randn(2, 4, 3)),
+    (randn(2, 1, 3, 4), randn(5, 4, 2)),
+    (randn(3, 4), randn(2, 4, 2)),
+    (randn(2, 3, 4), randn(4, 2)),
+)
+FAMILY.cases("matmul-parameter", WithConstant(lambda w, x: x @ w, randn(4, 6)), randn(2, 3, 4), randn(4), randn(3, 4))
+FAMILY.cases("matmul-parameter-left", WithConstant(lambda w, x: w @ x, randn(6, 4)), randn(2, 4, 3), randn(4))
+FAMILY.cases("mm-transposed-parameter", WithConstant(lambda w, x: torch.mm(x, w.t()), randn(6, 4)), randn(3, 4))
+FAMILY.cases("bmm", torch.bmm, (randn(2, 3, 4), randn(2, 4, 5)), (half(2, 3, 4), half(2, 4, 5)))
+FAMILY.cases("addmm", torch.addmm, (randn(5), randn(3, 4), randn(4, 5)), (randn(3, 5), randn(3, 4), randn(4, 5)))
+FAMILY.cases("addmm-parameter", WithConstant(lambda w, b, x: torch.addmm(b, x, w), randn(4, 5), randn(5)), randn(3, 4))
+FAMILY.cases(
+    "addmm-scaled", lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), (randn(5), randn(3, 4), randn(4, 5))
+)
+FAMILY.cases(
+    "addmm-unused", lambda b, x, y: torch.addmm(b, x, y, beta=0), (torch.full((5,), nan), randn(3, 4), randn(4, 5))
+)
+FAMILY.cases(
+    "baddbmm", lambda b, x, y: torch.baddbmm(b, x, y, alpha=0.3), (randn(2, 3, 5), randn(2, 3, 4), randn(2, 4, 5))
+)
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()

@@ -1,0 +1,40 @@
+"""Pooling, each rule against eager torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...support.rule_cases import FP, Family, half, randn
+
+aten = torch.ops.aten
+
+FAMILY = Family()
+
+image = randn(2, 3, 11, 9)
+settings = [
+    (2,),
+    (3, 2),
+    (3, 2, 1),
+    ((3, 2), (1, 2), (1, 0)),
+    (3, 3, 0, True),
+    (3, 2, 1, True),
+    ((2, 3), 3, 1, True),
+]
+for kernel, *rest in settings:
+    stride, padding, ceil = (*rest, None, 0, False)[0], (*rest, 0, 0)[1] if len(rest) > 1 else 0, len(rest) > 2
+    arguments = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil}
+    name = f"k{kernel}-s{stride}-p{padding}{'-ceil' if ceil else ''}"
+    FAMILY.case(f"max-pool-{name}", nn.MaxPool2d(**arguments), image, spec=FP)
+    FAMILY.case(f"avg-pool-{name}", nn.AvgPool2d(**arguments), image, spec=FP)
+    FAMILY.case(f"avg-pool-uncounted-{name}", nn.AvgPool2d(**arguments, count_include_pad=False), image, spec=FP)
+    FAMILY.case(f"avg-pool-divisor-{name}", nn.AvgPool2d(**arguments, divisor_override=5), image, spec=FP)
+FAMILY.cases("max-pool-unbatched", nn.MaxPool2d(2), image[0], half(1, 2, 4, 4))
+FAMILY.cases("max-pool-indices", lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], image)
+for size in (1, (2, 3), (5, 4), (11, 9), (4, 1), (13, 10)):
+    FAMILY.cases(f"adaptive{size}", nn.AdaptiveAvgPool2d(size), image, randn(1, 2, 10, 12), half(3, 10, 9))
+FAMILY.cases("adaptive-inner", lambda x: aten._adaptive_avg_pool2d(x, [1, 1]), image)
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()

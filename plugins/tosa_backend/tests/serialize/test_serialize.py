@@ -1,0 +1,713 @@
+"""Writing and reading .tosa files: what outside readers see, exact round trips, and damage of every kind."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from delegraph.backend import Blob
+from delegraph.errors import FormatError, InternalError, Unsupported
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
+from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
+from delegraph_tosa.serialize import TosaFile, elements, read, writer
+from delegraph_tosa.spec import DEFAULT, TosaSpec
+from delegraph_tosa.text import render
+from delegraph_tosa.validate import violations
+
+from ..support import reference_tools
+from ..support.samples import apply, arrays, merged, samples
+from ..support.structured import structured
+
+F32 = DType.FP32
+ROOT = Path(__file__).parents[4]
+EVERYTHING = TosaSpec.parse("TOSA-1.0+FP+INT+int16+int4+bf16+fp8e4m3+fp8e5m2+fft+variable+controlflow")
+
+
+def value(*shape: int, dtype: DType = F32, name: str = "") -> Value:
+    return Value(Type(shape, dtype), name=name)
+
+
+def zero(dtype: DType = F32) -> Value:
+    return literal([0], dtype, ARRAY_DTYPES[dtype])
+
+
+def small() -> Graph:
+    """conv, clamp, mul, reshape: tensors, shapes, integer lists, numbers, an enumeration, a shared constant."""
+    x, nothing = value(1, 4, 4, 2, name="x"), zero()
+    weight = Value(Type((3, 2, 2, 2), F32), Literal(np.arange(24, dtype=np.float32).reshape(3, 2, 2, 2)))
+    attributes = {"pad": (0, 0, 0, 0), "stride": (2, 2), "dilation": (1, 1), "acc_type": F32}
+    conv = apply(ops.CONV2D, x, weight, nothing, nothing, nothing, **attributes)
+    clamp = apply(ops.CLAMP, conv.outputs[0], min_val=0.0, max_val=math.inf)
+    mul = apply(ops.MUL, clamp.outputs[0], clamp.outputs[0], zero(DType.INT8))
+    reshape = apply(ops.RESHAPE, mul.outputs[0], literal([3, 4], DType.SHAPE, np.int64))
+    return Graph([x], [reshape.outputs[0], clamp.outputs[0]], [conv, clamp, mul, reshape])
+
+
+def write(graph: Graph, spec: TosaSpec = DEFAULT) -> bytes:
+    return TosaFile(graph, spec).join()
+
+
+# -- what others see -------------------------------------------------------------------------------------------------
+
+
+def test_others_accept_and_run_every_operator_on_floats():
+    graph = merged(s.graph for s in samples(F32, DType.BOOL, DType.FP16) if "CUSTOM" not in s.label)
+    inputs, file = arrays(graph), write(graph)
+    reference_tools.dump(file)
+    computed = reference_tools.run(file, inputs)
+    assert [list(a.shape) for a in computed] == [list(v.shape) for v in graph.outputs]
+    for ours, theirs in zip(evaluate(read(file), inputs), computed, strict=True):
+        tolerance = 1e-2 if ours.dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(ours.astype(float), theirs.astype(float), rtol=tolerance, atol=tolerance)
+
+
+def test_others_accept_and_run_every_operator_on_integers():
+    integers = [s for s in samples(DType.INT8, DType.INT16, DType.INT32) if "CUSTOM" not in s.label]
+    graph = merged(s.graph for s in integers)
+    inputs, file = arrays(graph), write(graph)
+    reference_tools.dump(file)
+    for ours, theirs in zip(evaluate(read(file), inputs), reference_tools.run(file, inputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_flatc_sees_what_was_meant():
+    file = reference_tools.dump(write(small()))
+    assert file["version"] == {"_major": 1, "_minor": 0, "_patch": 0, "_draft": False}
+    (region,) = file["regions"]
+    (block,) = region["blocks"]
+    assert (region["name"], block["name"], block["inputs"], block["outputs"]) == (
+        "main",
+        "main",
+        ["x"],
+        ["output_0", "output_1"],
+    )
+    assert [o["op"] for o in block["operators"]] == [
+        "CONST",
+        "CONST",
+        "CONST",
+        "CONST_SHAPE",
+        "CONV2D",
+        "CLAMP",
+        "MUL",
+        "RESHAPE",
+    ]
+    conv, clamp = block["operators"][4:6]
+    assert conv["attribute"] == {"pad": [0, 0, 0, 0], "stride": [2, 2], "dilation": [1, 1], "acc_type": "FP32"}
+    assert bytes(clamp["attribute"]["max_val"]) == struct.pack("<f", math.inf)
+    assert clamp["attribute"]["nan_mode"] == "PROPAGATE"
+    weight = next(t for t in block["tensors"] if t["shape"] == [3, 2, 2, 2])
+    assert bytes(weight["data"]) == np.arange(24, dtype="<f4").tobytes()
+    assert [bytes(s["data"]) for s in block["shapes"]] == [struct.pack("<2q", 3, 4)]
+
+
+def test_constants_are_aligned_and_written_once():
+    file = write(small())
+    for needle in (np.arange(24, dtype="<f4").tobytes(), struct.pack("<2q", 3, 4)):
+        assert file.count(needle) == 1
+        assert file.index(needle) % 16 == 0
+
+
+def test_locations_are_stored_on_request_only():
+    graph = small()
+    graph.operators[0].source = "model.py:3, in forward: conv(x)"
+    assert b"model.py" not in write(graph)
+    located = TosaFile(graph, DEFAULT, locations=True).join()
+    assert read(located).operators[0].source == "model.py:3, in forward: conv(x)"
+    reference_tools.check_strictly(located)
+
+
+def test_a_file_name_that_is_no_text_does_not_stop_the_writer():
+    """Python keeps bytes of a path that are no UTF-8 as halves of surrogate pairs."""
+    graph = small()
+    graph.operators[0].source = "m\udc80del.py:3"
+    assert read(TosaFile(graph, DEFAULT, locations=True).join()).operators[0].source == "m\\udc80del.py:3"
+
+
+# -- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample", list(samples()), ids=lambda s: s.label)
+def test_reads_back_as_written(sample):
+    file = write(sample.graph, EVERYTHING)
+    graph = read(file)
+    assert write(graph, EVERYTHING) == file
+    assert render(_unnamed(graph)) == render(sample.graph)
+
+
+def _unnamed(graph: Graph) -> Graph:
+    for v in [*graph.inputs, *(v for op in graph.operators for v in (*op.inputs, *op.outputs))]:
+        v.name = ""
+    return graph
+
+
+STRUCTURED = list(structured())
+NOT_RUN = {
+    "int4": "the reference model's Python binding takes no int4",
+    "int48": "nor int48",
+    "CUSTOM": "the reference model has no custom operator; flatc and tosa-opt judge these",
+}
+
+
+@pytest.mark.parametrize("sample", [s for s in STRUCTURED if "list of" not in s.label], ids=lambda s: s.label)
+def test_control_flow_and_variables_read_back_as_written(sample):
+    file = write(sample.graph, EVERYTHING)
+    assert write(read(file), EVERYTHING) == file
+    assert [op.name for op in read(file).operators] == [op.name for op in sample.graph.operators]
+
+
+def test_control_flow_and_variables_compute_the_same_after_reading_and_writing():
+    run = [s.graph for s in STRUCTURED if not any(words in s.label for words in NOT_RUN)]
+    first = [write(graph, EVERYTHING) for graph in run]
+    second = [write(read(file), EVERYTHING) for file in first]
+    inputs = [arrays(graph) for graph in run]
+    outputs, again = (reference_tools.run_each(list(zip(files, inputs, strict=True))) for files in (first, second))
+    assert len(run) > 40
+    for graph, before, after, given in zip(run, outputs, again, inputs, strict=True):
+        assert [a.tobytes() for a in before] == [a.tobytes() for a in after]
+        for value, ours, theirs in zip(graph.outputs, evaluate(graph, given), before, strict=True):
+            np.testing.assert_array_equal(ours, theirs.view(ours.dtype), err_msg=str(value))
+
+
+def test_custom_operators_keep_their_attributes():
+    graph = next(s.graph for s in STRUCTURED if s.label.startswith("CUSTOM(several"))
+    file = write(graph, EVERYTHING)
+    (operator,) = reference_tools.dump(file)["regions"][0]["blocks"][0]["operators"]
+    attributes = {"operator_name": "solve", "domain_name": "acme", "implementation_attrs": [*range(256)]}
+    assert (operator["op"], operator["attribute"]) == ("CUSTOM", attributes)
+    reference_tools.check_strictly(file, "pro_fp,pro_int")
+    assert reference_tools.dump(write(read(file), EVERYTHING)) == reference_tools.dump(file)
+
+
+OFFICIAL = """module {
+  tosa.variable @state = dense<[1.0, 2.0]> : tensor<2xf32>
+  func.func @main(%c: tensor<1xi1>, %x: tensor<2xf32>) -> (tensor<2xf32>) {
+    %r = "tosa.cond_if"(%c, %x) ({
+    ^bb0(%a: tensor<2xf32>):
+      %v = tosa.variable_read @state : tensor<2xf32>
+      %k = tosa.add %a, %v : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+      tosa.variable_write @state, %k : tensor<2xf32>
+      "tosa.yield"(%k) : (tensor<2xf32>) -> ()
+    }, {
+    ^bb0(%a: tensor<2xf32>):
+      %k = tosa.abs %a : (tensor<2xf32>) -> tensor<2xf32>
+      "tosa.yield"(%k) : (tensor<2xf32>) -> ()
+    }) : (tensor<1xi1>, tensor<2xf32>) -> tensor<2xf32>
+    %v = tosa.variable_read @state : tensor<2xf32>
+    %k = tosa.add %r, %v : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+    return %k : tensor<2xf32>
+  }
+}"""
+
+
+def test_variables_inside_control_flow_as_the_official_serializer_writes_them(tmp_path):
+    """It repeats the variable in every region; read as declarations, each would start the variable anew."""
+    official = serialized(OFFICIAL, tmp_path)
+    graph = read(official)
+    assert [op.name for g in graph.reachable() for op in g.operators].count("VARIABLE") == 1
+    for flag in (True, False):
+        inputs = [np.array([flag]), np.array([1, 1], np.float32)]
+        wanted = reference_tools.run(official, inputs)
+        np.testing.assert_array_equal(reference_tools.run(write(graph), inputs), wanted)
+        np.testing.assert_array_equal(evaluate(graph, inputs), wanted)
+
+
+def test_a_variable_that_only_a_body_names_is_declared_by_the_program(tmp_path):
+    dumped = reference_tools.dump(serialized(OFFICIAL, tmp_path))
+    block = block_of(dumped)
+    block["tensors"] = [t for t in block["tensors"] if t["name"] != "Variable_0"]
+    block["operators"][1:] = []
+    block["operators"][0]["outputs"], block["outputs"] = ["layer_1"], ["layer_1"]
+    graph = read(reference_tools.assemble(dumped))
+    assert [op.name for op in graph.operators] == ["VARIABLE", "COND_IF"]
+    assert violations(graph, EVERYTHING) == []
+    (result,) = evaluate(graph, [np.array([True]), np.array([1, 1], np.float32)])
+    np.testing.assert_array_equal(result, [2, 3])
+
+
+def test_a_variable_has_one_type_in_all_regions(tmp_path):
+    dumped = reference_tools.dump(serialized(OFFICIAL, tmp_path))
+    tensor = next(t for t in dumped["regions"][1]["blocks"][0]["tensors"] if t["name"] == "Variable_0")
+    tensor.update(shape=[1, 2])
+    with pytest.raises(FormatError, match=r"variable 'state' is \[2\]fp32 and \[1x2\]fp32"):
+        read(reference_tools.assemble(dumped))
+
+
+def test_a_variable_that_nobody_declares_is_not_written():
+    lost = apply(ops.VARIABLE_READ, variable="lost", types=(Type((2,), F32),))
+    with pytest.raises(Unsupported, match="VARIABLE_READ: variable 'lost' is not declared"):
+        write(Graph([], lost.outputs, [lost]))
+
+
+def test_names_survive_where_they_are_unique():
+    a, b = value(2, name="a"), value(2, name="same")
+    add = apply(ops.ADD, a, b)
+    sub = apply(ops.SUB, add.outputs[0], b)
+    add.outputs[0].name, sub.outputs[0].name = "same", "difference"
+    graph = read(write(Graph([a, b], [sub.outputs[0], add.outputs[0]], [add, sub])))
+    assert [v.name for v in graph.inputs] == ["a", "input_1"]
+    assert [v.name for v in graph.outputs] == ["difference", "output_1"]
+
+
+def test_generated_names_avoid_given_ones():
+    a, b = value(2, name="input_1"), value(2)
+    add = apply(ops.ADD, a, b)
+    assert len({v.name for v in read(write(Graph([a, b], add.outputs, [add]))).inputs}) == 2
+
+
+def test_outputs_that_are_no_results_of_their_own():
+    x, constant = value(2, name="x"), literal([1.0, 2.0], F32, np.float32)
+    double = apply(ops.ADD, x, x)
+    graph = Graph([x], [x, double.outputs[0], constant, double.outputs[0], x], [double])
+    file = write(graph)
+    back = read(file)
+    assert [op.name for op in back.operators] == ["ADD", "IDENTITY", "IDENTITY", "IDENTITY", "IDENTITY"]
+    assert len({v.name for v in back.outputs}) == 5
+    reference_tools.check_strictly(file)
+    given = np.array([3, 4], np.float32)
+    for array, wanted in zip(
+        reference_tools.run(file, [given]), [given, 2 * given, [1, 2], 2 * given, given], strict=True
+    ):
+        np.testing.assert_array_equal(array, wanted)
+    assert len(graph.operators) == 1
+
+
+def test_rank_0_and_no_inputs():
+    scalar = value()
+    negated = apply(ops.RESHAPE, apply(ops.ABS, scalar).outputs[0], literal([], DType.SHAPE, np.int64))
+    graph = Graph([scalar], negated.outputs, [negated.inputs[0].producer, negated])
+    (result,) = reference_tools.run(write(graph), [np.float32(-2)])
+    assert (result.shape, float(result)) == ((), 2)
+    constant = apply(ops.IDENTITY, literal([1.0], F32, np.float32))
+    assert read(write(Graph([], constant.outputs, [constant]))).inputs == []
+
+
+def test_control_flow_keeps_its_graphs():
+    inner, outer = value(2), value(2)
+    body = Graph([inner], apply(ops.ABS, inner).outputs, [])
+    body.operators.append(body.outputs[0].producer)
+    kept = Graph([other := value(2)], [other], [], name="kept")
+    condition = value(1, dtype=DType.BOOL)
+    chosen = apply(ops.COND_IF, condition, outer, then_graph=body, else_graph=kept)
+    again = apply(ops.COND_IF, condition, *chosen.outputs, then_graph=kept, else_graph=body)
+    file = write(Graph([condition, outer], again.outputs, [chosen, again]))
+    back = read(file)
+    assert back.operators[0].then_graph is back.operators[1].else_graph
+    assert write(back) == file
+    given = np.array([-1, 2], np.float32)
+    for flag, wanted in ((True, [1, 2]), (False, [1, 2])):
+        np.testing.assert_array_equal(reference_tools.run(file, [np.array([flag]), given])[0], wanted)
+    reference_tools.check_strictly(file, extensions="controlflow")
+
+
+def test_variables():
+    initial = literal([1.0, 2.0], F32, np.float32)
+    declared = apply(ops.VARIABLE, initial, variable="state")
+    state = apply(ops.VARIABLE_READ, variable="state", types=(initial.type,))
+    x = value(2)
+    total = apply(ops.ADD, state.outputs[0], x)
+    stored = apply(ops.VARIABLE_WRITE, total.outputs[0], variable="state")
+    file = write(Graph([x], total.outputs, [declared, state, total, stored]))
+    assert [op.name for op in read(file).operators] == ["VARIABLE", "VARIABLE_READ", "ADD", "VARIABLE_WRITE"]
+    assert write(read(file)) == file
+    np.testing.assert_array_equal(reference_tools.run(file, [np.array([3, 4], np.float32)])[0], [4, 6])
+    assert "tosa.variable" in reference_tools.check_strictly(file, extensions="variable")
+
+
+def test_files_of_the_official_serializer(tmp_path):
+    module = """module {
+      func.func @main(%x: tensor<1x4x4x2xf32>) -> (tensor<1x2x2x2xf32>, tensor<8xf32>) {
+        %p = tosa.max_pool2d %x {kernel = array<i64: 2, 2>, pad = array<i64: 0, 0, 0, 0>, stride = array<i64: 2, 2>}
+             : (tensor<1x4x4x2xf32>) -> tensor<1x2x2x2xf32>
+        %c = tosa.clamp %p {min_val = 0.0 : f32, max_val = 0x7F800000 : f32}
+             : (tensor<1x2x2x2xf32>) -> tensor<1x2x2x2xf32>
+        %w = "tosa.const"() {values = dense<[[[[1.5]]]]> : tensor<1x1x1x1xf32>} : () -> tensor<1x1x1x1xf32>
+        %a = tosa.add %c, %w : (tensor<1x2x2x2xf32>, tensor<1x1x1x1xf32>) -> tensor<1x2x2x2xf32>
+        %s = tosa.const_shape {values = dense<[8]> : tensor<1xindex>} : () -> !tosa.shape<1>
+        %r = tosa.reshape %a, %s : (tensor<1x2x2x2xf32>, !tosa.shape<1>) -> tensor<8xf32>
+        return %a, %r : tensor<1x2x2x2xf32>, tensor<8xf32>
+      }
+    }"""
+    official = serialized(module, tmp_path)
+    graph = read(official)
+    assert [op.name for op in graph.operators] == ["MAX_POOL2D", "CLAMP", "ADD", "RESHAPE"]
+    inputs = arrays(graph)
+    for ours, theirs in zip(
+        reference_tools.run(write(graph), inputs), reference_tools.run(official, inputs), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def serialized(module: str, folder: Path) -> bytes:
+    """The file that tosa-opt writes of an MLIR module."""
+    (folder / "m.mlir").write_text(module)
+    serialize = f"builtin.module(tosa-serialize{{tosa-flatbuffer-filename={folder}/m.tosa}})"
+    command = [reference_tools.tools() / "tosa-opt", f"--pass-pipeline={serialize}", folder / "m.mlir"]
+    subprocess.run(command, check=True, capture_output=True)
+    return (folder / "m.tosa").read_bytes()
+
+
+# -- elements --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "packed"),
+    [
+        (DType.INT4, [-8, 7, -1], b"\x78\x0f"),
+        (DType.INT48, [-1, 1, -(1 << 47)], b"\xff" * 6 + b"\1\0\0\0\0\0" + b"\0\0\0\0\0\x80"),
+        (DType.BOOL, [1, 0, 1], b"\1\0\1"),
+        (DType.INT16, [-2, 1, 0], b"\xfe\xff\1\0\0\0"),
+        (DType.FP16, [1.0, -0.0, math.inf], b"\0\x3c\0\x80\0\x7c"),
+        (DType.SHAPE, [-1, 2, 3], b"\xff" * 8 + b"\2" + b"\0" * 7 + b"\3" + b"\0" * 7),
+    ],
+)
+def test_elements_in_files(dtype, numbers, packed):
+    array, type = np.array(numbers, ARRAY_DTYPES[dtype]), Type((3,), dtype)
+    assert bytes(elements.pack(array, type)) == packed
+    assert elements.size_in_file(type) == len(packed)
+    back = elements.unpack(memoryview(packed), type)
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 5)])
+@pytest.mark.parametrize("dtype", sorted(ARRAY_DTYPES.keys() - BLOCK_SCALED.keys()))
+def test_elements_round_trip(dtype, shape):
+    bits = {DType.FP4E2M1: (0, 16), DType.FP6E2M3: (0, 64), DType.FP6E3M2: (0, 64), DType.INT4: (-8, 8)}
+    low, high = bits.get(dtype, (-100, 100))
+    numbers = np.random.default_rng(1).integers(low, high, shape)
+    array = (numbers > 0 if dtype is DType.BOOL else numbers).astype(ARRAY_DTYPES[dtype])
+    type = Type(shape, dtype)
+    np.testing.assert_array_equal(elements.unpack(elements.pack(np.asarray(array), type), type), array)
+
+
+@pytest.mark.parametrize("dtype", [F32, DType.FP16, DType.BF16, DType.INT8, DType.INT16])
+@pytest.mark.parametrize("number", [0, -1, 6.0, 1e-3, 0.1, math.inf, -math.inf])
+def test_bounds_of_clamp(dtype, number):
+    if dtype in (DType.INT8, DType.INT16) and number != int(min(max(number, -1e9), 1e9)):
+        pytest.skip("no integer")
+    back = elements.unpack_number(elements.pack_number(number, dtype), dtype)
+    assert elements.pack_number(back, dtype) == elements.pack_number(number, dtype)
+    assert back == number or math.isclose(back, number, rel_tol=2**-8)
+
+
+def test_bfloat16_rounds_to_nearest_even():
+    assert elements.bfloat16_bits(1.0) == 0x3F80
+    assert elements.bfloat16_bits(1.00390625) == 0x3F80  # halfway, to even
+    assert elements.bfloat16_bits(1.01171875) == 0x3F82  # halfway, to even
+    assert elements.bfloat16_bits(3.4e38) == 0x7F80
+    assert elements.bfloat16_bits(math.nan) & 0x7FFF > 0x7F80
+
+
+def test_a_bound_out_of_range_is_refused():
+    clamp = apply(ops.CLAMP, x := value(2, dtype=DType.INT8), min_val=0, max_val=300)
+    with pytest.raises(Unsupported, match="300 is not in the range of int8"):
+        write(Graph([x], clamp.outputs, [clamp]))
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+def with_weights(*weights: Value) -> Graph:
+    x = value(*weights[0].shape)
+    adds = [apply(ops.ADD, x, weight) for weight in weights]
+    return Graph([x], [add.outputs[0] for add in adds], adds)
+
+
+def test_weights_are_loaded_when_they_are_written_one_at_a_time():
+    loaded: list[int] = []
+    megabytes = 4 << 20
+
+    def weight(number: int) -> Value:
+        def load():
+            loaded.append(number)
+            return np.full(megabytes // 4, number, np.float32)
+
+        return Value(Type((megabytes // 4,), F32), Deferred(load))
+
+    file = TosaFile(with_weights(*map(weight, range(6))), DEFAULT)
+    assert isinstance(file, Blob)
+    assert loaded == [] and len(file) > 6 * megabytes
+    sink = _Sink()
+    tracemalloc.start()
+    file.write_to(sink)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert loaded == [0, 1, 2, 3, 4, 5]
+    assert sink.size == len(file)
+    assert peak < 3 * megabytes
+
+
+class _Sink(io.RawIOBase):
+    size = 0
+
+    def write(self, data):
+        self.size += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+
+def test_folded_constants_are_evaluated_when_they_are_written():
+    weight = literal([[1.0, 2.0, 3.0]], F32, np.float32)
+    transpose = apply(ops.TRANSPOSE, weight, perms=(1, 0))
+    folded = Value(transpose.outputs[0].type, Folded(transpose))
+    back = read(write(with_weights(folded)))
+    np.testing.assert_array_equal(back.operators[0].input2.constant.array, [[1], [2], [3]])
+
+
+def test_a_weight_of_another_shape_is_our_defect():
+    wrong = Value(Type((2,), F32), Deferred(lambda: np.zeros(3, np.float32)))
+    with pytest.raises(InternalError, match="fp32"):
+        write(with_weights(wrong))
+
+
+def test_joined_and_streamed_bytes_are_equal():
+    file = TosaFile(small(), DEFAULT)
+    stream = io.BytesIO(b"before")
+    stream.seek(6)
+    file.write_to(stream)
+    assert stream.getvalue() == b"before" + file.join()
+    assert len(file) == len(file.join())
+
+
+def test_constants_are_views_of_the_file():
+    data = bytearray(write(small()))
+    weight = read(data).operators[0].weight.constant.array
+    position = data.index(np.arange(24, dtype="<f4").tobytes())
+    data[position : position + 4] = struct.pack("<f", 7)
+    assert weight.reshape(-1)[0] == 7
+
+
+def test_files_beyond_the_reach_of_offsets(monkeypatch):
+    graph, plain = small(), write(small())
+    monkeypatch.setattr(writer, "OFFSET_LIMIT", 256)
+    file = write(graph)
+    (block,) = reference_tools.dump(file)["regions"][0]["blocks"]
+    weight = next(t for t in block["tensors"] if t["shape"] == [3, 2, 2, 2])
+    assert file[weight["offset"] : weight["offset"] + weight["size"]] == np.arange(24, dtype="<f4").tobytes()
+    assert write(read(file)) == file
+    monkeypatch.undo()
+    assert write(read(file)) == write(read(plain))
+    reference_tools.check_strictly(file)
+    inputs = arrays(graph)
+    for ours, theirs in zip(evaluate(read(file), inputs), reference_tools.run(file, inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_sizes_that_files_cannot_hold():
+    x = Value(Type((1 << 31,), DType.INT8))
+    reverse = apply(ops.REVERSE, x, axis=0)
+    with pytest.raises(Unsupported, match=r"\[2147483648\]int8: sizes in a TOSA file end at 2147483647"):
+        TosaFile(Graph([x], reverse.outputs, [reverse]), TosaSpec(level="NONE"))
+
+
+def test_equal_bytes_in_any_process():
+    script = (
+        "import hashlib, plugins.tosa_backend.tests.serialize.test_serialize as t\n"
+        "print(hashlib.sha256(t.write(t.merged(s.graph for s in t.samples()), t.EVERYTHING)).hexdigest())"
+    )
+    digests = set()
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", script]
+        digests.add(
+            subprocess.run(
+                command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+            ).stdout.strip()
+        )
+    assert digests == {hashlib.sha256(write(merged(s.graph for s in samples()), EVERYTHING)).hexdigest()}
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def damaged_or_fine(data: bytes) -> bool:
+    """Read; a FormatError is right, and so is a graph that can be written again. Anything else is a failure."""
+    try:
+        graph = read(data)
+    except FormatError:
+        return True
+    write(graph, EVERYTHING)
+    return False
+
+
+def test_every_truncation_is_refused():
+    file = write(small())
+    last = file.rindex(struct.pack("<2q", 3, 4)) + 16
+    assert all(damaged_or_fine(file[:size]) for size in range(last))
+
+
+def test_every_flipped_byte_of_the_structure():
+    file = write(small())
+    structure = file.index(np.arange(24, dtype="<f4").tobytes())
+    refused = 0
+    for position in range(structure):
+        for flip in (0x01, 0x80, 0xFF):
+            data = bytearray(file)
+            data[position] ^= flip
+            refused += damaged_or_fine(bytes(data))
+    assert refused > structure  # most flips hit something that matters
+
+
+def test_random_words_in_the_structure():
+    generator = random.Random(5)
+    file = write(merged(s.graph for s in samples(F32)), EVERYTHING)
+    for _ in range(150):
+        data = bytearray(file)
+        for _ in range(generator.randint(1, 4)):
+            position = generator.randrange(len(data) // 4) * 4
+            numbers = [0, 1, 4, 0x7FFFFFFF, 0xFFFFFFFF, generator.getrandbits(32), generator.randrange(len(data))]
+            struct.pack_into("<I", data, position, generator.choice(numbers))
+        damaged_or_fine(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no header"),
+        (b"PK\3\4 something else", "identifier"),
+        (b"\x08\0\0\0TOSA", "offset of root table|lies outside"),
+        (b"\xff\xff\xff\xffTOSA\0\0\0\0", "root table leads outside"),
+    ],
+)
+def test_what_is_no_tosa_file(data, words):
+    with pytest.raises(FormatError, match=words):
+        read(data)
+
+
+def block_of(dumped: dict[str, Any]) -> dict[str, Any]:
+    return dumped["regions"][0]["blocks"][0]
+
+
+def operator_of(dumped: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(o for o in block_of(dumped)["operators"] if o["op"] == name)
+
+
+def tensor_of(dumped: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(t for t in block_of(dumped)["tensors"] if t["name"] == name)
+
+
+MEANINGLESS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no region": (lambda d: d["regions"].clear(), "no region"),
+    "two regions of one name": (lambda d: d["regions"].append(d["regions"][0]), "two regions 'main'"),
+    "two blocks": (lambda d: d["regions"][0]["blocks"].append(block_of(d)), "2 basic blocks"),
+    "operator of 1.1": (lambda d: operator_of(d, "MUL").update(op="DIM", attribute_type="DimAttribute"), "DIM has 3"),
+    "unknown operator": (lambda d: operator_of(d, "MUL").update(op=0), "operator number 0"),
+    "other attributes": (
+        lambda d: operator_of(d, "MUL").update(attribute_type="AddAttribute"), "MUL has the attributes of ADD"
+    ),
+    "no attributes": (
+        lambda d: [operator_of(d, "CLAMP").pop(k) for k in ("attribute", "attribute_type")], "CLAMP has no attributes"
+    ),
+    "unknown mode": (lambda d: operator_of(d, "CLAMP")["attribute"].update(nan_mode=77), "77 is no NanMode"),
+    "mode left out": (lambda d: operator_of(d, "CLAMP")["attribute"].pop("nan_mode"), "0 is no NanMode"),
+    "short number": (lambda d: operator_of(d, "CLAMP")["attribute"].update(min_val=[1, 2]), "2 bytes are no number"),
+    "short list": (lambda d: operator_of(d, "CONV2D")["attribute"].update(pad=[1]), "pad must have 4 entries"),
+    "stride 0": (lambda d: operator_of(d, "CONV2D")["attribute"].update(stride=[0, 1]), "must be positive"),
+    "missing operand": (lambda d: operator_of(d, "MUL")["inputs"].pop(), "MUL has 2 operands, needs 3"),
+    "undeclared operand": (lambda d: operator_of(d, "MUL").update(inputs=["?", "x", "x"]), "before it is defined"),
+    "later operand": (
+        lambda d: operator_of(d, "CONV2D")["inputs"].__setitem__(0, "output_1"), "'output_1' is used before"
+    ),
+    "runtime shape": (lambda d: operator_of(d, "RESHAPE")["inputs"].__setitem__(1, "x"), "not a constant shape"),
+    "two results": (lambda d: operator_of(d, "MUL")["outputs"].append("output_0"), "MUL gives"),
+    "no result": (lambda d: operator_of(d, "MUL")["outputs"].clear(), "the file says nothing"),
+    "result defined twice": (lambda d: block_of(d)["operators"].append(operator_of(d, "MUL")), "is defined twice"),
+    "undeclared result": (lambda d: operator_of(d, "MUL").update(outputs=["?"]), "'\\?' is declared"),
+    "two tensors of one name": (lambda d: block_of(d)["tensors"].append(tensor_of(d, "x")), "'x' is there twice"),
+    "tensor without name": (lambda d: tensor_of(d, "x").pop("name"), "it has no name"),
+    "undeclared input": (lambda d: block_of(d)["inputs"].append("?"), "declared"),
+    "shape as input": (lambda d: block_of(d)["inputs"].append("shape_0"), "is a shape"),
+    "input defined twice": (lambda d: block_of(d)["inputs"].append("x"), "is defined twice"),
+    "undefined output": (lambda d: block_of(d)["outputs"].append("?"), "before it is defined"),
+    "output twice": (lambda d: block_of(d)["outputs"].append("output_0"), "an output is there twice"),
+    "wrong type": (lambda d: tensor_of(d, "output_1").update(type="FP16"), "CLAMP gives .*fp32, the file says .*fp16"),
+    "unknown type": (lambda d: tensor_of(d, "x").update(type=99), "99 is no DType"),
+    "scales inside": (lambda d: tensor_of(d, "x").update(block_shape="BLOCK_SHAPE_32"), "has its scales inside"),
+    "wrong shape": (lambda d: tensor_of(d, "x").update(shape=[1, 4, 2, 2]), "CONV2D gives"),
+    "dynamic size": (lambda d: tensor_of(d, "x").update(shape=[1, 4, -1, 2]), "no static shape"),
+    "no rank": (lambda d: tensor_of(d, "x").update(is_unranked=True), "no static shape"),
+    "rank 33": (lambda d: tensor_of(d, "x").update(shape=[1] * 33), "rank up to 32"),
+    "long constant": (lambda d: tensor_of(d, "const_0")["data"].extend([0] * 9), "takes 96 bytes, and has 105"),
+    "short constant": (lambda d: tensor_of(d, "const_0")["data"].pop(), "takes 96 bytes, and has 95"),
+    "constant elsewhere": (
+        lambda d: tensor_of(d, "const_0").update(data=[], offset=1 << 40, size=96), "beyond the end of the file"
+    ),
+    "long shape": (lambda d: block_of(d)["shapes"][0].update(rank=1 << 31), "2147483648 entries, at most 64"),
+    "wrong shape operand": (lambda d: block_of(d)["shapes"][0]["data"].__setitem__(0, 13), "the 52 elements"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MEANINGLESS)
+def test_well_formed_files_without_meaning(case):
+    change, words = MEANINGLESS[case]
+    dumped = reference_tools.dump(write(small()))
+    change(dumped)
+    with pytest.raises(FormatError, match=words):
+        read(reference_tools.assemble(dumped))
+
+
+def test_files_of_flatc_are_read():
+    file = reference_tools.assemble(reference_tools.dump(write(small())))
+    assert render(read(file)) == render(read(write(small())))
+
+
+def test_a_region_cannot_contain_itself():
+    inner, condition = value(1, dtype=DType.BOOL), value(1, dtype=DType.BOOL)
+    kept = Graph([inner], [inner], [], name="kept")
+    chosen = apply(ops.COND_IF, condition, condition, then_graph=kept, else_graph=kept)
+    dumped = reference_tools.dump(write(Graph([condition], chosen.outputs, [chosen])))
+    operator_of(dumped, "COND_IF")["attribute"]["else_graph"] = "main"
+    with pytest.raises(FormatError, match="contains itself"):
+        read(reference_tools.assemble(dumped))
+    operator_of(dumped, "COND_IF")["attribute"]["else_graph"] = "nowhere"
+    with pytest.raises(FormatError, match="no region 'nowhere'"):
+        read(reference_tools.assemble(dumped))
+
+
+def test_deep_nesting_is_refused():
+    inner = value(1, dtype=DType.BOOL)
+    graph = Graph([inner], [inner], [], name="innermost")
+    for level in range(70):
+        x = value(1, dtype=DType.BOOL)
+        chosen = apply(ops.COND_IF, x, x, then_graph=graph, else_graph=graph)
+        graph = Graph([x], chosen.outputs, [chosen], name=f"body_{level}")
+    with pytest.raises(FormatError, match="nested deeper than 64"):
+        read(write(graph))
+
+
+def test_shared_structure_does_not_explode():
+    """A vector of a million references to one table would take a small file to gigabytes."""
+    file = bytearray(write(small()))
+    operators = reference_tools.dump(bytes(file))["regions"][0]["blocks"][0]["operators"]
+    position = file.index(struct.pack("<I", len(operators)))
+    grown = file + bytes(4 * 1_000_000)
+    struct.pack_into("<I", grown, position, 1_000_000)
+    with pytest.raises(FormatError):
+        read(grown)
+
+
+@pytest.mark.parametrize(("major", "minor"), [(0, 80), (1, 2), (2, 0), (-1, -1)])
+def test_other_versions_are_refused(major, minor):
+    dumped = reference_tools.dump(write(small()))
+    dumped["version"].update(_major=major, _minor=minor)
+    with pytest.raises(FormatError, match=f"version {major}.{minor}; 1.0 and 1.1 are read here"):
+        read(reference_tools.assemble(dumped))
+
+
+def test_files_of_version_1_1_are_read_as_long_as_they_use_nothing_new():
+    dumped = reference_tools.dump(write(small()))
+    dumped["version"].update(_minor=1, _draft=True)
+    assert render(read(reference_tools.assemble(dumped))) == render(read(write(small())))

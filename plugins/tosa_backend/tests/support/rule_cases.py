@@ -1,0 +1,185 @@
+"""Rows for rules: a function or module and its inputs, compared with eager torch, through ``evaluate`` and as a file
+through the reference model. A family's test file makes a ``Family``, fills it, and takes its two tests.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from delegraph_tosa.backend import compile_program
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.lowering import lower_program
+from delegraph_tosa.serialize import TosaFile
+from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.validate import violations
+from torch import nn
+from torch.export import ExportedProgram
+
+torch.set_num_threads(1)
+SPEC = TosaSpec.parse("TOSA-1.0+FP+INT")
+FP = TosaSpec.parse("TOSA-1.0+FP")
+BOUND = {torch.float32: 1e-5, torch.float16: 2e-3}
+"""Largest error relative to the largest output."""
+
+inf, nan = float("inf"), float("nan")
+EDGES = torch.tensor([-inf, -7.5, -3.0, -1.0, -0.0, 0.0, 1e-3, 1.0, 3.0, 6.5, inf, nan])
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + len(shape))).to(dtype)
+
+
+def positive(*shape):
+    return randn(*shape).abs() + 0.1
+
+
+def whole(*shape, dtype=torch.int32):
+    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+def truth(*shape):
+    return randn(*shape) > 0
+
+
+def half(*shape):
+    return randn(*shape, dtype=torch.float16)
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class WithConstant(nn.Module):
+    """A function of a parameter and the inputs."""
+
+    def __init__(self, function, *parameters):
+        super().__init__()
+        self.parameters_ = nn.ParameterList([nn.Parameter(p, requires_grad=False) for p in parameters])
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*self.parameters_, *args)
+
+
+class Family:
+    """The rows of one family of rules, by name."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[nn.Module, tuple[Any, ...], TosaSpec, float]] = {}
+        self._exported: dict[str, ExportedProgram] = {}
+
+    def case(self, name: str, function: Callable[..., Any], *inputs: Any, spec: TosaSpec = SPEC, loose: float = 1):
+        """One row. ``loose`` widens the bound: its reason stands beside the row."""
+        module = function if isinstance(function, nn.Module) else Function(function)
+        assert name not in self.rows, name
+        self.rows[name] = (module.eval(), inputs, spec, loose)
+
+    def cases(self, name: str, function: Callable[..., Any], *several: Any, spec: TosaSpec = SPEC, loose: float = 1):
+        """The same function on several tuples of inputs (a tensor stands for a tuple of one)."""
+        for k, inputs in enumerate(several):
+            row = inputs if isinstance(inputs, tuple) else (inputs,)
+            self.case(f"{name}-{k}", function, *row, spec=spec, loose=loose)
+
+    def exported(self, name: str) -> ExportedProgram:
+        if name not in self._exported:
+            module, inputs, *_ = self.rows[name]
+            self._exported[name] = torch.export.export(module, inputs)
+        return self._exported[name]
+
+    def operators(self) -> Iterator[Any]:
+        """What the rows are calls of."""
+        for name in self.rows:
+            yield from (n.target for n in self.exported(name).graph.nodes if n.op == "call_function")
+
+    def check(self, name: str, found: list[np.ndarray]) -> None:
+        """Integers are equal, floats within the bound of their type and the row."""
+        module, inputs, _, loose = self.rows[name]
+        results = module(*inputs)
+        wanted = results if isinstance(results, tuple) else (results,)
+        assert len(found) == len(wanted)
+        for mine, theirs in zip(found, wanted, strict=True):
+            _check(mine, theirs.detach(), loose)
+
+    def equals_eager(self) -> Callable[..., None]:
+        """The test that every row computes what eager does, in ``evaluate``, without a violation."""
+
+        @pytest.mark.parametrize("name", self.rows)
+        def test(name):
+            _, inputs, spec, _ = self.rows[name]
+            graph = lower_program(self.exported(name), spec)
+            assert violations(graph, spec) == []
+            self.check(name, evaluate(graph, _arrays(inputs)))
+
+        return test
+
+    def equals_eager_through_the_reference_model(self) -> tuple[Callable[..., Any], Callable[..., None]]:
+        """A fixture to be called ``judged``, and the test that uses it: files are accepted and compute the same."""
+
+        @pytest.fixture(scope="module")
+        def judged(tmp_path_factory):
+            pytest.importorskip("tosa_reference_model")
+            return _judge(list(map(self._job, self.rows)), tmp_path_factory.mktemp("reference"))
+
+        @pytest.mark.parametrize("name", self.rows)
+        def test(name, judged):
+            results, valid = judged[name]
+            assert valid
+            self.check(name, results)
+
+        return judged, test
+
+    def _job(self, name: str) -> tuple[str, bytes, list[np.ndarray]]:
+        _, inputs, spec, _ = self.rows[name]
+        blob = TosaFile(compile_program(self.exported(name), spec), spec).join()
+        return name, blob, [np.ascontiguousarray(a) for a in _arrays(inputs)]
+
+
+def _arrays(tensors):
+    return [t.detach().numpy() for t in tensors]
+
+
+def _check(mine: np.ndarray, theirs: torch.Tensor, loose: float) -> None:
+    assert (mine.shape, str(mine.dtype)) == (tuple(theirs.shape), str(theirs.dtype).removeprefix("torch."))
+    if not theirs.is_floating_point():
+        np.testing.assert_array_equal(mine, theirs.numpy())
+        return
+    finite = theirs.isfinite()
+    scale = theirs[finite].abs().max().item() if finite.any() else 1.0
+    np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=loose * BOUND[theirs.dtype] * scale)
+
+
+CHILD = """
+import pickle, sys
+import tosa_reference_model as model
+with open(sys.argv[1], "rb") as work, open(sys.argv[2], "wb") as done:
+    for name, blob, inputs in pickle.load(work):
+        print(name, file=sys.stderr, flush=True)  # the last one printed is the one that aborted
+        results, status = model.run(blob, inputs, tosa_level="EIGHTK")
+        pickle.dump((name, [r.copy() for r in results], status == model.GraphStatus.TOSA_VALID), done)
+"""
+
+
+def _judge(work: list[tuple[str, bytes, list[np.ndarray]]], folder: Path) -> dict[str, tuple[list[np.ndarray], bool]]:
+    """What the official model computes from the files: name -> (results, whether it accepts the file)."""
+    (folder / "work").write_bytes(pickle.dumps(work))
+    environment = {**os.environ, "PATH": ""}  # without gdb, which the model would attach to itself
+    command = [sys.executable, "-c", CHILD, str(folder / "work"), str(folder / "done")]
+    child = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert child.returncode == 0, child.stderr.decode()[-2000:]
+    with open(folder / "done", "rb") as done:
+        rows = [pickle.load(done) for _ in work]
+    return {name: (results, valid) for name, results, valid in rows}

@@ -1,0 +1,207 @@
+"""Figures, the HTML page and the outside verdicts of ``delegraph inspect``."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib import metadata
+
+import numpy as np
+import pytest
+from delegraph.cli import main
+from delegraph_tosa.format import TosaFormat
+from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.graph import Graph, Value, literal
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.serialize import TosaFile
+from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.tools import figures, page
+from delegraph_tosa.tools.statistics import multiply_accumulates
+
+from ..support import reference_tools
+from ..support.samples import apply, samples
+from ..support.structured import custom, structured
+
+EVIL = "<script>alert('x')</script>\"&\x00\n"
+
+
+def value(*shape: int, name: str = "") -> Value:
+    return Value(Type(shape, DType.FP32), name=name)
+
+
+def chain() -> Graph:
+    """exp, then its sum with the input: 32 bytes each; input, exp and sum are alive at once."""
+    x = value(8, name="x")
+    exp = apply(ops.EXP, x)
+    add = apply(ops.ADD, *exp.outputs, x)
+    last = apply(ops.ABS, *add.outputs)
+    last.outputs[0].name = "y"
+    return Graph([x], last.outputs, [exp, add, last])
+
+
+def test_figures_of_a_chain():
+    found = figures(chain())
+    assert found.computed_bytes == {"fp32": 4 * 32}
+    assert (found.constant_bytes, found.parameters, found.multiply_accumulates) == ({}, 0, 0)
+    assert found.largest_live_bytes == 3 * 32
+
+
+def test_a_body_counts_on_top_of_what_is_alive_where_it_is_called():
+    x, condition = value(8), Value(Type((1,), DType.BOOL))
+    branches = [Graph([v := value(8)], (op := apply(ops.EXP, v)).outputs, [op], name) for name in ("a", "b")]
+    called = apply(ops.COND_IF, condition, x, then_graph=branches[0], else_graph=branches[1])
+    assert figures(Graph([condition, x], called.outputs, [called])).largest_live_bytes == 1 + 2 * 32 + 2 * 32
+
+
+def test_what_the_graphs_of_control_flow_hold_is_counted(tmp_path):
+    graph = next(sample.graph for sample in structured() if sample.label == "VARIABLE_WRITE(in WHILE_LOOP)")
+    file = tmp_path / "loop.tosa"
+    file.write_bytes(TosaFile(graph, TosaSpec()).join())
+    found = TosaFormat.inspect(file)
+    assert sum(found.operators.values()) == 9
+    assert (found.operators["WHILE_LOOP"], found.operators["GREATER"], found.operators["ADD"]) == (1, 1, 2)
+    assert (found.constants, found.constant_bytes) == (3, 16)
+    assert found.constant_bytes_by_type == {"fp32": 8, "int32": 8}
+    assert (found.profiles, found.extensions) == (("FP", "INT"), ("controlflow", "variable"))
+
+
+def test_a_graph_of_nothing_has_nothing(tmp_path):
+    file = tmp_path / "empty.tosa"
+    file.write_bytes(TosaFile(Graph([], [], []), TosaSpec()).join())
+    lines = TosaFormat.inspect(file).lines()
+    assert {"inputs: none", "outputs: none", "0 operators: none", "bytes of constants: none"} <= set(lines)
+
+
+PRODUCTS = {
+    "CONV2D": 1 * 4 * 6 * 5 * 3 * 3 * 4,
+    "DEPTHWISE_CONV2D": 4 * 6 * 8 * 3 * 3,
+    "CONV3D": 2 * 4 * 6 * 5 * 1 * 3 * 3 * 4,
+    "TRANSPOSE_CONV2D": 4 * 5 * 5 * 3 * 2 * 3,
+    "MATMUL": 2 * 3 * 4 * 5,
+    "ADD": 0,
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_multiply_accumulates(name):
+    operator = next(s.graph.operators[0] for s in samples(DType.FP32) if s.label.startswith(f"{name}("))
+    assert multiply_accumulates(operator) == PRODUCTS[name]
+
+
+def test_parameters_are_no_shapes():
+    x = value(2, 3)
+    reshape = apply(ops.RESHAPE, x, literal([3, 2], DType.SHAPE, np.int64))
+    add = apply(ops.ADD, *reshape.outputs, literal(np.ones((3, 2)), DType.FP32, np.float32))
+    found = figures(Graph([x], add.outputs, [reshape, add]))
+    assert (found.parameters, found.constant_bytes) == (6, {"fp32": 24, "shape": 16})
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        assert not [name for name, content in attrs if name.startswith("on") or "http:" in (content or "")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_shows_names_as_text_and_nothing_of_them_as_markup():
+    graph = chain()
+    graph.inputs[0].name, graph.name, graph.operators[0].source = EVIL, EVIL, EVIL
+    written = page(graph, EVIL, [(EVIL, EVIL)])
+    reader = _Reader()
+    reader.feed(written)
+    assert reader.tags <= set("html head meta title style body h1 h2 table tr th td div svg path g rect text".split())
+    assert "<script>alert('x')</script>" in reader.text
+    assert {"EXP", "ADD", "ABS"} <= set(re.findall("[A-Z]{3}", reader.text))
+    assert not re.search(r"(src|href|url)\s*[=(]", written)
+
+
+def test_each_edge_leads_downwards():
+    paths = re.findall(r'class="wire" d="([^"]+)"', page(chain(), "t", []))
+    assert len(paths) == 4  # values; one of them is used twice
+    assert sum(path.count("l3 6l3 -6") for path in paths) == 5  # arrowheads
+    legs = re.findall(r"M\d+ (\d+)(?:V\d+)?C\d+ \d+ \d+ \d+ \d+ (\d+)", "".join(paths))
+    assert len(legs) == 6 and all(int(start) < int(end) for start, end in legs)
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "a ,b}.tosa"
+    file.write_bytes(TosaFile(chain(), TosaSpec()).join())
+    return file
+
+
+def test_command(path, tmp_path, capsys):
+    reference_tools.tools()
+    assert main(["inspect", str(path), "--html", str(tmp_path / "g.html"), "--verify", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(v["judge"], v["accepted"]) for v in found["verdicts"]] == [("tosa-opt", True), ("reference model", True)]
+    assert found["largest_live_bytes"] == 96
+    assert "EXP" in (tmp_path / "g.html").read_text()
+
+
+def test_a_refusal_is_shown_and_is_exit_code_1(tmp_path, capsys):
+    reference_tools.tools()
+    deep = apply(ops.ABS, value(*[1] * 7))
+    file = tmp_path / "deep.tosa"
+    file.write_bytes(TosaFile(Graph(deep.inputs, deep.outputs, [deep]), TosaSpec()).join())
+    assert main(["inspect", str(file), "--verify"]) == 1
+    assert "refused by tosa-opt: 'tosa.abs' op failed level check" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sample", list(structured()), ids=lambda sample: sample.label)
+def test_the_page_and_the_text_of_every_structure(sample, tmp_path):
+    file = tmp_path / "s.tosa"
+    file.write_bytes(TosaFile(sample.graph, TosaSpec()).join())
+    shown = TosaFormat.page(file)
+    assert shown.count("<svg") == len(sample.graph.reachable())
+    assert all(f">{op.name}<" in shown for graph in sample.graph.reachable() for op in graph.operators)
+    assert TosaFormat.inspect(file).text.count("graph @") == len(sample.graph.reachable())
+
+
+VERIFIED = ("VARIABLE_WRITE(in WHILE_LOOP)", "COND_IF(5 deep)", "VARIABLE_READ(in both branches)")
+
+
+@pytest.mark.parametrize("label", VERIFIED)
+def test_others_verify_control_flow_and_variables(label, tmp_path):
+    reference_tools.tools()
+    file = tmp_path / "s.tosa"
+    file.write_bytes(TosaFile(next(s.graph for s in structured() if s.label == label), TosaSpec()).join())
+    assert [verdict.accepted for verdict in TosaFormat.verify(file)] == [True, True]
+
+
+def test_the_reference_model_is_not_asked_about_custom_operators(tmp_path):
+    reference_tools.tools()
+    file = tmp_path / "custom.tosa"
+    file.write_bytes(TosaFile(custom(), TosaSpec()).join())
+    legal, run = TosaFormat.verify(file)
+    assert legal.accepted and run.accepted is None
+    assert run.detail == "it does not run CUSTOM, which only its implementation knows"
+    assert main(["inspect", str(file), "--verify"]) == 0
+
+
+def test_a_refusal_is_told_without_a_traceback(tmp_path):
+    """The reference model lacks convolutions of mixed element types, which the 1.1 draft has."""
+    reference_tools.tools()
+    graph = next(s.graph for s in samples(version=(1, 1)) if s.label.startswith("CONV2D(fp8e4m3, fp8e5m2"))
+    file = tmp_path / "mixed.tosa"
+    file.write_bytes(TosaFile(graph, TosaSpec((1, 1))).join())
+    verdict = TosaFormat.verify(file)[1]
+    assert verdict.accepted is False
+    assert "Traceback" not in verdict.detail and "File" not in verdict.detail and verdict.detail
+
+
+def test_tools_that_are_not_installed_are_named(path, monkeypatch, capsys):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    assert main(["inspect", str(path), "--verify"]) == 0
+    assert "not asked: tosa-opt: not installed: pip install tosa-tools" in capsys.readouterr().out
