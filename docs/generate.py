@@ -49,8 +49,8 @@ page read the same table. `bs32_fp8ue8m0_*` is each of the six types of tensors 
 
 plugins/tosa_backend/tests/support/legality.py asks tosa-opt's strict validator about files of TOSA 1.0: every row of
 every operator, and custom operators, variables and control flow up to the deepest nesting and the longest lists of
-level 8K, for each choice of profiles, alone, with each extension and with all of them, and operators on element types that no
-row has. Of {judged} verdicts, {count} differ from ours.
+level 8K, for each choice of profiles, alone, with each extension and with all of them, and operators on element types
+that no row has. Of {judged} verdicts, {count} differ from ours.
 """
 
 TOSA_RULES = """# Rules that the validator of delegraph-tosa tells
