@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import delegraph
 import pytest
@@ -241,7 +242,11 @@ def test_work_that_fails(model, tmp_path, capsys):
     model.write_text("def (:")
     assert "SyntaxError" in fails(capsys, "lower", model, *lower, error="input-invalid")
     (tmp_path / "net.pt2").write_bytes(b"no archive")
-    fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid")
+    assert "zip" in fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid").lower()
+    with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
+        archive.writestr("loose", b"")
+    wrong = fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid")
+    assert "not in a subdirectory" in wrong and "warnings above" not in wrong
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.pt2", "net.py"]
 
 

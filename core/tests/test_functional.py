@@ -50,6 +50,19 @@ class NoGrad(nn.Module):
         return y + torch.tensor(3.0)
 
 
+class Stored(nn.Module):
+    """What it stores it returns too: torch 2.15 erases the copy twice, and warns."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3, 4))
+
+    def forward(self, x):
+        total = torch.add(x, 1, out=torch.zeros(3, 4))
+        self.last.copy_(x)
+        return total, self.last
+
+
 class Replaced(nn.Module):
     """What torch exports a new tensor in a buffer's place as: a copy that is recorded as the new tensor itself."""
 
@@ -205,6 +218,7 @@ RETRACED = {
     "through_expand": fn(through_expand),
     "vmap": fn(lambda x: torch.vmap(lambda row: row * row.sum())(x)),
     "out_argument": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))),
+    "stored_and_returned": Stored(),
 }
 
 
@@ -335,6 +349,7 @@ def test_what_nobody_can_make_functional_is_an_error():
         normalise(torch.export.export(Overlapping(), (torch.ones(3),)))
 
 
+@pytest.mark.filterwarnings("ignore:erase_node:UserWarning")
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_random_aliasing_programs(first):
     """200 programs equal eager, results and state, over three calls; hardly any is retraced.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,13 +51,35 @@ def split(text: str) -> tuple[Path, str | None]:
 def _exported(path: Path) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
     import torch
 
-    try:
-        program = torch.export.load(path)
-    except Exception as e:  # whatever zip, JSON and torch raise for a damaged file
-        text = f"{path} is not a program that this torch can load: {type(e).__name__}: {str(e).partition(chr(10))[0]}"
-        raise FormatError("format-invalid", text) from e
+    with _logged_errors("torch.export") as logged:
+        try:
+            program = torch.export.load(path)
+        except Exception as last:  # whatever zip, JSON and torch raise for a damaged file
+            e = logged[0] if logged else last
+            why = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
+            raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
     args, kwargs = program.example_inputs or (None, {})
     return program, args, dict(kwargs or {})
+
+
+@contextmanager
+def _logged_errors(name: str) -> Iterator[list[BaseException]]:
+    """The exceptions that this logger is given, instead of the terminal.
+
+    torch logs why it cannot read a file, tries an older format, and raises only what is wrong with that.
+    """
+    errors: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        errors.extend(e for e in (record.exc_info or ())[1:2] if isinstance(e, BaseException))
+        return False
+
+    logger = logging.getLogger(name)
+    logger.addFilter(keep)
+    try:
+        yield errors
+    finally:
+        logger.removeFilter(keep)
 
 
 def _module(path: Path) -> ModuleType:

@@ -93,6 +93,7 @@ def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[
 def _retraced(program: ExportedProgram, why: str) -> ExportedProgram:
     with TRACING, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
+        warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch 2.15 erases a copy twice
         try:
             functional: ExportedProgram = program.run_decompositions({})
         except Exception as e:
