@@ -7,6 +7,7 @@ from importlib import import_module
 import pytest
 from delegraph_tosa.lowering import FAMILIES, RULES
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # what torch says of a row of conv
 NAMES = [family.__name__.rpartition(".")[2] for family in FAMILIES]
 
 
