@@ -1,9 +1,22 @@
 """Graphs as pictures in a page: boxes and wires, laid out in layers, as SVG. It imports neither torch nor a plugin."""
 
 from .condense import condensed
-from .escape import text
+from .escape import printable, text
 from .picture import Box, Picture, Wire
 from .style import STYLE, TONES, head
 from .svg import figure, svg, swatch
 
-__all__ = ["STYLE", "TONES", "Box", "Picture", "Wire", "condensed", "figure", "head", "svg", "swatch", "text"]
+__all__ = [
+    "STYLE",
+    "TONES",
+    "Box",
+    "Picture",
+    "Wire",
+    "condensed",
+    "figure",
+    "head",
+    "printable",
+    "svg",
+    "swatch",
+    "text",
+]

@@ -15,12 +15,13 @@ def text(value: object, longest: int = LONGEST) -> str:
     """``value`` for content and for attributes, in both HTML and XML.
 
     Whatever does not print stands there by its escape: control characters, among them those that change the direction
-    of writing, and halves of surrogate pairs, which no file can hold.
+    of writing, and halves of surrogate pairs, which no file can hold. Of a text that is longer so, the rest is cut off.
     """
-    shown = str(value)
+    whole = str(value)
+    shown = printable(whole[: longest + 1])
     if len(shown) > longest:
-        shown = f"{shown[:longest]}… ({len(shown)} characters)"
-    return html.escape(printable(shown))
+        shown = f"{shown[:longest]}… ({len(whole)} characters)"
+    return html.escape(shown)
 
 
 def printable(shown: str, kept: str = "") -> str:

@@ -190,6 +190,100 @@ KINDS = (
 LEGAL = (custom_operators_with_the_same_bytes, small_operators, small_constants, a_wide_name)
 
 
+def _long(start: str) -> str:
+    return start + "x" * (SIZE // 2)
+
+
+def _chain(p: Parts, name: str, locations: int = 0, width: int = 1) -> None:
+    """ABS after ABS, the first of something with that name."""
+    p.inputs, p.tensors = [name], [p.tensor(name, DType.FP32, (width,))]
+    for i in range(SIZE // 240):
+        p.tensors.append(p.tensor(f"y{i}", DType.FP32, (width,)))
+        p.operators.append(p.operator("ABS", p.names(name), p.names(f"y{i}"), 0, locations))
+
+
+def a_long_name_used_often(p: Parts) -> None:
+    _chain(p, _long("x"))
+
+
+def a_long_name_of_what_does_not_print_used_often(p: Parts) -> None:
+    _chain(p, "\x01\u202e" * (SIZE // 8))
+
+
+def a_long_location_used_often(p: Parts) -> None:
+    _chain(p, "x", p.build.table(1, [Field(0, "offset", p.build.string(_long("file ")))]))
+
+
+def a_long_location_of_many_lines(p: Parts) -> None:
+    _chain(p, "x", p.build.table(1, [Field(0, "offset", p.build.string("a\n" * (SIZE // 4)))]))
+
+
+def a_long_variable_used_often(p: Parts) -> None:
+    """It is read and written; never twice declared."""
+    name = _long("v")
+    attribute = p.build.table(1, [Field(0, "offset", p.build.string(name))])
+    p.tensors = [p.tensor("v", DType.FP32, (1,), p.build.raw(bytes(4)), name)]
+    for i in range(SIZE // 240):
+        p.tensors.append(p.tensor(f"y{i}", DType.FP32))
+        p.operators.append(p.operator("VARIABLE_READ", p.names("v"), p.names(f"y{i}"), attribute))
+
+
+def one_operator_many_times_with_a_location_that_does_not_print(p: Parts) -> None:
+    p.build.raw(bytes(SIZE // 2))  # nobody refers to it, but the reader allows for it
+    location = p.build.table(1, [Field(0, "offset", p.build.string("\u202e" * (SIZE // 12)))])
+    p.shapes = [p.shape("s" * 64, 1, p.build.raw(b"\1\0\0\0\0\0\0\0"))]
+    p.operators = [p.operator("CONST_SHAPE", p.names(), p.names("s" * 64))]
+    equal = p.operator("ASSERT_EQUAL_SHAPE", p.names("s" * 64, "s" * 64), p.names(), p.build.table(1, []), location)
+    p.operators += [equal] * (SIZE // 128)
+
+
+def custom_operators_with_the_same_long_names(p: Parts) -> None:
+    text, data = p.build.string(_long("f")[: SIZE // 4]), p.build.raw(bytes(SIZE // 4))
+    attribute = p.build.table(3, [Field(0, "offset", text), Field(1, "offset", text), Field(2, "offset", data)])
+    for i in range(SIZE // 240):
+        p.tensors.append(p.tensor(f"y{i}", DType.FP32))
+        p.operators.append(p.operator("CUSTOM", p.names(), p.names(f"y{i}"), attribute))
+
+
+def names_inside_of_each_other(p: Parts) -> None:
+    """As many long names as the reader's allowance has room for."""
+    for i in range(8):
+        p.inputs.append(f"{i}" + "x" * (SIZE // 10))
+    p.tensors = [p.tensor(name, DType.FP32) for name in p.inputs]
+    for i in range(SIZE // 300):
+        p.tensors.append(p.tensor(f"y{i}", DType.FP32, (8,)))
+        p.operators.append(
+            p.operator("CONCAT", p.names(*p.inputs), p.names(f"y{i}"), p.build.table(1, [Field(0, "int32", 0)]))
+        )
+
+
+def a_wide_graph(p: Parts) -> None:
+    """Each operator uses the first input and so does the last: many wires."""
+    p.inputs, p.tensors = ["x"], [p.tensor("x", DType.FP32)]
+    before = "x"
+    for i in range(SIZE // 120):
+        p.tensors.append(p.tensor(f"y{i}", DType.FP32))
+        p.operators.append(p.operator("ADD", p.names("x", before), p.names(before := f"y{i}")))
+
+
+PRINTED = (
+    custom_operators_with_the_same_bytes,
+    small_operators,
+    small_constants,
+    a_wide_name,
+    a_long_name_used_often,
+    a_long_name_of_what_does_not_print_used_often,
+    a_long_location_used_often,
+    a_long_location_of_many_lines,
+    a_long_variable_used_often,
+    one_operator_many_times_with_a_location_that_does_not_print,
+    custom_operators_with_the_same_long_names,
+    names_inside_of_each_other,
+    a_wide_graph,
+)
+"""Legal files that are much larger where they are shown, if nobody takes care."""
+
+
 def file(kind: Callable[[Parts], None]) -> bytes:
     parts = Parts()
     kind(parts)

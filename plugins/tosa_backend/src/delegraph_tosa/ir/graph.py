@@ -28,6 +28,8 @@ class Illegal(ValueError):
 
 _NOTED: ContextVar[list[Illegal] | None] = ContextVar("_NOTED", default=None)
 """Where ``note`` puts what it finds; None lets it raise."""
+LONGEST_NAME = 100
+"""Characters of a value's name in messages and pictures; a file may name one with a megabyte, and often."""
 
 
 def check(ok: bool, why: str, rule: str = "unnamed") -> None:
@@ -135,7 +137,8 @@ class Value:
         return len(self.type.shape)
 
     def __repr__(self) -> str:
-        return f"%{self.name or '?'}: {self.type}"
+        name = self.name if len(self.name) <= LONGEST_NAME else f"{self.name[:LONGEST_NAME]}…"
+        return f"%{name or '?'}: {self.type}"
 
 
 def shape_of(value: Value) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from delegraph.drawing import printable
+
 from ..evaluate.stored import stored_elements
 from ..ir.graph import Graph, Operator, Value
 from ..ir.types import FLOATS, stored_types
@@ -19,17 +21,29 @@ _BARE = re.compile(r"(?![0-9]+$)[A-Za-z0-9_.$/\-]+")
 _IMPLIED = ("ResultDType", "ResultTypes")
 
 
+LONGEST_NAME = 64
+"""Characters, escapes counted, of a name that an elided text shows; a value with a longer one is numbered."""
+LONGEST_TEXT = 200
+"""Characters of an attribute or location that an elided text shows."""
+LONGEST_LINE = 2000
+"""Characters of an operator's line in an elided text."""
+
+
 def render(graph: Graph, *, elide: int | None = None) -> str:
-    """The graph as text. Constants of more than ``elide`` elements are left out (``...``), and not even computed."""
+    """The graph as text, which can be parsed back; with ``elide`` a shorter one, which cannot.
+
+    Then constants of more than ``elide`` elements are left out (``...``), and not even computed, and long names,
+    attributes and lines are cut: a file may refer to one long text any number of times.
+    """
     graphs = graph.reachable()
-    names = _graph_names(graphs)
+    names = _graph_names(graphs, elide is not None)
     return "\n".join(_Printer(g, names, elide).text() for g in graphs)
 
 
-def _graph_names(graphs: list[Graph]) -> dict[Graph, str]:
+def _graph_names(graphs: list[Graph], elided: bool) -> dict[Graph, str]:
     names: dict[Graph, str] = {}
     for number, graph in enumerate(graphs):
-        free = graph.name and graph.name not in names.values()
+        free = graph.name and graph.name not in names.values() and not (elided and _is_long(graph.name))
         names[graph] = graph.name if free else f"graph_{number}"
     return names
 
@@ -47,7 +61,7 @@ class _Printer:
         inputs = ", ".join(map(self.declaration, self.graph.inputs))
         lines = [f"graph @{_quoted(self.graphs[self.graph])}({inputs}) {{"]
         lines += [f"  {self.declaration(v)} = const {self.elements(v)}" for v in self.graph.constants()]
-        lines += [f"  {self.operator(op)}" for op in self.graph.operators]
+        lines += [f"  {self.cut(self.operator(op), LONGEST_LINE)}" for op in self.graph.operators]
         lines.append(f"  return {', '.join(map(self.name, self.graph.outputs))}".rstrip())
         return "\n".join([*lines, "}\n"])
 
@@ -57,10 +71,13 @@ class _Printer:
         return self.printed[value]
 
     def _name(self, value: Value) -> str:
-        if value.name and self.given[value.name] == 1:
+        if value.name and self.given[value.name] == 1 and not (self.elide is not None and _is_long(value.name)):
             return _quoted(value.name)
         self.numbered += 1
         return str(self.numbered - 1)
+
+    def cut(self, text: str, longest: int) -> str:
+        return text if self.elide is None or len(text) <= longest else f"{text[:longest]}..."
 
     def declaration(self, value: Value) -> str:
         return f"{self.name(value)}: {value.type}"
@@ -75,7 +92,7 @@ class _Printer:
         operands = ", ".join(map(self.name, operator.inputs))
         results = ", ".join(map(self.declaration, operator.outputs))
         attributes = ", ".join(self.attributes(operator))
-        source = " ".join(str(operator.source).split()) if operator.source else ""
+        source = self.location(str(operator.source)) if operator.source else ""
         return "".join(
             [
                 f"{results} = " if results else "",
@@ -84,6 +101,10 @@ class _Printer:
                 f"  // {source}" if source else "",
             ]
         )
+
+    def location(self, source: str) -> str:
+        shown = " ".join(self.cut(source, LONGEST_TEXT).split())
+        return shown if self.elide is None else self.cut(printable(shown), LONGEST_TEXT)
 
     def attributes(self, operator: Operator) -> Iterator[str]:
         for name, kind in operator.attributes.items():
@@ -98,9 +119,10 @@ class _Printer:
         if kind == "Ints":
             return f"[{', '.join(map(str, value))}]"
         if kind == "str":
-            return json.dumps(value)
+            return json.dumps(self.cut(value, LONGEST_TEXT))
         if kind == "bytes":
-            return json.dumps(base64.b64encode(value).decode())
+            kept = value if self.elide is None else value[:LONGEST_TEXT]
+            return json.dumps(self.cut(base64.b64encode(kept).decode(), LONGEST_TEXT))
         return str(value).lower() if kind == "bool" else str(value)
 
 
@@ -114,3 +136,7 @@ def _values(graph: Graph) -> Iterator[Value]:
 
 def _quoted(name: str) -> str:
     return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _is_long(name: str) -> bool:
+    return len(name) > LONGEST_NAME or len(_quoted(name)) > LONGEST_NAME

@@ -8,6 +8,11 @@ from delegraph.drawing import Box, Picture, Wire, figure, head, text
 
 from ..ir.graph import Graph, Operator, Value
 
+_OPERANDS = 20
+"""Operands that the tooltip of an operator names."""
+_CHARACTERS = 200
+"""Of a text in a tooltip."""
+
 
 def page(graph: Graph, title: str, facts: Iterable[tuple[str, str]]) -> str:
     """The page of a graph and the graphs of its control flow; ``facts`` become a table at its head."""
@@ -49,9 +54,11 @@ def _results(operator: Operator) -> str:
 
 
 def _tooltip(operator: Operator) -> tuple[str, ...]:
-    attributes = [
-        f"{name}={value.name if isinstance(value, Graph) else value}"
-        for name, value in operator.attribute_values().items()
-    ]
-    parts = [f"{operator.name}({', '.join(map(repr, operator.inputs))})", *attributes]
-    return (*parts, f"at {operator.source}") if operator.source else tuple(parts)
+    """Each text is cut here, not only where it is drawn: many operators may share a long one."""
+    operands = ", ".join([*map(repr, operator.inputs[:_OPERANDS]), *(["..."] if operator.inputs[_OPERANDS:] else [])])
+    parts = [f"{operator.name}({operands})"]
+    for name, value in operator.attribute_values().items():
+        held = value.name if isinstance(value, Graph) else value
+        shown = held[:_CHARACTERS] if isinstance(held, str | bytes) else held
+        parts.append(f"{name}={shown!s}")
+    return (*parts, f"at {str(operator.source)[:_CHARACTERS]}") if operator.source else tuple(parts)
