@@ -241,7 +241,7 @@ def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
     """It is refused for its sizes, which its pieces would have too."""
     traced = []
     real = Tracer.pieces
-    monkeypatch.setattr(Tracer, "pieces", lambda self, node, how: traced.append(node) or real(self, node, how))
+    monkeypatch.setattr(Tracer, "pieces", lambda self, node, *how: traced.append(node) or real(self, node, *how))
     layer, rows = nn.LayerNorm(4).eval(), {0: torch.export.Dim("rows", max=64)}
     program = torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=(rows,))
     lowered = delegraph.lower(program, backends=["tosa"])

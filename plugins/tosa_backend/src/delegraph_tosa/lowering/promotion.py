@@ -43,6 +43,11 @@ def floating(t: Tosa, operand: Operand) -> Operand:
     return operand
 
 
+def floating_value(t: Tosa, value: Value) -> Value:
+    """As ``floating``, of what is a value for sure."""
+    return value if value.dtype in FLOATS else converted(t, value, DType.FP32)
+
+
 def _beside(t: Tosa, value: Value, number: float) -> Value:
     """``value`` in the type that torch computes in when its other operand is a Python number."""
     if value.dtype in FLOATS:

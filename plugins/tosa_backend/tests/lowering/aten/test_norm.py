@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...support.rule_cases import FP, Family, positive, randn
+from ...support.rule_cases import FP, Family, half, positive, randn
 
 aten = torch.ops.aten
 
@@ -28,6 +28,20 @@ FAMILY.cases(
     "batch-norm-inner",
     lambda x, w, b, m, v: aten._native_batch_norm_legit_no_training(x, w, b, m, v, 0.1, 1e-3)[0],
     (randn(2, 3, 4), randn(3), randn(3, seed=2), randn(3, seed=4), positive(3)),
+)
+
+x = randn(2, 6, 4, 5) * 3 + 1
+FAMILY.cases("layer-norm", lambda x, w, b: F.layer_norm(x, (5,), w, b), (x, randn(5), randn(5, seed=1)))
+FAMILY.cases("layer-norm-two-axes", lambda x: F.layer_norm(x, (4, 5), eps=1e-3), x, half(3, 4, 5))
+FAMILY.cases("layer-norm-inner", lambda x, w: aten.native_layer_norm(x, [4, 5], w, None, 1e-5), (x, randn(4, 5)))
+FAMILY.cases("rms-norm", lambda x, w: F.rms_norm(x, (5,), w) + F.rms_norm(x, (5,), eps=0.1), (x, randn(5)))
+FAMILY.cases("group-norm", lambda x, w, b: F.group_norm(x, 3, w, b), (x, randn(6), randn(6, seed=1)))
+FAMILY.cases("group-norm-inner", lambda x, w: aten.native_group_norm(x, w, None, 2, 6, 20, 2, 1e-5), (x, randn(6)))
+FAMILY.cases("instance-norm", nn.InstanceNorm2d(6, affine=True), x)
+FAMILY.cases(
+    "instance-norm-running",
+    lambda x, m, v: F.instance_norm(x, m, v, use_input_stats=False),
+    (x, randn(6), positive(6)),
 )
 
 

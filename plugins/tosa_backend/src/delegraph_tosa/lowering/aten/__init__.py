@@ -1,6 +1,42 @@
 """Rules, one file a family of ATen operators. Importing a family registers its rules."""
 
-from . import activation, cast, comparison, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape
+from . import (
+    activation,
+    attention,
+    cast,
+    comparison,
+    conv,
+    create,
+    elementwise,
+    exponential,
+    linear,
+    noop,
+    norm,
+    pool,
+    reduce,
+    resize,
+    rounding,
+    shape,
+    trigonometry,
+)
 
-FAMILIES = (activation, cast, comparison, conv, create, elementwise, linear, noop, norm, pool, reduce, resize, shape)
+FAMILIES = (
+    activation,
+    attention,
+    cast,
+    comparison,
+    conv,
+    create,
+    elementwise,
+    exponential,
+    linear,
+    noop,
+    norm,
+    pool,
+    reduce,
+    resize,
+    rounding,
+    shape,
+    trigonometry,
+)
 """In the order of the operator pages."""

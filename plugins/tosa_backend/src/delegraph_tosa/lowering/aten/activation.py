@@ -12,6 +12,7 @@ from ..builder import Operand, Tosa
 from ..promotion import floating, promoted
 from ..registry import lowers
 from .elementwise import inverse, scaled
+from .exponential import expm1_of, log1p_of
 
 aten = torch.ops.aten
 inf = math.inf
@@ -119,7 +120,7 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 @lowers(aten.elu.default)
 def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
     """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below"""
-    below = expm1(t, t.mul(t.minimum(self, 0), input_scale))
+    below = expm1_of(t, t.mul(t.minimum(self, 0), input_scale))
     return t.select(t.greater(self, 0), _times(t, self, scale), _times(t, below, alpha * scale))
 
 
@@ -141,18 +142,6 @@ def _times(t: Tosa, x: Value, factor: float) -> Value:
     return result
 
 
-def expm1(t: Tosa, x: Value) -> Value:
-    """exp(x) - 1 for x <= 0, without losing the digits of a small x: 2 h / (1 - h) where h = tanh(x / 2)."""
-    half = t.tanh(t.mul(x, 0.5))
-    return t.mul(t.mul(half, 2), t.reciprocal(t.sub(1, half)))
-
-
-def log1p(t: Tosa, x: Value) -> Value:
-    """log(1 + x) for x >= 0, without losing the digits of a small x: there the first three terms of its series."""
-    series = t.mul(x, t.add(t.mul(x, t.add(t.mul(x, 1 / 3), -0.5)), 1))
-    return t.select(t.greater(x, 0.02), t.log(t.add(x, 1)), series)
-
-
 @lowers(aten.gelu.default)
 def gelu(t: Tosa, self: Value, approximate: str) -> Value:
     """[*S] -> [*S]; x * P(X <= x), X normal; exactly by the error function, or by tanh"""
@@ -168,7 +157,7 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
 def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
     """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
     steep = _times(t, self, beta)
-    curved = log1p(t, t.exp(t.minimum(steep, threshold)))
+    curved = log1p_of(t, t.exp(t.minimum(steep, threshold)))
     return t.select(t.greater(steep, threshold), self, _times(t, curved, inverse(t, beta, self.dtype)))
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from ...ir.graph import Value
+from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
 from ..registry import lowers
+from .cast import converted
+from .reduce import average
 
 aten = torch.ops.aten
 
@@ -70,3 +77,123 @@ def _native_batch_norm_legit_no_training(
 def _check_types(t: Tosa, input: Value, *others: Value | None) -> None:
     types = {v.dtype for v in (input, *others) if v is not None}
     t.require(len(types) == 1, "batch normalization with statistics of another type than the input is not lowered")
+
+
+# ---- statistics of the input itself
+
+
+def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
+    """x [*S] minus its mean over ``axes``, divided by its deviation; with the mean and 1 / deviation, in fp32."""
+    wide = converted(t, x, DType.FP32)
+    mean = average(t, wide, axes, True)
+    centred = t.sub(wide, mean)
+    scale = t.rsqrt(t.add(average(t, t.mul(centred, centred), axes, True), eps))
+    return t.mul(centred, scale), mean, scale
+
+
+def _affine(t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Value:
+    """y [*S] in fp32, times weight plus bias, each of which is reshaped to ``shape``"""
+    if weight is not None:
+        y = t.mul(y, t.reshape(converted(t, weight, DType.FP32), shape))
+    return y if bias is None else t.add(y, t.reshape(converted(t, bias, DType.FP32), shape))
+
+
+def _layer_norm(
+    t: Tosa, x: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    axes = range(x.rank - len(normalized_shape), x.rank)
+    y, mean, scale = standardized(t, x, axes, eps)
+    shape = (1,) * (x.rank - len(normalized_shape)) + tuple(normalized_shape)
+    return converted(t, _affine(t, y, weight, bias, shape), x.dtype), mean, scale
+
+
+@lowers(aten.layer_norm.default)
+def layer_norm(
+    t: Tosa,
+    input: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    cudnn_enable: bool,
+) -> Value:
+    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; in fp32, the square of the deviation with it"""
+    return _layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
+
+
+@lowers(aten.native_layer_norm.default)
+def native_layer_norm(
+    t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    """input [*A,*S] -> [*A,*S], its means and 1 / deviations [*A,1,..]"""
+    return _layer_norm(t, input, normalized_shape, weight, bias, eps)
+
+
+@lowers(aten.rms_norm.default)
+def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Value:
+    """input [*A,*S], weight [*S] -> [*A,*S], divided by the root of the mean square"""
+    wide = converted(t, input, DType.FP32)
+    axes = range(input.rank - len(normalized_shape), input.rank)
+    smallest = float(np.finfo(ARRAY_DTYPES[input.dtype]).eps) if eps is None else eps
+    y = t.mul(wide, t.rsqrt(t.add(average(t, t.mul(wide, wide), axes, True), smallest)))
+    shape = (1,) * (input.rank - len(normalized_shape)) + tuple(normalized_shape)
+    return converted(t, _affine(t, y, weight, None, shape), input.dtype)
+
+
+def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> tuple[Value, Value, Value]:
+    """x [N,C,*S] -> [N,C,*S] standardized over groups of channels, with their statistics [N,groups,1]"""
+    n = x.shape[0]
+    y, mean, scale = standardized(t, t.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups)), [2], eps)
+    return t.reshape(y, x.shape), mean, scale
+
+
+@lowers(aten.group_norm.default)
+def group_norm(
+    t: Tosa, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float, cudnn_enabled: bool
+) -> Value:
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]"""
+    y, _, _ = _grouped(t, input, num_groups, eps)
+    return converted(t, _affine(t, y, weight, bias, _channel_shape(input)), input.dtype)
+
+
+@lowers(aten.native_group_norm.default)
+def native_group_norm(
+    t: Tosa,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """input [N,C,*S] -> [N,C,*S], and the means and 1 / deviations [N,group]"""
+    y, mean, scale = _grouped(t, input, group, eps)
+    statistics = (t.reshape(mean, (N, group)), t.reshape(scale, (N, group)))
+    return converted(t, _affine(t, y, weight, bias, _channel_shape(input)), input.dtype), *statistics
+
+
+@lowers(aten.instance_norm.default)
+def instance_norm(
+    t: Tosa,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each channel of each sample by itself"""
+    if not use_input_stats and running_mean is not None and running_var is not None:
+        _check_types(t, input, weight, bias, running_mean, running_var)
+        return normalized(t, input, weight, bias, running_mean, running_var, eps)
+    t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
+    return group_norm(t, input, input.shape[1], weight, bias, eps, cudnn_enabled)
+
+
+def _channel_shape(x: Value) -> tuple[int, ...]:
+    return (1, x.shape[1], *(1,) * (x.rank - 2))

@@ -1,0 +1,78 @@
+"""Scaled dot-product attention: two MATMULs around a softmax, before which a mask is added."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from ...ir.graph import Literal, Value
+from ...ir.types import ARRAY_DTYPES, DType, Type
+from ..builder import Tosa
+from ..registry import lowers
+from .cast import converted
+from .linear import batched_product
+from .reduce import softmax_of
+
+aten = torch.ops.aten
+inf = math.inf
+
+
+@lowers(aten.scaled_dot_product_attention.default)
+def scaled_dot_product_attention(
+    t: Tosa,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Value:
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; in fp32 between the products.
+
+    A row whose mask hides everything is 0, as in torch.
+    """
+    t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
+    key, value = (_repeated(t, v, query) if enable_gqa else v for v in (key, value))
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = batched_product(t, t.mul(query, factor), _transposed(t, key))
+    scores = converted(t, scores, DType.FP32)
+    if is_causal:
+        scores = t.add(scores, t.ranked(_causal(*scores.shape[-2:]), scores.rank))
+    weights = softmax_of(t, scores, -1) if attn_mask is None else _masked_softmax(t, scores, attn_mask)
+    return batched_product(t, converted(t, weights, query.dtype), value)
+
+
+def _transposed(t: Tosa, x: Value) -> Value:
+    """[*B,S,E] -> [*B,E,S]"""
+    return t.transpose(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
+
+
+def _repeated(t: Tosa, x: Value, query: Value) -> Value:
+    """x [*B,H',S,E] -> [*B,H,S,E]: each head serves H / H' neighbouring heads of the query"""
+    *batch, heads, length, width = x.shape
+    times = query.shape[-3] // heads
+    spread = t.tile(t.reshape(x, (*batch, heads, 1, length, width)), (*(1,) * len(batch), 1, times, 1, 1))
+    return t.reshape(spread, (*batch, heads * times, length, width))
+
+
+def _causal(rows: int, columns: int) -> Value:
+    """The constant [L,S] that hides from a position what comes after it. It sees itself, so no row is hidden whole."""
+    after = np.triu(np.full((rows, columns), -inf, ARRAY_DTYPES[DType.FP32]), 1)
+    return Value(Type((rows, columns), DType.FP32), Literal(after))
+
+
+def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
+    """scores fp32 [*B,L,S], mask bool (what is seen) or float (what is added) -> their softmax; 0 where none is seen"""
+    if mask.dtype is DType.BOOL:
+        scores = t.add(scores, t.select(mask, 0.0, t.constant(-inf, DType.FP32, (1,) * mask.rank)))
+    else:
+        scores = t.add(scores, converted(t, mask, DType.FP32))
+    largest = t.reduce_max(scores, scores.rank - 1)
+    blind = t.equal(largest, -inf)
+    e = t.exp(t.sub(scores, t.select(blind, 0.0, largest)))
+    total = t.reduce_sum(e, e.rank - 1)
+    return t.mul(e, t.reciprocal(t.select(blind, 1.0, total)))

@@ -1,0 +1,41 @@
+"""Rounding, whole quotients and remainders, each rule against eager torch."""
+
+from __future__ import annotations
+
+import torch
+
+from ...support.rule_cases import EDGES, Family, half, positive, randn, whole
+
+aten = torch.ops.aten
+FAMILY = Family()
+TIES = torch.tensor([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 8388609.0, 1e30, 0.49999997])
+MULTIPLES = torch.arange(-40, 41).float()
+
+for name in ("trunc", "round", "frac"):
+    FAMILY.cases(name, getattr(torch, name), randn(2, 3) * 3, TIES, half(5))
+for name in ("trunc", "round"):
+    FAMILY.cases(f"{name}-edges", getattr(torch, name), EDGES, whole(4))
+FAMILY.cases("round-decimals", lambda x: torch.round(x, decimals=2) + torch.round(x, decimals=-1), randn(9) * 50)
+for name in ("fmod", "remainder"):
+    function = getattr(torch, name)
+    FAMILY.cases(name, function, (randn(2, 9) * 9, positive(9)), (randn(2, 9) * 9, randn(9)), (half(5) * 9, half(5)))
+    FAMILY.cases(f"{name}-number", lambda x, f=function: f(x, 3) + f(x, -0.7), MULTIPLES, randn(9) * 20)
+FAMILY.cases("remainder-of-number", lambda x: torch.remainder(7.5, x), randn(9))
+for mode in ("floor", "trunc", None):
+    divide = lambda x, y, m=mode: torch.div(x, y, rounding_mode=m)  # noqa: E731
+    FAMILY.cases(f"div-{mode}", divide, (MULTIPLES, MULTIPLES[41:44, None]), (randn(2, 9) * 9, randn(9)))
+    FAMILY.cases(f"div-{mode}-number", lambda x, f=divide: f(x, 7) + f(x, -0.3), MULTIPLES)
+    FAMILY.cases(f"div-{mode}-by-zero", lambda x, f=divide: f(x, x - x), torch.tensor([-2.0, 0.0, 3.0]))
+FAMILY.cases("floor-divide", lambda x, y: x // y + x // 3, (MULTIPLES, MULTIPLES[:1]))
+FAMILY.cases(
+    "second-names", lambda x, y: torch.fix(x) + torch.divide(x, y, rounding_mode="floor"), (MULTIPLES, MULTIPLES[:1])
+)
+FAMILY.cases(
+    "scalar-overloads",
+    lambda x: aten.div.Scalar_mode(x, 3, rounding_mode="floor") + aten.floor_divide.Scalar(x, 3),
+    MULTIPLES,
+)
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
