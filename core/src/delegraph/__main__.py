@@ -2,7 +2,10 @@
 
 import sys
 
-from .cli import main
+from .targets import installed_path
 
 if __name__ == "__main__":
+    sys.path[:] = installed_path()  # -m put the working directory in front: a torch.py that lies there is not torch
+    from .cli import main
+
     sys.exit(main())
