@@ -102,6 +102,23 @@ def two_copies(site):
     sys.path.append(str(copy.folder))
 
 
+def requiring(requirement):
+    def install(site):
+        answers("[BackendSpec('bad', 'bad_target:BadBackend', 'BadBackend', 1)]")(site)
+        (site.folder / "bad_target.py").write_text(GOOD_TARGET.replace("GoodBackend", "BadBackend"))
+        with open(site.folder / "bad_one-0.7.dist-info" / "METADATA", "a") as file:
+            file.write(f"Requires-Dist: {requirement}\n")
+
+    return install
+
+
+UNSHOWABLE = """
+class Odd(Exception):
+    def __str__(self):
+        raise ValueError
+
+raise Odd
+"""
 FORGO = r"to go on without it, set DELEGRAPH_DISABLE_PLUGINS=bad-one$"
 KIND = "for the authors of bad-one: a backend is a subclass of delegraph.backend.BackendDetails"
 ROWS = {
@@ -194,10 +211,16 @@ ROWS = {
         KIND + ".+; " + FORGO,
         listed=Status.OK,
     ),
+    "light module that ends the process": Row(
+        light("import os\n\nos._exit(0)"),
+        r"^os\._exit\(0\) was called \(.+bad_one\.py:3\)$",
+        "must not exit; " + FORGO,
+    ),
     "target that ends the process": Row(
         target("import os\n\nos._exit(0)"),
-        r"^importing bad_target:BadBackend ended the process with exit code 0 \(.+bad_target\.py:3\)$",
-        "upgrade bad-one or tell its authors; " + FORGO,
+        r"^backend 'bad_target:BadBackend' of bad-one 0\.7 cannot be loaded: "
+        r"os\._exit\(0\) was called \(.+bad_target\.py:3\)$",
+        "must not exit; " + FORGO,
         listed=Status.OK,
     ),
     "target that crashes the interpreter": Row(
@@ -231,6 +254,59 @@ ROWS = {
         r"a second copy at .+copy \(0\.6\) is not used: the first on the path counts",
         "remove one of them, as with: python -m pip uninstall bad-one",
         Status.OK,
+    ),
+    "exception that cannot be shown": Row(
+        light(UNSHOWABLE),
+        r"^Odd: its message cannot be shown, as that raises ValueError \(.+bad_one\.py:6\)$",
+        "reinstall or upgrade bad-one, or tell its authors; " + FORGO,
+    ),
+    "exception with an odd name": Row(
+        light("raise ModuleNotFoundError('gone', name=7)"),
+        r"^ModuleNotFoundError: gone \(.+bad_one\.py:1\)$",
+        "reinstall or upgrade bad-one, or tell its authors; " + FORGO,
+    ),
+    "target that cannot be shown": Row(
+        target("class Odd:\n    def __repr__(self): raise ValueError('shy')\n\nBadBackend = Odd()"),
+        r"cannot be loaded: ValueError: shy \(.+bad_target\.py:2\)",
+        FORGO,
+        listed=Status.OK,
+    ),
+    "light module that is slow": Row(
+        light("import time; time.sleep(0.6)"),
+        r"^its light module took \d+\.\d s to import, which slows every listing down$",
+        "for its authors: do the work in the modules that the targets name",
+        Status.OK,
+    ),
+    "light module that prints": Row(
+        light("import os; os.write(2, b'hello')"),
+        "^its light module prints when it is imported$",
+        "for the authors of bad-one",
+        Status.OK,
+    ),
+    "requirement that is not met": Row(
+        requiring("delegraph>=99"),
+        rf"^it requires delegraph>=99, and {re.escape(delegraph.__version__)} is installed$",
+        "^python -m pip install 'delegraph>=99'$",
+        Status.INCOMPATIBLE,
+        listed=Status.OK,
+    ),
+    "requirement that is not there": Row(
+        requiring("nobody-has-it[extra]; python_version >= '3'"),
+        "^it requires nobody-has-it.+, which is not installed$",
+        r"^python -m pip install 'nobody-has-it\[extra\]'$",
+        Status.UNAVAILABLE,
+        listed=Status.OK,
+    ),
+    "requirement that is none": Row(
+        requiring(">= all of it"),
+        "^its metadata requires '>= all of it', which is no requirement$",
+        "PEP 508",
+        Status.OK,
+    ),
+    "entry point that is no module": Row(
+        lambda site: site.metadata("bad-one", "bad = -", "0.7"),
+        "its entry point is '-', which is no module and no module:object",
+        "for the authors of bad-one: name the module that has the hooks",
     ),
     "disabled plugin that would end the process": Row(
         light("import os; os._exit(3)"),
@@ -289,7 +365,8 @@ def assert_explained(found, row, site, version):
 
 def doctor(site, *arguments, **variables):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
-    environ["PYTHONPATH"] = os.pathsep.join(map(str, sorted(site.folder.parent.iterdir(), reverse=True)))
+    folders = [*map(str, sorted(site.folder.parent.iterdir(), reverse=True)), os.environ.get("PYTHONPATH", "")]
+    environ["PYTHONPATH"] = os.pathsep.join(folders).rstrip(os.pathsep)
     command = [sys.executable, "-m", "delegraph", "doctor", "--json", *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
@@ -305,7 +382,7 @@ def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):
     assert rows["good-one"]["status"] == "ok"
     assert rows["good-one"]["problems"] == rows["good-one"]["warnings"] == []
     errors = [rows[f"bad-{k}"]["problems"][0]["error"] for k in range(4)]
-    assert errors[0] == f"importing its light module ended the process with exit code 0 ({site.folder / 'bad_0.py'}:3)"
+    assert errors[0] == f"os._exit(0) was called ({site.folder / 'bad_0.py'}:3)"
     assert errors[1] == "importing its light module killed the process (Killed)"
     assert errors[2] == f"importing its light module killed the process (Aborted) ({site.folder / 'bad_2.py'}:3)"
     assert errors[3] == f"importing its light module killed the process (Interrupt) ({site.folder / 'bad_3.py'}:3)"
@@ -344,13 +421,11 @@ atexit.register(time.sleep, 1000)
 
 
 def test_after_a_crash_what_was_not_examined_is_told(site):
-    (site.folder / "bad_target.py").write_text("import os; os._exit(3)")
+    (site.folder / "bad_target.py").write_text("import os; os.kill(os.getpid(), 9)")
     answer = "[BackendSpec(n, f'bad_target:{n}', n, 1) for n in ('A', 'B', 'C')]"
     site.plugin("bad-one", HOOK.format(hook="delegraph_backends", arguments="", answer=answer))
     found = json.loads(doctor(site, DELEGRAPH_PLUGINS="bad-one").stdout)["plugins"][0]
-    assert [f["error"].partition(" (")[0] for f in found["problems"]] == [
-        "importing bad_target:A ended the process with exit code 3"
-    ]
+    assert [f["error"].partition(" (")[0] for f in found["problems"]] == ["importing bad_target:A killed the process"]
     assert [f["error"] for f in found["warnings"]] == ["2 more of its targets were not examined"]
 
 

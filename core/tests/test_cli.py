@@ -407,6 +407,37 @@ def test_python_minus_m_is_the_command(tmp_path):
     assert "usage: delegraph lower" in shown.stderr
 
 
+@pytest.mark.parametrize("module", ["torch", "pluggy", "argparse"])
+def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
+    (tmp_path / f"{module}.py").write_text("print('it ran')")
+    program = "def model():\n    import torch\n    return torch.nn.ReLU().eval(), (torch.ones(2),)\n"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "model.py").write_text(program)
+    command = ["lower", "folder/model.py", "--backend", "tosa"] if module == "torch" else ["backends"]
+    shown = python("-m", "delegraph", *command, cwd=tmp_path)
+    assert (shown.returncode, "it ran" in shown.stdout + shown.stderr) == (0, False), shown.stderr
+
+
+def test_a_plugin_that_is_waited_for_is_named(site):
+    source = "import time; time.sleep(1.5)"
+    site.plugin("slow-one", source, version="1.\x1b[31m")
+    shown = python("-m", "delegraph", "backends", path=site.folder)
+    file, disable = site.folder / "slow_one.py", "to go on without it, set DELEGRAPH_DISABLE_PLUGINS=slow-one"
+    assert shown.stderr == (
+        "waiting for plugin slow-one of slow-one 1.\\x1b[31m: importing its light module "
+        f"({file}) takes longer than 1 s; {disable}\n"
+    )
+    assert shown.returncode == 0
+
+
+def test_a_plugin_that_ends_the_process_is_a_row(site):
+    site.plugin("bad-one", "import os\nos._exit(0)", version="0.7")
+    site.backend("chip-vendor", "npu")
+    shown = python("-m", "delegraph", "backends", path=site.folder)
+    assert f"is broken: os._exit(0) was called ({site.folder / 'bad_one.py'}:2)" in shown.stdout
+    assert re.search(r"^npu +ok ", shown.stdout, re.MULTILINE)
+
+
 def test_version_and_help(capsys):
     assert run(capsys, "--version")[:2] == (0, f"delegraph {delegraph.__version__}\n")
     code, out, _ = run(capsys, "lower", "--help")
@@ -426,8 +457,8 @@ def test_a_closed_pipe_is_quiet():
     assert shown.stderr == ""
 
 
-def python(*arguments, path=None, **variables):
+def python(*arguments, path=None, cwd=None, **variables):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
     if path is not None:
         environ["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], env=environ, cwd=cwd, capture_output=True, text=True)

@@ -4,10 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from delegraph.discovery import Status, discover
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec
+from delegraph.targets import ProcessExit, exits_raise
 
 
 def found(name):
@@ -103,6 +106,54 @@ def test_keyboard_interrupt_is_not_a_fault_of_the_plugin(site):
         discover()
 
 
+def test_os_exit_is_a_fault_in_the_importing_thread_alone(site):
+    """The plugin's own process, and its thread, end as they ask for; afterwards ``os._exit`` is itself."""
+    source = """
+        import os, subprocess, sys
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        os._exit(3)
+    """
+    before = os._exit
+    site.plugin("bad-one", source)
+    record = found("bad-one")
+    assert (record.status, record.error) == (
+        Status.BROKEN,
+        f"os._exit(3) was called ({site.folder / 'bad_one.py'}:7)",
+    )
+    assert os._exit is before
+    other = """
+import os, threading
+from delegraph.targets import exits_raise
+with exits_raise():
+    thread = threading.Thread(target=lambda: os._exit(5))
+    thread.start()
+    thread.join()
+"""
+    assert run_python("-c", other, cwd=site.folder).returncode == 5
+
+
+def test_exits_raise_until_the_last_thread_has_left():
+    before, inside, leave = os._exit, threading.Barrier(2), threading.Event()
+
+    def guarded():
+        with exits_raise():
+            inside.wait()
+            leave.wait()
+            with pytest.raises(ProcessExit, match=r"os\._exit\(4\) was called \(.+test_discovery\.py:\d+\)"):
+                os._exit(4)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(guarded)
+        with exits_raise(), exits_raise():
+            inside.wait()
+        leave.set()
+        done.result()
+    assert os._exit is before
+
+
 def test_required_modules_are_found_without_importing_them(site):
     (site.folder / "needed").mkdir()
     (site.folder / "needed" / "__init__.py").write_text("raise SystemExit")
@@ -176,14 +227,6 @@ def test_metadata_without_a_name_takes_the_folders(site):
     assert (found("nameless").distribution, found("nameless").version) == ("nameless", "1.0")
 
 
-def test_damaged_metadata_of_others_is_not_our_business(site):
-    info = site.folder / "odd-1.0.dist-info"
-    info.mkdir()
-    (info / "entry_points.txt").write_bytes(b"\xff\xfe[delegraph]")
-    site.backend("good-one", "good")
-    assert found("good").status is Status.OK
-
-
 def test_a_light_module_that_imports_numpy_is_told_with_the_lines_that_do(site):
     (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
     site.plugin("heavy", "import json\nimport arrays_of_it")
@@ -215,9 +258,9 @@ def test_requiring_torch_is_not_importing_it(site):
 
 def run_python(*arguments, cwd, path=None):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")}
-    environ.pop("PYTHONPATH", None)
-    if path is not None:
-        environ["PYTHONPATH"] = str(path)
+    folders = [str(path or ""), environ.pop("PYTHONPATH", "")]
+    if any(folders):
+        environ["PYTHONPATH"] = os.pathsep.join(f for f in folders if f)
     return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True)
 
 
@@ -236,6 +279,9 @@ def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(site, 
     work.mkdir()
     (work / "honest.py").write_text("print('stand-in was here')")
     shown = run_python("-m", "delegraph", "backends", cwd=work, path=site.folder)
+    assert "stand-in was here" not in shown.stdout + shown.stderr
+    assert re.search("^honest +ok", shown.stdout, re.MULTILINE)
+    shown = run_python("-c", "from delegraph.cli import main; main(['backends'])", cwd=work, path=site.folder)
     assert "stand-in was here" not in shown.stdout + shown.stderr
     assert "would be loaded from the working directory" in shown.stdout
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .discovery import Discovery, canonical
+from .discovery import Discovery
+from .distributions import canonical
 from .errors import (
     BackendNotFound,
     DelegraphError,

@@ -1,34 +1,29 @@
 """Which plugins are installed, and what became of each.
 
 The loop over the entry points is our own, because pluggy's stops at the first plugin that fails. Whatever a plugin does
-at import (raise, exit, answer nonsense) ends as its record; the other plugins do not notice. Nothing is imported before
-DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS were asked.
+at import (raise, exit, answer nonsense) ends as its record, and so does a damaged installation; the others do not
+notice. Nothing is imported, and no METADATA read, before DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS were asked.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import importlib_metadata
 from importlib_metadata import EntryPoint
 
-from .heavy import HeavyImports
+from .distributions import Damaged, Distribution, canonical, copies, entry_points_of, head, name_and_version, place
 from .inspection import inspect
-from .plugin import PROJECT
-from .records import ALLOW, DENY, Fault, PluginRecord, Status, broken
-from .targets import find, import_installed, installed_path
+from .light import ImportWatch
+from .records import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, broken, without
+from .targets import exits_raise, find, import_installed
 
 IN_PROCESS = "in-process"
 """The distribution that backends registered in this process belong to."""
-Found = tuple[EntryPoint, PluginRecord]
-"""An entry point that nothing was imported of yet, and whose it is."""
 Key = tuple[str, str]
 """Distribution and entry point's name."""
-_Distribution = Any  # importlib-metadata types it differently from version to version
 
 
 @dataclass(frozen=True)
@@ -39,9 +34,17 @@ class Discovery:
     notes: tuple[str, ...] = ()
 
 
-def canonical(distribution: str) -> str:
-    """A distribution's name as package indexes compare it: ``Delegraph_TOSA`` is ``delegraph-tosa``."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+@dataclass(frozen=True)
+class Candidate:
+    """An entry point that nothing was imported of yet, and whose it is.
+
+    ``entry`` is None if the distribution is so damaged that its entry points are not known; ``distribution`` is None
+    for an entry point that belongs to none.
+    """
+
+    entry: EntryPoint | None
+    record: PluginRecord
+    distribution: Distribution = None
 
 
 def discover(
@@ -53,79 +56,86 @@ def discover(
 
     ``refused`` are not loaded either, for the reason given: they were seen to end the process that does.
     """
-    selection, found = Selection.of(environ), identify(entry_points)
-    records = []
-    for entry, record in found:
-        fault = selection.fault(record) or (refused or {}).get((record.distribution, record.name))
-        records.append(_located(entry, record).failed(fault) if fault is not None else load(entry, record))
-    return Discovery(tuple(records), selection.unknown([r for _, r in found]))
+    selection, records = Selection.of(environ), []
+    for entry, record in _judged(entry_points, selection):
+        fault = (refused or {}).get((record.distribution, record.name))
+        if record.status is not Status.OK or entry is None:
+            records.append(record)
+        else:
+            records.append(load(entry, record) if fault is None else record.failed(fault))
+    return Discovery(tuple(records), selection.unknown(records))
 
 
-def loadable(entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ) -> list[Found]:
+def loadable(
+    entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
+) -> list[tuple[EntryPoint, PluginRecord]]:
     """What ``discover`` would load; imports nothing."""
-    selection = Selection.of(environ)
-    return [(entry, record) for entry, record in identify(entry_points) if selection.fault(record) is None]
+    judged = _judged(entry_points, Selection.of(environ))
+    return [(entry, record) for entry, record in judged if entry is not None and record.status is Status.OK]
 
 
-def identify(entry_points: Iterable[EntryPoint] | None) -> list[Found]:
-    """The entry points given, or those of everything that is installed, and whose each is."""
-    return list(_installed()) if entry_points is None else [_identify(e) for e in entry_points]
+def _judged(
+    entry_points: Iterable[EntryPoint] | None, selection: Selection
+) -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
+    """The entry points given, or those of everything installed; what must not or cannot be loaded has failed."""
+    for found in _installed() if entry_points is None else map(_candidate, entry_points):
+        record, fault = _located(found), selection.fault(found.record)
+        yield found.entry, record.failed(fault) if fault is not None else _described(record, found.distribution)
 
 
 # --- what is installed ------------------------------------------------------------------------------------------------
 
 
-def _installed() -> Iterator[Found]:
-    """Entry points of each distribution that offers some. Of several copies the first on the path counts."""
-    path = installed_path()
-    names = dict.fromkeys(_name_and_version(d)[0] for d in importlib_metadata.distributions(path=path) if _offers(d))
-    for name in names:
-        first, *others = importlib_metadata.distributions(name=name, path=path)
-        identity = (*_name_and_version(first), _place(first))
-        warnings = tuple(map(_second_copy, others))
-        for entry in first.entry_points.select(group=PROJECT):
-            yield entry, PluginRecord(entry.name, *identity, warnings=warnings)
+def _installed() -> Iterator[Candidate]:
+    """The plugins of each distribution. Of several copies the first on the path counts."""
+    for first, *others in copies().values():
+        record = _record(first)
+        try:
+            entries = entry_points_of(first)
+        except Damaged as e:
+            yield Candidate(None, _damaged(record, e), first)
+            continue
+        warnings = tuple(map(_second_copy, others)) if entries else ()
+        for entry in entries:
+            yield Candidate(entry, replace(record, name=entry.name, warnings=warnings), first)
 
 
-def _second_copy(distribution: _Distribution) -> Fault:
-    name, version = _name_and_version(distribution)
-    error = f"a second copy at {_place(distribution)} ({version}) is not used: the first on the path counts"
-    return Fault(Status.OK, error, f"remove one of them, as with: python -m pip uninstall {name}")
-
-
-def _offers(distribution: _Distribution) -> bool:
-    """Whether it has entry points of ours: told without parsing anything."""
-    try:
-        text = distribution.read_text("entry_points.txt")
-    except (OSError, ValueError):  # not ours to report: unreadable metadata of whatever else is installed
-        return False
-    return text is not None and _GROUP.search(text) is not None
-
-
-_GROUP = re.compile(rf"^[ \t]*\[{PROJECT}\]", re.MULTILINE)
-
-
-def _identify(entry: EntryPoint) -> Found:
+def _candidate(entry: EntryPoint) -> Candidate:
     distribution = getattr(entry, "dist", None)
     if distribution is None:
-        return entry, PluginRecord(entry.name, entry.module.partition(".")[0], "", entry.module)
-    name, version = _name_and_version(distribution)
-    return entry, PluginRecord(entry.name, name, version, _place(distribution))
+        return Candidate(entry, PluginRecord(entry.name, entry.value.partition(".")[0], "", entry.value))
+    return Candidate(entry, replace(_record(distribution), name=entry.name), distribution)
 
 
-def _name_and_version(distribution: _Distribution) -> tuple[str, str]:
-    """From the head of METADATA (all of it is parsed only by those who want it), else from the folder's name."""
-    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-    lines = (line.partition(": ") for line in text.partition("\n\n")[0].splitlines())
-    fields = {name: value.strip() for name, _, value in lines}
-    by_folder, _, its_version = (
-        os.path.basename(str(getattr(distribution, "_path", ""))).rpartition(".")[0].partition("-")
-    )
-    return fields.get("Name") or by_folder, fields.get("Version") or its_version
+def _record(distribution: Distribution) -> PluginRecord:
+    """As far as the folder's name tells."""
+    name, version = name_and_version(distribution)
+    return PluginRecord(canonical(name), canonical(name), version, place(distribution))
 
 
-def _place(distribution: _Distribution) -> str:
-    return str(distribution.locate_file(""))
+def _second_copy(distribution: Distribution) -> Fault:
+    name, version = name_and_version(distribution)
+    error = f"a second copy at {place(distribution)} ({version}) is not used: the first on the path counts"
+    return Fault(Status.OK, error, f"remove one of them, as with: python -m pip uninstall {canonical(name)}")
+
+
+def _described(record: PluginRecord, distribution: Distribution) -> PluginRecord:
+    """With what METADATA says, if that is of the distribution whose folder it is in."""
+    if distribution is None or record.status is not Status.OK:
+        return record
+    try:
+        said = head(distribution)
+        if said.name and canonical(said.name) != record.distribution:
+            raise Damaged(f"METADATA is that of {said.name!r}; its folder is called {record.distribution!r}")
+    except Damaged as e:
+        return _damaged(record, e)
+    name, version = said.name or record.distribution, said.version or record.version
+    return replace(record, distribution=name, version=version, requirements=said.requirements)
+
+
+def _damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
+    hint = f"reinstall {record.distribution}, or remove what is left of it; {without(record)}"
+    return record.failed(Fault(Status.BROKEN, f"its installation is damaged: {error}", hint))
 
 
 # --- what may be loaded -----------------------------------------------------------------------------------------------
@@ -172,29 +182,31 @@ def _names(name: str, record: PluginRecord) -> bool:
 
 def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
     """Import one light module and collect what it declares."""
-    try:
-        with HeavyImports() as watch:
-            record = _located(entry, record)
+    with ImportWatch(record) as watch, exits_raise():
+        try:
             loaded = inspect(_plugin_object(entry), record)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # SystemExit included: a plugin that fails is a row, never the end
-        return record.failed(broken(e, record), e)
-    heavy = watch.warning()
-    return loaded if heavy is None else replace(loaded, warnings=(*loaded.warnings, heavy))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # SystemExit included: a plugin that fails is a row, never the end
+            loaded = record.failed(broken(e, record), e)
+    return replace(loaded, warnings=(*loaded.warnings, *watch.warnings()))
 
 
 def _plugin_object(entry: EntryPoint) -> Any:
+    if not entry.pattern.match(entry.value):
+        remedy = 'name the module that has the hooks, as in `chip = "chip_plugin.declaration"`'
+        raise PluginDefect(f"its entry point is {entry.value!r}, which is no module and no module:object", remedy)
     found = import_installed(entry.module)
     for part in filter(None, (entry.attr or "").split(".")):
         found = getattr(found, part)
     return found
 
 
-def _located(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
+def _located(found: Candidate) -> PluginRecord:
     """With the file of the light module, which is found and not imported."""
+    record, entry = found.record, found.entry
     try:
-        spec = find(entry.module)
-    except (AttributeError, ValueError):  # the entry point names no module; loading it says so
+        spec = find(entry.module) if entry is not None else None
+    except (AttributeError, ImportError, OSError, ValueError):  # it names no module; loading it says so
         return record
     return replace(record, location=spec.origin) if spec is not None and spec.has_location and spec.origin else record

@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import importlib_metadata
-
+from . import __version__
 from .discovery import Key
+from .distributions import Distribution, copies, version
+from .drawing.escape import printable
 from .examination import Examination, target_faults
 from .plugin import BackendSpec
 from .records import Fault, PluginRecord, Status
 
-_DEPENDENCIES = ("delegraph", "torch", "numpy", "pluggy", "flatbuffers", "importlib-metadata")
+Installed = dict[str, list[Distribution]]
+_DEPENDENCIES = ("delegraph", "torch", "numpy", "pluggy", "flatbuffers", "importlib-metadata", "packaging")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class PluginRow:
         offers = [f"  backends: {', '.join(self.backends)}"] if self.backends else []
         wrong = [line for p in self.problems for line in _lines("problem", p)]
         odd = [line for w in self.warnings for line in _lines("warning", w)]
-        return "\n".join([head, *offers, *wrong, *odd])
+        return "\n".join(map(printable, [head, *offers, *wrong, *odd]))
 
 
 def _lines(kind: str, fault: Fault) -> Iterator[str]:
@@ -75,26 +77,29 @@ def report(records: Sequence[PluginRecord], notes: Sequence[str], examined: Mapp
 
     Plugins that were not examined (registered in this process) have their targets imported here.
     """
-    rows = tuple(_row(r, examined.get((r.distribution, r.name)), records) for r in records)
-    return DoctorReport(_versions(), rows, tuple(notes))
+    installed = copies()
+    rows = tuple(_row(r, examined.get((r.distribution, r.name)), records, installed) for r in records)
+    versions = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
+    versions |= {name: _version(name, installed) or "not installed" for name in _DEPENDENCIES}
+    return DoctorReport(versions, rows, tuple(notes))
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
-    for name in _DEPENDENCIES:
-        try:
-            found[name] = importlib_metadata.version(name)
-        except importlib_metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+def _version(name: str, installed: Installed) -> str | None:
+    """Ours is that of the code that runs, which need not be installed."""
+    return __version__ if name == "delegraph" else version(name, installed)
 
 
-def _row(record: PluginRecord, examined: Examination | None, all_records: Sequence[PluginRecord]) -> PluginRow:
+def _row(
+    record: PluginRecord, examined: Examination | None, all_records: Sequence[PluginRecord], installed: Installed
+) -> PluginRow:
     found = _here(record) if examined is None else examined
     own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
     fatal = [found.fatal] if found.fatal else []
-    problems = tuple(dict.fromkeys([*fatal, *own, *record.faults.values(), *found.faults]))
-    odd = [*record.warnings, *found.warnings, *_same_name(record, all_records)]
+    unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
+    faults = dict.fromkeys([*fatal, *own, *unmet, *record.faults.values(), *found.faults])
+    problems = tuple(f for f in faults if f.status is not Status.OK)
+    odd = [*(f for f in faults if f.status is Status.OK), *record.warnings, *found.warnings]
+    odd += _same_name(record, all_records)
     if not record.declarations and not record.events and not problems:
         odd.append(Fault(Status.OK, "it declares nothing", _NOTHING))
     return PluginRow(
@@ -105,6 +110,31 @@ def _row(record: PluginRecord, examined: Examination | None, all_records: Sequen
         problems=problems,
         warnings=tuple(dict.fromkeys(odd)),
     )
+
+
+def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fault]:
+    """What is wrong with one requirement of a plugin's distribution."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = Requirement(text)
+        applies = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+    except (ValueError, RecursionError):
+        hint = f"for the authors of {record.distribution}: write it as PEP 508 says"
+        yield Fault(Status.OK, f"its metadata requires {text[:100]!r}, which is no requirement", hint)
+        return
+    if not applies:
+        return
+    there, hint = _version(wanted.name, installed), f"python -m pip install {str(wanted).partition(';')[0]!r}"
+    if there is None:
+        yield Fault(Status.UNAVAILABLE, f"it requires {wanted}, which is not installed", hint)
+        return
+    try:
+        fits = wanted.specifier.contains(there, prereleases=True)
+    except ValueError:  # what is installed has no version that could be compared
+        fits = not wanted.specifier
+    if not fits:
+        yield Fault(Status.INCOMPATIBLE, f"it requires {wanted}, and {there} is installed", hint)
 
 
 def _here(record: PluginRecord) -> Examination:

@@ -7,7 +7,6 @@ to a file, a line of JSON each; the last line of a child that died says what kil
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import re
@@ -20,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from importlib_metadata import EntryPoint
 
-from .discovery import Found, Key, load
+from .discovery import Key, load
 from .errors import DelegraphError
 from .plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
 from .records import Fault, PluginRecord, Status, without
@@ -45,7 +44,7 @@ class Examination:
     fatal: Fault | None = None
 
 
-def examine(found: Sequence[Found], seconds: float = SECONDS) -> dict[Key, Examination]:
+def examine(found: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS) -> dict[Key, Examination]:
     """Examine plugins, as many at a time as there are processors; each may take ``seconds``."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
@@ -72,9 +71,9 @@ def _run_child(folder: str, seconds: float) -> str:
     """Run the child; says how it ended. Its output goes to a file, so that no pipe can block."""
     path = [p for p in sys.path if isinstance(p, str)]
     program = f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({folder!r})"
-    command = [sys.executable, "-X", "faulthandler", "-c", program]
+    command = [sys.executable, "-u", "-X", "faulthandler", "-c", program]
     with open(os.path.join(folder, "output"), "wb") as output:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment())
         try:
             return _ending(child.wait(seconds))
         except subprocess.TimeoutExpired:
@@ -83,6 +82,11 @@ def _run_child(folder: str, seconds: float) -> str:
         finally:
             child.kill()
             child.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Without torch's own plugins, which its import would search all distributions for: they are not examined here."""
+    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
 
 
 def _let_it_say_where(child: subprocess.Popen[bytes]) -> None:
@@ -162,30 +166,23 @@ def main(folder: str) -> None:
 
 def _examine_here(entry: EntryPoint, record: PluginRecord, say: Say) -> None:
     say(doing=_LIGHT, left=0)
-    with _exits_are_told():
-        loaded = load(entry, record)
-        for warning in loaded.warnings:
-            say(**asdict(warning))
-        for fault in target_faults(loaded, lambda what, left: say(doing=f"importing {what}", left=left)):
-            say(**asdict(fault))
+    before = _written()
+    loaded = load(entry, record)
+    for warning in (*loaded.warnings, *([_prints(record)] if _written() > before else [])):
+        say(**asdict(warning))
+    for fault in target_faults(loaded, lambda what, left: say(doing=f"importing {what}", left=left)):
+        say(**asdict(fault))
     say(doing=_DONE, left=0)
 
 
-@contextlib.contextmanager
-def _exits_are_told() -> Iterator[None]:
-    """``os._exit`` writes the stack first, as a crash does; in processes that the plugin forks it does not."""
-    real, ours = os._exit, os.getpid()
+def _written() -> int:
+    """Bytes of output so far. It goes to a file and is not buffered, so that what native code writes counts too."""
+    return os.fstat(1).st_size
 
-    def told(status: int) -> NoReturn:
-        if os.getpid() == ours:
-            faulthandler.dump_traceback(all_threads=False)
-        real(status)
 
-    os._exit = told
-    try:
-        yield
-    finally:
-        os._exit = real
+def _prints(record: PluginRecord) -> Fault:
+    hint = f"for the authors of {record.distribution}: every command imports it, and its output is not yours"
+    return Fault(Status.OK, "its light module prints when it is imported", hint)
 
 
 def target_faults(

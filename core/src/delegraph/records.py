@@ -12,7 +12,7 @@ from typing import Any
 import pluggy
 
 from .plugin import EVENTS, Declaration
-from .targets import ShadowedByWorkingDirectory, TargetMissing
+from .targets import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
 
 ALLOW, DENY = "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"
 
@@ -62,6 +62,8 @@ class PluginRecord:
     declarations: tuple[Declaration, ...] = ()
     faults: Mapping[str, Fault] = field(default_factory=dict)
     warnings: tuple[Fault, ...] = ()
+    requirements: tuple[str, ...] = ()
+    """What its distribution requires, as METADATA says it."""
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """Target -> object, for what was registered in this process."""
     manager: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
@@ -104,12 +106,26 @@ def broken(error: BaseException, record: PluginRecord) -> Fault:
 
 def describe(error: BaseException) -> str:
     """An exception in one line, with the innermost line of code that is not the import machinery's."""
-    text = str(error).strip().partition("\n")[0] if not isinstance(error, KeyError) else repr(error.args)
-    if isinstance(error, (PluginDefect, TargetMissing)):
+    text = _message(error)
+    if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     where = _where_in_source(error) if isinstance(error, SyntaxError) else _innermost(error)
     return f"{line} ({where})" if where and where not in line else line
+
+
+def _message(error: BaseException) -> str:
+    """The first line of what a plugin's exception says; its ``__str__`` is the plugin's code too."""
+    try:
+        text = repr(error.args) if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return f"its message cannot be shown, as that raises {type(e).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+_LONGEST = 1000
 
 
 def _where_in_source(error: SyntaxError) -> str | None:
@@ -139,12 +155,12 @@ def advice(error: BaseException, record: PluginRecord) -> str:
         return f"for the authors of {owner}: name what the module has; or reinstall {owner}; {without(record)}"
     if isinstance(error, ShadowedByWorkingDirectory):
         return "run this in another folder, or install what lies in this one"
-    if isinstance(error, ModuleNotFoundError) and error.name:
+    if isinstance(error, ModuleNotFoundError) and error.name and isinstance(error.name, str):
         return f"{_absent_module(error.name, record)}; {without(record)}"
     if isinstance(error, SyntaxError):
         python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
         return f"reinstall {owner}, in a version that is written for {python}; {without(record)}"
-    if isinstance(error, SystemExit):
+    if isinstance(error, (SystemExit, ProcessExit)):
         return f"for the authors of {owner}: a module that is imported must not exit; {without(record)}"
     return f"reinstall or upgrade {owner}, or tell its authors; {without(record)}"
 

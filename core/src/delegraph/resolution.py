@@ -20,20 +20,21 @@ from .plugin import (
     RuntimeSpec,
 )
 from .records import PluginRecord, advice, describe, without
-from .targets import load
+from .targets import exits_raise, load
 
 
 def resolve(spec: Declaration, record: PluginRecord) -> Any:
     """Import the target. Raises PluginBroken with the cause if that fails or the object is of the wrong kind."""
     what = f"{_KINDS[type(spec)]} {spec.target!r} of {record.owner}"
     try:
-        found = load(spec.target, installed=record.distribution != IN_PROCESS)
+        with exits_raise():
+            found = load(spec.target, installed=record.distribution != IN_PROCESS)
+            reason = _why_not(spec, found)
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # SystemExit included
         text = f"{what} cannot be loaded: {describe(e)}"
         raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
-    reason = _why_not(spec, found)
     if reason is not None:
         hint = f"for the authors of {record.distribution}: {_REMEDIES[type(spec)]}; {without(record)}"
         raise PluginBroken("plugin-broken", f"{what} {reason}", hint=hint)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from typing import Any, NoReturn
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
@@ -18,6 +20,10 @@ class ShadowedByWorkingDirectory(ImportError):
 
 class TargetMissing(AttributeError):
     """The module can be imported and has nothing of that name."""
+
+
+class ProcessExit(BaseException):
+    """Code that was imported called ``os._exit``, which would have ended the process without a word."""
 
 
 def installed_path() -> list[str]:
@@ -93,6 +99,44 @@ def _location(spec: ModuleSpec) -> str | None:
     if spec.submodule_search_locations:
         return os.path.abspath(next(iter(spec.submodule_search_locations)))
     return os.path.abspath(spec.origin) if spec.has_location and spec.origin else None
+
+
+# --- code that ends the process ---------------------------------------------------------------------------------------
+
+_guarded: dict[int, int] = {}
+"""Thread whose ``os._exit`` raises -> the process that it is in."""
+_guarding = threading.Lock()
+_real_exit = os._exit
+
+
+@contextlib.contextmanager
+def exits_raise() -> Iterator[None]:
+    """``os._exit`` raises ProcessExit in this thread; in others, and in processes that it forks, it is itself."""
+    global _real_exit
+    thread = threading.get_ident()
+    with _guarding:
+        if not _guarded:
+            _real_exit, os._exit = os._exit, _raise_or_exit
+        outer = _guarded.get(thread)
+        _guarded[thread] = os.getpid()
+    try:
+        yield
+    finally:
+        with _guarding:
+            if outer is None:
+                del _guarded[thread]
+            if not _guarded:
+                os._exit = _real_exit
+
+
+def _raise_or_exit(status: int) -> NoReturn:
+    if _guarded.get(threading.get_ident()) == os.getpid():
+        caller = sys._getframe(1)
+        raise ProcessExit(f"os._exit({status!r}) was called ({caller.f_code.co_filename}:{caller.f_lineno})")
+    _real_exit(status)
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
 
 
 def load(target: str, installed: bool = True) -> Any:

@@ -21,6 +21,7 @@ from .. import __version__
 from ..errors import BackendNotFound, DelegraphError, DelegraphWarning, InternalError, OptionError, WriteError
 from . import terminal
 from .outcome import Outcome, UsageError, as_json
+from .watchdog import watchdog
 
 _MODULES = {
     "backends": "listing",
@@ -102,7 +103,7 @@ def _finish(words: Sequence[str]) -> int:
 
 def _run(words: Sequence[str]) -> Outcome:
     args = parser(words).parse_args(words)
-    with contextlib.redirect_stdout(sys.stderr), _readable_warnings():
+    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog():
         outcome: Outcome = args.command(args)
     return outcome
 

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from ..catalogue import BackendInfo
+from ..drawing.escape import printable
 from ..errors import DelegraphWarning
 from ..plugin import OptionSpec
 from ..records import PluginRecord, Status
@@ -55,7 +56,7 @@ def _listing(infos: list[BackendInfo], silent: list[PluginRecord], verbose: bool
     else:
         rows = [[i.name, str(i.status), f"{i.distribution} {i.version}".strip(), i.error or i.summary] for i in infos]
         shown = [table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows])] if rows else []
-    return "\n".join([*shown, *(f"{p.name} ({p.owner}) is {p.status}: {p.error}" for p in silent)])
+    return "\n".join([*shown, *(printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in silent)])
 
 
 def _described(info: BackendInfo) -> str:
@@ -71,7 +72,7 @@ def _described(info: BackendInfo) -> str:
     ]
     options = table([_option(o) for o in info.options]).splitlines()
     lines = [*("  " + line for line in table(facts).splitlines()), *("    " + line for line in options)]
-    return "\n".join([f"{info.name}  [{info.status}]  {info.summary}".rstrip(), *lines])
+    return "\n".join([printable(f"{info.name}  [{info.status}]  {info.summary}".rstrip()), *lines])
 
 
 def _option(option: OptionSpec) -> list[str]:

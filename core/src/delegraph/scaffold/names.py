@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import importlib_metadata
 
-from ..discovery import canonical
+from ..distributions import canonical
 from ..errors import DelegraphWarning
 from ..registry import Registry
 
