@@ -195,6 +195,15 @@ class Catalogue:
         own = [(d, r) for d, r in meant if canonical(r.distribution) == owner]
         return own or [(d, r) for d, r in meant if d.backend not in _own_names(r)]
 
+    def owner(self, kind: type) -> PluginRecord | None:
+        """The plugin that declares the class; else the only one that declares something of the class's package."""
+        package = kind.__module__.partition(".")[0]
+        for start in (f"{kind.__module__}:{kind.__qualname__}", f"{package}.", f"{package}:"):
+            found = [r for r in self.records if any(d.target.startswith(start) for d in r.declarations)]
+            if len({r.distribution for r in found}) == 1:
+                return found[0]
+        return None
+
     def formats(self) -> list[tuple[FormatSpec, PluginRecord]]:
         """All declared file formats."""
         return [(d, r) for r in self.records for d in r.declarations if isinstance(d, FormatSpec)]

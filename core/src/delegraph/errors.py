@@ -14,6 +14,7 @@ CODES: dict[str, str] = {
     "plugin-unavailable": "The plugin needs a module that is not installed.",
     "plugin-conflict": "Two distributions offer the name that was asked for.",
     "plugin-incompatible": "The plugin was written for another plugin API.",
+    "plugin-failed": "A plugin raised an error of its own while it was at work; the message names both.",
     "contract-violation": "A backend or partitioner broke the delegation contract.",
     "unsupported": "This program cannot be handed to this backend.",
     "not-fully-delegated": "require_full was asked for and operators were left to the host.",
@@ -36,7 +37,12 @@ class DelegraphWarning(UserWarning):
 
 
 class DelegraphError(Exception):
-    """An error with a stable ``code``, and where known the ``node``, the user's ``source`` line and a ``hint``."""
+    """An error with a stable ``code``, and where known the ``node``, the user's ``source`` line and a ``hint``.
+
+    ``raised_by`` says which plugin raised it, and what it was doing; None if delegraph itself did.
+    """
+
+    raised_by: str | None = None
 
     def __init__(
         self, code: str, message: str, node: Any = None, source: object = None, hint: str | None = None
@@ -46,7 +52,8 @@ class DelegraphError(Exception):
 
     def __str__(self) -> str:
         where = f"\n  at {self.source}" if self.source else ""
-        return f"{self.message}{where}" + (f"\n  hint: {self.hint}" if self.hint else "")
+        by = f"\n  raised by {self.raised_by}" if self.raised_by and self.raised_by not in self.message else ""
+        return f"{self.message}{where}{by}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
 class BackendNotFound(DelegraphError, NotImplementedError):
@@ -67,6 +74,10 @@ class PluginConflict(DelegraphError):
 
 class PluginIncompatible(DelegraphError):
     """The plugin's ``api`` is neither this version's nor the one before."""
+
+
+class PluginFailed(DelegraphError, RuntimeError):
+    """A plugin raised an error of its own while it was at work; ``__cause__`` is that error."""
 
 
 class ContractViolation(DelegraphError, RuntimeError):

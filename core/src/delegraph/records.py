@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from traceback import walk_tb
 from typing import Any
 
 import pluggy
@@ -74,6 +75,11 @@ class PluginRecord:
         return f"{self.distribution} {self.version}".strip()
 
     @property
+    def modules(self) -> list[str]:
+        """Names of the modules that it declares to have something, and the file of its light one."""
+        return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
+
+    @property
     def events(self) -> list[str]:
         """The events that it listens to."""
         return [e for e in EVENTS if self.manager and getattr(self.manager.hook, e).get_hookimpls()]
@@ -101,16 +107,19 @@ class PluginDefect(Exception):
 
 def broken(error: BaseException, record: PluginRecord) -> Fault:
     """The fault of a plugin in which ``error`` was raised."""
-    return Fault(Status.BROKEN, describe(error), advice(error, record))
+    return Fault(Status.BROKEN, describe(error, record.modules), advice(error, record))
 
 
-def describe(error: BaseException) -> str:
-    """An exception in one line, with the innermost line of code that is not the import machinery's."""
+def describe(error: BaseException, own: Collection[str] = ()) -> str:
+    """An exception in one line, with the innermost line of code in the plugin's packages, or else of any but Python's.
+
+    ``own`` are the modules (or their files) of the plugin, as far as they are known; what counts is their package.
+    """
     text = _message(error)
     if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    where = _where_in_source(error) if isinstance(error, SyntaxError) else _innermost(error)
+    where = _where_in_source(error) if isinstance(error, SyntaxError) else _place(error, own)
     return f"{line} ({where})" if where and where not in line else line
 
 
@@ -132,18 +141,20 @@ def _where_in_source(error: SyntaxError) -> str | None:
     return f"{error.filename}:{error.lineno}" if error.filename else None
 
 
-def _innermost(error: BaseException) -> str | None:
-    where, frame = None, error.__traceback__
-    while frame is not None:
-        file = frame.tb_frame.f_code.co_filename
-        if not file.startswith("<") and os.path.dirname(file) not in (_HERE, _IMPORTLIB):
-            where = f"{file}:{frame.tb_lineno}"
-        frame = frame.tb_next
-    return where
+def _place(error: BaseException, own: Collection[str]) -> str | None:
+    """The plugin's line: Python's library, where many an error is raised, is innocent, and so are others as a rule."""
+    frames = [(f.f_code.co_filename, str(f.f_globals.get("__name__")), n) for f, n in walk_tb(error.__traceback__)]
+    packages = {_package(module) for file, module, _ in frames if file in own} | {*map(_package, own)}
+    others = [f for f in frames if not f[0].startswith("<") and _package(f[1]) not in _INNOCENT]
+    theirs = [f for f in frames if _package(f[1]) in packages]
+    return next((f"{file}:{line}" for file, _, line in reversed(theirs or others)), None)
 
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_IMPORTLIB = os.path.join(os.path.dirname(os.__file__), "importlib")
+_INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def advice(error: BaseException, record: PluginRecord) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from importlib_metadata import EntryPoint
 
+from .attribution import AtWork
 from .catalogue import BackendInfo, Catalogue
 from .discovery import IN_PROCESS, Discovery, Key, discover, loadable
 from .errors import DelegraphWarning, FormatError, NoRuntime, PluginBroken, PluginConflict
@@ -85,6 +86,10 @@ class Registry:
         record = self._catalogue().find(name).record
         return record.distribution, record.version
 
+    def owner(self, kind: type) -> PluginRecord | None:
+        """The plugin that declares the class; else the only one that declares something of the class's package."""
+        return self._catalogue().owner(kind)
+
     def preferring(self, names: Iterable[str]) -> Registry:
         """A view in which the bare name and id of each ``distribution/name`` given mean that backend.
 
@@ -131,7 +136,8 @@ class Registry:
             ready: Partitioner = found
             return ready
         _check_signature(found, values, record)
-        made: Partitioner = found(**values)
+        with AtWork(found, "constructor", registry=self):
+            made: Partitioner = found(**values)
         return made
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
@@ -326,7 +332,7 @@ def _tell(record: PluginRecord, hook: str, payload: Any) -> str | None:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # a listener must not cost the user the result
-        return f"{record.name} of {record.owner}: {hook} failed: {describe(e)}"
+        return f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}"
     return None
 
 

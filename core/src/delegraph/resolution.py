@@ -33,7 +33,7 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # SystemExit included
-        text = f"{what} cannot be loaded: {describe(e)}"
+        text = f"{what} cannot be loaded: {describe(e, record.modules)}"
         raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
     if reason is not None:
         hint = f"for the authors of {record.distribution}: {_REMEDIES[type(spec)]}; {without(record)}"

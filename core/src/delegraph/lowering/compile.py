@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ..attribution import AtWork
 from ..backend import BackendDetails, Blob, CompileSpec, PreprocessResult
 from ..errors import ContractViolation, OptionError
 from ..signature import MUTATIONS, constant_tensor, output_values
@@ -23,31 +26,76 @@ if TYPE_CHECKING:
 
 Results = dict[int, PreprocessResult]
 """id of a Work -> its result."""
-Task = tuple[type[BackendDetails], "list[Work]"]
+_MOMENT = 0.05
+"""Seconds that an executor has to begin a call before the caller looks whether it is to do one itself."""
+
+
+class _Call:
+    """One call of a backend. The first to begin it does it: a thread of the executor, or the caller."""
+
+    def __init__(self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
+        self.backend, self._work, self._registry = backend, work, registry
+        self._first = threading.Lock()
+        self.outcome: Future[Results] = Future()
+
+    @property
+    def begun(self) -> bool:
+        return self._first.locked()
+
+    def begin(self) -> None:
+        """Do it, unless it was begun before."""
+        if not self._first.acquire(blocking=False):
+            return
+        try:
+            self.outcome.set_result(_compile(self.backend, self._work, self._registry))
+        except BaseException as e:  # the caller gets it with the outcome
+            self.outcome.set_exception(e)
+
+    def drop(self) -> bool:
+        """See that it is not begun any more; False if it was."""
+        return self._first.acquire(blocking=False) and self.outcome.cancel()
+
+    def submit(self, executor: Executor) -> None:
+        """Raises OptionError, here or as the outcome, if the executor does not run this very call in this process."""
+        try:
+            executor.submit(self.begin).add_done_callback(partial(self._left, executor))
+        except Exception as e:
+            raise _no_threads(executor, e) from e
+
+    def _left(self, executor: Executor, future: Future[None]) -> None:
+        """The executor has done with it: was it begun? A cancelled call is left to the caller."""
+        if not future.cancelled() and self._first.acquire(blocking=False):
+            self.outcome.set_exception(_no_threads(executor, future.exception()))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
 
 
 def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> list[PreprocessResult]:
     """The results of ``work``, in its order; backends in the order in which they first appear.
 
     A backend that compiles all methods jointly is called once; any other once a partition. Those that say they are
-    thread-safe are called in ``executor``, if there is one, all others on this thread.
+    thread-safe are called in ``executor``, if there is one, all others on this thread. So are those that the executor
+    cannot begin, because its threads all wait for what this one is to return.
     """
-    _check_executor(executor)
+    if not isinstance(executor, Executor | None):
+        raise _no_threads(executor, None)
     wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
-    tasks = [task for backend_id in wanted for task in _tasks(backend_id, work, registry)]
+    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry)]
     found: Results = {}
-    for made in _run(tasks, executor):
+    for made in _run(calls, executor):
         found.update(made)
     return [found[id(w)] for w in work]
 
 
-def _check_executor(executor: Any) -> None:
-    if executor is not None and (not isinstance(executor, Executor) or isinstance(executor, ProcessPoolExecutor)):
-        hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
-        raise OptionError("option-invalid", f"executor is to run threads; it is a {type(executor).__name__}", hint=hint)
+def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
+    reason = "" if why is None else f", which cannot run calls of this process: {type(why).__name__}: {why}"
+    hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
+    text = f"executor is to run threads; it is a {type(executor).__name__}{reason}"
+    return OptionError("option-invalid", text, hint=hint)
 
 
-def _tasks(backend_id: str, work: Sequence[Work], registry: Registry) -> list[Task]:
+def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_Call]:
     """What to call a backend with: all that is its at once if it has a joint step, otherwise one by one."""
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
@@ -55,30 +103,44 @@ def _tasks(backend_id: str, work: Sequence[Work], registry: Registry) -> list[Ta
         item.module.backend_id = backend.__name__
     default: Any = BackendDetails.preprocess_multimethod
     joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
-    return [(backend, mine)] if joint else [(backend, [item]) for item in mine]
+    return [_Call(backend, items, registry) for items in ([mine] if joint else [[item] for item in mine])]
 
 
-def _run(tasks: Sequence[Task], executor: Executor | None) -> list[Results]:
-    """The first error, in the order of ``tasks``, is raised once nothing runs any more."""
-    side = {k: executor.submit(_compile, *t) for k, t in enumerate(tasks) if t[0].thread_safe} if executor else {}
+def _run(calls: Sequence[_Call], executor: Executor | None) -> list[Results]:
+    """The first error, in the order of ``calls``, is raised once nothing runs any more."""
+    aside: list[_Call] = []
     try:
-        here = {k: _compile(*task) for k, task in enumerate(tasks) if k not in side}
-        return [side[k].result() if k in side else here[k] for k in range(len(tasks))]
+        if executor is not None:
+            aside = [c for c in calls if c.backend.thread_safe]
+            for call in aside:
+                call.submit(executor)
+        for call in calls:
+            if call not in aside:
+                call.begin()
+                call.outcome.result()
+        for call in aside:
+            _await(call, aside)
+        return [call.outcome.result() for call in calls]
     finally:
-        _quiet(side.values())
+        wait([call.outcome for call in calls if not call.drop()])
 
 
-def _quiet(futures: Iterable[Future[Results]]) -> None:
-    """Cancel what has not begun, and wait for the rest."""
-    wait([future for future in futures if not future.cancel()])
+def _await(call: _Call, others: Sequence[_Call]) -> None:
+    """Wait for ``call``, which is begun here if the executor, after a moment, works at none of ``others``."""
+    while not call.outcome.done():
+        running = [c.outcome for c in others if c.begun and not c.outcome.done()]
+        wait(running or [call.outcome], None if running else _MOMENT, FIRST_COMPLETED)
+        if not running and not any(c.begun and not c.outcome.done() for c in others):
+            call.begin()
+    call.outcome.result()
 
 
-def _compile(backend: type[BackendDetails], work: Sequence[Work]) -> Results:
+def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> Results:
     methods = dict.fromkeys(w.method for w in work)
     listed = [w for m in methods for w in work if w.method == m]
     before = [(fingerprint(w.program), _versions(w.program)) for w in listed]
     start = time.perf_counter()
-    results = _checked(backend, methods, listed)
+    results = _preprocess(backend, methods, listed, registry)
     share = (time.perf_counter() - start) / len(work)
     for item in work:
         item.seconds["preprocess"] = share
@@ -86,12 +148,17 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work]) -> Results:
     return {id(w): r for w, r in zip(listed, results, strict=True)}
 
 
-def _checked(backend: type[BackendDetails], methods: Iterable[str], work: Sequence[Work]) -> list[PreprocessResult]:
+def _preprocess(
+    backend: type[BackendDetails], methods: Iterable[str], work: Sequence[Work], registry: Registry
+) -> list[PreprocessResult]:
     programs = {m: [w.program for w in work if w.method == m] for m in methods}
     specs: dict[str, Sequence[list[CompileSpec]]] = {
         m: [list(w.partition.spec.compile_specs) for w in work if w.method == m] for m in methods
     }
-    results = backend.preprocess_multimethod(programs, specs)
+    places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
+    nodes = [n for w in work for n in w.partition.nodes]
+    with AtWork(backend, "preprocess", places, nodes, registry):
+        results = backend.preprocess_multimethod(programs, specs)
     _check_results(backend.__name__, programs, results)
     return [r for m in methods for r in results[m]]
 

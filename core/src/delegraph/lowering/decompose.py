@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
+from ..attribution import AtWork
 from ..partitioner import Partitioner, Support
 from ..signature import argument_of, build_program, output_node, root_call
 from .bodies import rewrite_bodies
@@ -133,6 +134,18 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tupl
 
 
 def _keeps(program: ExportedProgram, who: Partitioner) -> tuple[Keeps, frozenset[Any]]:
+    work = AtWork(who, "support check")
+    with work:
+        answer, operators = _answers(program, who)
+
+    def keeps(node: Node) -> bool:
+        with work:
+            return answer(node)
+
+    return keeps, operators
+
+
+def _answers(program: ExportedProgram, who: Partitioner) -> tuple[Keeps, frozenset[Any]]:
     support = _support(who)
     if support:
         return _Asked.about(program, support), LINEAR

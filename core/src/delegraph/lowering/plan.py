@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ..attribution import AtWork
 from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Refusal
 from ..signature import constant_placeholders, written_values
 from .identity import same_arguments
@@ -57,7 +58,8 @@ class Plan:
 def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     """Ask ``partitioner`` about ``program`` and check that it did what the contract allows."""
     before = _fingerprint(program)
-    result = partitioner(program)
+    with AtWork(partitioner, "partition"):
+        result = partitioner(program)
     _check_result(partitioner, result, program, before)
     tags = _tags(program, result.partition_tags, partitioner)
     partitions = _collect(program, tags, result)

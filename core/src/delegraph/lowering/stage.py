@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 
+from ..attribution import attributing
 from ..lowered_module import LoweredBackendModule
 from ..partitioner.contract import Partitioner
 from .bodies import Body, bodies, next_handles, put_back
@@ -112,7 +113,8 @@ def run_stage(
     partitions of backends that say they are thread-safe.
     """
     clock = _Clock()
-    tops = {m: _planned(m, p, partitioners[m], planner) for m, p in programs.items() if m in partitioners}
+    with attributing(registry):
+        tops = {m: _planned(m, p, partitioners[m], planner) for m, p in programs.items() if m in partitioners}
     levels = [level for top in tops.values() for level in top.all()]
     clock.mark("partition")
     work = [_start(level, part) for level in levels for part in level.plan.partitions]
