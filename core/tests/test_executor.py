@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import delegraph
 import pytest
@@ -120,6 +121,59 @@ def test_only_threads_will_do(wrong):
     made = wrong(1) if isinstance(wrong, type) else wrong
     with pytest.raises(OptionError, match="executor is to run threads"):
         lowered(backend(True), executor=made)
+
+
+def test_a_lowering_inside_of_a_full_pool_ends():
+    """All threads of the pool lower in that pool: nobody is left to begin what they wait for."""
+    with ThreadPoolExecutor(2) as full:
+        inside = [full.submit(lowered, backend(True), 3, full) for _ in range(4)]
+        results = [blobs(future.result(timeout=120)) for future in inside]
+    assert results == [blobs(lowered(backend(True), 3))] * 4
+
+
+def test_a_cancelled_call_is_done_by_the_caller():
+    class Cancelling(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            future: Future = Future()
+            future.cancel()
+            return future
+
+    assert blobs(lowered(backend(True), executor=Cancelling())) == blobs(lowered(backend(True)))
+
+
+class Elsewhere(Executor):
+    """Runs a copy of what it is given, as executors of processes and interpreters do."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        return ThreadPoolExecutor(1).submit(pickle.loads(pickle.dumps(fn)), *args, **kwargs)
+
+
+class Nowhere(Executor):
+    """Says that it is done with what it never ran in this process."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future = Future()
+        future.set_result(None)
+        return future
+
+
+class Broken(Executor):
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future = Future()
+        future.set_exception(ValueError("no worker is left"))
+        return future
+
+
+@pytest.mark.parametrize(
+    ("made", "text"), [(Elsewhere, "cannot be sent to another"), (Nowhere, "it is a Nowhere"), (Broken, "no worker")]
+)
+def test_an_executor_of_other_places_is_refused_by_what_it_does(made, text):
+    """None of them is known by its class. A backend that is not thread-safe has no use for it."""
+    calls = backend(True)
+    with pytest.raises(OptionError, match=text):
+        lowered(calls, executor=made())
+    assert not calls.seen
+    lowered(backend(False), executor=made())
 
 
 def test_any_executor_serves():

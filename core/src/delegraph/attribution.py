@@ -7,6 +7,13 @@ than a microsecond), and by several threads at once::
     with work:
         results = delegate(*args)
 
+``AtWork(...).around(function)`` is the function with every call of it inside. A delegate is loaded and called so::
+
+    def _load(self, module, runtime):
+        load, call = (AtWork(runtime, doing, *place_of(module), self._registry) for doing in ("load", "delegate"))
+        with load:
+            return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
+
 Only the plugin's own call belongs inside: what the engine raises there would be blamed on the plugin. Checks of what it
 returned come after the block, or raise a ContractViolation, which names its culprit itself.
 """
@@ -22,7 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .discovery import IN_PROCESS
 from .errors import DelegraphError, PluginFailed
@@ -30,8 +37,11 @@ from .records import describe
 from .source import source_of
 
 if TYPE_CHECKING:
+    from .lowered_module import LoweredBackendModule
     from .registry import Registry
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _registry: ContextVar[Registry | None] = ContextVar("registry", default=None)
 _at_work: list[AtWork] = []
 _watch: Callable[[str], None] | None = None
@@ -98,6 +108,15 @@ class AtWork:
             error.node = error.node or node
             error.source = error.source or (node and source_of(node))
 
+    def around(self, function: Callable[P, R]) -> Callable[P, R]:
+        """``function``, with its calls inside."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
     def _failed(self, error: BaseException, node: Any) -> PluginFailed:
         place = f" at {node.name} ({node.target})" if node is not None else ""
         text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{place}"
@@ -106,6 +125,13 @@ class AtWork:
         failed = PluginFailed("plugin-failed", text, node, next(filter(None, lines), None), hint)
         failed.raised_by = self.text
         return failed
+
+
+def place_of(module: LoweredBackendModule) -> tuple[str, Iterable[Any]]:
+    """``where`` and ``nodes`` of a delegate."""
+    program = module.original_module.graph_module
+    meta = program.meta
+    return f"partition {meta['partition']} of method {meta['method']}", program.graph.nodes
 
 
 def _by_signal(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from .attribution import AtWork, place_of
 from .calling import check_fixed, flat_arguments
 from .errors import ContractViolation, InputError, NoRuntime
 from .lowered_module import Argument, LoweredBackendModule
@@ -56,8 +57,9 @@ class Delegates:
             if self._on_missing == "eager":
                 return self._eager(module)
             raise
-        loaded: CallDelegate = runtime.load(module.processed_bytes, module.compile_specs, module.named_data())
-        return loaded
+        load, call = (AtWork(runtime, doing, *place_of(module), self._registry) for doing in ("load", "delegate"))
+        with load:
+            return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
 
     def _eager(self, module: LoweredBackendModule) -> CallDelegate:
         """Not torch's module, which writes state into the program's tensors, and insists on the recorded strides."""

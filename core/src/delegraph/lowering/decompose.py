@@ -95,7 +95,8 @@ class Decomposition:
             if support is None:
                 reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
                 return any([reducer.open(n) for n in mine])
-            trial = _Trial(self.tracer, _either(_Asked(support), others), self._in_vain)
+            asked = AtWork(who, "support check").around(_Asked(support))
+            trial = _Trial(self.tracer, _either(asked, others), self._in_vain)
             return any([trial.reduce(n) for n in mine])
 
     @contextmanager
@@ -137,12 +138,7 @@ def _keeps(program: ExportedProgram, who: Partitioner) -> tuple[Keeps, frozenset
     work = AtWork(who, "support check")
     with work:
         answer, operators = _answers(program, who)
-
-    def keeps(node: Node) -> bool:
-        with work:
-            return answer(node)
-
-    return keeps, operators
+    return work.around(answer), operators
 
 
 def _answers(program: ExportedProgram, who: Partitioner) -> tuple[Keeps, frozenset[Any]]:

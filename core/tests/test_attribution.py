@@ -1,0 +1,236 @@
+"""Errors that plugins raise: one error that names the plugin, what it was doing, and the user's line."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from delegraph.attribution import AtWork, watched
+from delegraph.backend import BackendDetails
+from delegraph.errors import CODES, PluginBroken, PluginFailed, Unsupported
+from delegraph.partitioner import CapabilityPartitioner, Partitioner, WrappingPartitioner
+from delegraph.registry import Registry
+from delegraph.runtime import BackendRuntime
+
+from .conftest import EchoBackend, EchoRuntime
+
+HERE = __file__
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(torch.nn.functional.silu(x))  # the user's line
+
+
+LINE = next(
+    k for k, text in enumerate(Path(HERE).read_text().split("\n"), 1) if "the user's line" in text and "silu" in text
+)
+
+
+def acting(act):
+    """A backend, partitioner or runtime that does ``act`` in the method of that name, and is the echo's otherwise."""
+
+    def backend(edge_program, compile_specs):
+        act()
+        return EchoBackend.preprocess(edge_program, compile_specs)
+
+    return type("ActingBackend", (BackendDetails,), {"preprocess": staticmethod(backend), "__module__": __name__})
+
+
+def leave():
+    raise SystemExit(0)
+
+
+def raising(error):
+    def act():
+        raise error
+
+    return act
+
+
+def everything(backend_id="ActingBackend"):
+    return CapabilityPartitioner(lambda node: None, backend_id)
+
+
+def lowered(backend, partitioner=None, runtime=EchoRuntime, **options):
+    registry = Registry(discover=False)
+    registry.register(backend, runtime=runtime)
+    partitioner = partitioner or everything(backend.__name__)
+    return delegraph.lower(Net().eval(), (torch.ones(2),), backends=[partitioner], registry=registry, **options)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad weights"), SystemExit(0), MemoryError(), BaseException("odd")])
+def test_whatever_preprocess_raises(error):
+    with pytest.raises(PluginFailed) as caught:
+        lowered(acting(raising(error)))
+    failed = caught.value
+    text = f"preprocess of ActingBackend ({HERE}), at partition ActingBackend_0 of method forward, raised "
+    assert failed.message.startswith(text + type(error).__name__)
+    assert str(error) in failed.message and f"{HERE}:" in failed.message.removeprefix(text)
+    assert failed.__cause__ is error and failed.code == "plugin-failed" in CODES and isinstance(failed, RuntimeError)
+    assert (failed.source.file, failed.source.line) == (HERE, LINE)
+
+
+def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():
+    error = Unsupported("toy/no", "no luck")
+    with pytest.raises(Unsupported) as caught:
+        lowered(acting(raising(error)))
+    assert caught.value is error and error.code == "toy/no" and error.message == "no luck"
+    assert str(error).endswith(f"raised by preprocess of ActingBackend ({HERE}), {error.raised_by.partition(', ')[2]}")
+
+
+def test_an_interrupt_and_a_signal_handler_pass():
+    with pytest.raises(KeyboardInterrupt):
+        lowered(acting(raising(KeyboardInterrupt())))
+
+    def handler(number, frame):
+        raise SystemExit(3)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(SystemExit):
+            lowered(acting(lambda: signal.raise_signal(signal.SIGUSR1)))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_support_check_names_the_operator():
+    def why_not(node):
+        return {}["table"] if node.target is torch.ops.aten.relu.default else None
+
+    with pytest.raises(PluginFailed, match="raised KeyError.*at relu \\(aten.relu.default\\)") as caught:
+        lowered(EchoBackend, CapabilityPartitioner(why_not, "EchoBackend"))
+    assert caught.value.node.name == "relu" and caught.value.source.line == LINE
+
+
+class Failing(Partitioner):
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def partition(self, exported_program):
+        if self.place == "partition":
+            raise SystemExit(0)
+        return everything("EchoBackend").partition(exported_program)
+
+    def ops_to_not_decompose(self, exported_program):
+        def wanted(node):
+            raise IndexError("wanted")
+
+        if self.place == "ops":
+            raise TypeError("ops")
+        return [torch.ops.aten.silu.default], wanted if self.place == "filter" else None
+
+
+@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: WrappingPartitioner(p, "EchoBackend")])
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [("partition", "raised SystemExit: 0"), ("ops", "raised TypeError: ops"), ("filter", "raised IndexError: wanted")],
+)
+def test_partitioners(place, text, wrap):
+    """One that is wrapped is blamed itself."""
+    with pytest.raises(PluginFailed, match=rf"of Failing \(.*{text}"):
+        lowered(EchoBackend, wrap(Failing(place)))
+
+
+@pytest.mark.parametrize("place", ["load", "run"])
+def test_runtimes(place):
+    class FailingRuntime(BackendRuntime):
+        @staticmethod
+        def load(processed_bytes, compile_specs, named_data):
+            if place == "load":
+                raise SystemExit(0)
+            return lambda *args: leave()
+
+    program = lowered(EchoBackend, everything("EchoBackend"), FailingRuntime)
+    text = r"of FailingRuntime \(.*partition EchoBackend_0 of method forward, raised SystemExit: 0"
+    with pytest.raises(PluginFailed, match=text) as caught:
+        program(torch.ones(2))
+    assert caught.value.source.line == LINE
+
+
+PLUGIN = """
+import ctypes
+from delegraph.backend import BackendDetails
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, hookimpl
+
+class NativeBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        ctypes.CDLL("libabsent.so")  # fails
+
+class NativePartitioner(CapabilityPartitioner):
+    def __init__(self, level=1):
+        [][level]
+        super().__init__(lambda node: None, "NativeBackend")
+
+class Willing(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: None, "NativeBackend")
+
+@hookimpl
+def delegraph_backends():
+    level = OptionSpec("level", int, 1)
+    return [BackendSpec("native", "acme_native:NativeBackend", "NativeBackend", 1, options=(level,))]
+
+@hookimpl
+def delegraph_partitioners():
+    return [
+        PartitionerSpec("native", "native", "acme_native:NativePartitioner", default=True),
+        PartitionerSpec("absent", "native", "acme_absent:Anything"),
+    ]
+"""
+
+
+@pytest.fixture
+def acme(site):
+    """An installed plugin; the registry that has found it."""
+    site.plugin("acme-native", PLUGIN, version="2.1")
+    (site.folder / "acme_absent.py").write_text("import ctypes\nctypes.CDLL('libabsent.so')\n")
+    return Registry()
+
+
+def test_an_installed_plugin_is_named_with_its_version_and_its_own_line(acme, site):
+    from acme_native import Willing
+
+    with pytest.raises(PluginFailed) as caught:
+        delegraph.lower(Net().eval(), (torch.ones(2),), backends=[Willing()], registry=acme)
+    message, file = caught.value.message, site.folder / "acme_native.py"
+    assert "preprocess of NativeBackend (acme-native 2.1), at partition NativeBackend_0 of method forward" in message
+    line = next(k for k, text in enumerate(file.read_text().splitlines(), 1) if "# fails" in text)
+    assert f"({file}:{line})" in message and ctypes.__file__ not in message
+    assert "tell the authors of acme-native 2.1" in caught.value.hint
+
+
+def test_a_constructor_is_the_plugins_too(acme):
+    with pytest.raises(PluginFailed, match=r"constructor of NativePartitioner \(acme-native 2.1\), raised IndexError"):
+        delegraph.lower(Net().eval(), (torch.ones(2),), backends=["native"], registry=acme)
+
+
+def test_the_line_of_a_target_that_fails_to_load_is_its_own(acme, site):
+    with pytest.raises(PluginBroken) as caught:
+        acme.get_partitioner("absent")
+    assert f"({site.folder / 'acme_absent.py'}:2)" in caught.value.message and ctypes.__file__ not in str(caught.value)
+
+
+def test_the_line_of_a_light_module_that_fails_is_its_own(site):
+    site.plugin("acme-light", "import ctypes\nctypes.CDLL('libabsent.so')\n")
+    with pytest.warns(delegraph.DelegraphWarning, match="acme-light"):
+        [record] = [r for r in Registry().plugins() if r.distribution == "acme-light"]
+    assert f"({site.folder / 'acme_light.py'}:2)" in record.error
+
+
+def test_who_is_at_work_is_told_while_somebody_watches():
+    seen = []
+    with watched(seen.append):
+        lowered(acting(lambda: None))
+    assert seen[-1] == "" and f"preprocess of ActingBackend ({HERE}), at partition" in " ".join(seen)
+    count = len(seen)
+    with AtWork(Net, "nothing"):
+        pass
+    assert len(seen) == count
