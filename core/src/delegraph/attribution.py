@@ -145,7 +145,8 @@ def _node_given(error: BaseException) -> Any:
     found = None
     for frame, _ in walk_tb(error.__traceback__):
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        given = [v for v in map(frame.f_locals.get, names) if getattr(v, "op", None) == "call_function"]
+        nodes = (v for v in map(frame.f_locals.get, names) if type(v).__module__ == "torch.fx.node")
+        given = [n for n in nodes if getattr(n, "op", None) == "call_function"]
         found = given[0] if len(given) == 1 else found
     return found
 
