@@ -371,10 +371,10 @@ def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model
 
 
 @pytest.mark.parametrize("command", [["backends"], ["backends", "-v"], ["backends", "--json"], ["lower", "--help"]])
-def test_listing_and_help_import_neither_torch_nor_numpy(command):
+def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command):
     program = (
         f"import sys; from delegraph.cli import main; code = main({command!r});"
-        "assert code == 0 and not {'torch', 'numpy'} & set(sys.modules)"
+        "assert code == 0 and not {'torch', 'numpy', 'delegraph.drawing'} & set(sys.modules)"
     )
     shown = python("-c", program)
     assert shown.returncode == 0, shown.stderr

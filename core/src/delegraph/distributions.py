@@ -148,7 +148,7 @@ def _content(distribution: Distribution, file: str) -> bytes | None:
     folder = getattr(distribution, "_path", None)
     try:
         if isinstance(folder, Path):
-            return _regular_content(folder / file, file)
+            return _regular_content(os.path.join(folder, file), file)
         text = distribution.read_text(file)  # from an archive, or from where another finder keeps it
         return None if text is None else text.encode()[: MOST_BYTES + 1]
     except (FileNotFoundError, NotADirectoryError):  # the latter: old metadata that is a single file
@@ -157,8 +157,14 @@ def _content(distribution: Distribution, file: str) -> bytes | None:
         raise Damaged(f"{file} cannot be read: {e}") from e
 
 
-def _regular_content(path: Path, file: str) -> bytes:
-    with open(path, "rb", opener=lambda p, flags: os.open(p, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+def _regular_content(path: str, file: str) -> bytes:
+    descriptor = os.open(path, _FLAGS)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Damaged(f"{file} is no regular file")
-        return opened.read(MOST_BYTES + 1)
+        return os.read(descriptor, MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

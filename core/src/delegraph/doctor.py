@@ -11,7 +11,7 @@ from typing import Any
 from . import __version__
 from .discovery import Key
 from .distributions import Distribution, copies, version
-from .drawing.escape import printable
+from .escape import printable
 from .examination import Examination, target_faults
 from .plugin import BackendSpec
 from .records import Fault, PluginRecord, Status

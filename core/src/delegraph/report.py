@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from .drawing.escape import printable
+from .escape import printable
 from .lowered_module import Argument
 from .partitioner.contract import Refusal
 from .source import Source, source_of

@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 from ..catalogue import BackendInfo
-from ..drawing.escape import printable
 from ..errors import DelegraphWarning
+from ..escape import printable
 from ..plugin import OptionSpec
 from ..records import PluginRecord, Status
 from ..registry import default_registry

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..drawing.escape import printable
 from ..errors import DelegraphError
+from ..escape import printable
 from . import terminal
 
 

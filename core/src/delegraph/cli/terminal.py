@@ -13,8 +13,8 @@ import os
 import sys
 from typing import TextIO
 
-from ..drawing.escape import printable
 from ..errors import WriteError
+from ..escape import printable
 
 _CLEARED_LINE = "\r\x1b[K"
 

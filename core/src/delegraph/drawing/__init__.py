@@ -1,7 +1,7 @@
 """Graphs as pictures in a page: boxes and wires, laid out in layers, as SVG. It imports neither torch nor a plugin."""
 
+from ..escape import printable, text
 from .condense import condensed
-from .escape import printable, text
 from .picture import Box, Picture, Wire
 from .style import STYLE, TONES, head
 from .svg import figure, svg, swatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from .escape import text
+from ..escape import text
 
 TONES = 5
 """Colours for backends. More backends than that share colours; every box has its backend's name as well."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from unicodedata import east_asian_width
 
+from ..escape import lines, text
 from .condense import condensed
-from .escape import lines, text
 from .layout import BELOW, LINE, PADDING, Layout, Leg, Place, laid_out
 from .picture import Box, Picture, Wire
 from .style import TONES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 
 LONGEST = 2000
@@ -17,6 +16,8 @@ def text(value: object, longest: int = LONGEST) -> str:
     Whatever does not print stands there by its escape: control characters, among them those that change the direction
     of writing, and halves of surrogate pairs, which no file can hold. Of a text that is longer so, the rest is cut off.
     """
+    import html  # with a table of all entities, which only pages need
+
     whole = str(value)
     shown = printable(whole[: longest + 1])
     if len(shown) > longest:
