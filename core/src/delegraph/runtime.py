@@ -54,5 +54,9 @@ class FileFormat(Protocol):
 
     @staticmethod
     def run(path: Path, inputs: Sequence[np.ndarray[Any, Any]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        """Execute the file with one array an input; returns name and value of each output. Raises InputError."""
+        """Execute the file with one array an input; returns name and value of each output. Raises InputError.
+
+        A format that knows loops takes ``max_iterations: int`` as well, with a default: ``delegraph run`` passes on its
+        ``--max-iterations``, since nobody knows whether a loop in a file ends.
+        """
         ...

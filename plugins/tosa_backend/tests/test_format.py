@@ -7,13 +7,17 @@ import sys
 import numpy as np
 import pytest
 from delegraph.cli import main
-from delegraph.errors import InputError
+from delegraph.errors import InputError, Unsupported
+from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
+
+from .support.samples import apply
+from .support.structured import structured
 
 
 @pytest.fixture
@@ -98,7 +102,7 @@ def test_a_truncated_file_is_one_error(path, command, capsys):
     assert "Traceback" not in shown.err
 
 
-@pytest.mark.parametrize("times", [1 << 28, 1 << 60])
+@pytest.mark.parametrize("times", [1 << 28, 1 << 56])
 def test_what_no_memory_holds_is_one_error(times, path, monkeypatch, capsys):
     """A file of a few hundred bytes may ask for as much as it likes."""
     x = Value(Type((4,), DType.FP32), name="x")
@@ -127,3 +131,94 @@ def test_neither_command_imports_torch(path):
     program = "import sys; from delegraph.cli import main; codes = [main([c, sys.argv[1]]) for c in ('run', 'inspect')]"
     check = f"{program}; assert codes == [0, 0]; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check, str(path)], check=True, capture_output=True)
+
+
+def written(graph, folder):
+    file = folder / "g.tosa"
+    file.write_bytes(TosaFile(graph, TosaSpec()).join())
+    return file
+
+
+@pytest.mark.parametrize("given", [[], ["--input", "x.npy"]], ids=["random", "from a file"])
+def test_a_file_that_breaks_a_rule_is_not_run_and_the_rule_is_named(tmp_path, capsys, monkeypatch, given):
+    """It can be read, and an AND of floating point numbers would only fail in numpy."""
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones(3, np.float32))
+    x = Value(Type((3,), DType.FP32), name="x")
+    both = apply(ops.BITWISE_AND, x, x)
+    file = written(Graph([x], both.outputs, [both]), tmp_path)
+    assert main(["run", str(file), *given]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error [tosa/invalid-graph]: 1 violations of TOSA-")
+    assert "operator 0 (BITWISE_AND): TOSA BITWISE_AND on fp32 is not in TOSA 1." in told
+    assert "[data-types: BITWISE_AND, Supported Data Types]" in told
+    assert main(["inspect", str(file)]) == 0
+
+
+def test_a_file_that_breaks_very_many_rules_is_told_in_short(tmp_path, capsys):
+    x = Value(Type((3,), DType.FP32), name="x" * 10_000)
+    operators = [apply(ops.BITWISE_AND, x, x) for _ in range(1000)]
+    assert main(["run", str(written(Graph([x], operators[0].outputs, operators), tmp_path))]) == 1
+    told = capsys.readouterr().err
+    assert told.endswith("  and 900 more\n") and len(told) < 100_000
+
+
+def forever():
+    x, count = Value(Type((1,), DType.BOOL), name="on"), Value(Type((1,), DType.BOOL))
+    inner = Value(Type((1,), DType.BOOL))
+    body = apply(ops.IDENTITY, inner)
+    condition = apply(ops.LOGICAL_OR, count, literal([True], DType.BOOL, bool))
+    graphs = {
+        "cond_graph": Graph([count], condition.outputs, [condition], "goes_on"),
+        "body_graph": Graph([inner], body.outputs, [body], "again"),
+    }
+    loop = apply(ops.WHILE_LOOP, x, **graphs)
+    return Graph([x], loop.outputs, [loop])
+
+
+def doubling(depth):
+    """Each graph calls the next one twice: the last one is called as often as 2 to the power of ``depth`` - 1."""
+    graph = None
+    for level in range(depth, 0, -1):
+        x, condition = Value(Type((1,), DType.FP32)), Value(Type((1,), DType.BOOL))
+        last, operators = x, []
+        for _ in range(2):
+            if graph is None:
+                operators.append(apply(ops.ABS, last))
+            else:
+                operators.append(apply(ops.COND_IF, condition, last, condition, then_graph=graph, else_graph=graph))
+            last = operators[-1].outputs[0]
+        graph = Graph([x, condition], [last], operators, f"level_{level}")
+    return graph
+
+
+@pytest.mark.parametrize("make", [forever, lambda: doubling(40)], ids=["loop", "calls"])
+def test_a_program_without_end_is_ended(make, tmp_path, capsys):
+    file = written(make(), tmp_path)
+    assert main(["run", str(file), "--max-iterations", "1000"]) == 1
+    assert "more iterations of loops and branches than are allowed" in capsys.readouterr().err
+    with pytest.raises(Unsupported, match="more iterations"):
+        TosaFormat.run(file, TosaFormat.sample(file, 0), max_iterations=100)
+
+
+def test_loops_that_end_in_time_are_run(tmp_path):
+    graph = next(s.graph for s in structured() if s.label == "WHILE_LOOP(2 deep)")
+    file = written(graph, tmp_path)
+    inputs = TosaFormat.sample(file, 0)
+    for (_, ours), wanted in zip(TosaFormat.run(file, inputs), evaluate(graph, inputs), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+
+
+def test_the_bound_holds_for_one_run_and_each_run_has_its_own(tmp_path):
+    file = written(doubling(4), tmp_path)
+    inputs = TosaFormat.sample(file, 0)
+    for _ in range(3):
+        TosaFormat.run(file, inputs, max_iterations=2 + 4 + 8)
+    with pytest.raises(Unsupported):
+        TosaFormat.run(file, inputs, max_iterations=2 + 4 + 8 - 1)
+
+
+@pytest.mark.parametrize("number", ["-1", "x"])
+def test_bounds_that_are_no_numbers(path, number, capsys):
+    assert main(["run", str(path), "--max-iterations", number]) == 2
+    assert "--max-iterations" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument("--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input")
     run.add_argument("--output", type=Path, metavar="DIR", help="folder that gets output_0.npy, output_1.npy, ...")
     run.add_argument("--seed", type=natural_number, default=0, help="of random inputs, which are used without --input")
+    run.add_argument(
+        "--max-iterations", type=natural_number, metavar="N", help="iterations of all loops together (.tosa: 100000)"
+    )
     run.set_defaults(command=_run)
     inspect = commands.add_parser("inspect", parents=[common], help="show what is in a file such as .tosa")
     inspect.add_argument("file", type=Path, metavar="FILE")
@@ -61,8 +65,11 @@ def _ability(file_format: Any, name: str, path: Path) -> Any:
 def _run(args: argparse.Namespace) -> Outcome:
     file_format = _format(args.file)
     inputs = [_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
+    bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
+    if bound and "max_iterations" not in signature(file_format.run).parameters:
+        raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
     with progress(f"running {args.file}"):
-        outputs = file_format.run(args.file, inputs)
+        outputs = file_format.run(args.file, inputs, **bound)
     rows = [_row(name, value) for name, value in outputs]
     if args.output:
         _save(args.output, [value for _, value in outputs])

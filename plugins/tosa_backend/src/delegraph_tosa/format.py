@@ -5,24 +5,27 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from delegraph.errors import Unsupported
 
-from .evaluate import evaluate, numbers_of
+from .evaluate import bounded_iterations, evaluate, numbers_of
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
 from .serialize import read
 from .spec import TosaSpec, required, required_version
 from .text import render
 from .tools import Verdict, figures, page, sample, verdicts
+from .validate import validate
 
 ELIDED = 16
 """Constants of more elements are left out of the text form."""
 ADDRESSABLE = 1 << 47
 """Bytes that a process has addresses for, on 64-bit processors."""
+MAX_ITERATIONS = 100_000
+"""Iterations of loops that ``run`` allows unless it is told another number: some seconds of small bodies."""
 MAPPED = 1 << 28
 """Bytes from which on a file is mapped into memory."""
 
@@ -111,27 +114,31 @@ class TosaFormat:
     def verify(path: Path) -> list[Verdict]:
         """What other tools that are installed say about the file, for the smallest target that takes it."""
         graph = _graph(path)
-        version = required_version(graph)
-        spec = TosaSpec(version, *required(graph, version))
-        return verdicts(path, graph, spec, TosaFormat.sample(path, 0))
+        with _within_memory(graph):
+            inputs = sample(graph, 0)
+        return verdicts(path, graph, _smallest_target(graph), inputs)
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
-        """One random array an input, on which the file runs. Raises Unsupported for what no memory holds."""
-        graph = _graph(path)
+        """One random array an input, on which the file runs.
+
+        Raises InvalidGraph for a file that is not legal at any level, Unsupported for what no memory holds.
+        """
+        graph = _legal_graph(path)
         with _within_memory(graph):
             return sample(graph, seed)
 
     @staticmethod
-    def run(path: Path, inputs: Sequence[Array]) -> list[tuple[str, Array]]:
+    def run(path: Path, inputs: Sequence[Array], max_iterations: int = MAX_ITERATIONS) -> list[tuple[str, Array]]:
         """Outputs by name, for one array an input (BF16: its bits, as uint16).
 
         Outputs that are BF16 or block-scaled come as float32.
-        Raises InputError for arrays of another number, shape or type, Unsupported for what numpy cannot compute or
-        memory does not hold.
+        Raises InputError for arrays of another number, shape or type; InvalidGraph for a file that is not legal at any
+        level; Unsupported for what numpy cannot compute or memory does not hold, and for a program that runs more than
+        ``max_iterations`` iterations of all its loops together, branches counted as well.
         """
-        graph = _graph(path)
-        with _within_memory(graph):
+        graph = _legal_graph(path)
+        with _within_memory(graph), bounded_iterations(max_iterations):
             results = evaluate(graph, inputs)
         return [
             (_name(k, v), _readable(r, v.dtype)) for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))
@@ -144,6 +151,18 @@ def _graph(path: Path) -> Graph:
         return read(path.read_bytes())
     with path.open("rb") as file:
         return read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+
+
+def _legal_graph(path: Path) -> Graph:
+    """What breaks a rule would fail somewhere inside of a kernel, and look like a defect of this package."""
+    graph = _graph(path)
+    validate(graph, replace(_smallest_target(graph), level="NONE"))
+    return graph
+
+
+def _smallest_target(graph: Graph) -> TosaSpec:
+    version = required_version(graph)
+    return TosaSpec(version, *required(graph, version))
 
 
 @contextmanager

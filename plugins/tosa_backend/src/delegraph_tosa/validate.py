@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from delegraph.errors import DelegraphError
 
-from .ir.graph import Graph, Operator, Value, infer_all
+from .ir.graph import LONGEST_NAME, Graph, Operator, Value, infer_all
 from .ir.operators import CUSTOM, OPERATORS, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
 from .ir.rulebook import section
 from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
@@ -55,11 +55,17 @@ class Violation(NamedTuple):
         return f"{self.where}: {self.problem} [{self.rule}: {self.section}]{source}"
 
 
+LISTED = 100
+"""Violations that the text of an error lists: a small file can have many thousands."""
+
+
 class InvalidGraph(DelegraphError, ValueError):
     """A graph is no legal TOSA for its target; ``violations`` has all reasons."""
 
     def __init__(self, violations: list[Violation], spec: TosaSpec) -> None:
-        listed = "\n".join(f"  {violation}" for violation in violations)
+        listed = "\n".join(f"  {violation}" for violation in violations[:LISTED])
+        if len(violations) > LISTED:
+            listed += f"\n  and {len(violations) - LISTED} more"
         super().__init__("tosa/invalid-graph", f"{len(violations)} violations of {spec}:\n{listed}")
         self.violations = violations
 
@@ -84,7 +90,7 @@ def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
 
 def _place(graph: Graph, number: int) -> str:
     """What names a graph of control flow; the program itself needs no name."""
-    return f"graph {graph.name if graph.name != 'main' else number}, " if number else ""
+    return f"graph {graph.name[:LONGEST_NAME] if graph.name != 'main' else number}, " if number else ""
 
 
 _ENDLESS = math.inf

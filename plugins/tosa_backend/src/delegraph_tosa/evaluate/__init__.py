@@ -17,7 +17,18 @@ from . import (  # noqa: F401 (registers)
     variable,
 )
 from .constants import materialize
+from .control import bounded_iterations
 from .kernels import KERNELS, computes, numbers_of, why_not
 from .program import Program, check_inputs, evaluate
 
-__all__ = ["KERNELS", "Program", "check_inputs", "computes", "evaluate", "materialize", "numbers_of", "why_not"]
+__all__ = [
+    "KERNELS",
+    "Program",
+    "bounded_iterations",
+    "check_inputs",
+    "computes",
+    "evaluate",
+    "materialize",
+    "numbers_of",
+    "why_not",
+]

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from delegraph.errors import Unsupported
+
 from ..ir import operators as ops
 from ..ir.graph import Array
 from .kernels import computes
 from .program import Program
 
+_LEFT: ContextVar[Iterator[int] | None] = ContextVar("_LEFT", default=None)
+
+
+@contextmanager
+def bounded_iterations(most: int) -> Iterator[None]:
+    """Raise Unsupported where the programs that run inside need more iterations of loops, branches counted as well.
+
+    Branches are counted since graphs that call each other twice, 64 deep, end no sooner than a loop without end.
+    """
+    token = _LEFT.set(iter(range(most, 0, -1)))
+    try:
+        yield
+    finally:
+        _LEFT.reset(token)
+
+
+def _iterate(operator: ops.COND_IF | ops.WHILE_LOOP) -> None:
+    left = _LEFT.get()
+    if left is not None and next(left, None) is None:
+        text = f"{operator.name}: the program runs more iterations of loops and branches than are allowed"
+        raise Unsupported("unsupported", text, source=operator.source, hint="max_iterations sets how many there may be")
+
 
 @computes(ops.COND_IF, as_stored=True)
 def cond_if(op: ops.COND_IF, condition: Array, *inputs: Array) -> tuple[Array, ...]:
+    _iterate(op)
     return tuple(Program(op.then_graph if condition.item() else op.else_graph)(inputs))
 
 
@@ -17,5 +46,6 @@ def cond_if(op: ops.COND_IF, condition: Array, *inputs: Array) -> tuple[Array, .
 def while_loop(op: ops.WHILE_LOOP, *state: Array) -> tuple[Array, ...]:
     goes_on, body = Program(op.cond_graph), Program(op.body_graph)
     while goes_on(state)[0].item():
+        _iterate(op)
         state = tuple(body(state))
     return state

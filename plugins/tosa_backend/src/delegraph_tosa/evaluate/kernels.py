@@ -53,10 +53,10 @@ def result_types(operator: Operator) -> tuple[Type, ...]:
 
 def why_not(operator: Operator) -> str | None:
     """Why this operator cannot be computed here, or None."""
-    if type(operator) not in KERNELS:
-        return f"the host runtime does not compute {operator.name}"
     bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
-    return next((why for body in bodies for inner in body.operators if (why := why_not(inner))), None)
+    inner = [op for body in bodies for graph in body.reachable() for op in graph.operators]
+    missing = next((op for op in (operator, *inner) if type(op) not in KERNELS), None)
+    return None if missing is None else f"the host runtime does not compute {missing.name}"
 
 
 def expect_computable(operator: Operator) -> None:
