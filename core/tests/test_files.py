@@ -139,6 +139,14 @@ def test_standard_output_gets_the_content_where_it_stands(tmp_path, mode):
     assert (tmp_path / "out").read_text() == "1\n2\n3\n"
 
 
+def test_a_descriptor_that_the_path_names_is_written_where_it_stands(tmp_path):
+    with open(tmp_path / "out", "wb", buffering=0) as file:
+        file.write(b"1")
+        write_whole(f"/dev/fd/{file.fileno()}", b"2")
+        file.write(b"3")
+    assert (tmp_path / "out").read_bytes() == b"123"
+
+
 def test_names_of_every_length(tmp_path):
     write_whole(tmp_path / ("x" * 255), b"x")
     with pytest.raises(WriteError, match="too long"):

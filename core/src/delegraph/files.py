@@ -18,6 +18,7 @@ from .errors import WriteError
 if sys.platform != "win32":
     import fcntl
 
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _TEMPORARY = re.compile(r"\.delegraph-[0-9a-f]{16}\.part")
 
 
@@ -33,7 +34,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
     target = Path(path)
     try:
         old = _status(target)
-        shared = None if old is None else _standard_stream(old)
+        shared = None if old is None else _open_descriptor(target, old)
         if old is None or (stat.S_ISREG(old.st_mode) and shared is None):
             _replace(Path(os.path.realpath(target)), old, content)
         else:
@@ -69,9 +70,13 @@ def _status(target: Path) -> os.stat_result | None:
         return None
 
 
-def _standard_stream(status: os.stat_result) -> int | None:
-    """Standard output or error, if it goes to that file: what follows on it must not overwrite the content."""
-    for descriptor in (1, 2):
+def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
+    """The descriptor that the path names (``/dev/fd/7``), or standard output or error if that goes to the same file.
+
+    What follows on it must not overwrite the content, as it would if the file were opened again.
+    """
+    named = _DESCRIPTOR.fullmatch(os.fspath(target))
+    for descriptor in (int(named[1]),) if named else (1, 2):
         with contextlib.suppress(OSError):  # closed
             if os.path.samestat(os.fstat(descriptor), status):
                 return descriptor

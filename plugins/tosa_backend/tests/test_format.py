@@ -133,6 +133,16 @@ def test_neither_command_imports_torch(path):
     subprocess.run([sys.executable, "-c", check, str(path)], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_page_on_standard_output_comes_before_the_result(path, tmp_path, piped):
+    with open(tmp_path / "out", "w") as out:
+        command = [sys.executable, "-m", "delegraph", "inspect", str(path), "--html", "/dev/stdout"]
+        shown = subprocess.run(command, stdout=subprocess.PIPE if piped else out, stderr=subprocess.PIPE, text=True)
+    text = shown.stdout if piped else (tmp_path / "out").read_text()
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert text.startswith("<!DOCTYPE html>") and "</html>\n// " in text
+
+
 def written(graph, folder):
     file = folder / "g.tosa"
     file.write_bytes(TosaFile(graph, TosaSpec()).join())

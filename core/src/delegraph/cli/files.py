@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, WriteError
 from ..files import write_whole
 from ..registry import default_registry
-from .outcome import Outcome, UsageError, expect_file, natural_number, progress, table
+from .outcome import Outcome, UsageError, expect_file, natural_number, output_path, progress, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.set_defaults(command=_run)
     inspect = commands.add_parser("inspect", parents=[common], help="show what is in a file such as .tosa")
     inspect.add_argument("file", type=Path, metavar="FILE")
-    inspect.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows the graph")
+    inspect.add_argument("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
     inspect.add_argument("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
     inspect.set_defaults(command=_inspect)
 

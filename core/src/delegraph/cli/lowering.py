@@ -12,7 +12,7 @@ from ..files import expect_writable, write_whole
 from ..options import from_text, split_assignments
 from ..registry import Registry, default_registry
 from . import model, terminal
-from .outcome import Outcome, UsageError, as_json, progress
+from .outcome import Outcome, UsageError, as_json, output_path, progress
 
 TOLERANCE = 1e-3
 """Largest difference from eager that ``--verify`` accepts, relative to the largest value of eager's output."""
@@ -27,7 +27,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     lower.add_argument("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
     lower.add_argument("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
     lower.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
-    lower.add_argument("--report", type=Path, metavar="FILE", help="write the report: .json, .html, or else text")
+    lower.add_argument(
+        "--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text"
+    )
     lower.add_argument("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
     lower.add_argument("--require-full", action="store_true", help="fail if an operator is left to the host")
     lower.set_defaults(command=_lower)

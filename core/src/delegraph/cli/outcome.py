@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,14 @@ def expect_file(path: Path) -> None:
         raise UsageError("usage-invalid", f"there is no file {path}") from None
     except OSError as e:
         raise UsageError("usage-invalid", f"cannot read {path}: {e.strerror or e}") from e
+
+
+def output_path(text: str) -> Path:
+    """For argparse: where to write. ``/dev/stdout`` is where the result goes, which need not be descriptor 1."""
+    if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+        with contextlib.suppress(OSError, AttributeError):  # closed, or replaced by what is no file
+            return Path(f"/dev/fd/{sys.stdout.fileno()}")
+    return Path(text)
 
 
 def natural_number(text: str) -> int:
