@@ -7,11 +7,14 @@ from torch import nn
 
 
 class Program(nn.Module):
-    """``steps`` random steps over a pool of tensors; the same steps at every call."""
+    """``steps`` random steps over a pool of tensors; the same steps at every call.
 
-    def __init__(self, seed, steps=10):
+    ``wide``: also views and writes that few programs use: windows, expanded tensors, other types, ``out=``.
+    """
+
+    def __init__(self, seed, steps=10, wide=False):
         super().__init__()
-        self.seed, self.steps = seed, steps
+        self.seed, self.steps, self.wide = seed, steps, wide
         self.register_buffer("a", torch.arange(12.0).reshape(3, 4) / 8)
         self.register_buffer("b", torch.ones(2, 6), persistent=seed % 2 == 0)
 
@@ -20,7 +23,9 @@ class Program(nn.Module):
         pool, results = [x, y, self.a, self.b, x + 1], []
         for _ in range(self.steps):
             tensor = choose.choice(pool)
-            kind = choose.choice([view, view, view, write, write, read])
+            kind = choose.choice(
+                [view, view, view, write, write, read, *([rare_view, rare_write] if self.wide else [])]
+            )
             made = kind(choose, tensor, pool)
             (results if kind is read else pool).append(made)
         return [choose.choice(pool), pool[-1], *results, sum(t.sum() for t in pool)]
@@ -36,6 +41,33 @@ def read(choose, tensor, pool):
 
 def view(choose, tensor, pool):
     return choose.choice([*_any_rank(tensor), *(_of_axes(choose, tensor) if tensor.dim() else [])])()
+
+
+def rare_view(choose, tensor, pool):
+    found = [
+        lambda: tensor.unsqueeze(0).expand(2, *tensor.shape)[1],
+        lambda: tensor.reshape(-1).as_strided((min(3, tensor.numel()),), (1,)),
+        lambda: tensor.contiguous().view(torch.int32).view(torch.float32),
+        lambda: torch.broadcast_to(tensor, (1, *tensor.shape)),
+    ]
+    if tensor.dim() and tensor.dim() < 5:
+        size = choose.randrange(1, tensor.shape[-1] + 1)
+        found += [lambda: tensor.unfold(-1, size, size), lambda: tensor.flatten().unfold(0, 1, 2)]
+    return choose.choice(found)()
+
+
+def rare_write(choose, tensor, pool):
+    fresh = choose.choice(pool).mean()
+    return choose.choice(
+        [
+            lambda: torch.add(tensor, fresh, out=tensor),
+            lambda: torch.maximum(tensor * 0.5, fresh, out=tensor),
+            lambda: torch.floor(tensor + 0.5, out=tensor),
+            lambda: tensor.copy_(fresh),
+            lambda: tensor.copy_((fresh > 0).expand(tensor.shape)),
+            lambda: tensor.addcmul_(fresh, fresh, value=0.5),
+        ]
+    )()
 
 
 def _any_rank(tensor):

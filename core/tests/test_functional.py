@@ -180,6 +180,39 @@ def written_twice(x):
     return z + y
 
 
+class Remembers(nn.Module):
+    """A broadcast copy beside an ``out=``: torch's retrace takes the row for the buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("h", torch.zeros(3, 4))
+
+    def forward(self, x):
+        torch.add(x, 1, out=x)
+        self.h.copy_(x[1])
+        return self.h
+
+
+class Windows(nn.Module):
+    def __init__(self, size, step):
+        super().__init__()
+        self.size, self.step = size, step
+        self.register_buffer("b", torch.ones(5))
+
+    def forward(self, x):
+        self.b.unfold(0, self.size, self.step).add_(1)
+        return self.b * x.sum()
+
+
+def memory_of_a_view(x):
+    """``as_strided`` shows the memory of ``y``, which is another tensor after the first write."""
+    y = x + 1
+    y.t().mul_(2)
+    z = y[1:].as_strided((2, 3), (4, 1), 1)
+    z.add_(1)
+    return y, z
+
+
 def through_expand(x):
     y = x[:, :1] + 1
     y.expand(3, 4)[0, 0].mul_(2)
@@ -213,11 +246,15 @@ LOCAL = {
     "written_twice": fn(written_twice),
     "dropout_": fn(lambda x: F.dropout(x + 1, 0.5, False, inplace=True) * 2),
     "replaced_buffer": Replaced(),
+    "through_expand": fn(through_expand),
+    "out_argument": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))),
+    "out_argument_of_another_type": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4, dtype=torch.float64))),
+    "copy_of_a_row": Remembers(),
+    "windows": Windows(2, 2),
+    "memory_of_a_view": fn(memory_of_a_view),
 }
 RETRACED = {
-    "through_expand": fn(through_expand),
     "vmap": fn(lambda x: torch.vmap(lambda row: row * row.sum())(x)),
-    "out_argument": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))),
     "stored_and_returned": Stored(),
 }
 
@@ -250,6 +287,66 @@ def test_local(name):
 def test_retraced_and_said_so(name):
     _, notes = run_both(RETRACED[name], torch.randn(SHAPES.get(name, (3, 4))))
     assert notes and all(n.startswith("retraced, because of ") for n in notes)
+
+
+class Region(nn.Module):
+    """Has to be retraced, because casts of autocast show only then."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("h", torch.ones(3, 4))
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.linear(x).float()
+        return self.step(self.h, y)
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (lambda h, y: h.copy_(y[0]), "what is written to h is torch.float32 of shape [4], and was"),
+        (lambda h, y: (h.unfold(0, 2, 2).add_(1), h * y)[1], "result 0 of call 1"),
+        (lambda h, y: (h.unfold(1, 3, 3).add_(1), y)[1], "what two calls leave in inputs and buffers"),
+    ],
+    ids=["types", "results", "state"],
+)
+@pytest.mark.parametrize("known", [True, False], ids=["example inputs", "made-up inputs"])
+def test_what_torch_gets_wrong_is_refused(step, says, known):
+    """torch's own functionalization of a broadcast copy, and of a write through windows that leave elements out."""
+    module, x = Region(step).eval(), torch.randn(3, 4)
+    program = torch.export.export(module, (x,))
+    if not known:
+        program._example_inputs = None
+    with pytest.raises(InputError, match="wrap_with_autocast.*what torch makes of it differs from eager") as e:
+        normalise(program)
+    assert says in str(e.value) and "test_functional.py" in str(e.value.source)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["example inputs", "made-up inputs"])
+def test_what_torch_gets_right_is_not(known):
+    """Random numbers are the same on both sides, and the user's tensors and generator stay as they are."""
+    module, x = Region(lambda h, y: h.add_(torch.rand_like(h)) + F.dropout(y, 0.5, True)).eval(), torch.randn(3, 4)
+    program = torch.export.export(module, (x,))
+    if not known:
+        program._example_inputs = None
+    before, state = x.clone(), torch.random.get_rng_state()
+    _, notes = normalise(program)
+    assert [n.partition(":")[0] for n in notes] == ["retraced, because of wrap_with_autocast"]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(x, before) and torch.equal(program.state_dict["h"], torch.ones(3, 4)), "the user's own"
+
+
+def test_a_program_that_eager_cannot_run_is_not_compared():
+    """An index that was made up may be out of range; the report says that nothing was seen."""
+    module = Region(lambda h, y: y[torch.full((1,), 5) - y.new_ones(1, dtype=torch.int64) * 5])
+    program = torch.export.export(module.eval(), (torch.randn(3, 4),))
+    with torch._subclasses.FakeTensorMode():
+        program._example_inputs = ((torch.empty(3, 4),), {})
+    _, notes = normalise(program)
+    assert notes[1] == "not compared with eager after that, since its tensors have no values"
 
 
 def test_mutation_is_in_the_signature():

@@ -616,3 +616,33 @@ def test_random_support_on_random_programs(echo_registry, steps, mask):
     calls = api.host_calls(lowered.exported_program().graph.nodes)
     left = {n.meta["debug_handle"] for n in calls if n.target is not operator.getitem}
     assert all(mask >> (h % 41) & 1 for h in left), "an accepted call stayed on the host"
+
+
+class Draws(nn.Module):
+    """The first draw waits for a delegate that waits for another host call; the second could begin at once."""
+
+    def forward(self, x):
+        first = torch.bernoulli(torch.sigmoid(torch.sort(x)[0] + 1))
+        return first + torch.rand(3), torch.rand(3) * 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_host_draws_random_numbers_in_eagers_order(kept, registry):
+    """But for a partition with calls from before the first draw and after the last."""
+    taken = (aten.add.Tensor, aten.sigmoid.default if kept else aten.mul.Tensor)
+    partitioner = CapabilityPartitioner(lambda n: None if n.target in taken else "unknown", "EchoBackend")
+    x = torch.arange(3.0)
+    lowered = api.lower(Draws().eval(), (x,), backends=[partitioner], registry=registry)
+    torch.manual_seed(7)
+    wanted = Draws()(x)
+    torch.manual_seed(7)
+    assert torch.equal(lowered(x)[0], wanted[0]) is kept
+    said = "forward draws random numbers in another order than eager: a seed does not give those of eager"
+    assert lowered.report.notes == ([] if kept else [said])
+
+
+def test_a_delegate_that_draws_random_numbers_is_named_in_a_note(registry):
+    everything = CapabilityPartitioner(lambda n: None if "rand" in str(n.target) else "unknown", "EchoBackend")
+    lowered = api.lower(Draws().eval(), (torch.arange(3.0),), backends=[everything], registry=registry)
+    (note,) = lowered.report.notes
+    assert note == "lowered_module_0 of forward draws random numbers by itself: a seed does not give those of eager"

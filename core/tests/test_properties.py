@@ -6,6 +6,7 @@ import copy
 import hashlib
 import operator
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 import delegraph.api as api
 import pytest
 import torch
+from delegraph.errors import InputError
 from delegraph.lowering.decompositions import to_core
 from delegraph.lowering.normalise import normalise
 from delegraph.partitioner import CapabilityPartitioner
@@ -33,6 +35,30 @@ def refused(node, mask):
 
 def partitioner(mask, **options):
     return CapabilityPartitioner(lambda n: "by chance" if refused(n, mask) else None, "EchoBackend", **options)
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(20, 2000, 20))])
+def test_rare_views_and_writes_around_delegates(echo_registry, first):
+    """2,000 programs with rare views and writes and random support: eager over two calls, or refused (few)."""
+    refusals = [seed for seed in range(first, first + 20) if not agrees(seed, echo_registry)]
+    assert len(refusals) <= 2, refusals
+
+
+def agrees(seed, registry):
+    module = programs.Program(seed, wide=True).eval()
+    exported = torch.export.export(module, programs.inputs(0))
+    mask = random.Random(seed).getrandbits(MASK)
+    try:
+        lowered = api.lower(exported, backends=[partitioner(mask)], registry=registry)
+    except InputError as e:
+        assert "cannot be made functional" in str(e)
+        return False
+    eager = copy.deepcopy(module)
+    for call in range(2):
+        mine, theirs = programs.inputs(call), programs.inputs(call)
+        torch.testing.assert_close(lowered(*mine), eager(*theirs), rtol=0, atol=0, msg=f"seed {seed}")
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, msg=f"seed {seed}")
+    return True
 
 
 def lowered_program(seed, mask, registry, **options):

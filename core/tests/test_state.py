@@ -440,3 +440,25 @@ def test_mutations_come_before_user_outputs(registry):
     graph = lowered.exported_program().graph
     indices = [n.args[1] for n in graph.nodes if n.target is operator.getitem]
     assert indices == [0, 1]
+
+
+def test_methods_that_share_a_written_buffer_are_named_in_a_note(registry):
+    """Eager would give x + 2 and x + 1; each lowered method counts by itself."""
+    shared = Accumulate().eval()
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state = shared
+
+        def forward(self, x):
+            return x + self.state.total
+
+    methods = {"step": shared, "read": Reader().eval()}
+    lowered = api.lower(methods, {"step": x3(1), "read": x3()}, backends=[], registry=registry)
+    note = "total is used by step, read and written by step: no method sees what another writes"
+    assert lowered.report.notes == [note]
+    lowered.method("step")(*x3(1))
+    torch.testing.assert_close(lowered.method("read")(*x3()), x3()[0])
+    apart = {"step": Accumulate().eval(), "read": Reader().eval()}
+    assert not api.lower(apart, {"step": x3(1), "read": x3()}, backends=[], registry=registry).report.notes

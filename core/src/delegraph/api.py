@@ -26,7 +26,9 @@ from .lowering.bodies import all_nodes
 from .lowering.decompose import Decomposition
 from .lowering.normalise import normalise
 from .lowering.plan import Plan
+from .lowering.random_order import random_notes
 from .lowering.stage import StageResult, collection_suspended, run_stage
+from .lowering.state import shared_state_notes
 from .lowering.trace import TRACING
 from .partitioner import Partitioner
 from .registry import Registry, default_registry
@@ -330,6 +332,7 @@ class _Lowering:
                 for transform in transforms:
                     changed = _transformed(transform, self.programs[method])
                     self.programs[method] = self._normalised(method, changed)
+        self.notes += shared_state_notes(self.programs)
 
     def _normalised(self, method: str, program: ExportedProgram) -> ExportedProgram:
         normal, notes = normalise(program)
@@ -358,6 +361,7 @@ class _Lowering:
         self.programs = {m: self.decomposition.finish(p) for m, p in self.programs.items()}
         self.seconds["decompose"] = self.decomposition.seconds
         self.notes += self.decomposition.notes
+        self.notes += random_notes(self.programs, ((d.method, d.name, d.nodes) for d in self.delegates))
 
     def _remember(self, result: StageResult) -> None:
         places = {child: name for p in result.programs.values() for name, child in p.graph_module.named_modules()}

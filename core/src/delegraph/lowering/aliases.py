@@ -38,7 +38,7 @@ class Aliases:
         self.name_of: dict[Node, Node] = {}
         self.root_of: dict[Node, Node] = {}
         self._state = state
-        for family in _families(nodes, written):
+        for family in families(nodes, written):
             self._relate(family)
 
     def _relate(self, family: list[Node]) -> None:
@@ -89,7 +89,7 @@ class Aliases:
         self.name_of[node] = self.root_of[node] = owner
 
 
-def _families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:
+def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:
     """Values that may share memory with a written one, in graph order (union-find)."""
     union = _Union()
     ordered = list(nodes)

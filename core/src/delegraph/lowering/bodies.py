@@ -102,6 +102,12 @@ def put_back(program: ExportedProgram, lowered: Sequence[tuple[Body, ExportedPro
     return dropped
 
 
+def bodies_of(call: Node) -> list[GraphModule]:
+    """The bodies of a higher-order call; none of any other node."""
+    root: Any = call.graph.owning_module
+    return [getattr(root, str(owner.target)) for owner in _owners(call)]
+
+
 def _owners(call: Node, module: Any = None) -> Iterator[Node]:
     """The ``get_attr`` nodes of a higher-order call that hold its bodies."""
     if not isinstance(call.target, HigherOrderOperator) or _name(call) in _POINTWISE:

@@ -40,16 +40,35 @@ def effects(op: OpOverload) -> Effects:
 
 @cache
 def twin(op: OpOverload) -> OpOverload | None:
-    """The functional form of an in-place operator with the same arguments, if there is one: ``relu_`` -> ``relu``."""
+    """The functional form of an operator that writes one argument, if there is one with the others the same.
+
+    ``relu_`` -> ``relu``, ``add.out`` -> ``add.Tensor``; ``normal_``, whose name is taken, -> ``normal_functional``.
+    """
     namespace, name = op._schema.name.split("::")
-    packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
-    overloads = packet.overloads() if packet is not None else []
-    ordered = sorted(overloads, key=lambda overload: overload != op._overloadname)
-    return next((f for f in (getattr(packet, o) for o in ordered) if _arguments(f) == _arguments(op)), None)
+    names = [name[:-1], f"{name[:-1]}_functional"] if name.endswith("_") else [name]
+    wanted = [a for a in _arguments(op) if a != _OUT]
+    for packet in filter(None, (getattr(getattr(torch.ops, namespace), n, None) for n in names)):
+        ordered = sorted(packet.overloads(), key=lambda overload: overload != op._overloadname)
+        for found in (getattr(packet, o) for o in ordered):
+            if _arguments(found) == wanted and not found._schema.is_mutable:
+                return found  # type: ignore[no-any-return]
+    return None
+
+
+_OUT = ("out", "Tensor")
 
 
 def _arguments(op: OpOverload) -> list[tuple[str, str]]:
     return [(a.name, str(a.type)) for a in op._schema.arguments]
+
+
+def argument_at(node: Node, position: int) -> Any:
+    """What a call passes for an argument of its operator, by position or by name; None if nothing."""
+    if position < len(node.args):
+        return node.args[position]
+    target: Any = node.target
+    schema = target._schema.arguments
+    return node.kwargs.get(schema[position].name) if position < len(schema) else None
 
 
 def writes(node: Node) -> bool:
@@ -68,5 +87,5 @@ def viewed(node: Node) -> list[Node]:
     """Arguments whose memory the results of ``node`` may share, as far as its operator tells."""
     if not isinstance(node.target, OpOverload):
         return [a for a in node.args[:1] if isinstance(a, Node)] if node.op == "call_function" else []
-    given = [node.args[k] for k in effects(node.target).views if k < len(node.args)]
+    given = [argument_at(node, k) for k in effects(node.target).views]
     return [n for a in given for n in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(n, Node)]

@@ -18,13 +18,25 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from ..source import Source, source_of
 from .aliases import Aliases, Unproven
-from .effects import effects, twin, updates_statistics, writes
-from .scatter import scatter
+from .effects import argument_at, effects, twin, updates_statistics, writes
+from .scatter import PACKED, is_plain, scatter, scatter_elements
 
 aten = torch.ops.aten
 _TO = aten.to.dtype
 _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a program cannot be made functional, and the user's line that is in the way."""
+
+    text: str
+    source: Source | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text}, at {self.source.place}" if self.source else self.text
 
 
 @dataclass
@@ -37,24 +49,24 @@ class Mutations:
 
     last_value: dict[Node, Node] = field(default_factory=dict)
     origin: dict[Node, Node] = field(default_factory=dict)
-    unproven: list[str] = field(default_factory=list)
+    unproven: list[Reason] = field(default_factory=list)
 
 
 def functionalise(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     """Make ``graph`` functional, in place; ``state`` are its placeholders of parameters and buffers."""
     nodes = list(graph.nodes)
     found = Mutations()
-    writers = {n: list(_written(n)) for n in nodes if writes(n) or updates_statistics(n)}
+    writers = {n: list(written_arguments(n)) for n in nodes if writes(n) or updates_statistics(n)}
     if writers:
         _walk(graph, nodes, writers, state, found)
     return found
 
 
-def _written(node: Node) -> Iterator[Node]:
+def written_arguments(node: Node) -> Iterator[Node]:
     """The tensors that a call writes."""
     target: Any = node.target
     positions = effects(target).writes or (3, 4)
-    for given in (node.args[k] for k in positions if k < len(node.args)):
+    for given in (argument_at(node, k) for k in positions):
         yield from (n for n in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(n, Node))
 
 
@@ -68,7 +80,8 @@ def _walk(
         for node in nodes:
             rewrite.visit(node)
     except Unproven as e:
-        found.unproven.append(f"{node.target}: {e}" if isinstance(node.target, OpOverload) else str(e))
+        text = f"{node.target}: {e}" if isinstance(node.target, OpOverload) else str(e)
+        found.unproven.append(Reason(text, source_of(node)))
 
 
 class _Rewrite:
@@ -116,28 +129,57 @@ class _Rewrite:
     def _again(self, view: Node) -> Node:
         base = self._now(self.aliases.source[view])
         with self.graph.inserting_before(self.here):
-            made = self.graph.call_function(_lenient(view.target), (base, *view.args[1:]), dict(view.kwargs))
+            made = self.graph.call_function(view.target, (base, *view.args[1:]), dict(view.kwargs))  # type: ignore[arg-type]
         made.meta = dict(view.meta)
         self.found.origin[made] = view
+        self._loosen(made, view)
         return made
 
     def _enter_view(self, node: Node) -> None:
         if self._version(node):
-            node.target = _lenient(node.target)
+            self._loosen(node, node)
             self.value[node] = (self._version(node), node)
+
+    def _loosen(self, made: Node, view: Node) -> None:
+        """Values that were put together again need not have the strides that the tensor had which they stand for."""
+        if made.target is aten.view.default:
+            made.target = aten.reshape.default
+        elif made.target is aten.as_strided.default:
+            made.args = self._strided(made, view)
+        elif made.target in PACKED:
+            made.args = (self._packed(made, made.args[0]), *made.args[1:])  # type: ignore[arg-type]
+
+    def _strided(self, made: Node, view: Node) -> tuple[Any, ...]:
+        """Arguments of an ``as_strided``: it shows the memory of its argument, whatever part that one shows."""
+        root, val = self.aliases.root_of[view], view.meta["val"]
+        size, stride, offset = list(val.shape), list(val.stride()), val.storage_offset()
+        last = offset + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
+        if not is_plain(root.meta["val"]) or not isinstance(last, int) or last >= root.meta["val"].numel():
+            raise Unproven(f"{view.name} shows memory in a way that is not known")
+        return self._packed(made, self._now(root)), size, stride, offset
+
+    def _packed(self, before: Node, value: Node) -> Node:
+        with self.graph.inserting_before(before):
+            made = self.graph.call_function(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+        made.meta = {**value.meta, "val": value.meta["val"].contiguous()}
+        self.found.origin[made] = before
+        return made
 
     def _write(self, node: Node) -> None:
         op: Any = node.target
         functional = twin(op)
         if updates_statistics(node):
             self._batch_norm(node)
-        elif functional is None or effects(op).writes != (0,):
+        elif functional is None or len(effects(op).writes) != 1:
             raise Unproven("no functional form with the same arguments")
         elif torch.Tag.inplace_view in op.tags:
             self._reshape_in_place(node, functional)
         else:
+            (written,) = self.writers[node]
+            if _shape(node) != _shape(written):
+                raise Unproven("it changes the size of the tensor that it writes")
             _retarget(node, functional)
-            self._store(self.writers[node][0], self._result(node, functional), node)
+            self._store(written, self._result(node, functional), node)
 
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
         """``unsqueeze_`` and the like: a view like any other, since the graph uses the call's result from here on."""
@@ -178,26 +220,38 @@ class _Rewrite:
 
     def _store(self, written: Node, new: Node, writer: Node) -> None:
         """``writer`` puts ``new`` into ``written``; through views, into what they were taken of."""
-        named = self.aliases.name_of[written]
+        named, root = self.aliases.name_of[written], self.aliases.root_of[written]
         held = {named: new}
+        before = self.after.prev
         with self.graph.inserting_before(self.after):
-            while named in self.aliases.source:
-                step, named = named, self._tensor(named)
-                new = self._scattered(step, named, new, writer)
-                held[named] = new
-        version = self.version[named] = self.version.get(named, 0) + 1
+            for view, base in self._steps(named):
+                value = scatter(self.graph, view, self._now(base), held[named])
+                if value is None:
+                    held = {root: self._scatter_elements(list(self._views(self.aliases.name_of[written])), root, new)}
+                    break
+                held[base], named = value, base
+        while before.next is not self.after:
+            before = before.next
+            self.found.origin.setdefault(before, writer)
+        version = self.version[root] = self.version.get(root, 0) + 1
         self.value.update({n: (version, value) for n, value in held.items()})
 
-    def _tensor(self, view: Node) -> Node:
-        """What ``view`` was taken of; for a piece of a list, what the list is of."""
-        source = self.aliases.source[view]
-        return self.aliases.source.get(source, source) if view.target is operator.getitem else source
+    def _steps(self, named: Node) -> Iterator[tuple[Node, Node]]:
+        """Each view on the way to the tensor, with what it was taken of: for a piece of a list, what the list is of."""
+        views = list(self._views(named))
+        for view in (v for v in views if _is_tensor(v)):
+            source = self.aliases.source[view]
+            yield view, self.aliases.source.get(source, source) if view.target is operator.getitem else source
 
-    def _scattered(self, view: Node, base: Node, new: Node, writer: Node) -> Node:
-        made = scatter(self.graph, view, self._now(base), new)
+    def _views(self, named: Node) -> Iterator[Node]:
+        while named in self.aliases.source:
+            yield named
+            named = self.aliases.source[named]
+
+    def _scatter_elements(self, views: list[Node], root: Node, new: Node) -> Node:
+        made = scatter_elements(self.graph, views[::-1], self._now(root), new)
         if made is None:
-            raise Unproven(f"a write through {view.target} has no inverse")
-        self.found.origin[made] = writer
+            raise Unproven(f"a write through {', '.join(str(v.target) for v in views)} has no inverse")
         return made
 
     def _batch_norm(self, node: Node) -> None:
@@ -238,12 +292,12 @@ class _Rewrite:
 
 def _retarget(node: Node, functional: OpOverload) -> None:
     node.target = functional
+    node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
     node._rename(node.name.rstrip("_"))
 
 
-def _lenient(target: Any) -> Any:
-    """``view`` asks for strides, which a value that was put together again may not have."""
-    return aten.reshape.default if target is aten.view.default else target
+def _shape(node: Node) -> list[str]:
+    return list(map(str, node.meta["val"].shape))
 
 
 def _is_tensor(node: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from ..lowered_module import LoweredBackendModule
 from ..signature import argument_of, build_program, copy_node, output_node, output_values, placeholders, root_call
 from .extract import cast
 from .plan import Partition, Plan
+from .random_order import draws
 from .state import stored_by_delegates
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
@@ -26,15 +28,22 @@ Unit = Partition | Node
 def order(plan: Plan) -> list[Unit]:
     """Host calls and partitions so that each comes after what it needs, otherwise in graph order.
 
+    What draws random numbers does so in graph order wherever partitions allow it.
     Raises ContractViolation, with the path, if a partition would need its own result.
     """
+    random = [n for n in plan.program.graph.nodes if n.op == "call_function" and draws(n)]
+    if len(random) > 1:
+        try:
+            return _Order(plan, random).result()
+        except ContractViolation:  # a partition has calls from before and after another's: the report says so
+            pass
     return _Order(plan).result()
 
 
 class _Order:
     """Kahn's algorithm over the graph in which every partition is one node."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, random: Sequence[Node] = ()) -> None:
         self.plan = plan
         self.units: dict[int, Unit] = {}
         self.place: dict[int, int] = {}
@@ -44,6 +53,9 @@ class _Order:
                 self.units.setdefault(id(unit), unit)
                 self.place.setdefault(id(unit), place)
         self.needs = {k: {id(n) for n in self._needed(u)} for k, u in self.units.items()}
+        drawing = list(dict.fromkeys(id(plan.provider.get(n, n)) for n in random))
+        for before, after in itertools.pairwise(drawing):
+            self.needs[after].add(before)
 
     def _needed(self, unit: Unit) -> Iterator[Unit]:
         wanted = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes

@@ -7,7 +7,6 @@ higher-order calls too. The caller's program is never changed, and the graph is 
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,9 +18,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..errors import InputError
 from ..signature import CONSTANT_KINDS, MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
-from .bodies import next_handles, rewrite_bodies
-from .functional import Mutations, functionalise
-from .trace import TRACING
+from ..source import source_of
+from .bodies import bodies_of, next_handles, rewrite_bodies
+from .functional import Mutations, Reason, functionalise
+from .retrace import check_retraced, retrace
 
 aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -45,19 +45,22 @@ def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     made, unproven = _functional(program, next_handles(program.graph_module))
     if not unproven:
         return made, []
-    retraced = _retraced(program, unproven[0])
+    retraced = retrace(program, unproven[0])
     made, still = _functional(retraced, next_handles(retraced.graph_module))
     if still:
-        raise InputError("input-invalid", f"the program cannot be made functional: {still[0]}")
-    return made, [f"retraced, because of {text}" for text in unproven]
+        text = f"the program cannot be made functional: {still[0].text}"
+        raise InputError("input-invalid", text, source=still[0].source)
+    doubt = check_retraced(program, made, unproven[0])
+    notes = [f"retraced, because of {reason}" for reason in unproven]
+    return made, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
 
 
-def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[str]]:
+def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
     """A copy in functional form, its bodies too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
     _spread(graph)
     _drop(graph, _returns_itself)
-    hidden = next((text for text in map(_hides, graph.nodes) if text), None)
+    hidden = next(filter(None, map(_hides, graph.nodes)), None)
     if hidden:
         return program, [hidden]
     mutations = functionalise(graph, _state(program, graph))
@@ -75,31 +78,19 @@ def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[Expor
     return made, unproven
 
 
-def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[str]:
+def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
     """The same for the bodies in ``program``; those that write what they were given are not functional."""
-    unproven: list[str] = []
+    unproven: list[Reason] = []
 
     def step(body: ExportedProgram) -> ExportedProgram:
         made, why = _functional(body, handles)
-        unproven.extend(f"{text} (inside a branch)" for text in why)
+        unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in why)
         if any(s.kind in MUTATIONS for s in made.graph_signature.output_specs):
-            unproven.append("a write inside a branch to what comes from outside")
+            unproven.append(Reason("a write inside a branch to what comes from outside"))
         return body if unproven else made
 
     rewrite_bodies(program, step)
     return unproven
-
-
-def _retraced(program: ExportedProgram, why: str) -> ExportedProgram:
-    with TRACING, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
-        warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch 2.15 erases a copy twice
-        try:
-            functional: ExportedProgram = program.run_decompositions({})
-        except Exception as e:
-            text = f"the program cannot be made functional: {why}; nor could torch: {str(e).partition(chr(10))[0]}"
-            raise InputError("input-invalid", text) from e
-        return functional
 
 
 def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
@@ -185,12 +176,13 @@ def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
     return OutputSpec(kind, TensorArgument(value.name), target)
 
 
-def _hides(node: Node) -> str | None:
+def _hides(node: Node) -> Reason | None:
     """What does more than the graph says, to calls in or after it."""
     if node.target is _AUTOCAST:
-        return "wrap_with_autocast: its casts show only when it is traced"
+        inside = (source_of(n) for body in bodies_of(node) for n in body.graph.nodes)  # torch records none of its own
+        return Reason("wrap_with_autocast: its casts show only when it is traced", next(filter(None, inside), None))
     if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
-        return "vmap: what it maps over shows only when it is traced"
+        return Reason("vmap: what it maps over shows only when it is traced", source_of(node))
     return None
 
 

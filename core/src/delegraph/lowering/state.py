@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..errors import ContractViolation
-from ..signature import STATE_WRITES, output_values, placeholders, written_values
+from ..signature import (
+    CONSTANT_KINDS,
+    STATE_WRITES,
+    constant_tensor,
+    output_values,
+    placeholders,
+    written_targets,
+    written_values,
+)
 from ..source import source_of
+from .aliases import storages
 
 if TYPE_CHECKING:
     from .plan import Partition
@@ -53,6 +62,23 @@ def _check_inside(buffer: Node, last: Node, tags: Tags, tag: str) -> None:
         text = f"buffer {buffer.name} is written and tagged with {tag}, but outside of that partition "
         hint = "leave its placeholder untagged: the parent then passes it to the delegate and stores what comes back"
         raise broken(text + ", ".join(strangers), buffer, hint)
+
+
+def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
+    """What methods do not see of each other: a lowered method keeps what it writes to itself."""
+    users: dict[int, dict[str, str]] = {}
+    writers: dict[int, dict[str, None]] = {}
+    for method, program in programs.items():
+        written = written_targets(program)
+        for spec in (s for _, s in placeholders(program) if s.kind in CONSTANT_KINDS):
+            for storage in storages(constant_tensor(program, spec)):
+                users.setdefault(storage, {})[method] = str(spec.target)
+                if spec.target in written:
+                    writers.setdefault(storage, {})[method] = None
+    for storage, who in writers.items():
+        if len(users[storage]) > 1:
+            name, all_users = next(iter(users[storage].values())), ", ".join(users[storage])
+            yield f"{name} is used by {all_users} and written by {', '.join(who)}: no method sees what another writes"
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:

@@ -313,7 +313,9 @@ def _tidied(graph: Graph, mode: Any) -> Graph:
             raise Untraceable(f"its decomposition draws random numbers ({node.target})")
     found = functionalise(graph)
     if found.unproven or found.last_value:
-        raise Untraceable(f"its decomposition writes in place ({'; '.join(found.unproven) or 'an argument'})")
+        raise Untraceable(
+            f"its decomposition writes in place ({'; '.join(r.text for r in found.unproven) or 'an argument'})"
+        )
     for node in list(graph.nodes):
         if node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
