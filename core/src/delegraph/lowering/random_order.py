@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -13,9 +15,14 @@ from .bodies import all_nodes, bodies_of
 
 def draws(node: Node) -> bool:
     """Whether a call draws random numbers, itself or in its bodies."""
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        return True
+    if isinstance(node.target, OpOverload):
+        return _is_seeded(node.target)
     return any(map(draws, (n for body in bodies_of(node) for n in all_nodes(body))))
+
+
+@cache
+def _is_seeded(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def random_notes(
