@@ -58,7 +58,7 @@ class Stored(nn.Module):
         self.register_buffer("last", torch.zeros(3, 4))
 
     def forward(self, x):
-        total = torch.add(x, 1, out=torch.zeros(3, 4))
+        total = torch.vmap(lambda row: row + row.sum())(x)
         self.last.copy_(x)
         return total, self.last
 

@@ -127,6 +127,8 @@ class _Union:
 def storages(val: Any) -> list[int]:
     """Identities of the storages behind a recorded value."""
     if isinstance(val, torch.Tensor):
+        while torch._C._functorch.is_functorch_wrapped_tensor(val):  # recorded inside of a vmap
+            val = torch._C._functorch.get_unwrapped(val)
         return [val.untyped_storage()._cdata]
     return [s for v in val for s in storages(v)] if isinstance(val, (list, tuple)) else []
 
