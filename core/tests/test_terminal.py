@@ -200,6 +200,37 @@ def test_a_signal_that_is_ignored_stays_so_and_handlers_are_given_back():
     assert python("-c", program).stdout == "done\nTrue\n"
 
 
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["inspect", f"{LONG}.npu"], 2),
+        (["inspect", "net.npu", "--html", LONG], 1),
+        (["run", f"{LONG}.npu"], 2),
+        (["run", "net.npu", "--input", LONG], 1),
+        (["run", "net.npu", "--output", LONG], 1),
+        (["run", "net.npu", "--seed", "-1"], 2),
+        (["lower", f"{LONG}.py"], 2),
+        (["lower", "net.py", "--backend", "npu", "--report", LONG], 1),
+        (["new-backend", "my-npu", LONG], 1),
+    ],
+    ids=lambda value: " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None,
+)
+def test_paths_that_are_too_long_and_seeds_below_zero_are_the_users_error(
+    site, tmp_path, command, code, capsys, monkeypatch
+):
+    site.plugin("evil", HOSTILE.replace("def page(path): raise ValueError(EVIL)", "def page(path): return ''"))
+    monkeypatch.setattr("delegraph.registry._default", Registry())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.npu").touch()
+    (tmp_path / "net.py").write_text("raise SystemExit")
+    assert main(command) == code
+    told = capsys.readouterr().err.replace(PROGRESS_BAR, "")
+    assert "error [internal]" not in told and told.count("error [") == 1
+
+
 def shell(command):
     command = command.replace("delegraph ", f"{sys.executable} -m delegraph ", 1)
     return subprocess.run(command, shell=True, capture_output=True, text=True)
