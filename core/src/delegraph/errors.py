@@ -15,6 +15,7 @@ CODES: dict[str, str] = {
     "plugin-conflict": "Two distributions offer the name that was asked for.",
     "plugin-incompatible": "The plugin was written for another plugin API.",
     "plugin-failed": "A plugin raised an error of its own while it was at work; the message names both.",
+    "plugin-crashed": "A plugin ended the process while it was at work, by a crash or an exit in native code.",
     "contract-violation": "A backend or partitioner broke the delegation contract.",
     "unsupported": "This program cannot be handed to this backend.",
     "not-fully-delegated": "require_full was asked for and operators were left to the host.",

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import BackendNotFound, DelegraphError, DelegraphWarning, InternalError, OptionError, WriteError
-from . import terminal
+from . import native, terminal
 from .outcome import Outcome, UsageError, as_json
 from .watchdog import watchdog
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     terminal.occupy_closed_descriptors()
     try:
-        with _stoppable():
+        with _stoppable(), native.stdout_kept(to_the_end=argv is None):
             return _finish(words)
     except KeyboardInterrupt as e:
         stop = e.signal if isinstance(e, _Stopped) else signal.SIGINT
@@ -85,11 +85,11 @@ def _finish(words: Sequence[str]) -> int:
     debug = "--debug" in flags
     try:
         outcome = _run(words)
-    except SystemExit as e:  # --help and --version
-        return int(e.code or 0)
+    except _Answered:
+        return 0
     except DelegraphError as e:
         outcome = _failure(e, debug)
-    except Exception as e:
+    except (Exception, SystemExit) as e:  # whoever wants to exit: without a result the work has failed
         text = f"{type(e).__name__}: {e}"
         hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
         outcome = _failure(InternalError("internal", text, hint=hint), debug, e)
@@ -103,9 +103,13 @@ def _finish(words: Sequence[str]) -> int:
 
 def _run(words: Sequence[str]) -> Outcome:
     args = parser(words).parse_args(words)
-    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog():
+    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), native.end_explained():
         outcome: Outcome = args.command(args)
     return outcome
+
+
+class _Answered(Exception):
+    """--help or --version was all that was asked."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,6 +117,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError("usage-invalid", f"{message}\n{self.format_usage().rstrip()}", hint=f"{self.prog} --help")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Not with SystemExit, which a plugin or a model may raise too."""
+        raise _Answered
 
     def _print_message(self, message: str, file: object = None) -> None:
         terminal.show(message, end="")  # --help and --version, whose writing argparse would let fail silently
@@ -154,4 +162,5 @@ def _failure(error: DelegraphError, debug: bool, shown: BaseException | None = N
     terminal.tell(f"error [{error.code}]: {error}")
     where = None if error.source is None else str(error.source)
     content = {"code": error.code, "message": error.message, "source": where, "hint": error.hint}
+    content["raised_by"] = error.raised_by
     return Outcome("delegraph.error/1", content, "", 2 if isinstance(error, _USAGE) else 1)

@@ -8,6 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..attribution import AtWork
 from ..errors import InputError, WriteError
 from ..files import write_whole
 from ..registry import default_registry
@@ -38,7 +39,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def _inspect(args: argparse.Namespace) -> Outcome:
     file_format = _format(args.file)
     with progress(f"reading {args.file}"):
-        inspection = file_format.inspect(args.file)
+        inspection = _ability(file_format, "inspect", args.file)(args.file)
     content, texts = {"file": str(args.file), **inspection.to_json()}, [str(inspection)]
     if args.html:
         write_whole(args.html, _ability(file_format, "page", args.file)(args.file).encode())
@@ -55,16 +56,16 @@ _VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}
 
 
 def _ability(file_format: Any, name: str, path: Path) -> Any:
-    """A method that a format may have beyond those of ``FileFormat``."""
+    """A method of a format, whose errors name its plugin; it may have more than those of ``FileFormat``."""
     found = getattr(file_format, name, None)
     if found is None:
         raise UsageError("usage-invalid", f"the format of {path.suffix} files has no {name}")
-    return found
+    return AtWork(file_format, name, str(path)).around(found)
 
 
 def _run(args: argparse.Namespace) -> Outcome:
     file_format = _format(args.file)
-    inputs = [_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
+    inputs = [_array(p) for p in args.input] or _ability(file_format, "sample", args.file)(args.file, args.seed)
     bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
     if bound and "max_iterations" not in signature(file_format.run).parameters:
         raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")

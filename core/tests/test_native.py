@@ -1,0 +1,149 @@
+"""What native code of plugins does to the command line: it prints to descriptor 1, and it ends the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from delegraph.cli import main
+from delegraph.cli.native import stdout_kept
+
+PLUGIN = """
+import ctypes, os, signal
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, hookimpl
+
+C = ctypes.CDLL(None)
+
+def act():
+    exec(os.environ["ACT"])
+
+class RoughBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        act()
+        return PreprocessResult(b"rough")
+
+class RoughPartitioner(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: None, "RoughBackend")
+
+class RoughFormat:
+    @staticmethod
+    def inspect(path):
+        act()
+    sample = run = inspect
+
+@hookimpl
+def delegraph_backends():
+    target = "acme_rough:RoughBackend"
+    return [BackendSpec("rough", target, "RoughBackend", 1, formats=(".rough",))]
+
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec("rough", "rough", "acme_rough:RoughPartitioner", default=True)]
+
+@hookimpl
+def delegraph_formats():
+    return [FormatSpec(".rough", "rough", "acme_rough:RoughFormat")]
+"""
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+def model():
+    return Model().eval(), (torch.ones(3),)
+"""
+PLACE = "preprocess of RoughBackend (acme-rough 1.5), at partition RoughBackend_0 of method forward"
+
+
+@pytest.fixture
+def delegraph(site, tmp_path):
+    """Runs the command line in a process of its own, where the plugin does ``act``."""
+    site.plugin("acme-rough", PLUGIN, version="1.5")
+    (tmp_path / "net.py").write_text(MODEL)
+    (tmp_path / "net.rough").write_text("")
+    path = os.pathsep.join([str(site.folder), *filter(None, sys.path)])
+
+    def run(act, *arguments):
+        words = [sys.executable, "-m", "delegraph", *arguments]
+        variables = {**os.environ, "ACT": act, "PYTHONPATH": path}
+        return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+LOWER = ("lower", "net.py", "--backend", "rough")
+
+
+def test_json_survives_native_prints(delegraph):
+    """What is written at once, and what lies in a buffer of C until the process ends; a child process's too."""
+    act = "C.printf(b'from a buffer\\n'); os.write(1, b'at once\\n'); print('from Python'); os.system('echo a child')"
+    done = delegraph(act, *LOWER, "--json")
+    assert json.loads(done.stdout)["schema"] == "delegraph.lower/1" and done.returncode == 0
+    for text in ("from a buffer", "at once", "from Python", "a child"):
+        assert text in done.stderr
+
+
+ENDS = [
+    ("os.abort()", -signal.SIGABRT),
+    ("ctypes.string_at(0)", -signal.SIGSEGV),
+    ("C.exit(0)", 0),
+    ("os._exit(7)", 7),
+    ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+]
+
+
+@pytest.mark.parametrize(("act", "code"), [ENDS[1], *(pytest.param(*e, marks=pytest.mark.slow) for e in ENDS[2:])])
+def test_a_process_that_native_code_ends_leaves_a_line(delegraph, act, code):
+    done = delegraph(act, *LOWER)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert f"error [plugin-crashed]: the process ended during {PLACE}\n" in done.stderr
+
+
+def test_a_crash_in_a_format_leaves_a_line(delegraph):
+    """One line, and nothing else: it costs no import of torch."""
+    done = delegraph(ENDS[0][0], "inspect", "net.rough")
+    assert done.returncode == ENDS[0][1]
+    text = "error [plugin-crashed]: the process ended during inspect of RoughFormat (acme-rough 1.5), at net.rough\n"
+    assert text in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_format_that_exits_has_failed(delegraph):
+    done = delegraph("raise SystemExit(0)", "inspect", "net.rough", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1 and found["code"] == "plugin-failed"
+    assert found["raised_by"] == "inspect of RoughFormat (acme-rough 1.5), at net.rough"
+
+
+def test_a_plugin_that_exits_has_failed_in_one_paragraph(delegraph):
+    done = delegraph("raise SystemExit(0)", *LOWER)
+    assert done.returncode == 1 and "plugin-crashed" not in done.stderr
+    assert f"error [plugin-failed]: {PLACE}, raised SystemExit: 0" in done.stderr
+    assert "net.py:6, in forward: return torch.relu(x)" in done.stderr
+
+
+def test_an_exit_of_anything_else_is_no_success(capsys, monkeypatch):
+    def leave(words):
+        raise SystemExit(0)
+
+    monkeypatch.setattr("delegraph.cli._run", leave)
+    assert main(["backends"]) == 1 and "SystemExit" in capsys.readouterr().err
+
+
+def test_descriptors_are_as_before(capfd):
+    os.write(1, b"before\n")
+    with stdout_kept(to_the_end=False):
+        os.write(1, b"inside\n")
+        with stdout_kept(to_the_end=False):
+            os.write(1, b"deeper\n")
+    os.write(1, b"after\n")
+    assert capfd.readouterr() == ("before\nafter\n", "inside\ndeeper\n")
