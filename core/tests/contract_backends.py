@@ -10,6 +10,7 @@ import math
 import os
 import time
 from typing import ClassVar
+from unittest import mock
 
 import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, NamedDataStore, PreprocessResult
@@ -37,11 +38,11 @@ def types(node):
     return val if isinstance(val, (list, tuple)) else [val]
 
 
-def why_not(node):
+def why_not(node, dtype=torch.float32):
     if str(node.target) not in OPERATORS:
         return f"{node.target} is not among the operators of this backend"
     values = [v for n in (node, *node.all_input_nodes) for v in types(n)]
-    if not all(isinstance(v, torch.Tensor) and v.dtype is torch.float32 for v in values):
+    if not all(isinstance(v, torch.Tensor) and v.dtype is dtype for v in values):
         return "only float32 tensors are computed"
     if not static(node):
         return "sizes have to be known when the program is compiled"
@@ -258,6 +259,107 @@ class WrongRelu(GoodRuntime):
     operators: ClassVar = {**GoodRuntime.operators, str(aten.relu.default): lambda x: x.abs()}
 
 
+class LosesNaN(GoodRuntime):
+    """A relu whose comparison NaN loses."""
+
+    operators: ClassVar = {**GoodRuntime.operators, str(aten.relu.default): lambda x: torch.where(x > 0, x, 0.0)}
+
+
+def taking(*operators, dtype=None, **by_name):
+    """Partitioner, backend and runtime that also take these operators, which compute ``by_name`` instead of eager's."""
+    added = {str(op): op for op in operators}
+
+    class TakingPartitioner(GoodPartitioner):
+        @staticmethod
+        def why_not(node):
+            with mock.patch.dict(OPERATORS, added):
+                return why_not(node, dtype or torch.float32)
+
+    class TakingBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            with mock.patch.dict(OPERATORS, added):
+                return GoodBackend.preprocess(edge_program, compile_specs)
+
+    class TakingRuntime(GoodRuntime):
+        operators: ClassVar = {**GoodRuntime.operators, **added, **by_name}
+
+    return variant(TakingBackend, TakingPartitioner, TakingRuntime)
+
+
+def clamp_without_nan(x, low=None, high=None):
+    return torch.nan_to_num(x, 0.0, float("inf"), -float("inf")).clamp(low, high)
+
+
+def amax_without_nan(x, dims=(), keepdim=False):
+    return torch.nan_to_num(x, -float("inf"), float("inf"), -float("inf")).amax(dims, keepdim)
+
+
+def max_pool_without_nan(x, *window):
+    kept = torch.nan_to_num(x, -float("inf"), float("inf"), -float("inf"))
+    return torch.nn.functional.max_pool2d(kept, *window)
+
+
+def add_in_32_bits(x, y, alpha=1):
+    return torch.add(x.to(torch.int32), y.to(torch.int32) if isinstance(y, torch.Tensor) else y).to(torch.int64)
+
+
+def saturating_add(x, y, alpha=1):
+    return (x.to(torch.int32) + (y.to(torch.int32) if isinstance(y, torch.Tensor) else y)).clamp(-128, 127).to(x.dtype)
+
+
+class SharesBuffers(GoodRuntime):
+    """Writes every result over the one before."""
+
+    thread_safe = True
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        loaded, buffers = super().load(processed_bytes, compile_specs, named_data), []
+
+        def run(*args):
+            results = loaded(*args)
+            if not buffers:
+                buffers.extend(r.clone() for r in results)
+            for buffer, result in zip(buffers, results, strict=True):
+                buffer.copy_(result)
+            return tuple(buffers)
+
+        return run
+
+
+class IgnoresStrides(GoodRuntime):
+    """Reads its inputs as if they lay in memory row by row."""
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        loaded = super().load(processed_bytes, compile_specs, named_data)
+        return lambda *args: loaded(*[torch.as_strided(a, a.shape, torch.empty(a.shape).stride()) for a in args])
+
+
+class RaisesAtSin(GoodRuntime):
+    operators: ClassVar = {**GoodRuntime.operators, str(aten.sin.default): lambda x: {}[0]}
+
+
+def crashes_at_tanh(program, result):
+    """Ends the process where a compiler's C code would."""
+    if any(n.target is aten.tanh.default for n in program.graph.nodes):
+        os.abort()
+
+
+class FailsAtLevelTwo(GoodPartitioner):
+    """An option that nobody tried."""
+
+    def __init__(self, level=1):
+        super().__init__()
+        self.level = level
+
+    def partition(self, exported_program):
+        if self.level == 2:
+            raise KeyError("level 2")
+        return super().partition(exported_program)
+
+
 class NeedsACall(GoodPartitioner):
     """Takes the largest of all calls, of which there may be none."""
 
@@ -405,8 +507,21 @@ BAD = {
         "accepts_too_much": variant(partitioner=refusing(accepts_too_much)),
         "no_reason": variant(partitioner=refusing(gives_no_reason)),
         "raises": variant(partitioner=refusing(fails_at_softmax)),
+        "crashes": variant(changed(crashes_at_tanh)),
     },
-    "numerics": {"wrong_relu": variant(runtime=WrongRelu)},
+    "numerics": {
+        "wrong_relu": variant(runtime=WrongRelu),
+        "relu_loses_nan": variant(runtime=LosesNaN),
+        "clamp_loses_nan": taking(aten.clamp.default, **{str(aten.clamp.default): clamp_without_nan}),
+        "amax_loses_nan": taking(aten.amax.default, **{str(aten.amax.default): amax_without_nan}),
+        "max_pool_loses_nan": taking(aten.max_pool2d.default, **{str(aten.max_pool2d.default): max_pool_without_nan}),
+        "int64_cut": taking(dtype=torch.int64, **{str(aten.add.Tensor): add_in_32_bits}),
+        "int8_saturates": taking(dtype=torch.int8, **{str(aten.add.Tensor): saturating_add}),
+        "shares_buffers": variant(runtime=SharesBuffers),
+        "ignores_strides": variant(runtime=IgnoresStrides),
+        "runtime_raises": variant(runtime=RaisesAtSin),
+    },
+    "options_run": {"level_two": variant(partitioner=FailsAtLevelTwo)},
     "empty_programs": {"needs_a_call": variant(partitioner=NeedsACall)},
     "dynamic_shapes": {
         "symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes)),

@@ -7,7 +7,7 @@ import torch
 from delegraph.testing.attempt import Attempt, Phase
 from delegraph.testing.noise import noise
 from delegraph.testing.programs import Program
-from delegraph.testing.sweep import disagreement
+from delegraph.testing.trial import disagreement
 from delegraph.verification import compare
 
 
@@ -54,4 +54,6 @@ def test_rounding_errors_are_no_disagreement(exported):
 
 @pytest.mark.parametrize("errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)])
 def test_larger_errors_are(exported, errors):
-    assert "the results differ from eager by more than 0.0001" in disagreement(attempt(exported, *errors), SUBJECT)[1]
+    assert (
+        "the results differ from eager by more than 0.0001" in disagreement(attempt(exported, *errors), SUBJECT)[1].text
+    )

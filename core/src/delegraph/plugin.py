@@ -51,6 +51,10 @@ class BackendSpec:
 
     ``requires`` names modules that must be importable, ``formats`` the file suffixes that a whole delegate can be
     saved as (``(".tosa",)``). ``api`` is the plugin API version that it was written for.
+
+    ``checksum=False`` says that changed bytes of a blob may go unnoticed, ``known_differences`` where numbers are not
+    eager's on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is NaN"),)``.
+    ``delegraph check`` reads both.
     """
 
     name: str
@@ -62,12 +66,17 @@ class BackendSpec:
     install_hint: str = ""
     options: tuple[OptionSpec, ...] = ()
     formats: tuple[str, ...] = ()
+    checksum: bool = True
+    known_differences: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         _check(self, name=_NAME, backend_id=_IDENTIFIER, target=_TARGET)
-        _as_tuples(self, "requires", "options", "formats")
+        _as_tuples(self, "requires", "options", "formats", "known_differences")
         if type(self.api) is not int:
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
+        for pair in self.known_differences:
+            if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
+                raise TypeError(f"BackendSpec {self.name!r}: a known difference is (operator, text), not {pair!r}")
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
 """Both demo backends keep the rules of the conformance kit."""
 
 import pytest
-from delegraph.testing import SECONDS, BackendContract
+from delegraph.testing import GATE, BackendContract
 from delegraph_demo.backend import BackendWithDelegateMappingDemo
 
 
 class TestDemo(BackendContract):
     backend = "demo"
-    seconds = 2
+    gate = 20
     example = staticmethod(BackendWithDelegateMappingDemo.get_test_model_and_inputs)
 
 
 class TestCompilerDemo(BackendContract):
     backend = "compiler-demo"
-    seconds = 5
+    gate = 60
 
 
 @pytest.mark.slow
 class TestCompilerDemoAtLength(BackendContract):
     backend = "compiler-demo"
-    seconds = SECONDS
+    gate = GATE

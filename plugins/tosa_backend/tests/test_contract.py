@@ -1,12 +1,12 @@
 """The rules that every backend keeps."""
 
 import pytest
-from delegraph.testing import SECONDS, BackendContract
+from delegraph.testing import GATE, BackendContract
 
 
 class TestTosa(BackendContract):
     backend = "tosa"
-    seconds = 4
+    gate = 60
 
 
 class TestTosaInteger(BackendContract):
@@ -14,9 +14,9 @@ class TestTosaInteger(BackendContract):
 
     backend = "tosa"
     options = {"spec": "TOSA-1.0+INT"}  # noqa: RUF012
-    seconds = 1
+    gate = 20
 
 
 @pytest.mark.slow
 class TestTosaAtLength(TestTosa):
-    seconds = 3 * SECONDS
+    gate = 5 * GATE

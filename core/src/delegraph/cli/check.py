@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from ..options import from_text, split_assignments
@@ -17,7 +19,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     check = commands.add_parser("check", parents=[common], help="check that a backend keeps the rules of all backends")
     check.add_argument("backend", metavar="BACKEND", help="its name, as `delegraph backends` lists it")
     check.add_argument("--option", action="append", default=[], metavar="OPTION=VALUE")
-    check.add_argument("--quick", action="store_true", help="try operators and random programs for 15 instead of 60 s")
+    check.add_argument("--quick", action="store_true", help="try 100 operators and random programs instead of 600")
+    check.add_argument("--seconds", type=_seconds, default=0.0, metavar="S", help="then try others for so long")
+    check.add_argument(
+        "--operator", action="append", default=[], metavar="NAME", help="try this one, on all its samples"
+    )
+    check.add_argument("--verbose", action="store_true", help="list every program that was tried, and what came of it")
     check.add_argument("--only", action="append", default=[], metavar="CHECK", help="run this check; may be repeated")
     check.add_argument("--tolerance", type=float, help="largest error, relative to an output's largest value")
     check.add_argument("--example", metavar="MODEL", help="path.py[:function]: a model that the backend takes in part")
@@ -34,22 +41,41 @@ def _check(args: argparse.Namespace) -> Outcome:
         from .. import testing
 
         registry.get_backend(args.backend)
-    _known(args.only, testing.CHECKS)
+    _known(args.only, testing.CHECKS, args.operator)
     subject = testing.Subject(
         args.backend,
         options,
         testing.TOLERANCE if args.tolerance is None else args.tolerance,
         example,
-        seconds=testing.QUICK_SECONDS if args.quick else testing.SECONDS,
+        gate=testing.QUICK_GATE if args.quick else testing.GATE,
+        seconds=args.seconds,
+        operators=tuple(args.operator),
     )
-    report = testing.run_checks(subject, args.only, lambda name: progress(f"checking {name}"))
-    return Outcome(testing.SCHEMA, report.to_json(), str(report), 0 if report.passed else 1)
+    chosen = args.only or (["accepted_compiles", "numerics"] if args.operator else [])
+    report = testing.run_checks(subject, chosen, lambda name: progress(f"checking {name}"))
+    text, content = str(report), report.to_json()
+    if args.verbose:
+        text = f"{subject.sweep}\n\n{text}"
+        content["programs"] = [asdict(o) for o in subject.sweep.outcomes]
+    return Outcome(testing.SCHEMA, content, text, 0 if report.passed else 1)
 
 
-def _known(names: Iterable[str], checks: Iterable[str]) -> None:
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError
+    return seconds
+
+
+def _known(names: Iterable[str], checks: Iterable[str], operators: list[str]) -> None:
     unknown = [n for n in names if n not in checks]
     if unknown:
         raise UsageError("usage-invalid", f"there is no check {unknown[0]!r}; checks: {', '.join(checks)}")
+    if operators:
+        from ..testing.opinfo import unknown as unknown_to
+
+        for name in unknown_to(operators):
+            raise UsageError("usage-invalid", f"torch's table of operators has no {name!r}", hint="such as add or relu")
 
 
 class _ModelFile:
@@ -58,6 +84,11 @@ class _ModelFile:
     def __init__(self, text: str) -> None:
         model.split(text)
         self.text = text
+
+    @property
+    def source(self) -> str:
+        """Python that makes it again."""
+        return f"from delegraph.cli.model import load\n\nmodel, inputs, _ = load({self.text!r})\n"
 
     def __call__(self) -> tuple[Any, tuple[Any, ...]]:
         module, inputs, _ = model.load(self.text)

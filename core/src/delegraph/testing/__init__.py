@@ -25,13 +25,13 @@ from .check import (
 )
 from .contract import BackendContract
 from .programs import Program
-from .subject import QUICK_SECONDS, SECONDS, TOLERANCE, Subject
+from .subject import GATE, QUICK_GATE, TOLERANCE, Subject
 
 __all__ = [
     "CHECKS",
-    "QUICK_SECONDS",
+    "GATE",
+    "QUICK_GATE",
     "SCHEMA",
-    "SECONDS",
     "TOLERANCE",
     "BackendContract",
     "Check",

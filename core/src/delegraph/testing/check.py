@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DelegraphError
+from .reproduce import listing, verifying
 
 if TYPE_CHECKING:
     from .programs import Program
@@ -22,16 +23,31 @@ Figures = Mapping[str, Any]
 
 
 class CheckFailed(AssertionError):
-    """A rule was broken: ``what``, on which ``program``, and the ``advice`` what to do; ``more`` are further cases."""
+    """A rule was broken: ``what``, on which ``program``, and the ``advice`` what to do; ``more`` are further cases.
 
-    def __init__(self, what: str, program: Program | None = None, advice: str = "", more: Sequence[str] = ()) -> None:
+    ``ending`` are the lines of Python that show the failure, behind those of the program.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        program: Program | None = None,
+        advice: str = "",
+        more: Sequence[str] = (),
+        ending: str = "",
+    ) -> None:
         super().__init__(what)
-        self.what, self.program, self.advice, self.more = what, program, advice, tuple(more)
+        self.what, self.program, self.advice, self.more, self.ending = what, program, advice, tuple(more), ending
+
+    @property
+    def script(self) -> str:
+        """Python that shows the failure as it stands; empty if it is of no program."""
+        return "" if self.program is None else f"{listing(self.program).rstrip()}\n\n{self.ending}"
 
     def __str__(self) -> str:
         shown = [self.what]
         if self.program is not None:
-            shown += [f"on program {self.program.name}:", textwrap.indent(self.program.source.strip(), "    ")]
+            shown += [f"on program {self.program.name}:", textwrap.indent(self.script.strip(), "    ")]
         if self.more:
             shown += [f"and {len(self.more)} more:", *(f"    {text}" for text in self.more[:10])]
         return "\n".join([*shown, *([f"what to do: {self.advice}"] if self.advice else [])])
@@ -47,7 +63,15 @@ class Check:
 
     name: str
     purpose: str
-    run: Callable[[Subject], Figures]
+    function: Callable[[Subject], Figures]
+
+    def run(self, subject: Subject) -> Figures:
+        """The check's figures. Raises CheckFailed with all that it takes to see the failure again, or CheckSkipped."""
+        try:
+            return self.function(subject)
+        except CheckFailed as e:
+            e.ending = e.ending or verifying(subject)
+            raise
 
 
 CHECKS: dict[str, Check] = {}
@@ -74,18 +98,23 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check's end: ``message`` is the failure or the reason for skipping, ``figures`` what was counted."""
+    """One check's end: ``message`` is the failure or the reason for skipping, ``figures`` what was counted.
+
+    ``warnings`` are remarks that cost nobody the verdict.
+    """
 
     name: str
     status: Status
     message: str = ""
     figures: Figures = field(default_factory=dict)
     seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
         plain = {"name": self.name, "status": self.status.value, "message": self.message}
-        return {**plain, "figures": dict(self.figures), "seconds": round(self.seconds, 3)}
+        counted = {"figures": dict(self.figures), "seconds": round(self.seconds, 3)}
+        return {**plain, **counted, "warnings": list(self.warnings)}
 
     def summary(self) -> str:
         """One line: figures, or the first line of the message."""
@@ -117,20 +146,27 @@ class CheckReport:
     def __str__(self) -> str:
         width = max((len(r.name) for r in self.results), default=0)
         rows = [f"{r.name:{width}}  {r.status:7}  {r.summary()}".rstrip() for r in self.results]
+        warned = [f"\n{r.name}: warning: {text}" for r in self.results for text in r.warnings]
         failures = [f"\n{r.name} failed: {r.message}" for r in self.results if r.status is Status.FAILED]
-        return "\n".join([*rows, *failures, "", self._verdict()])
+        return "\n".join([*rows, *warned, *failures, "", self._verdict()])
 
     def _verdict(self) -> str:
         count = {s: sum(r.status is s for r in self.results) for s in Status}
-        return f"{self.backend}: " + ", ".join(f"{n} {status}" for status, n in count.items() if n)
+        verdict = f"{self.backend}: " + ", ".join(f"{n} {status}" for status, n in count.items() if n)
+        reached = next((r.figures for r in self.results if r.name == "accepted_compiles" and r.figures), None)
+        if reached is None:
+            return verdict
+        taken = f"{reached['operators_accepted']} of {reached['operators']} operators"
+        return f"{verdict}; {reached['programs']} programs, {taken} delegated at least once"
 
 
 def run_check(one: Check, subject: Subject) -> CheckResult:
     """Run ``one`` and catch how it ends; an error that no check expects is a failure too."""
-    start = time.perf_counter()
+    start, before = time.perf_counter(), len(subject.warnings)
 
     def ended(status: Status, message: str = "", figures: Figures | None = None) -> CheckResult:
-        return CheckResult(one.name, status, message, figures or {}, time.perf_counter() - start)
+        warned = tuple(subject.warnings[before:])
+        return CheckResult(one.name, status, message, figures or {}, time.perf_counter() - start, warned)
 
     try:
         return ended(Status.PASSED, figures=one.run(subject))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from ..errors import DelegraphWarning
 from . import checks  # noqa: F401 - fills CHECKS
 from .check import CHECKS, Check
 from .programs import Example
-from .subject import QUICK_SECONDS, TOLERANCE, Register, Subject
+from .subject import QUICK_GATE, TOLERANCE, Register, Subject
 
 
 class BackendContract:
@@ -17,15 +19,17 @@ class BackendContract:
         class TestMine(BackendContract):
             backend = "mine"
 
-    ``options`` are those of the backend; ``tolerance`` is relative to the largest value of an output; ``seconds`` is
-    how long operators and random programs are tried. ``example``, a static method, returns (module, inputs) that the
-    backend takes at least in part. ``register``, a static method, adds a backend that is not installed to a registry.
+    ``options`` are those of the backend; ``tolerance`` is relative to the largest value of an output; ``gate`` is how
+    many operators and random programs are tried, the same at every run, and ``seconds`` how long others. ``example``, a
+    static method, returns (module, inputs) that the backend takes at least in part. ``register``, a static method, adds
+    a backend that is not installed to a registry.
     """
 
     backend: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Any]] = {}
     tolerance: ClassVar[float] = TOLERANCE
-    seconds: ClassVar[float] = QUICK_SECONDS
+    gate: ClassVar[int] = QUICK_GATE
+    seconds: ClassVar[float] = 0.0
     example: ClassVar[Callable[[], Example] | None] = None
     register: ClassVar[Register | None] = None
 
@@ -33,7 +37,7 @@ class BackendContract:
     def subject(cls) -> Subject:
         """What the checks of this class look at; made once, so that they share what they lowered."""
         if cls not in _subjects:
-            given = dict(cls.options), cls.tolerance, cls.example, cls.register, cls.seconds
+            given = dict(cls.options), cls.tolerance, cls.example, cls.register, cls.gate, cls.seconds
             _subjects[cls] = Subject(cls.backend, *given)
         return _subjects[cls]
 
@@ -43,7 +47,11 @@ _subjects: dict[type[BackendContract], Subject] = {}
 
 def _method(one: Check) -> Callable[[BackendContract], None]:
     def test(self: BackendContract) -> None:
-        one.run(self.subject())
+        subject = self.subject()
+        before = len(subject.warnings)
+        one.run(subject)
+        for text in subject.warnings[before:]:
+            warnings.warn(f"{subject.backend}: {text}", DelegraphWarning, stacklevel=1)
 
     test.__name__, test.__doc__ = f"test_{one.name}", one.purpose
     test.__qualname__ = f"BackendContract.{test.__name__}"

@@ -49,12 +49,21 @@ class Loop(torch.nn.Module):
         return i + 1, torch.sin(self.step(y)) * 0.5 + y
 
 
+_HEAD = """from typing import Any
+
+import torch
+from torch._higher_order_ops.while_loop import while_loop
+
+"""
+
+
 def _program(name: str, module: type[torch.nn.Module]) -> Program:
     def make(n: int) -> Example:
         torch.manual_seed(0)
         return module().eval(), (torch.randn(n, 4).abs(),)
 
-    return Program(name, inspect.getsource(module) + "# input: [3, 4]\n", make)
+    lines = [inspect.getsource(module), f"torch.manual_seed(0)\nmodel = {module.__name__}().eval()"]
+    return Program(name, "\n".join([_HEAD, *lines, "inputs = (torch.randn(3, 4).abs(),)\n"]), make)
 
 
 CONTROL_FLOW = (_program("branches", Branches), _program("loop", Loop))

@@ -6,14 +6,14 @@ import sys
 import types
 import unittest
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from .programs import Example, Program, described, undisturbed
+from .programs import Example, Program, undisturbed
 
 ROUNDS = (
     *((torch.float32, 0.0), (torch.float32, 0.5), (torch.int64, 0.0), (torch.float32, 0.25), (torch.float16, 0.0)),
@@ -22,18 +22,34 @@ ROUNDS = (
 )
 """Element type and place (0 first, 1 last) of the sample that each round takes of every operator."""
 _MUTABLE = "__allow_nonbracketed_mutation_flag"
-_LARGEST = 100_000
+_LARGEST = 10_000
 """Elements of the largest input: bigger samples say the same more slowly."""
 
 
-def operator_programs(rounds: Sequence[tuple[torch.dtype, float]] = ROUNDS) -> Iterator[Program]:
-    """A fixed order that mixes families of operators, so that any beginning of it is a fair sample."""
-    for dtype, place in rounds:
-        for info in _table():
+def operator_programs(operators: Collection[str] = ()) -> Iterator[Program]:
+    """All operators, or those that ``named`` finds for the names.
+
+    A fixed order that mixes families of operators, so that any beginning of it is a fair sample.
+    """
+    chosen = [info for info in _table() if not operators or any(named(info, o) for o in operators)]
+    for dtype, place in ROUNDS:
+        for info in chosen:
             if dtype in info.supported_dtypes("cpu"):
                 program = _program(info, dtype, place)
                 if program is not None:
                     yield program
+
+
+def named(info: Any, operator: str) -> bool:
+    """Whether ``operator`` names the row: "relu", "nn.functional.relu", or as a report has it, "aten.relu.default"."""
+    plain = operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") else operator
+    names = {info.formatted_name, info.name, info.name.rpartition(".")[2], info.aten_name}
+    return plain in names | {alias.name for alias in info.aliases}
+
+
+def unknown(operators: Collection[str]) -> list[str]:
+    """Names that OpInfo has no operator for."""
+    return [o for o in operators if not any(named(info, o) for info in _table())]
 
 
 @cache
@@ -80,10 +96,7 @@ def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
     def make(n: int) -> Example:
         return _Call(info.op, spec, leaves).eval(), tensors
 
-    rest = [v for v in leaves if not isinstance(v, torch.Tensor)]
-    name = f"{info.formatted_name}_{str(dtype).removeprefix('torch.')}_{index}"
-    source = f"# OpInfo {info.formatted_name}, {dtype}, sample {index}\n# tensors: {described(tensors)}"
-    return Program(name, f"{source}\n# other arguments: {described(rest) or 'none'}", make)
+    return Program(f"{info.formatted_name}, {str(dtype).removeprefix('torch.')}, sample {index}", "", make)
 
 
 def _samples(info: Any, dtype: torch.dtype) -> list[Any]:

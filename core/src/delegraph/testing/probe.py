@@ -1,12 +1,14 @@
-"""Run as a script: read one distribution's declarations and print what heavy modules that imported, and who did it.
+"""Run as a script: read one distribution's declarations, and say what that imports and how long it takes.
 
-Arguments: backend, and a JSON list with the module path. Prints a JSON object {module: "file:line" that imported it}.
+Arguments: backend, and a JSON list with the module path. The last line that it prints is a JSON object: ``heavy``, a
+module -> "file:line" that imported it, and ``seconds``. What comes before, the declarations printed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -39,9 +41,12 @@ def main(backend: str, path: list[str]) -> None:
     before = set(sys.modules)
     watch = Watch()
     sys.meta_path.insert(0, watch)
+    start = time.perf_counter()
     Registry().spec(backend)
+    seconds = time.perf_counter() - start
     heavy = [m for m in HEAVY if m in sys.modules and m not in before]
-    sys.stdout.write(json.dumps({m: watch.importers.get(m, "unknown") for m in heavy}) + "\n")
+    found = {"heavy": {m: watch.importers.get(m, "unknown") for m in heavy}, "seconds": seconds}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

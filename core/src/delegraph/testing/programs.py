@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +26,20 @@ Exported = tuple[ExportedProgram, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Program:
-    """A module with inputs: ``source`` is what a failure shows, ``make(n)`` builds it for batches of ``n``."""
+    """A module with inputs: ``make(n)`` builds it for batches of ``n``.
+
+    ``source`` is Python that sets ``model`` and ``inputs``, as a failure shows it; without one it is written from the
+    exported program. ``members`` are the programs that this one is made of, to be tried one by one if it fails.
+    """
 
     name: str
     source: str
     make: Callable[[int], Example]
     batched: bool = False
     """Whether ``n`` matters: the first dimension of every input may then be dynamic."""
+    special: bool = False
+    """Whether inputs hold values that a backend may declare to treat otherwise (``known_differences``)."""
+    members: tuple[Program, ...] = ()
 
     def exported(self, dynamic: bool = False) -> Exported | None:
         """The exported program and its inputs; None if torch cannot export it, which says nothing of a backend."""
@@ -74,7 +82,7 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
-def written(name: str, source: str, batched: bool = False) -> Program:
+def written(name: str, source: str, batched: bool = False, **fields: Any) -> Program:
     """A program from text that sets ``model`` and ``inputs``; ``N`` is the size of a batch in it."""
     text = textwrap.dedent(source).strip() + "\n"
     file = f"<delegraph.testing {name}>"
@@ -86,7 +94,7 @@ def written(name: str, source: str, batched: bool = False) -> Program:
             exec(compile(text, file, "exec"), scope)
         return scope["model"].eval(), scope["inputs"]
 
-    return Program(name, f"N = 3\n{text}" if batched else text, make, batched)
+    return Program(name, f"N = 3\n{text}" if batched else text, make, batched, **fields)
 
 
 def given(example: Callable[[], Example]) -> Program:
@@ -97,19 +105,33 @@ def given(example: Callable[[], Example]) -> Program:
             torch.manual_seed(0)
             return example()
 
-    module, inputs = make(0)
-    return Program("example", f"{module}\n# inputs: {described(inputs)}", make)
+    return Program("example", _place(example), make)
 
 
-def described(values: Sequence[Any]) -> str:
-    """Types of tensors and values of the rest."""
-    return ", ".join(_described(v) for v in values)
+def _place(example: Callable[[], Example]) -> str:
+    """The lines that make the example again; empty if it is of no file."""
+    if inspect.isfunction(example) and "<" not in example.__qualname__:
+        return f"import runpy\n\nmodel, inputs = {place_text(example)}()\n"
+    source: str = getattr(example, "source", "")
+    return source
 
 
-def _described(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return repr(value)
+def place_text(function: Callable[..., Any]) -> str:
+    """An expression for a function of a file, which need not be on the path."""
+    file, (name, *attributes) = inspect.getfile(function), function.__qualname__.split(".")
+    read = f"runpy.run_path({file!r}, run_name={Path(file).stem!r})[{name!r}]"
+    return ".".join([read, *attributes])
+
+
+def relaid(program: Program) -> Program:
+    """The same program with its inputs in another layout: the first dimension fastest in memory."""
+
+    def make(n: int) -> Example:
+        module, inputs = program.make(n)
+        return module, tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs)
+
+    line = "inputs = tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs)\n"
+    return Program(f"{program.name} in another layout", program.source + line, make)
 
 
 def _written(name: str, inputs: str, *forward: str, init: Sequence[str] = (), parameters: str = "x") -> Program:
@@ -188,3 +210,6 @@ NOTHING = (
     _written("one_of_them_twice", "torch.randn(N, 3)", "y = torch.special.bessel_j1(x)", "return y, x, y"),
 )
 """Programs with little or nothing to delegate."""
+
+RELAID = tuple(relaid(p) for p in PROGRAMS if p.name in ("mlp", "convolution", "arithmetic", "integers", "product"))
+"""Some of them with their inputs in another layout."""

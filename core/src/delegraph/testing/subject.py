@@ -9,7 +9,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +18,22 @@ from ..discovery import IN_PROCESS
 from ..errors import NoRuntime
 from ..partitioner import Partitioner
 from ..registry import Registry, default_registry
+from . import sweep
 from .account import account, differences
 from .attempt import Attempt, Phase, attempt, quiet
 from .check import CheckSkipped
 from .programs import PROGRAMS, Example, Exported, Program, given
 from .random_programs import random_program
+from .trial import FATAL, Outcome
 from .worker import Answer, worker
 
 if TYPE_CHECKING:
     from ..runtime import BackendRuntime
-    from .sweep import Sweep
 
 TOLERANCE = 1e-4
 """Largest accepted difference from eager, relative to the largest value of an output."""
-SECONDS, QUICK_SECONDS = 60.0, 15.0
-"""How long operators and random programs are tried."""
+GATE, QUICK_GATE = 600, 100
+"""How many operators and random programs are tried besides the small ones that every backend is tried on."""
 Register = Callable[[Registry], Any]
 Place = tuple[str, str, str]
 """Module, file and qualified name of a function that another process can import."""
@@ -42,9 +43,11 @@ Place = tuple[str, str, str]
 class Subject:
     """A backend with its options, and how strictly and how long to check it.
 
-    ``tolerance`` is relative to the largest value of an output. ``example`` returns (module, inputs) that the backend
-    takes at least in part; a backend that takes none of the usual small programs needs one. ``register`` adds a backend
-    that is not installed to a registry; as a function of a module it serves other processes too.
+    ``gate`` operators and random programs are tried, always the same; then others for ``seconds``. ``operators`` names
+    those that are tried instead, with all their samples. ``tolerance`` is relative to the largest value of an output.
+    ``example`` returns (module, inputs) that the backend takes at least in part; a backend that takes none of the usual
+    small programs needs one. ``register`` adds a backend that is not installed to a registry; as a function of a module
+    it serves other processes too.
     """
 
     backend: str
@@ -52,11 +55,15 @@ class Subject:
     tolerance: float = TOLERANCE
     example: Callable[[], Example] | None = None
     register: Register | None = None
-    seconds: float = SECONDS
+    gate: int = GATE
+    seconds: float = 0.0
+    operators: tuple[str, ...] = ()
     randoms: int = 10
     """How many random programs are among the samples."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     """The variables that other processes get: those of now, before the backend did anything."""
+    warnings: list[str] = field(default_factory=list, repr=False)
+    """What checks found that is no failure."""
 
     @cached_property
     def registry(self) -> Registry:
@@ -101,9 +108,13 @@ class Subject:
 
     @cached_property
     def samples(self) -> list[Attempt]:
-        """The programs, each lowered once, as far as torch exports them, with what that changed in the caller's."""
+        """The programs, each lowered once, as far as torch exports them, with what that changed in the caller's.
+
+        Those that ended another process are left out: accepted_compiles is about them.
+        """
         found = []
-        for program in self.programs:
+        fatal = {o.program for o in self.rehearsal if any(f.kind in FATAL for f in o.faults)}
+        for program in (p for p in self.programs if p.name not in fatal):
             before = account(program.kept())
             one = self.attempt(program, program.kept())
             if one is not None:
@@ -120,27 +131,36 @@ class Subject:
         return found
 
     @cached_property
-    def sweep(self) -> Sweep:
-        """Operators and random programs, tried for a bounded time."""
-        from .sweep import run
+    def rehearsal(self) -> list[Outcome]:
+        """What came of the samples in another process."""
+        return sweep.run(self, "samples")
 
-        return run(self)
+    @cached_property
+    def sweep(self) -> sweep.Sweep:
+        """What came of all programs, or of the operators that were asked for."""
+        rehearsed = [] if self.operators else self.rehearsal
+        return sweep.Sweep([*rehearsed, *sweep.run(self, "gate"), *(sweep.run(self, "more") if self.seconds else ())])
 
     # --- in another process
 
-    def elsewhere(self, function: str, *args: Any, hash_seed: int = 1, seconds: float = 120.0) -> Answer:
-        """Run ``"module:name"`` with this subject in a fresh process; skips the check where that cannot be."""
+    def elsewhere(
+        self, function: str, *args: Any, hash_seed: int = 1, seconds: float = 120.0, prepare: str | None = None
+    ) -> Answer:
+        """Run ``"module:name"`` with this subject in a fresh process; skips the check where that cannot be.
+
+        See ``Worker.run``.
+        """
         if not hasattr(os, "fork"):
             raise CheckSkipped("this platform cannot fork processes")
-        return worker(hash_seed).run(function, self._recipe(), *args, seconds=seconds)
+        return worker(hash_seed).run(function, self._recipe(), *args, seconds=seconds, prepare=prepare)
 
     def _recipe(self) -> Recipe:
         if self.register is None and self.registry.producer(self.backend)[0] == IN_PROCESS:
             raise CheckSkipped(f"backend {self.backend!r} exists in this process only")
         given = {"register": self.register, "example": self.example}
         functions = {n: _portable(f) for n, f in given.items() if f is not None}
-        limits = self.tolerance, self.seconds, self.randoms
-        return Recipe(self.backend, dict(self.options), *limits, functions, dict(self.environment))
+        plain = {name: getattr(self, name) for name in ("tolerance", "gate", "seconds", "operators", "randoms")}
+        return Recipe(self.backend, dict(self.options), plain, functions, dict(self.environment))
 
 
 def _portable(function: Any) -> Place | bytes:
@@ -170,9 +190,7 @@ class Recipe:
 
     backend: str
     options: dict[str, Any]
-    tolerance: float
-    seconds: float
-    randoms: int
+    fields: dict[str, Any]
     functions: dict[str, Place | bytes]
     environment: dict[str, str]
     path: list[str] = field(default_factory=lambda: list(sys.path))
@@ -185,8 +203,7 @@ class Recipe:
         functions: dict[str, Any] = {
             n: _imported(f) if isinstance(f, tuple) else pickle.loads(f) for n, f in self.functions.items()
         }
-        plain = Subject(self.backend, self.options, self.tolerance, seconds=self.seconds, randoms=self.randoms)
-        return replace(plain, **functions)
+        return Subject(self.backend, self.options, **self.fields, **functions)
 
 
 def prepare() -> None:

@@ -17,9 +17,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import IO, Any
@@ -36,10 +35,12 @@ Progress = Callable[[str], None]
 class Answer:
     """How a job ended: its result, or the error's text; ``signal`` and ``timed_out`` if it was ended by force.
 
-    ``progress`` is the last thing that it reported, ``output`` the end of what it printed.
+    ``items`` is what a generator gave until then, ``progress`` the last thing that a job reported, ``output`` the end
+    of what it printed.
     """
 
     result: Any = None
+    items: tuple[Any, ...] = ()
     error: str | None = None
     signal: str | None = None
     timed_out: bool = False
@@ -70,11 +71,15 @@ class Worker:
         command = [sys.executable, "-c", code]
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, env=environment)
 
-    def run(self, function: str, *args: Any, seconds: float) -> Answer:
-        """Run ``"module:name"`` as ``name(*args, progress)`` in a fork. Raises InternalError if the server is gone."""
+    def run(self, function: str, *args: Any, seconds: float, prepare: str | None = None) -> Answer:
+        """Run ``"module:name"`` as ``name(*args, progress)`` in a fork, which may be silent for ``seconds`` at most.
+
+        ``prepare`` names a function that the server runs before, once, for this fork and all others. Raises
+        InternalError if the server is gone.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            _send(self._process.stdin, (function, args, seconds))
+            _send(self._process.stdin, (function, args, seconds, prepare))
             answer: Answer = _receive(self._process.stdout)
         except (OSError, EOFError) as e:
             self._log.seek(0)
@@ -131,11 +136,15 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     prepare()
+    prepared: set[str | None] = {None}
     while True:
         try:
-            function, args, seconds = _receive(sys.stdin.buffer)
+            function, args, seconds, preparation = _receive(sys.stdin.buffer)
         except EOFError:
             return
+        if preparation not in prepared:
+            _named(preparation)()
+            prepared.add(preparation)
         _send(answers, _forked(function, args, seconds))
 
 
@@ -148,38 +157,41 @@ def _forked(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
             _job(function, args, writing, output.fileno())
         os.close(writing)
         with os.fdopen(reading, "rb") as stream:
-            frames, timed_out = _frames(stream, time.monotonic() + seconds)
+            frames, items, timed_out = _frames(stream, seconds)
         if timed_out:
             os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
-        return _answer(frames, timed_out, status, output.read().decode(errors="replace").strip())
+        return _answer(frames, items, timed_out, status, output.read().decode(errors="replace").strip())
 
 
-def _frames(stream: Any, deadline: float) -> tuple[dict[str, Any], bool]:
-    """The last frame of each kind, and whether the time ran out."""
+def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], bool]:
+    """The last frame of each kind, all items, and whether it was silent for ``seconds``."""
     found: dict[str, Any] = {}
+    items: list[Any] = []
     data = b""
     while True:
-        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([stream], [], [], seconds)
         if not ready:
-            return found, True
+            return found, items, True
         more = os.read(stream.fileno(), 1 << 20)
         if not more:
-            return found, False
+            return found, items, False
         data += more
         while len(data) >= _HEADER.size and len(data) >= _HEADER.size + (size := _HEADER.unpack_from(data)[0]):
             kind, content = pickle.loads(data[_HEADER.size : _HEADER.size + size])
             found[kind], data = content, data[_HEADER.size + size :]
+            if kind == "item":
+                items.append(content)
 
 
-def _answer(frames: dict[str, Any], timed_out: bool, status: int, output: str) -> Answer:
+def _answer(frames: dict[str, Any], items: list[Any], timed_out: bool, status: int, output: str) -> Answer:
     killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) and not timed_out else 0
     error = frames.get("error")
     if "result" not in frames and error is None and not killed and not timed_out:
         error = f"an exit of the whole process (code {os.waitstatus_to_exitcode(status)})"
     name = signal.Signals(killed).name if killed else None
-    return Answer(frames.get("result"), error, name, timed_out, frames.get("progress", ""), output)
+    return Answer(frames.get("result"), tuple(items), error, name, timed_out, frames.get("progress", ""), output)
 
 
 def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> None:
@@ -189,14 +201,19 @@ def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> Non
     with os.fdopen(writing, "wb") as stream:
         _limit_memory(MEMORY)
         try:
-            module, _, name = function.partition(":")
-            run = getattr(importlib.import_module(module), name)
-            result = run(*args, lambda text: _send(stream, ("progress", text)))
-            _send(stream, ("result", result))
+            result = _named(function)(*args, lambda text: _send(stream, ("progress", text)))
+            for item in result if isinstance(result, Iterator) else ():
+                _send(stream, ("item", item))
+            _send(stream, ("result", None if isinstance(result, Iterator) else result))
         except BaseException as e:  # the parent is told, whatever it is
             traceback.print_exc()
             _send(stream, ("error", f"{type(e).__name__}: {e}"))
     os._exit(0)
+
+
+def _named(function: str) -> Any:
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _limit_memory(beyond: int) -> None:

@@ -16,7 +16,7 @@ from ..check import CheckFailed, CheckSkipped, Figures, check
 from ..control_flow import CONTROL_FLOW
 from ..programs import NOTHING, Program
 from ..subject import Subject
-from ..sweep import comparable, disagreement, unexplained
+from ..trial import comparable, disagreement, unexplained
 
 
 @check
@@ -36,8 +36,8 @@ def empty_programs(subject: Subject) -> Figures:
 def _wrong(one: Attempt, subject: Subject) -> str | None:
     if one.lowered is None:
         return f"lowering failed: {one.failed}"
-    _, why = disagreement(one, subject)
-    return why
+    _, fault = disagreement(one, subject)
+    return None if fault is None else fault.text
 
 
 def _whole(subject: Subject, program: Program) -> None:
@@ -90,7 +90,7 @@ def dynamic_shapes(subject: Subject) -> Figures:
             continue
         tried += 1
         taken += bool(one.lowered and one.lowered.delegates)
-        why = f"lowering failed: {one.failed}" if one.lowered is None else unexplained(one) or _fixed(one)
+        why = f"lowering failed: {one.failed}" if one.lowered is None else _left(one) or _fixed(one)
         why = why or _at_sizes(one, subject)
         if why is not None:
             advice = (
@@ -100,6 +100,11 @@ def dynamic_shapes(subject: Subject) -> Figures:
     if not tried:
         raise CheckSkipped("no sample program could be exported with dynamic shapes")
     return {"programs": tried, "delegated_in_part": taken}
+
+
+def _left(one: Attempt) -> str | None:
+    fault = unexplained(one)
+    return None if fault is None else fault.text
 
 
 def _dynamic(one: Attempt) -> bool:
@@ -124,11 +129,17 @@ def _at_sizes(one: Attempt, subject: Subject) -> str | None:
     for size in (3, 2, 5) if one.program.batched else (3,):
         with quiet():
             _, inputs = one.program.make(size)
-        _, why = disagreement(replace(one, inputs=inputs), subject)
-        if why is not None:
-            return f"called with N = {size}: {why}"
+        _, fault = disagreement(replace(one, inputs=inputs), subject)
+        if fault is not None:
+            return f"called with N = {size}: {fault.text}"
     return None
 
 
 def _as_dynamic(program: Program) -> Program:
-    return replace(program, source=program.source.rstrip() + "\n# exported with Dim.AUTO for every first dimension")
+    """The program with the lines that export it as it was tried."""
+    lines = [
+        "# exported with Dim.AUTO for every first dimension",
+        "sizes = [{0: torch.export.Dim.AUTO} if x.dim() else None for x in inputs]",
+        "model = torch.export.export(model, tuple(inputs), dynamic_shapes=sizes)",
+    ]
+    return replace(program, source="\n".join(["import torch", program.source.rstrip(), *lines]))

@@ -17,12 +17,15 @@ from ..attempt import Attempt, quiet
 from ..check import CheckFailed, Figures, check
 from ..subject import Recipe, Subject
 
+COPIES = 800
+"""Damaged copies of a blob that are tried however long that takes; others follow for the subject's seconds."""
 FLIPS = 4000
 """Damaged copies with other bytes, per blob."""
 STEP_SECONDS = 3.0
 """CPU time within which one damaged copy has to be loaded and run."""
 _LARGEST = 4096
 """Bytes up to which a blob is cut at every place."""
+_SHORTEST = 64
 _BLOBS = 3
 _ENOUGH = 20
 _ADVICE = "check every size, offset and count against the blob before using it, and raise delegraph.errors.FormatError"
@@ -30,12 +33,14 @@ _ADVICE = "check every size, offset and count against the blob before using it, 
 
 @check
 def damaged_blob(subject: Subject) -> Figures:
-    """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or a delegate that works."""
+    """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or a delegate that works.
+
+    A backend that declares ``checksum=False`` is given whole bytes only: blobs cut short, and named data missing.
+    """
     subject.needs_runtime()
     smallest = _smallest(subject.lowered)
-    seconds = max(0.5, subject.seconds / 5)
     names = [one.program.name for one, _ in smallest]
-    answer = subject.elsewhere(f"{__name__}:damage", names, seconds, seconds=seconds + 60)
+    answer = subject.elsewhere(f"{__name__}:damage", names, subject.seconds / 5)
     programs = {one.program.name: one.program for one, _ in smallest}
     if not answer.finished:
         name, _, mutation = answer.progress.partition(": ")
@@ -99,8 +104,9 @@ def _tried(
 ) -> Iterator[str]:
     runtime, inputs = subject.needs_runtime(), [_sample(a) for a in module.inputs]
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    for kind, what, blob, data in _copies(module):
-        if time.monotonic() > deadline:
+    checksum = subject.registry.spec(subject.backend).checksum
+    for number, (kind, what, blob, data) in enumerate(_copies(module, checksum)):
+        if number >= COPIES and time.monotonic() > deadline:
             break
         progress(what)
         signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)  # its default action ends the process, also inside C code
@@ -132,11 +138,14 @@ def _sample(argument: Argument) -> Any:
     return torch.ones([int(d) for d in argument.shape or ()], dtype=argument.dtype)
 
 
-def _copies(module: LoweredBackendModule) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
-    """Kind, description, blob and named data of every damaged copy, cuts and changes in turn."""
+def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
+    """Kind, description, blob and named data of every damaged copy, cuts and changes in turn.
+
+    Without a ``checksum`` nobody can tell whether a byte was changed.
+    """
     blob, data = module.processed_bytes, dict(module.named_data())
     yield from _damaged_data(blob, data)
-    cuts, changes = _cut(blob), _changed(blob)
+    cuts, changes = _cut(blob), _changed(blob) if checksum else iter(())
     for _ in range(max(_LARGEST + 1, FLIPS)):
         for kind, stream in (("truncations", cuts), ("changed", changes)):
             made = next(stream, None)
@@ -145,9 +154,11 @@ def _copies(module: LoweredBackendModule) -> Iterator[tuple[str, str, bytes, dic
 
 
 def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
-    """Short cuts first; a long blob is cut at places that are spread over it."""
-    places = range(len(blob)) if len(blob) <= _LARGEST else range(0, len(blob), len(blob) // _LARGEST + 1)
-    for place in places:
+    """The shortest first, then in an order that spreads over the blob."""
+    places = list(range(len(blob)) if len(blob) <= _LARGEST else range(0, len(blob), len(blob) // _LARGEST + 1))
+    rest = places[_SHORTEST:]
+    random.Random(0).shuffle(rest)
+    for place in (*places[:_SHORTEST], *rest):
         yield f"the first {place} of {len(blob)} bytes", blob[:place]
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ...discovery import IN_PROCESS
@@ -14,7 +15,12 @@ from ...errors import OptionError
 from ...plugin import OptionSpec, accepts, expected
 from .. import probe
 from ..check import CheckFailed, CheckSkipped, Figures, check
+from ..reproduce import verifying
 from ..subject import Subject
+from ..sweep import find
+
+SLOW = 0.5
+"""Seconds beyond which reading declarations is worth a warning."""
 
 
 @check
@@ -23,23 +29,33 @@ def light_declaration(subject: Subject) -> Figures:
     distribution, _ = subject.registry.producer(subject.backend)
     if distribution == IN_PROCESS:
         raise CheckSkipped("the backend was registered in this process; there is no light module to read")
-    heavy = _imported(subject.backend, distribution)
+    found, printed = _read(subject.backend, distribution)
+    heavy = found["heavy"]
     if heavy:
         listed = "; ".join(f"{module} (imported at {where})" for module, where in heavy.items())
         advice = "the entry point names a module that imports delegraph.plugin and the standard library, no more"
         raise CheckFailed(f"reading the declarations of {distribution} imports {listed}", advice=advice)
-    return {"heavy_modules": 0}
+    if printed:
+        subject.warnings.append(f"reading the declarations of {distribution} prints: {printed!r:.200}")
+    seconds = found["seconds"]
+    for _ in range(2):  # a machine that is busy is not the plugin's fault
+        seconds = seconds if seconds <= SLOW else min(seconds, _read(subject.backend, distribution)[0]["seconds"])
+    if seconds > SLOW:
+        text = f"reading the declarations of {distribution} takes {seconds:.1f} s, which every command waits for"
+        subject.warnings.append(text)
+    return {"heavy_modules": 0, "seconds": round(seconds, 3)}
 
 
-def _imported(backend: str, distribution: str) -> dict[str, str]:
+def _read(backend: str, distribution: str) -> tuple[dict[str, Any], str]:
+    """What the probe found, and what the declarations printed."""
     command = [sys.executable, probe.__file__, backend, json.dumps(sys.path)]
     environment = {**os.environ, "DELEGRAPH_PLUGINS": distribution}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise CheckFailed(f"the declarations cannot be read in a fresh process: {last}", advice="run delegraph doctor")
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    *printed, last = done.stdout.splitlines()
+    return json.loads(last), "\n".join([*printed, done.stderr]).strip()
 
 
 _ADVICE = "declare each option with its type and choices, and raise delegraph.errors.OptionError for what does not fit"
@@ -113,3 +129,26 @@ def _survived(subject: Subject, option: OptionSpec, value: Any) -> None:
 
 def _shown(values: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v!r:.40}" for k, v in values.items())
+
+
+@check
+def options_run(subject: Subject) -> Figures:
+    """With every other value of every option the small programs compile, and compute what eager computes."""
+    tried, sound = 0, {o.program for o in subject.rehearsal if not o.faults}  # other checks are about the rest
+    for option in subject.registry.spec(subject.backend).options:
+        for value in _others(option, subject):
+            other = replace(subject, options={**subject.options, option.name: value}, randoms=0)
+            for one in (o for o in other.rehearsal if o.program in sound):
+                for fault in one.faults:
+                    text = f"with the option {_shown({option.name: value})}: {fault}"
+                    raise CheckFailed(text, find(other, one.program), fault.kind.value, ending=verifying(other))
+            tried += 1
+    if not tried:
+        raise CheckSkipped("no option has choices; try another value with a contract class that has it in its options")
+    return {"values": tried}
+
+
+def _others(option: OptionSpec, subject: Subject) -> list[Any]:
+    """Values that the declaration names, without the one that all other checks use."""
+    values = (True, False) if option.type is bool else option.choices
+    return [v for v in values if v != subject.options.get(option.name, option.default)]

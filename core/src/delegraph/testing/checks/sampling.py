@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 from ..check import CheckFailed, CheckSkipped, Figures, check
+from ..reproduce import calling_again, lowering, verifying
 from ..subject import Subject
-from ..sweep import Violation
+from ..sweep import find
+from ..trial import UNCOMPILED, Fault, Kind, Outcome
 
 
 @check
 def accepted_compiles(subject: Subject) -> Figures:
     """What the partitioner accepts compiles, and what it refuses has a reason: over OpInfo and random programs."""
     sweep = subject.sweep
-    _raise_first(
-        sweep.uncompiled,
-        "let the partitioner ask the code that compiles: one check, used by both, cannot disagree with itself",
-    )
-    if not sweep.accepted:
-        text = f"the backend took nothing of {sweep.programs} programs"
+    _raise_first(sweep.faults(compiling=True), subject)
+    programs, accepted = len(sweep.reached), sweep.accepted
+    if not accepted:
+        text = f"the backend took nothing of {programs} programs"
         raise CheckFailed(text, advice="give an example: a module with inputs that the backend takes at least in part")
-    accepted, refused = len(sweep.accepted), len(sweep.refused)
-    counts = {"programs": sweep.programs, "operators_accepted": accepted, "operators_refused": refused}
-    return {**counts, "seconds": round(sweep.seconds, 1)}
+    counts = {"operators_accepted": len(accepted), "operators_refused": len(sweep.refused)}
+    return {"programs": programs, "operators": len(accepted | sweep.refused), **counts}
 
 
 @check
 def numerics(subject: Subject) -> Figures:
-    """What was lowered computes on this host what eager PyTorch computes, NaN and infinity in the same places."""
+    """What was lowered computes what eager computes: NaN, infinity and wide integers too, and call after call."""
     subject.needs_runtime()
     sweep = subject.sweep
-    _raise_first(sweep.different, "run the program in both ways; a wider tolerance is an attribute of the contract")
-    if not sweep.compared:
+    _raise_first(sweep.faults(compiling=False), subject)
+    compared = [o for o in sweep.outcomes if o.compared]
+    if not compared:
         raise CheckSkipped("no program was delegated at least in part; see accepted_compiles")
-    return {"programs": sweep.compared, "largest_error": sweep.largest_error, "tolerance": subject.tolerance}
+    operators = {name for o in compared for name in o.accepted}
+    excused = sum(bool(o.excuse) for o in compared)
+    return {
+        **{"programs": len(compared), "operators": len(operators), "excused": excused},
+        **{"largest_error": max(o.error for o in compared), "tolerance": subject.tolerance},
+    }
 
 
-def _raise_first(found: list[Violation], advice: str) -> None:
+def _raise_first(found: list[tuple[Outcome, Fault]], subject: Subject) -> None:
     if found:
-        first, *others = found
-        raise CheckFailed(first.text, first.program, advice, more=[str(v) for v in others])
+        (one, fault), *others = found
+        more = [f"{o.program}: {f.text.partition(chr(10))[0]}" for o, f in others]
+        raise CheckFailed(fault.text, find(subject, one.program), fault.kind.value, more, _ending(fault, subject))
+
+
+def _ending(fault: Fault, subject: Subject) -> str:
+    if fault.kind is Kind.ALIASED:
+        return calling_again(subject)
+    return lowering(subject) + "print(lowered.report)\n" if fault.kind in UNCOMPILED[:3] else verifying(subject)

@@ -26,8 +26,8 @@ def abs(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.neg.default, aten.negative.default)
 def neg(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]"""
-    return t.negate(self)
+    """[*S] -> [*S]; torch wraps integers around, which NEGATE limits"""
+    return t.negate(self) if self.dtype in FLOATS else difference(t, 0, self, 1)
 
 
 @lowers(aten.exp.default)
