@@ -26,6 +26,7 @@ from delegraph.testing.reproduce import listing
 from delegraph.testing.trial import disagreement, other_party
 from delegraph.testing.worker import worker
 from delegraph.verification import compare
+from torch.utils import _pytree as pytree
 
 FILE = Path(__file__).parent / "contract_backends.py"
 SPEC = importlib.util.spec_from_file_location("contract_backends", FILE)
@@ -133,7 +134,7 @@ def failure(name, check, **fields):
     ("name", "check", "shows"),
     [
         ("max_pool_loses_nan", "numerics", "elements differ in being finite"),
-        ("int64_cut", "numerics", "largest error 1."),
+        ("int64_cut", "numerics", "ratio 1"),
         ("no_reason", "accepted_compiles", "1 x aten.sort.default"),
     ],
 )
@@ -145,16 +146,18 @@ def test_a_failure_is_shown_as_a_script_that_shows_it_again(name, check, shows, 
     assert shows in done.stdout, done.stdout
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_operator_of_opinfo_is_shown_without_opinfo(tmp_path):
     """As calls of operators on tensors that are written out, strides included."""
     seen = 0
     for program in itertools.islice(operator_programs(), 0, 60, 4):
         scope = {}
         text = listing(program)
-        if text.startswith("# "):
+        module, inputs = program.make(3)
+        results = pytree.tree_leaves(module(*inputs))
+        if text.startswith("# ") or any(getattr(r, "is_sparse", False) for r in results):
             continue
         exec(text, scope)
-        module, inputs = program.make(3)
         found = compare(scope["model"](*scope["inputs"]), module(*inputs))
         assert random_calls(program.kept()[0]) or found.relative_error == 0, text
         assert [i.stride() for i in scope["inputs"]] == [i.stride() for i in inputs]
@@ -229,7 +232,7 @@ def test_one_operator_on_the_command_line(installed, capsys):
     installed()
     assert main(["check", "good", "--operator", "aten.relu.default", "--operator", "sin", "--verbose"]) == 0
     out = capsys.readouterr().out
-    assert "ok      nn.functional.relu, float32, sample 0" in out
+    assert "ok      nn_functional_relu, float32, sample 0" in out
     assert "-       sin, float64, sample" in out and "only float32 tensors are computed" in out
     assert "good: 2 passed; " in out and "2 of 2 operators delegated at least once" in out
 
@@ -345,7 +348,7 @@ def test_a_backend_that_takes_nothing_is_told_so():
     refuse = CapabilityPartitioner(lambda node: "no", "NothingBackend")
     made = testing.Subject("n", register=lambda r: r.register(NothingBackend, partitioner=refuse, name="n"), gate=0)
     results = {r.name: r for r in testing.run_checks(made).results}
-    assert "took nothing of 2" in results["accepted_compiles"].message
+    assert "took nothing of 36 programs" in results["accepted_compiles"].message
     assert "give an example" in results["accepted_compiles"].message
     assert results["numerics"].message == "backend 'n' has no runtime on this host, so nothing can be run"
     assert "another process cannot import it" in results["deterministic"].message
