@@ -10,11 +10,15 @@ class Program(nn.Module):
     """``steps`` random steps over a pool of tensors; the same steps at every call.
 
     ``wide``: also views and writes that few programs use: windows, expanded tensors, other types, ``out=``.
+    ``reads_memory``: some read elements in the order in which they are in memory.
     """
 
-    def __init__(self, seed, steps=10, wide=False):
+    def __init__(self, seed, steps=10, wide=False, reads_memory=False):
         super().__init__()
-        self.seed, self.steps, self.wide = seed, steps, wide
+        self.seed, self.steps = seed, steps
+        self.kinds = [view, view, view, write, write, read]
+        self.kinds += [rare_view, rare_write] if wide else []
+        self.kinds += [read_memory, read_memory] if reads_memory else []
         self.register_buffer("a", torch.arange(12.0).reshape(3, 4) / 8)
         self.register_buffer("b", torch.ones(2, 6), persistent=seed % 2 == 0)
 
@@ -23,11 +27,9 @@ class Program(nn.Module):
         pool, results = [x, y, self.a, self.b, x + 1], []
         for _ in range(self.steps):
             tensor = choose.choice(pool)
-            kind = choose.choice(
-                [view, view, view, write, write, read, *([rare_view, rare_write] if self.wide else [])]
-            )
+            kind = choose.choice(self.kinds)
             made = kind(choose, tensor, pool)
-            (results if kind is read else pool).append(made)
+            (results if kind in (read, read_memory) else pool).append(made)
         return [choose.choice(pool), pool[-1], *results, sum(t.sum() for t in pool)]
 
 
@@ -37,6 +39,15 @@ def inputs(call):
 
 def read(choose, tensor, pool):
     return choose.choice([lambda: tensor * 2, lambda: tensor.sum(), lambda: tensor, lambda: tensor.relu() + 1])()
+
+
+def read_memory(choose, tensor, pool):
+    """Of a computed value, or of the tensor itself, from its first element on."""
+    tensor = choose.choice(
+        [lambda: tensor, lambda: tensor.sin(), lambda: tensor.cos().mT if tensor.dim() > 1 else tensor]
+    )()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((max(1, min(span, 6) - 1),), (1,)) * 2
 
 
 def view(choose, tensor, pool):

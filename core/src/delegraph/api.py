@@ -88,8 +88,8 @@ class LoweredProgram:
     ) -> None:
         self.report, self.delegates = report, delegates
         self._programs, self._eager, self._registry = programs, eager, registry
-        self._call = Delegates(registry, on_missing_runtime)
-        self._methods = {m: Executable(p, self._call) for m, p in programs.items()}
+        loaded = Delegates(registry, on_missing_runtime)
+        self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
 
     @property
     def methods(self) -> list[str]:
@@ -117,11 +117,30 @@ class LoweredProgram:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.method(self._only())(*args, **kwargs)
 
+    def instance(self) -> LoweredProgram:
+        """The same program with buffers of its own, in their initial state: one for each thread, stream or session.
+
+        Weights, generated code and delegates that keep no state are shared.
+        """
+        return self._with({m: method.instance() for m, method in self._methods.items()})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
+        """As ``instance``, with the buffers as they are now. Raises InputError if a delegate keeps state."""
+        return self._with({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
+
+    def _with(self, methods: dict[str, Executable]) -> LoweredProgram:
+        made = copy.copy(self)
+        made._methods = methods
+        return made
+
     def verify(self, *args: Any, method: str | None = None, **kwargs: Any) -> Verification:
-        """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both."""
+        """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both.
+
+        The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
+        """
         name = self._known(method or self._only())
-        got = Executable(self._programs[name], self._call)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-        with torch.no_grad(), _state_kept(self._eager[name], self._written(name)) as eager:
+        got = self._methods[name].instance()(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        with TRACING, torch.no_grad(), _state_kept(self._eager[name], self._written(name)) as eager:
             returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
         return compare(got, wanted)

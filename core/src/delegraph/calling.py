@@ -47,8 +47,103 @@ def _described(spec: pytree.TreeSpec) -> str:
 
 def check_fixed(name: str, wanted: Any, value: Any) -> None:
     """Raise InputError if an argument that is no tensor is not what the program was exported for."""
-    if isinstance(wanted, (int, float, bool, str, type(None))) and value != wanted:
-        raise InputError("input-invalid", f"input {name} was exported as {wanted!r}; it is {value!r}")
+    if not _is_fixed(wanted, value):
+        raise InputError("input-invalid", f"input {name} {_wanted(wanted)}; it is {_given(value)}")
+
+
+class TensorCheck:
+    """What a tensor has to be, prepared so that looking at one costs next to nothing."""
+
+    def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
+        self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
+        self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
+
+    def fits(self, value: Any) -> bool:
+        """Dense, of the dtype, with the sizes that are fixed, in memory of the device (None: in any memory)."""
+        kind = type(value)
+        if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):
+            return False
+        if value.dtype is not self.dtype or value.layout is not torch.strided:
+            return False
+        device = value.device.type
+        if device == "meta" if self.device is None else device != self.device:
+            return False
+        return value.shape == self._shape if self._shape is not None else self._agrees(value.shape)
+
+    def _agrees(self, shape: torch.Size) -> bool:
+        """Symbolic sizes agree with any: comparing one with a number would fix it in the program."""
+        pairs = zip(self.sizes, shape, strict=False)
+        return len(self.sizes) == len(shape) and all(w == g for w, g in pairs if isinstance(w, int))
+
+
+def _is_plain(kind: type[torch.Tensor]) -> bool:
+    """Whether it computes as a tensor does; subclasses with a dispatch of their own may hold no memory at all."""
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+class Arguments:
+    """A call's arguments as the flat list that a program takes, checked; prepared once a program."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._spec = program.call_spec.in_spec
+        self._leaves = [(n.name, n.meta.get("val")) for n in user_inputs(program)]
+        self._fits = [_leaf_check(wanted) for _, wanted in self._leaves]
+        parts = self._spec.children() if self._spec is not None else []
+        self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
+        self._count = parts[0].num_children if self._plain else 0
+        self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Raises InputError if the structure, or a leaf, is not as the program was exported for it."""
+        if self._plain and len(args) == self._count and (kwargs.keys() == self._names.keys()):
+            flat = [*args, *(kwargs[name] for name in self._names)]
+            if all(fits(value) for fits, value in zip(self._fits, flat, strict=True)):
+                return flat  # no leaf contains anything, so there is no structure to look at
+        flat = flat_arguments(self._spec, args, kwargs)
+        for (name, wanted), fits, value in zip(self._leaves, self._fits, flat, strict=True):
+            if not fits(value):
+                raise InputError("input-invalid", f"input {name} {_wanted(wanted)}; it is {_given(value)}")
+        return flat
+
+
+def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
+    if isinstance(wanted, torch.Tensor):
+        return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
+    if isinstance(wanted, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return lambda value: isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return partial(_is_fixed, wanted)
+
+
+def _is_fixed(wanted: Any, value: Any) -> bool:
+    """A value without a type of its own, such as an object, is the program's matter."""
+    if not isinstance(wanted, (int, float, bool, str, type(None))):
+        return True
+    return not isinstance(value, torch.Tensor) and bool(value == wanted)
+
+
+def _wanted(wanted: Any) -> str:
+    if isinstance(wanted, torch.Tensor):
+        where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
+        return f"is to be {wanted.dtype} of shape {list(wanted.shape)}{where}"
+    return "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
+
+
+def _given(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
+    layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    where = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"{kind}{layout}{value.dtype} of shape {list(value.shape)}{where}"
+
+
+def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
+    """How results become what the program returns. A single value and a plain tuple do without torch's walk."""
+    if spec.is_leaf():
+        return lambda values: values[0]
+    if spec.type is tuple and all(child.is_leaf() for child in spec.children()):
+        return tuple
+    return partial(pytree.tree_unflatten, treespec=spec)
 
 
 class Origin(NamedTuple):

@@ -2,84 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils import _pytree as pytree
+from torch.fx import Node
 
 from .attribution import AtWork, place_of
-from .calling import check_fixed, flat_arguments
+from .calling import Arguments, TensorCheck, packer
+from .delegates import delegate_calls
 from .errors import ContractViolation, InputError, NoRuntime
+from .graph_code import GraphCode
+from .layouts import Layout, arrange, output_layouts, pinned_inputs, result_layouts, same_strides
 from .lowered_module import Argument, LoweredBackendModule
-from .signature import MUTATIONS, constant_tensor, placeholders, user_inputs, written_targets
+from .runtime import BackendRuntime, Delegate
+from .signature import (
+    MUTATIONS,
+    STATE_WRITES,
+    constant_tensor,
+    placeholders,
+    user_inputs,
+    written_targets,
+)
+from .source import source_of
 
 if TYPE_CHECKING:
     from .registry import Registry
 
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
-_VIEW, _RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 OnMissingRuntime = Literal["error", "eager"]
-CallDelegate = Callable[..., Any]
+_BUILDING = threading.RLock()
+_TURNS: WeakKeyDictionary[type[BackendRuntime], threading.RLock] = WeakKeyDictionary()
+"""Held while a runtime that is not thread-safe loads or runs."""
 
 
 class Delegates:
-    """Loads each blob once, when it is first called, and checks what it returns.
-
-    A delegate that keeps state is loaded once for every ``fresh()``, and starts there from its initial state.
-    """
+    """The delegates of a program, each loaded once; one that keeps state, once for every ``fresh()``."""
 
     def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
-        self._registry, self._on_missing = registry, on_missing
-        self._loaded: dict[LoweredBackendModule, CallDelegate] = {}
-        self._stateful: dict[LoweredBackendModule, CallDelegate] = {}
+        self.registry, self.on_missing = registry, on_missing
+        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
+        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
 
     def fresh(self) -> Delegates:
         """The same delegates, those that keep state in their initial state."""
-        made = Delegates(self._registry, self._on_missing)
+        made = Delegates(self.registry, self.on_missing)
         made._loaded = self._loaded
         return made
 
-    def __call__(self, module: LoweredBackendModule, *args: Any) -> tuple[Any, ...]:
-        loaded = self._stateful if module.state else self._loaded
-        if module not in loaded:
-            loaded[module] = self._load(module)
-        results = loaded[module](*args)
-        _check_results(module, results)
-        return tuple(results)
+    def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
+        """What a call of ``module`` calls."""
+        table = self._stateful if module.state else self._loaded
+        return table.setdefault(module, LoadedDelegate(module, self))
 
-    def _load(self, module: LoweredBackendModule) -> CallDelegate:
+
+class LoadedDelegate:
+    """A blob in its runtime, loaded with the first call; the one place where a plugin's runtime runs.
+
+    Raises ContractViolation if results are not of the recorded types.
+    """
+
+    def __init__(self, module: LoweredBackendModule, delegates: Delegates) -> None:
+        self._module, self._delegates = module, delegates
+        self._checks = [_result_check(a) for a in module.outputs]
+        self._turn: Any = threading.RLock()
+        self._run: Delegate | None = None
+        self._copies = False
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        run = self._run or self._load()
+        if not self._copies:
+            return self._checked(run(*args))
+        with self._turn:
+            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in self._checked(run(*args)))
+
+    def _load(self) -> Delegate:
         try:
-            runtime = self._registry.runtime_for(module.backend_id)
+            runtime = self._delegates.registry.runtime_for(self._module.backend_id)
         except NoRuntime:
-            if self._on_missing == "eager":
-                return self._eager(module)
+            if self._delegates.on_missing == "eager":
+                return self._eager()
             raise
-        load, call = (AtWork(runtime, doing, *place_of(module), self._registry) for doing in ("load", "delegate"))
+        if not runtime.thread_safe:
+            with _BUILDING:
+                self._turn = _TURNS.setdefault(runtime, threading.RLock())
+        with self._turn:
+            if self._run is None:
+                run = self._loaded(runtime)
+                self._copies, self._run = not runtime.thread_safe, run
+            return self._run
+
+    def _loaded(self, runtime: type[BackendRuntime]) -> Delegate:
+        module, registry = self._module, self._delegates.registry
+        load, call = (AtWork(runtime, doing, *place_of(module), registry) for doing in ("load", "delegate"))
         with load:
             return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
 
-    def _eager(self, module: LoweredBackendModule) -> CallDelegate:
+    def _eager(self) -> Delegate:
         """Not torch's module, which writes state into the program's tensors, and insists on the recorded strides."""
-        return Executable(module.original_module, self)
+        with self._turn:
+            self._run = self._run or Executable(self._module.original_module, self._delegates)
+            return self._run
 
-
-def _check_results(module: LoweredBackendModule, results: Any) -> None:
-    listed = results if isinstance(results, (tuple, list)) else ()
-    if len(listed) != len(module.outputs) or not all(map(_agrees, module.outputs, listed)):
+    def _checked(self, results: Any) -> tuple[Any, ...]:
+        listed = results if isinstance(results, (tuple, list)) else ()
+        if len(listed) == len(self._checks) and all(fits(r) for fits, r in zip(self._checks, listed, strict=True)):
+            return tuple(listed)
         given = [_type_of(r) for r in results] if isinstance(results, (tuple, list)) else type(results).__name__
-        wanted = [_type_of(a) for a in module.outputs]
-        text = f"the runtime of {module.backend_id} returned {given}; the calling convention says {wanted}"
+        wanted = [_type_of(a) for a in self._module.outputs]
+        text = f"the runtime of {self._module.backend_id} returned {given}; the calling convention says {wanted}"
         raise ContractViolation("contract-violation", text)
 
 
-def _agrees(wanted: Argument, value: Any) -> bool:
-    """Symbolic sizes agree with any: comparing one with a number would fix it in the program."""
-    if wanted.dtype is None or not isinstance(value, torch.Tensor):
-        return wanted.dtype is None and not isinstance(value, torch.Tensor)
-    return value.dtype == wanted.dtype and _fits(wanted.shape or (), value.shape)
+def _result_check(wanted: Argument) -> Callable[[Any], bool]:
+    if wanted.dtype is None:
+        return lambda value: not isinstance(value, torch.Tensor)
+    return TensorCheck(wanted.dtype, wanted.shape or ()).fits
 
 
 def _type_of(value: Any) -> Any:
@@ -87,95 +130,122 @@ def _type_of(value: Any) -> Any:
     return (value.dtype, tuple(value.shape or ())) if described else "number"
 
 
-class _Interpreter(torch.fx.Interpreter):
-    """torch's interpreter, with calls of delegates sent to ``call``."""
+class Method:
+    """What all instances of a method share: how it is called, and its code, which the first call generates."""
 
-    def __init__(self, module: torch.fx.GraphModule, call: CallDelegate) -> None:
-        super().__init__(module)
-        self._call = call
-        self._bodies: dict[str, Callable[..., Any]] = {}
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.arguments, self.pack = Arguments(program), packer(program.call_spec.out_spec)
+        specs = list(enumerate(program.graph_signature.output_specs))
+        names = [n.name for n in user_inputs(program)]
+        self.copied = [(k, names.index(str(s.target))) for k, s in specs if s.kind is OutputKind.USER_INPUT_MUTATION]
+        self.stored = [(k, str(s.target)) for k, s in specs if s.kind in STATE_WRITES]
+        self.keeps_state = bool(self.stored) or any(m.state for _, m in delegate_calls(program))
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """``view`` was chosen by recorded strides; inputs, and results of delegates or of kernels, may have others."""
-        if target is _CALL_DELEGATE:
-            return self._call(*args)
-        return super().call_function(_RESHAPE if target is _VIEW else target, args, kwargs)
+    @cached_property
+    def code(self) -> GraphCode:
+        """A function of the buffers that are written, and then of the user's inputs."""
+        written = written_targets(self.program)
+        constants, state = {}, []
+        for node, spec in placeholders(self.program):
+            if spec.target in written:
+                state.append(node)
+            elif spec.kind is not InputKind.USER_INPUT:
+                constants[node] = constant_tensor(self.program, spec)
+        module = self.program.graph_module
+        layouts = result_layouts(module, state)
+        return GraphCode(module, [*state, *user_inputs(self.program)], constants, layouts)
 
-    def fetch_attr(self, target: str) -> Any:
-        """Bodies of higher-order calls run here as well, so that delegates inside of them do."""
-        found = super().fetch_attr(target)
-        if not isinstance(found, torch.fx.GraphModule):
-            return found
-        if target not in self._bodies:
-            inner = _Interpreter(found, self._call)
-            self._bodies[target] = lambda *args: inner.run(*args, enable_io_processing=False)
-        return self._bodies[target]
+    @cached_property
+    def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
+        """The buffers that are written, in calling order: the program's tensors, and where they are seen in memory."""
+        specs = [(n, s) for n, s in placeholders(self.program) if s.target in written_targets(self.program)]
+        return {str(s.target): (constant_tensor(self.program, s), Layout.of(n.meta.get("val"), True)) for n, s in specs}
+
+    @cached_property
+    def returned(self) -> list[tuple[int, Layout | None]]:
+        """The outputs that the caller gets, and the layouts of those that delegates had a part in."""
+        pairs = zip(self.program.graph_signature.output_specs, output_layouts(self.program), strict=True)
+        return [(k, layout) for k, (spec, layout) in enumerate(pairs) if spec.kind not in MUTATIONS]
+
+    @cached_property
+    def pinned(self) -> list[tuple[int, Node, Node]]:
+        """Positions of inputs that have to come with the recorded strides, and the operators that read them."""
+        found = pinned_inputs(self.program)
+        return [(k, n, found[n]) for k, n in enumerate(user_inputs(self.program)) if n in found]
 
 
 class Executable:
-    """One method, ready to be called with the arguments of the exported module.
+    """One method, ready to be called with the arguments of the exported module, by any number of threads.
 
     Buffers that the program or its delegates write live here from the first call on; the caller's module is not
-    touched.
+    touched. Calls that write such buffers are made one after the other.
     """
 
-    def __init__(self, program: ExportedProgram, call: CallDelegate) -> None:
-        call = call.fresh() if isinstance(call, Delegates) else call
-        self.program, self._interpreter = program, _Interpreter(program.graph_module, call)
+    def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
+        self._method = program if isinstance(program, Method) else Method(program)
+        self.program = self._method.program
+        self._delegates = delegates.fresh() if delegates is not None else None
+        self._turn: AbstractContextManager[Any] = threading.RLock() if self._method.keeps_state else nullcontext()
         self._state: dict[str, torch.Tensor] = {}
-        self._written = written_targets(program)
+        self._run: Callable[..., Any] | None = None
+
+    def instance(self) -> Executable:
+        """The same method with buffers of its own, in their initial state."""
+        return Executable(self._method, self._delegates)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
+        """With a copy of the buffers. Raises InputError if a delegate keeps state, which only its runtime knows."""
+        if any(m.state for _, m in delegate_calls(self.program)):
+            text = "a program with delegates that keep state cannot be copied: their runtimes have the state"
+            raise InputError("input-invalid", text, hint="lowered.instance() starts from the initial state")
+        made = self.instance()
+        with self._turn:
+            made._state = {k: v.clone() for k, v in self._state.items()}
+        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        flat = self._flatten(args, kwargs)
-        with torch.no_grad():
-            results = self._interpreter.run(*self._inputs(flat), enable_io_processing=False)
-        returned = self._write_back(results, flat)
-        return pytree.tree_unflatten(returned, self.program.call_spec.out_spec)
+        flat = self._method.arguments(args, kwargs)
+        with self._turn, torch.no_grad():
+            run = self._run or self._prepare()
+            for position, node, reader in self._method.pinned:
+                _check_strides(node, flat[position], reader)
+            results = run(*self._state.values(), *flat)
+            return self._method.pack(self._finish(results, flat))
 
-    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        flat = flat_arguments(self.program.call_spec.in_spec, args, kwargs)
-        for node, value in zip(user_inputs(self.program), flat, strict=True):
-            _check_input(node.name, node.meta.get("val"), value)
-        return flat
+    def _prepare(self) -> Callable[..., Any]:
+        with _BUILDING:
+            if self._run is None:
+                for name, (tensor, layout) in self._method.initial.items():
+                    self._state.setdefault(name, _arranged(tensor.detach().clone(), layout))
+                self._run = self._method.code.function(self._bind)
+            return self._run
 
-    def _inputs(self, flat: Sequence[Any]) -> list[Any]:
-        given = iter(flat)
-        return [self._input(spec, given) for _, spec in placeholders(self.program)]
+    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        assert self._delegates is not None, "a program with delegates is run without their runtimes"
+        return self._delegates(module)
 
-    def _input(self, spec: Any, given: Any) -> Any:
-        if spec.kind is InputKind.USER_INPUT:
-            return next(given)
-        tensor = constant_tensor(self.program, spec)
-        if spec.target not in self._written:
-            return tensor
-        return self._state.setdefault(spec.target, tensor.detach().clone())
-
-    def _write_back(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
+    def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
         """Store what the signature calls mutations; return the rest."""
-        names = [n.name for n in user_inputs(self.program)]
-        specs = self.program.graph_signature.output_specs
-        for spec, value in zip(specs, results, strict=True):
-            if spec.kind is OutputKind.USER_INPUT_MUTATION:
-                flat[names.index(str(spec.target))].copy_(value)
-            elif spec.kind in MUTATIONS:
-                self._state[str(spec.target)] = value
-        return [v for s, v in zip(specs, results, strict=True) if s.kind not in MUTATIONS]
+        for k, position in self._method.copied:
+            flat[position].copy_(results[k])
+        for k, name in self._method.stored:
+            self._state[name] = _arranged(results[k], self._method.initial[name][1])
+        return [results[k] if layout is None else arrange(results[k], layout) for k, layout in self._method.returned]
 
 
-def _check_input(name: str, wanted: Any, value: Any) -> None:
-    if isinstance(wanted, torch.Tensor):
-        shape = getattr(value, "shape", None)
-        right = isinstance(value, torch.Tensor) and value.dtype == wanted.dtype and _fits(wanted.shape, shape)
-        if not right:
-            expected = f"{wanted.dtype} of shape {list(wanted.shape)}"
-            raise InputError("input-invalid", f"input {name} is to be {expected}; it is {_given(value)}")
-    else:
-        check_fixed(name, wanted, value)
+def _arranged(value: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    made: torch.Tensor = value if layout is None else arrange(value, layout)
+    return made
 
 
-def _fits(wanted: Sequence[Any], given: Any) -> bool:
-    return len(wanted) == len(given) and all(w == g for w, g in zip(wanted, given, strict=True) if isinstance(w, int))
-
-
-def _given(value: Any) -> str:
-    return f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
+    layout = Layout.of(node.meta["val"])
+    wanted = value.stride() if layout is None else layout.strides_for(value.shape)
+    if not same_strides(value, wanted):
+        text = (
+            f"input {node.name} has the strides {list(value.stride())}; it was exported with {list(wanted)}, on which"
+        )
+        text += f" the result of {reader.target} depends"
+        hint = "give the input in the layout of the example, or export with one in this layout"
+        raise InputError("input-invalid", text, reader, source_of(reader), hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from .backend import CompileSpec
 
@@ -21,6 +21,13 @@ class Delegate(Protocol):
 
 class BackendRuntime:
     """Loads blobs of one backend; declared with a ``RuntimeSpec``."""
+
+    thread_safe: ClassVar[bool] = False
+    """Whether delegates may be loaded and called in several threads at once, each call returning tensors of its own.
+
+    Otherwise all loads and calls of this runtime are made one after the other, and results are copied before the next
+    call, which may write over them.
+    """
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:

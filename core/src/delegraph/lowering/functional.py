@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from ..layouts import READ_MEMORY
 from ..source import Source, source_of
 from .aliases import Aliases, Unproven
 from .effects import argument_at, effects, twin, updates_statistics, writes
@@ -109,6 +110,8 @@ class _Rewrite:
     def _renew_arguments(self, node: Node) -> None:
         for given in node.all_input_nodes:
             now = self._now(given)
+            if node.target in READ_MEMORY and given in self.aliases.root_of and self._version(given):
+                raise Unproven("it reads the memory of a tensor that was written in place")
             if now is not given:
                 node.replace_input_with(given, now)
 

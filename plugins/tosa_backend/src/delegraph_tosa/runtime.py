@@ -22,6 +22,8 @@ Scalar = int | float | bool
 class TOSARuntime(BackendRuntime):
     """The TOSA plugin's default runtime."""
 
+    thread_safe = True
+
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Read a ``.tosa`` blob and prepare it for calls; of the compile specs only ``input_order`` matters here.
