@@ -646,3 +646,30 @@ def test_a_delegate_that_draws_random_numbers_is_named_in_a_note(registry):
     lowered = api.lower(Draws().eval(), (torch.arange(3.0),), backends=[everything], registry=registry)
     (note,) = lowered.report.notes
     assert note == "lowered_module_0 of forward draws random numbers by itself: a seed does not give those of eager"
+
+
+class Wrapped(torch.Tensor):
+    """A subclass that computes by a dispatch of its own, so that there may be no memory behind it."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError("never asked")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (torch.eye(3).to_sparse(), "sparse_coo torch.float32 of shape"),
+        (torch.eye(3, device="meta"), "torch.float32 of shape .* on meta"),
+        (torch.eye(3).as_subclass(Wrapped), "Wrapped of torch.float32"),
+        ([1.0], r"\[1.0\]|it was given"),
+        (3.0, "it is 3.0"),
+    ],
+)
+@pytest.mark.parametrize("backends", [[], ["EchoBackend"]])
+def test_inputs_that_are_no_plain_tensors_are_refused(registry, given, text, backends):
+    chosen = [CapabilityPartitioner(lambda node: None, b) for b in backends]
+    lowered = api.lower(torch.nn.ReLU().eval(), (torch.eye(3),), backends=chosen, registry=registry)
+    with pytest.raises(errors.InputError, match=text):
+        lowered(given)
+    assert torch.equal(lowered(torch.nn.Parameter(torch.eye(3))), torch.eye(3))
