@@ -18,7 +18,6 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from ..layouts import READ_MEMORY
 from ..source import Source, source_of
 from .aliases import Aliases, Unproven
 from .effects import argument_at, effects, twin, updates_statistics, writes
@@ -110,15 +109,8 @@ class _Rewrite:
     def _renew_arguments(self, node: Node) -> None:
         for given in node.all_input_nodes:
             now = self._now(given)
-            if node.target in READ_MEMORY and self._was_written_as_view(given):
-                raise Unproven("it reads memory through a view that was written in place")
             if now is not given:
                 node.replace_input_with(given, now)
-
-    def _was_written_as_view(self, node: Node) -> bool:
-        """Then the value at hand may be what was written, without the memory around it."""
-        viewed = node in self.aliases.root_of and self.aliases.name_of[node] in self.aliases.source
-        return viewed and self._version(node) > 0
 
     def _version(self, node: Node) -> int:
         return self.version.get(self.aliases.root_of[node], 0)
