@@ -51,3 +51,10 @@ def test_imaginary_parts_count():
     (found,) = compare((wanted + torch.tensor([0, 4j]),), (wanted,)).outputs
     assert found.max_abs_error == 4 and found.max_abs_value == pytest.approx(13**0.5)
     assert compare((wanted,), (wanted.real,)).outputs[0].max_abs_error == 3
+
+
+def test_int64_is_compared_to_its_last_bit():
+    """Where float64 has no digits left."""
+    wide = torch.tensor([2**62 + 1, -(2**63)])
+    assert compare(wide, wide).outputs[0].max_abs_error == 0
+    assert compare(wide - torch.tensor([1, 0]), wide).outputs[0].max_abs_error == 1
