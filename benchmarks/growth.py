@@ -243,8 +243,8 @@ def _save(lowered: Any, file: str) -> None:
 def _save_with_data(lowered: Any, file: str) -> None:
     with open(file, "wb") as out:
         out.write(lowered.delegates[0].processed_bytes)
-        for data in lowered.delegates[0].module.named_data().values():
-            out.write(data)
+        for data in lowered.named_data.buffers:
+            out.write(data) if isinstance(data, bytes) else data.write_to(out)
 
 
 def _tosa(program: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The classes that backend authors use: BackendDetails, NamedDataStore, DelegateMappingBuilder."""
+"""The classes that backend authors use: BackendDetails, DelegationSpec, DelegateMappingBuilder."""
 
 import pytest
 import torch
-from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import ContractViolation, DelegraphError
 from delegraph.partitioner import DelegationSpec, Partitioner
 
@@ -45,40 +45,6 @@ def test_default_multimethod_keeps_order():
 def test_default_multimethod_counts_specs(specs):
     with pytest.raises(ContractViolation, match="method 'a' has 2 partitions and . lists of compile specs"):
         Counting.preprocess_multimethod({"a": [1, 2]}, specs)
-
-
-def test_named_data_is_stored_once_by_content():
-    store = NamedDataStore()
-    store.add_named_data("a", b"same", alignment=4)
-    store.add_named_data("b", b"same")
-    store.add_named_data("c", b"other", external_tag="weights.ptd")
-    out = store.get_named_data_store_output()
-    assert out.buffers == [b"same", b"other"]
-    assert out.pte_data["a"].buffer_index == out.pte_data["b"].buffer_index == 0
-    assert list(out.external_data["weights.ptd"]) == ["c"]
-
-
-def test_named_data_added_again():
-    store = NamedDataStore()
-    store.add_named_data("a", b"x", alignment=4)
-    store.add_named_data("a", b"x", alignment=6)
-    assert store.get_named_data_store_output().pte_data["a"].alignment == 12
-    with pytest.raises(ContractViolation, match="'a' was added before with different data"):
-        store.add_named_data("a", b"y")
-    with pytest.raises(ContractViolation, match="'a' is in the program file already"):
-        store.add_named_data("a", b"x", external_tag="weights.ptd")
-    with pytest.raises(ContractViolation, match="alignment 0 is not positive"):
-        store.add_named_data("b", b"x", alignment=0)
-
-
-def test_named_data_merges():
-    one, two = NamedDataStore(), NamedDataStore()
-    one.add_named_data("a", b"x", alignment=2)
-    two.add_named_data("a", b"x", alignment=3)
-    two.add_named_data("b", b"y", external_tag="f")
-    one.merge_named_data_store(two.get_named_data_store_output())
-    out = one.get_named_data_store_output()
-    assert out.pte_data["a"].alignment == 6 and "b" in out.external_data["f"]
 
 
 def nodes_with_handles(*handles):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from .backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
+from .blob import join
 from .calling import WholeCall
 from .signature import STATE_WRITES
 
@@ -74,8 +74,7 @@ class LoweredBackendModule(torch.nn.Module):
     @property
     def processed_bytes(self) -> bytes:
         """The blob as the ``.pte`` stores it."""
-        if not isinstance(self.blob, bytes):
-            self.blob = joined(self.blob)
+        self.blob = join(self.blob)
         return self.blob
 
     @property
@@ -90,10 +89,10 @@ class LoweredBackendModule(torch.nn.Module):
         return [t for table in tables for k, t in table.items() if k in self.state]
 
     def named_data(self) -> dict[str, bytes]:
-        """Named data by key, internal and external."""
+        """Named data by key, internal and external, joined: as a runtime gets it."""
         store = self.named_data_store_output or NamedDataStoreOutput()
         tables = [store.pte_data, *store.external_data.values()]
-        return {k: store.buffers[e.buffer_index] for entries in tables for k, e in entries.items()}
+        return {k: join(store.buffers[e.buffer_index]) for entries in tables for k, e in entries.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.whole is not None:
@@ -118,10 +117,3 @@ class LoweredBackendModule(torch.nn.Module):
         """Tensors of the program that nobody writes."""
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k not in self.state]
-
-
-def joined(blob: Blob) -> bytes:
-    """All bytes of ``blob``, written once: ``getvalue`` shares the buffer that was filled."""
-    buffer = io.BytesIO()
-    blob.write_to(buffer)
-    return buffer.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...api import DelegateInfo
-from ...backend import NamedDataStoreOutput
+from ...backend import Blob, NamedDataStoreOutput
 from ..attempt import Attempt, handed_over
 from ..check import CheckFailed, Figures, check
 from ..subject import Subject
@@ -36,7 +36,7 @@ def _wrong_data(info: DelegateInfo) -> str | None:
         for key, entry in table.items():
             if not 0 <= entry.buffer_index < len(store.buffers):
                 return f"named data {key!r} has buffer {entry.buffer_index} of {len(store.buffers)}"
-            if not isinstance(store.buffers[entry.buffer_index], bytes):
+            if not isinstance(store.buffers[entry.buffer_index], (bytes, Blob)):
                 return f"named data {key!r} is {type(store.buffers[entry.buffer_index]).__name__}, not bytes"
             if entry.alignment < 1:
                 return f"named data {key!r} has the alignment {entry.alignment}"

@@ -1,0 +1,227 @@
+"""Data by key, beside the blobs of delegates (names as in ExecuTorch)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .blob import Blob, TensorBlob, equal, head, is_blob
+from .errors import NamedDataError, NamedDataTypeError
+
+if TYPE_CHECKING:
+    import torch
+
+_HEAD = 64
+"""Bytes by which buffers of one length are told apart before their contents are compared."""
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """How the bytes of a named tensor are to be read: its element type and sizes, in C order."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+
+@dataclass
+class DataEntry:
+    """Where a named piece of data lies: index into the buffers, alignment in bytes, a tensor's layout if it is one."""
+
+    buffer_index: int
+    alignment: int
+    tensor_layout: TensorLayout | None = None
+
+
+@dataclass
+class NamedDataStoreOutput:
+    """What a ``NamedDataStore`` holds: buffers, each once; key -> entry for the program file and for external files.
+
+    A buffer that was given as a tensor, or as a Blob, is a Blob.
+    """
+
+    buffers: list[bytes | Blob] = field(default_factory=list)
+    pte_data: dict[str, DataEntry] = field(default_factory=dict)
+    external_data: dict[str, dict[str, DataEntry]] = field(default_factory=dict)
+
+
+class NamedDataStore:
+    """Data by key, shared between delegates and de-duplicated by content.
+
+    A key is one name space over internal and external data. Adding a key again needs equal data, in the same place; its
+    alignment becomes the least common multiple of both. What cannot be stored is a NamedDataError, and changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._output = NamedDataStoreOutput()
+        self._alike: dict[tuple[int, bytes], list[int]] = {}
+        self._home: dict[str, str | None] = {}
+
+    def add_named_data(
+        self,
+        key: str,
+        data: bytes | Blob | torch.Tensor,
+        alignment: int | None = 1,
+        external_tag: str | None = None,
+        tensor_layout: TensorLayout | None = None,
+    ) -> None:
+        """Add ``data`` under ``key``; ``external_tag`` names the external file that it goes to. Alignment in bytes.
+
+        A tensor is stored by reference, as its elements in C order, and says its layout itself; a Blob is streamed.
+        Neither is ever joined here, and neither may change before it was written. Raises NamedDataTypeError for what is
+        neither bytes nor one of these two.
+        """
+        alignment = 1 if alignment is None else alignment
+        _check_arguments(key, alignment, external_tag, tensor_layout)
+        content, layout = _content(key, data, tensor_layout)
+        kind = len(content), head(content, _HEAD)
+        index = next((k for k in self._alike.get(kind, ()) if equal(self._output.buffers[k], content)), None)
+        self._check_known(key, index, external_tag, layout)
+        if index is None:
+            index = len(self._output.buffers)
+            self._output.buffers.append(content)
+            self._alike.setdefault(kind, []).append(index)
+        self._home[key] = external_tag
+        entries = self._output.pte_data
+        if external_tag is not None:
+            entries = self._output.external_data.setdefault(external_tag, {})
+        known = entries.get(key, DataEntry(index, alignment, layout))
+        entries[key] = replace(known, alignment=math.lcm(known.alignment, alignment))
+
+    def get_named_data_store_output(self) -> NamedDataStoreOutput:
+        return self._output
+
+    def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
+        """Take over all that ``other`` holds, or nothing if a part of it cannot be stored."""
+        check_output(other)
+        trial = self._copy()
+        for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
+            for key, entry in entries.items():
+                data = other.buffers[entry.buffer_index]
+                trial.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
+        self._alike, self._home = trial._alike, trial._home
+        vars(self._output).update(vars(trial._output))
+
+    def externalize_pte_data(self, max_data_bytes: int, tag_prefix: str) -> None:
+        """Move what was to go into the program file to external files of at most ``max_data_bytes`` bytes each.
+
+        Files are filled in the order of the keys, whatever the order of adding, and named ``{tag_prefix}_{digest}`` by
+        the keys that they hold. Keys with one buffer stay together.
+        """
+        if not _is_positive(max_data_bytes) or not isinstance(tag_prefix, str) or not tag_prefix:
+            text = "external files have a positive whole number of bytes and a name, not "
+            raise NamedDataError("contract-violation", text + f"{max_data_bytes!r} and {tag_prefix!r}")
+        files = {_file_name(tag_prefix, keys): keys for keys in _shards(self._output, max_data_bytes)}
+        for tag, keys in files.items():
+            if tag in self._output.external_data:
+                raise _refused(keys[0], f"would go to {tag}, and an external file of that name is there already")
+        for tag, keys in files.items():
+            self._output.external_data[tag] = {k: self._output.pte_data.pop(k) for k in keys}
+            self._home.update(dict.fromkeys(keys, tag))
+
+    def _copy(self) -> NamedDataStore:
+        """A store that can change without this one."""
+        made, own = NamedDataStore(), self._output
+        external = {tag: dict(entries) for tag, entries in own.external_data.items()}
+        made._output = NamedDataStoreOutput(list(own.buffers), dict(own.pte_data), external)
+        made._alike, made._home = {kind: list(found) for kind, found in self._alike.items()}, dict(self._home)
+        return made
+
+    def _check_known(self, key: str, index: int | None, tag: str | None, layout: TensorLayout | None) -> None:
+        if key not in self._home:
+            return
+        home = self._home[key]
+        entry = (self._output.pte_data if home is None else self._output.external_data[home])[key]
+        if entry.buffer_index != index:
+            raise _refused(key, "was added before with different data")
+        if home != tag:
+            raise _refused(key, f"is in {home or 'the program file'} already, and cannot go to {tag or 'that'} too")
+        if entry.tensor_layout != layout:
+            raise _refused(key, f"was added before with layout {entry.tensor_layout}, not {layout}")
+
+
+def check_output(output: Any) -> None:
+    """Whether ``output`` is what ``get_named_data_store_output`` returns; NamedDataError says what is wrong with it."""
+    if isinstance(output, NamedDataStore):
+        text = "a NamedDataStore is no NamedDataStoreOutput"
+        raise NamedDataTypeError("contract-violation", text, hint="call its get_named_data_store_output()")
+    if not isinstance(output, NamedDataStoreOutput):
+        text = f"a NamedDataStoreOutput is wanted, not {type(output).__name__}"
+        raise NamedDataTypeError("contract-violation", text)
+    for entries in (output.pte_data, *output.external_data.values()):
+        for key, entry in entries.items():
+            if not isinstance(entry, DataEntry) or entry.buffer_index not in range(len(output.buffers)):
+                raise _refused(key, f"has the entry {entry!r:.80}, and there are {len(output.buffers)} buffers")
+            if not _is_positive(entry.alignment):
+                raise _refused(key, f"has the alignment {entry.alignment!r:.80}, which is no positive whole number")
+            data = output.buffers[entry.buffer_index]
+            if not isinstance(data, bytes) and not is_blob(data):
+                raise _not_data(key, data)
+
+
+def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
+    if not isinstance(key, str):
+        raise NamedDataTypeError("contract-violation", f"the key of named data is a str, not {key!r:.80}")
+    if not _is_positive(alignment):
+        raise _refused(key, f"cannot be aligned: alignment {alignment!r:.80} is not positive, or no whole number")
+    if tag is not None and (not isinstance(tag, str) or not tag):
+        raise _refused(key, f"goes to an external file by its name, not to {tag!r:.80}")
+    if layout is not None and not isinstance(layout, TensorLayout):
+        raise _refused(key, f"has a TensorLayout or none, not {layout!r:.80}")
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | Blob, TensorLayout | None]:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data), layout
+    if is_blob(data):
+        return data, layout
+    import torch  # what has only bytes does without it
+
+    from .weights import why_no_bytes
+
+    if not isinstance(data, torch.Tensor):
+        raise _not_data(key, data)
+    why = why_no_bytes(data)
+    if why is not None:
+        raise _refused(key, f"is a tensor without bytes: {why}")
+    own = TensorLayout(data.dtype, tuple(data.shape))
+    if layout not in (None, own):
+        raise _refused(key, f"is a tensor of layout {own}, and {layout} was given with it")
+    return TensorBlob(data), own
+
+
+def _file_name(prefix: str, keys: list[str]) -> str:
+    return f"{prefix}_{hashlib.sha256(chr(0).join(keys).encode()).hexdigest()}"
+
+
+def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
+    """Keys of the program file's data in groups, each sorted and with at most ``limit`` bytes of distinct buffers."""
+    together: dict[int, list[str]] = {}
+    for key in sorted(output.pte_data):
+        together.setdefault(output.pte_data[key].buffer_index, []).append(key)
+    found: list[list[str]] = []
+    room = 0
+    for index, keys in together.items():
+        size = len(output.buffers[index])
+        if size > limit:
+            raise _refused(keys[0], f"has {size} bytes, more than the {limit} of an external file")
+        if size > room or not found:
+            found.append([])
+            room = limit
+        found[-1] += keys
+        room -= size
+    return [sorted(keys) for keys in found]
+
+
+def _not_data(key: Any, data: Any) -> NamedDataTypeError:
+    text = f"named data {key!r} is {type(data).__name__}; bytes or a tensor are wanted, or a Blob"
+    return NamedDataTypeError("contract-violation", text)
+
+
+def _refused(key: str, why: str) -> NamedDataError:
+    return NamedDataError("contract-violation", f"named data {key!r} {why}")

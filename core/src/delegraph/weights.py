@@ -1,0 +1,59 @@
+"""A tensor of the model as plugins may use it: its bytes, why it has none, and whether somebody wrote it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_SAMPLED = 32
+"""Bytes at each end of a tensor that ``state_of`` looks at."""
+_PIECE = 1 << 20
+"""Bytes of a tensor that are brought into C order at a time, where its memory has another."""
+
+
+def why_no_bytes(tensor: torch.Tensor) -> str | None:
+    """Why the elements of ``tensor`` are not in one memory that can be read; None if they are.
+
+    Wrapper subclasses hold other tensors, or nothing, in place of elements; their class is named. A subclass that only
+    adds Python behaviour has elements like any tensor.
+    """
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"it is a {kind.__name__}, a tensor subclass that keeps its elements in a way of its own"
+    if tensor.device.type == "meta":
+        return "it is on the meta device and has no elements"
+    if tensor.layout is not torch.strided:
+        return f"it has the layout {tensor.layout}"
+    return None
+
+
+def state_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What changes when somebody writes ``tensor``; costs neither a copy nor a hash.
+
+    torch counts the writes of a tensor in ``_version``. ``tensor.data`` is the same memory with a count of its own, so
+    a write through it is seen only by what it leaves behind: another place, or other bytes at either end. That sees
+    whatever rewrites a weight as a whole; the conformance kit compares all bytes.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    if why_no_bytes(tensor) is not None or tensor.device.type != "cpu":
+        return (version,)
+    place, size = tensor.data_ptr(), tensor.nbytes
+    if size == 0:
+        return version, place
+    if not tensor.is_contiguous():
+        return version, place, ctypes.string_at(place, tensor.itemsize)
+    ends = min(size, _SAMPLED)
+    return version, place, ctypes.string_at(place, ends), ctypes.string_at(place + size - ends, ends)
+
+
+def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The elements of ``tensor`` in C order: its own memory if that is contiguous, otherwise copies of pieces of it."""
+    tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    rows = max(1, len(tensor) if plain else _PIECE * len(tensor) // max(1, tensor.nbytes))
+    for piece in tensor.split(rows):
+        elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        yield memoryview(elements.view(torch.uint8).numpy())

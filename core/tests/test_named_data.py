@@ -1,0 +1,251 @@
+"""``NamedDataStore``: what it holds, what it refuses, and that it copies no weight."""
+
+import copy
+import sys
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import (
+    BackendDetails,
+    DataEntry,
+    NamedDataStore,
+    NamedDataStoreOutput,
+    PreprocessResult,
+    TensorLayout,
+)
+from delegraph.errors import ContractViolation, NamedDataError
+from delegraph.partitioner import CapabilityPartitioner
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+
+class Pieces:
+    """A Blob of some bytes; ``says`` is a length that it does not have."""
+
+    def __init__(self, *pieces, says=None):
+        self.pieces, self.says = pieces, says
+
+    def __len__(self):
+        return sum(map(len, self.pieces)) if self.says is None else self.says
+
+    def write_to(self, file):
+        for piece in self.pieces:
+            file.write(piece)
+
+
+def test_named_data_is_stored_once_by_content():
+    store = NamedDataStore()
+    store.add_named_data("a", b"same", alignment=4)
+    store.add_named_data("b", b"same")
+    store.add_named_data("c", b"other", external_tag="weights.ptd")
+    out = store.get_named_data_store_output()
+    assert out.buffers == [b"same", b"other"]
+    assert out.pte_data["a"].buffer_index == out.pte_data["b"].buffer_index == 0
+    assert list(out.external_data["weights.ptd"]) == ["c"]
+
+
+def test_named_data_added_again():
+    store = NamedDataStore()
+    store.add_named_data("a", b"x", alignment=4)
+    store.add_named_data("a", b"x", alignment=6)
+    assert store.get_named_data_store_output().pte_data["a"].alignment == 12
+    with pytest.raises(ContractViolation, match="'a' was added before with different data"):
+        store.add_named_data("a", b"y")
+    with pytest.raises(ContractViolation, match="'a' is in the program file already"):
+        store.add_named_data("a", b"x", external_tag="weights.ptd")
+    with pytest.raises(ContractViolation, match="alignment 0 is not positive"):
+        store.add_named_data("b", b"x", alignment=0)
+
+
+def test_named_data_merges():
+    one, two = NamedDataStore(), NamedDataStore()
+    one.add_named_data("a", b"x", alignment=2)
+    two.add_named_data("a", b"x", alignment=3)
+    two.add_named_data("b", b"y", external_tag="f")
+    one.merge_named_data_store(two.get_named_data_store_output())
+    out = one.get_named_data_store_output()
+    assert out.pte_data["a"].alignment == 6 and "b" in out.external_data["f"]
+
+
+@pytest.mark.parametrize("alignment", [0, -1, 1.5, True, "4", float("nan")])
+def test_an_alignment_that_is_refused_changes_nothing(alignment):
+    store = NamedDataStore()
+    with pytest.raises(NamedDataError, match="'a' cannot be aligned"):
+        store.add_named_data("a", b"x", alignment=alignment)
+    assert store.get_named_data_store_output() == NamedDataStoreOutput()
+    store.add_named_data("a", b"x", alignment=None)
+    assert store.get_named_data_store_output().pte_data["a"].alignment == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"key": 3, "data": b"x"}, "the key of named data is a str, not 3"),
+        ({"key": "a", "data": b"x", "external_tag": ""}, "goes to an external file by its name, not to ''"),
+        ({"key": "a", "data": b"x", "tensor_layout": (4,)}, r"has a TensorLayout or none, not \(4,\)"),
+        ({"key": "a", "data": torch.ones(2, device="meta")}, "on the meta device"),
+        ({"key": "a", "data": TwoTensor(torch.ones(2), torch.ones(2))}, "it is a TwoTensor"),
+        ({"key": "a", "data": Pieces}, "'a' is type; bytes or a tensor are wanted, or a Blob"),
+        ({"key": "a", "data": Pieces(b"x", says=2)}, r"Pieces.write_to wrote 1 bytes, and its len\(\) is 2"),
+    ],
+)
+def test_named_data_of_the_wrong_kind_changes_nothing(arguments, text):
+    store = NamedDataStore()
+    with pytest.raises(ContractViolation, match=text):
+        store.add_named_data(**arguments)
+    assert store.get_named_data_store_output() == NamedDataStoreOutput()
+
+
+@pytest.mark.parametrize("cap", [0, -1, True, 1.5, "10", None])
+def test_a_file_size_that_is_refused_changes_nothing(cap):
+    store = NamedDataStore()
+    store.add_named_data("a", b"x")
+    with pytest.raises(NamedDataError, match="external files have a positive whole number of bytes"):
+        store.externalize_pte_data(cap, "f")
+    assert list(store.get_named_data_store_output().pte_data) == ["a"]
+
+
+def test_external_files_never_overwrite_one_another():
+    probe = NamedDataStore()
+    probe.add_named_data("b", b"other")
+    probe.externalize_pte_data(10, "f")
+    (taken,) = probe.get_named_data_store_output().external_data
+    store = NamedDataStore()
+    store.add_named_data("first", b"x", external_tag=taken)
+    store.add_named_data("a", b"1234567890")
+    store.add_named_data("b", b"other")
+    before = copy.deepcopy(store.get_named_data_store_output())
+    with pytest.raises(NamedDataError, match=f"'b' would go to {taken}, and an external file of that name is there"):
+        store.externalize_pte_data(10, "f")
+    assert store.get_named_data_store_output() == before
+    store.add_named_data("first", b"x", external_tag=taken)
+
+
+def test_a_merge_takes_all_or_nothing():
+    one, two = NamedDataStore(), NamedDataStore()
+    one.add_named_data("b", b"x", alignment=2)
+    two.add_named_data("a", b"new")
+    two.add_named_data("b", b"y")
+    before = copy.deepcopy(one.get_named_data_store_output())
+    with pytest.raises(NamedDataError, match="'b' was added before with different data"):
+        one.merge_named_data_store(two.get_named_data_store_output())
+    assert one.get_named_data_store_output() == before
+    one.add_named_data("a", b"another")
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (NamedDataStore(), "a NamedDataStore is no NamedDataStoreOutput"),
+        (None, "a NamedDataStoreOutput is wanted, not NoneType"),
+        (NamedDataStoreOutput([], {"a": DataEntry(0, 1)}), "'a' has the entry .+, and there are 0 buffers"),
+        (NamedDataStoreOutput([b""], {"a": DataEntry(0, 0)}), "'a' has the alignment 0"),
+        (NamedDataStoreOutput(["text"], {"a": DataEntry(0, 1)}), "'a' is str; bytes or a tensor are wanted"),
+    ],
+)
+def test_only_what_a_store_hands_out_is_merged(output, text):
+    with pytest.raises(ContractViolation, match=text):
+        NamedDataStore().merge_named_data_store(output)
+
+
+@pytest.mark.parametrize("again", [b"some bytes", Pieces(b"some", b" bytes"), torch.tensor(list(b"some bytes")).byte()])
+@pytest.mark.parametrize("first", [b"some bytes", Pieces(b"some ", b"bytes"), torch.tensor(list(b"some bytes")).byte()])
+def test_named_data_is_compared_by_content_whatever_it_is(first, again):
+    layout = TensorLayout(torch.uint8, (10,))
+    store = NamedDataStore()
+    store.add_named_data("a", first, tensor_layout=layout)
+    store.add_named_data("a", again, tensor_layout=layout)
+    store.add_named_data("b", again)
+    store.add_named_data("c", Pieces(b"some", b" bytez"))
+    assert len(store.get_named_data_store_output().buffers) == 2
+    with pytest.raises(NamedDataError, match="'a' was added before with different data"):
+        store.add_named_data("a", Pieces(b"some other"), tensor_layout=layout)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3),
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.arange(12.0)[1::3],
+        torch.ones(3).expand(400_000, 3),
+        torch.tensor(3.5, dtype=torch.bfloat16),
+        torch.ones(0, 3),
+        torch.tensor([True, False]),
+        torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        torch._neg_view(torch.ones(3)),
+    ],
+)
+def test_a_tensor_is_named_data_by_reference_in_c_order(tensor):
+    store = NamedDataStore()
+    store.add_named_data("t", tensor)
+    (data,) = store.get_named_data_store_output().buffers
+    dense = tensor.resolve_conj().resolve_neg().contiguous().clone()
+    assert bytes(data) == dense.reshape(-1).view(torch.uint8).numpy().tobytes()
+    assert len(data) == len(bytes(data))
+
+
+@pytest.mark.parametrize("change", [lambda t: t.add_(1), lambda t: t.data.add_(1), lambda t: t.set_(torch.ones(5))])
+def test_a_named_tensor_that_changed_is_refused_when_it_is_read(change):
+    tensor = torch.arange(5.0)
+    store = NamedDataStore()
+    store.add_named_data("t", tensor)
+    change(tensor)
+    with pytest.raises(ContractViolation, match=r"a tensor of shape \[5\] was changed after it was added"):
+        bytes(store.get_named_data_store_output().buffers[0])
+
+
+class NamingBackend(BackendDetails):
+    """Names every weight."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        store = NamedDataStore()
+        for name, tensor in edge_program.state_dict.items():
+            store.add_named_data(name, tensor, alignment=16)
+        return PreprocessResult(b"", data_store_output=store.get_named_data_store_output())
+
+
+class Twice(nn.Module):
+    """One weight before and after a sort."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(size), requires_grad=False)
+
+    def forward(self, x):
+        return torch.sort(x * self.w)[0] + self.w
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak resident set from /proc")
+def test_a_weight_that_two_partitions_name_is_never_copied(tmp_path):
+    megabyte = 1 << 20
+    program = torch.export.export(Twice(137 * megabyte // 4), (torch.ones(137 * megabyte // 4),))
+    who = CapabilityPartitioner(lambda n: "a sort" if "sort" in str(n.target) else None, "NamingBackend")
+
+    def run(program):
+        with delegraph.register(NamingBackend, partitioner=who, name="naming"):
+            lowered = delegraph.lower(program, backends=["naming"])
+        assert len(lowered.delegates) == 2
+        (data,) = lowered.named_data.buffers
+        with open(tmp_path / "data", "wb") as file:
+            data.write_to(file)
+
+    run(torch.export.export(Twice(3), (torch.ones(3),)))
+    before = peak_after_reset()
+    run(program)
+    assert (tmp_path / "data").stat().st_size == 137 * megabyte
+    assert peak() - before < 10 * megabyte
+
+
+def peak_after_reset():
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak():
+    """The most memory that this process had since the reset, in bytes."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
