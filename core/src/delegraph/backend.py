@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -53,33 +55,35 @@ class PreprocessResult:
 
 def enforcedmethod(method: F) -> F:
     """Mark a method that every concrete backend must define."""
-    method.__enforced__ = True  # type: ignore[attr-defined]
+    method.__enforcedmethod__ = True  # type: ignore[attr-defined]
     return method
 
 
-class BackendDetails:
+class BackendDetails(ABC):
     """What a backend implements. The class's name is its backend id. Never instantiated.
 
     A concrete subclass that lacks an enforced method is refused when the class is made; a shared base says
     ``class Base(BackendDetails, abstract=True)``.
     """
 
-    enforced: ClassVar[tuple[str, ...]] = ("preprocess",)
     thread_safe: ClassVar[bool] = False
     """Whether ``preprocess`` may run in several threads at once, on partitions of one or of several lowerings."""
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        missing = [n for n in dir(cls) if getattr(getattr(cls, n), "__enforced__", False)]
+        missing = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__enforcedmethod__", False)]
         if missing and not abstract:
             raise ContractViolation(
                 "contract-violation",
                 f"backend {cls.__name__} does not define {', '.join(missing)}",
                 hint=f"define it, or declare a shared base: class {cls.__name__}(BackendDetails, abstract=True)",
             )
+        check_called_on_class(cls, "preprocess", ("edge_program", "compile_specs"))
+        check_called_on_class(cls, "preprocess_multimethod", ("edge_programs", "compile_specs"))
 
     @staticmethod
     @enforcedmethod
+    @abstractmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Compile one partition: its placeholders are constants, then inputs; it returns a flat tuple."""
         raise NotImplementedError
@@ -96,6 +100,15 @@ class BackendDetails:
             method: [cls.preprocess(p, s) for p, s in zip(programs, compile_specs[method], strict=True)]
             for method, programs in edge_programs.items()
         }
+
+
+def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
+    """Raise ContractViolation if ``cls.name`` cannot be called with ``arguments``, as delegraph does."""
+    try:
+        inspect.signature(getattr(cls, name)).bind(*arguments)
+    except TypeError as e:
+        text = f"{cls.__name__}.{name} is called on the class, with ({', '.join(arguments)}), and takes something else"
+        raise ContractViolation("contract-violation", f"{text}: {e}", hint="is @staticmethod missing?") from e
 
 
 def _check_counts(backend: str, programs: Mapping[str, Sequence[Any]], specs: Mapping[str, Sequence[Any]]) -> None:

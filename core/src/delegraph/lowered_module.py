@@ -36,8 +36,9 @@ class Argument:
 class LoweredBackendModule(torch.nn.Module):
     """What a lowered graph calls through ``torch.ops.higher_order.executorch_call_delegate``.
 
-    ``processed_bytes`` joins the blob when it is first read; ``blob`` is what the backend gave. It has no
-    ``module_name``: ``torch.export.save`` of a lowered program has to fail, since it would drop the blob silently.
+    What it records is read-only. ``processed_bytes`` joins the blob when it is first read; ``blob`` is what the backend
+    gave. It has no ``module_name``: ``torch.export.save`` of a lowered program has to fail, since it would drop the
+    blob silently.
 
     ``inputs`` and ``outputs`` are the calling convention. Buffers that the delegate keeps (``state``) are in neither:
     in ``original_module`` they are buffers, and their new values are the first outputs, mutations of its signature. A
@@ -57,19 +58,57 @@ class LoweredBackendModule(torch.nn.Module):
         outputs: Sequence[Argument] = (),
     ) -> None:
         super().__init__()
-        self.backend_id, self.original_module, self.compile_specs = backend_id, original_module, list(compile_specs)
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._backend_id, self._original_module, self._compile_specs = backend_id, original_module, tuple(compile_specs)
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self.meta: dict[str, Any] = {}
         self.blob: bytes | Blob = b""
-        self.named_data_store_output: NamedDataStoreOutput | None = None
+        self._named_data_store_output: NamedDataStoreOutput | None = None
         self.whole: WholeCall | None = None
+
+    def belongs_to(self, backend_id: str) -> None:
+        """Record the backend's class, whatever name it was asked for by."""
+        self._backend_id = backend_id
+
+    def restore(self, original_module: ExportedProgram) -> None:
+        """Record a new extract of the partition, after the backend rewrote the one that it was given."""
+        self._original_module = original_module
 
     def attach(self, result: PreprocessResult) -> None:
         """Take over what the backend produced."""
-        self.blob, self.named_data_store_output = result.processed_bytes, result.data_store_output
+        self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         if result._delegate_info_meta is not None:
             self.meta["_delegate_info_meta"] = result._delegate_info_meta
+
+    @property
+    def backend_id(self) -> str:
+        """The name of the backend's class."""
+        return self._backend_id
+
+    @property
+    def original_module(self) -> ExportedProgram:
+        """The partition as a program: what torch's own call of the delegate runs."""
+        return self._original_module
+
+    @property
+    def compile_specs(self) -> list[CompileSpec]:
+        """The settings that the backend was given, and that its runtime gets."""
+        return list(self._compile_specs)
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """What the delegate is called with."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Argument, ...]:
+        """What it returns."""
+        return self._outputs
+
+    @property
+    def named_data_store_output(self) -> NamedDataStoreOutput | None:
+        """The data that the backend named, if any."""
+        return self._named_data_store_output
 
     @property
     def processed_bytes(self) -> bytes:
@@ -108,7 +147,7 @@ class LoweredBackendModule(torch.nn.Module):
             self.inputs,
             self.outputs,
         )
-        made.blob, made.named_data_store_output, made.whole = self.blob, self.named_data_store_output, self.whole
+        made.blob, made._named_data_store_output, made.whole = self.blob, self._named_data_store_output, self.whole
         made.meta = dict(self.meta)
         memo[id(self)] = made
         return made

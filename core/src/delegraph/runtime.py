@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from .backend import CompileSpec
+from .backend import CompileSpec, check_called_on_class
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,11 @@ class Delegate(Protocol):
 
 
 class BackendRuntime:
-    """Loads blobs of one backend; declared with a ``RuntimeSpec``."""
+    """Loads blobs of one backend; declared with a ``RuntimeSpec``. Never instantiated."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_called_on_class(cls, "load", ("processed_bytes", "compile_specs", "named_data"))
 
     thread_safe: ClassVar[bool] = False
     """Whether delegates may be loaded and called in several threads at once, each call returning tensors of its own.

@@ -61,10 +61,15 @@ def user_inputs(program: ExportedProgram) -> list[Node]:
 
 
 def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node:
-    """A copy of ``node`` in ``graph``. An input keeps its name, also one such as ``input``, which fx would rename."""
+    """A copy of ``node`` in ``graph``. An input keeps its name, also one such as ``input``, which fx would rename.
+
+    Every node has ``meta["val"]``: it is None for what fetches a delegate or a body, also where torch made that node.
+    """
     made = graph.node_copy(node, value_of)
     if node.op == "placeholder":
         made.name = node.name
+    if node.op == "get_attr":
+        made.meta.setdefault("val", None)
     return made
 
 

@@ -34,19 +34,15 @@ def state_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What changes when somebody writes ``tensor``; costs neither a copy nor a hash.
 
     torch counts the writes of a tensor in ``_version``. ``tensor.data`` is the same memory with a count of its own, so
-    a write through it is seen only by what it leaves behind: another place, or other bytes at either end. That sees
-    whatever rewrites a weight as a whole; the conformance kit compares all bytes.
+    a write through it is seen only by what it leaves behind: another shape, or other bytes at either end. No tensor is
+    blamed for nothing, and whatever rewrites one as a whole is seen; the conformance kit compares all bytes.
     """
     version = None if tensor.is_inference() else tensor._version
-    if why_no_bytes(tensor) is not None or tensor.device.type != "cpu":
-        return (version,)
-    place, size = tensor.data_ptr(), tensor.nbytes
-    if size == 0:
-        return version, place
-    if not tensor.is_contiguous():
-        return version, place, ctypes.string_at(place, tensor.itemsize)
+    if why_no_bytes(tensor) is not None or tensor.device.type != "cpu" or tensor.numel() == 0:
+        return version, tensor.shape
+    place, size = tensor.data_ptr(), tensor.nbytes if tensor.is_contiguous() else tensor.itemsize
     ends = min(size, _SAMPLED)
-    return version, place, ctypes.string_at(place, ends), ctypes.string_at(place + size - ends, ends)
+    return version, tensor.shape, ctypes.string_at(place, ends), ctypes.string_at(place + size - ends, ends)
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
@@ -54,6 +50,7 @@ def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
     rows = max(1, len(tensor) if plain else _PIECE * len(tensor) // max(1, tensor.nbytes))
-    for piece in tensor.split(rows):
+    for piece in torch.split(tensor, rows):
         elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        yield memoryview(elements.view(torch.uint8).numpy())
+        bytes_of: Any = elements.view(torch.uint8).numpy()
+        yield memoryview(bytes_of)

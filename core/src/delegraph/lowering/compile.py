@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..attribution import AtWork
-from ..backend import BackendDetails, Blob, CompileSpec, PreprocessResult
+from ..backend import BackendDetails, CompileSpec, PreprocessResult
+from ..blob import is_blob
 from ..errors import ContractViolation, OptionError
-from ..signature import MUTATIONS, constant_tensor, output_values
+from ..named_data import check_output
+from ..signature import MUTATIONS, output_values
+from .bodies import all_nodes
 from .extract import extract
-from .plan import fingerprint, unchanged
+from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ..registry import Registry
@@ -100,7 +103,7 @@ def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_C
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
     for item in mine:
-        item.module.backend_id = backend.__name__
+        item.module.belongs_to(backend.__name__)
     default: Any = BackendDetails.preprocess_multimethod
     joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
     return [_Call(backend, items, registry) for items in ([mine] if joint else [[item] for item in mine])]
@@ -138,14 +141,27 @@ def _await(call: _Call, others: Sequence[_Call]) -> None:
 def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> Results:
     methods = dict.fromkeys(w.method for w in work)
     listed = [w for m in methods for w in work if w.method == m]
-    before = [(fingerprint(w.program), _versions(w.program)) for w in listed]
+    before = [Snapshot(w.program) for w in listed]
+    handles = [_handles(w.program) for w in listed]
     start = time.perf_counter()
     results = _preprocess(backend, methods, listed, registry)
     share = (time.perf_counter() - start) / len(work)
     for item in work:
         item.seconds["preprocess"] = share
+    for item, known, result in zip(listed, handles, results, strict=True):
+        _check_result(backend.__name__, item.partition.tag, known, result)
     _check_untouched(backend.__name__, listed, before)
     return {id(w): r for w, r in zip(listed, results, strict=True)}
+
+
+def _handles(program: ExportedProgram) -> set[int]:
+    """The debug handles that a backend may name: those of the program's calls.
+
+    A backend that lowers its program through another one meets calls of delegates besides, which count on from there.
+    """
+    own = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
+    following = 1 + max(own, default=0)
+    return own | set(range(following, following + len(own)))
 
 
 def _preprocess(
@@ -163,36 +179,73 @@ def _preprocess(
     return [r for m in methods for r in results[m]]
 
 
-def _versions(program: ExportedProgram) -> list[int]:
-    specs = program.graph_signature.input_specs
-    return [constant_tensor(program, s)._version for s in specs if s.target is not None]
-
-
 def _check_results(backend: str, programs: Mapping[str, Sequence[Any]], results: Any) -> None:
-    """The contract of ``preprocess_multimethod``: the same methods, as many results, each a PreprocessResult."""
-    given = {m: len(r) for m, r in results.items()} if isinstance(results, Mapping) else results
+    """The contract of ``preprocess_multimethod``: the same methods, and for each as many results as programs."""
     wanted = {m: len(p) for m, p in programs.items()}
+    given: Any = f"{results!r:.80}"
+    if isinstance(results, Mapping):
+        given = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in results.items()}
     if given != wanted:
         text = f"{backend}.preprocess_multimethod returned {given} results a method; it was given {wanted} programs"
         raise ContractViolation("contract-violation", text)
-    for result in (r for listed in results.values() for r in listed):
-        if not isinstance(result, PreprocessResult) or not isinstance(result.processed_bytes, (bytes, Blob)):
-            text = f"{backend}.preprocess returned {result!r:.80}; a PreprocessResult with bytes (or a Blob) is wanted"
-            raise ContractViolation("contract-violation", text)
 
 
-def _check_untouched(backend: str, work: Sequence[Work], before: Sequence[tuple[Any, list[int]]]) -> None:
+def _check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
+    """The contract of ``preprocess``: a PreprocessResult whose fields have their types, and only known ``handles``."""
+    data = getattr(result, "processed_bytes", None)
+    what, wanted, hint = "", "a PreprocessResult with bytes (or a Blob) is wanted", None
+    if not isinstance(result, PreprocessResult):
+        what = f"{result!r:.80}"
+    elif not isinstance(data, bytes) and not is_blob(data):
+        what = type(data).__name__
+    elif why := _why_not_debug_map(result.debug_handle_map, handles):
+        what, wanted = f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles"
+    elif result.data_store_output is not None:
+        try:
+            check_output(result.data_store_output)
+        except ContractViolation as e:
+            what, wanted, hint = "unusable named data", e.message, e.hint
+    if what:
+        text = f"{backend}.preprocess returned {what} for partition {tag}; {wanted}"
+        raise ContractViolation("contract-violation", text, hint=hint)
+
+
+def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return f"that is a {type(given).__name__}"
+    for identifier, listed in given.items():
+        if isinstance(identifier, bool) or not isinstance(identifier, (int, str)):
+            return f"with the identifier {identifier!r:.80}"
+        if not isinstance(listed, (tuple, list)):
+            return f"with {listed!r:.80} for {identifier!r:.80}"
+        unknown = [handle for handle in listed if handle not in handles]
+        if unknown:
+            return f"with debug handle {unknown[0]!r:.80} for {identifier!r:.80}, which no node of the partition has"
+    return None
+
+
+def _check_untouched(backend: str, work: Sequence[Work], before: Sequence[Snapshot]) -> None:
     """A backend may rewrite the graph that it was given (the host then gets its own), but not what others rely on.
 
-    That is the caller's weights, and the inputs and outputs that the delegate is called with.
+    That is the caller's weights, bodies of branches and loops, which the host's graph has too, and the inputs and
+    outputs that the delegate is called with.
     """
-    for item, (graph, versions) in zip(work, before, strict=True):
-        if _versions(item.program) != versions:
-            text = f"{backend}.preprocess changed weights of partition {item.partition.tag}, which are the caller's"
-            raise ContractViolation("contract-violation", text)
-        if not unchanged(item.program, graph):
+    for item, snapshot in zip(work, before, strict=True):
+        written, edited, tag = snapshot.written_tensors(), snapshot.edited_bodies(), item.partition.tag
+        if written:
+            text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
+            raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
+        if edited:
+            text = (
+                f"{backend}.preprocess changed the body {edited[0]} in partition {tag}, which the host's graph shares"
+            )
+            hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
+            raise ContractViolation("contract-violation", text, hint=hint)
+        if snapshot.is_rewritten():
             _check_convention(backend, item)
-            item.module.original_module = extract(item.plan, item.partition)
+            item.module.restore(extract(item.plan, item.partition))
 
 
 def _check_convention(backend: str, item: Work) -> None:

@@ -10,7 +10,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.fx import Graph, Node
 
 from ..lowered_module import Argument
-from ..signature import argument_of, build_program, flat_call, placeholders, written_targets
+from ..signature import argument_of, build_program, copy_node, flat_call, placeholders, written_targets
 from .plan import Partition, Plan
 
 _TO = torch.ops.aten.to.dtype
@@ -28,8 +28,14 @@ def extract(plan: Plan, partition: Partition) -> ExportedProgram:
     made = build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
     for target in written_targets(made):
         tensors = made.state_dict if target in made.state_dict else made.constants
-        tensors[target] = tensors[target].detach().clone()
+        tensors[target] = _own(tensors[target])
     return made
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy; a parameter's is one too, as torch wants it where the signature says so."""
+    made = tensor.detach().clone()
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
 class _Build:
@@ -69,8 +75,8 @@ class _Build:
 
     def _copy(self, node: Node) -> None:
         for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
-            self.env[owner] = self.graph.node_copy(owner)
-        self.env[node] = made = self.graph.node_copy(node, lambda n: self.env[n])
+            self.env[owner] = copy_node(self.graph, owner, self.env.__getitem__)
+        self.env[node] = made = copy_node(self.graph, node, self.env.__getitem__)
         made.meta.pop("delegation_tag", None)
 
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:

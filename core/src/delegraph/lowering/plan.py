@@ -13,8 +13,9 @@ from torch.fx import Node
 
 from ..attribution import AtWork
 from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Refusal
+from ..partitioner.validate import check_result
 from ..signature import constant_placeholders, written_values
-from .identity import same_arguments
+from .snapshot import Snapshot
 from .state import Tags, broken, give_state, returned_values
 
 
@@ -57,10 +58,11 @@ class Plan:
 
 def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     """Ask ``partitioner`` about ``program`` and check that it did what the contract allows."""
-    before = _fingerprint(program)
+    before = Snapshot(program)
     with AtWork(partitioner, "partition"):
         result = partitioner(program)
-    _check_result(partitioner, result, program, before)
+    check_result(partitioner, result, program)
+    _check_untouched(partitioner, before)
     tags = _tags(program, result.partition_tags, partitioner)
     partitions = _collect(program, tags, result)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
@@ -72,33 +74,14 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals))
 
 
-def _fingerprint(program: ExportedProgram) -> list[tuple[Any, ...]]:
-    return [(n, n.op, n.target, n.args, n.kwargs) for n in program.graph.nodes]
-
-
-def unchanged(program: ExportedProgram, before: list[tuple[Any, ...]]) -> bool:
-    """Whether the graph is what it was when ``before`` was taken; literal arguments count, and their types."""
-    now = _fingerprint(program)
-    return len(now) == len(before) and all(map(_same, now, before))
-
-
-def _same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    untouched = now[3] is before[3] and now[4] is before[4]
-    return now[:3] == before[:3] and (untouched or same_arguments(now[3:], before[3:]))
-
-
-fingerprint = _fingerprint
-
-
-def _check_result(who: Partitioner, result: Any, program: ExportedProgram, before: list[tuple[Any, ...]]) -> None:
-    name = type(who).__name__
-    if not isinstance(result, PartitionResult):
-        raise broken(f"partitioner {name} returned {type(result).__name__}, not a PartitionResult")
-    if not isinstance(result.partition_tags, Mapping):
-        raise broken(f"partitioner {name}: `partition_tags` is to map each tag to a DelegationSpec")
-    if result.tagged_exported_program is not program:
-        raise broken(f"partitioner {name} returned another program; it is to tag the one that it was given")
-    if not unchanged(program, before):
+def _check_untouched(who: Partitioner, before: Snapshot) -> None:
+    """A partitioner may only set tags: the graph, its bodies and the weights are the lowering's and the caller's."""
+    name, bodies, tensors = type(who).__name__, before.edited_bodies(), before.written_tensors()
+    if bodies:
+        raise broken(f"partitioner {name} changed the graph of {bodies[0]}; it may only set meta['delegation_tag']")
+    if tensors:
+        raise broken(f"partitioner {name} changed the tensor {tensors[0]!r}, which is the caller's")
+    if before.is_rewritten():
         raise broken(f"partitioner {name} changed the graph; it may only set meta['delegation_tag']")
 
 
@@ -107,22 +90,28 @@ def _tags(program: ExportedProgram, known: Mapping[str, Any], who: Partitioner) 
     constant = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
     for node in program.graph.nodes:
-        listed = _listed(node, tags)
+        listed = _listed(node, tags, type(who).__name__)
         if listed:
             _check_tag(node, listed, known, constant, type(who).__name__)
             tags[node] = listed
     return tags
 
 
-def _listed(node: Node, tags: Tags) -> tuple[str | None, ...]:
+def _listed(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
     given = node.meta.get("delegation_tag")
-    listed = (given,) if isinstance(given, str) else tuple(given or ())
+    listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not all(tag is None or isinstance(tag, str) for tag in listed):
+        kind = type(given).__name__
+        raise broken(f"partitioner {who}: {node.name} has the tag {given!r:.80} ({kind}); a tag is a str", node)
     listed = () if listed == (None,) else listed
     if node.target is not operator.getitem or node.op != "call_function":
         return listed
     producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
     if listed and listed != producer:
-        raise broken(f"{node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}", node)
+        raise broken(
+            f"partitioner {who}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}",
+            node,
+        )
     return producer
 
 

@@ -27,7 +27,7 @@ class AllNodePartitioner(Partitioner):
 
     def __init__(self, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
         super().__init__()
-        self.delegation_spec = DelegationSpec(backend_id, tuple(compile_specs))
+        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         tag = self.delegation_spec.backend_id
@@ -37,11 +37,9 @@ class AllNodePartitioner(Partitioner):
         tag_mutated_buffer(exported_program)
         return PartitionResult(exported_program, {tag: self.delegation_spec})
 
-    def ops_to_not_decompose(
-        self, exported_program: ExportedProgram
-    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """All of them."""
-        targets = dict.fromkeys(n.target for n in _calls(exported_program))
+        targets = dict.fromkeys(n.target for n in _calls(ep))
         return [op for op in targets if isinstance(op, OpOverload)], None
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
 from ..errors import OptionError
-from ..signature import constant_placeholders
+from ..signature import CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
+from ..weights import why_no_bytes
 from .bonds import Bonds
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
 from .levels import connected, flattened, groups, levels, limited, sink
@@ -100,7 +102,7 @@ class CapabilityPartitioner(Partitioner):
     ) -> None:
         super().__init__(spec)
         self.support: Support = support if isinstance(support, Support) else Predicate(support)
-        self.delegation_spec = DelegationSpec(backend_id, tuple(compile_specs))
+        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
         self.groups, self.additional_checks = groups, tuple(additional_checks)
         self.connected_only, self.largest = connected_only, largest
         self.allows_single_node_partition = allows_single_node_partition
@@ -135,6 +137,7 @@ class _Partitioning:
         self.refused: dict[Node, str] = {}
         self.final: set[Node] = set()
         self.constant: set[Node] = set()
+        self.unreadable = _unreadable(program)
         self.support.begin(program)
         for node in self.calls:
             self._ask(node)
@@ -172,7 +175,7 @@ class _Partitioning:
         if node.target is _CALL_DELEGATE:
             return "a delegate already"
         if node.target is not operator.getitem:
-            return self._checked(node) or self.support.why_not(node)
+            return self._checked(node) or self.support.why_not(node) or self._without_bytes(node)
         producer: Any = node.args[0]
         if producer.op != "call_function" or producer.target is _CALL_DELEGATE:
             return "unpacks a value that the host makes"
@@ -183,6 +186,15 @@ class _Partitioning:
         if why is not None:
             self.final.add(node)
         return why
+
+    def _without_bytes(self, node: Node) -> str | None:
+        for value in (*node.all_input_nodes, node):
+            wrapped = is_traceable_wrapper_subclass(value.meta.get("val"))
+            if value in self.unreadable or wrapped:
+                self.final.add(node)
+                kind = type(value.meta["val"]).__name__
+                return self.unreadable.get(value, f"{value.name} is a {kind}, and delegates pass plain tensors")
+        return None
 
     def _is_constant(self, node: Node) -> bool:
         """Not what is made of a computed value: ``zeros_like(y)`` is known, but comes after ``y`` everywhere."""
@@ -245,6 +257,13 @@ class _Partitioning:
         if alone and not who.allows_single_node_partition:
             return dict.fromkeys(part, f"{work[0].name} would be the only operator of its partition")
         return {}
+
+
+def _unreadable(program: ExportedProgram) -> dict[Node, str]:
+    """Placeholder of each parameter, buffer and constant that no backend could store -> why not."""
+    stored = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
+    why = {n: (s.target, why_no_bytes(constant_tensor(program, s))) for n, s in stored}
+    return {n: f"{target} cannot be stored: {reason}" for n, (target, reason) in why.items() if reason}
 
 
 def _united(found: Iterable[Mapping[Node, str]]) -> dict[Node, str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..backend import CompileSpec
 
@@ -19,15 +19,23 @@ if TYPE_CHECKING:
     from .capability import Support
 
 
-@dataclass(frozen=True)
-class DelegationSpec:
-    """Which backend a partition goes to (its class's name or its short name), with which settings."""
-
+class _DelegationSpec(NamedTuple):
     backend_id: str
-    compile_specs: tuple[CompileSpec, ...] = ()
+    compile_specs: tuple[CompileSpec, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compile_specs", tuple(self.compile_specs))
+
+class DelegationSpec(_DelegationSpec):
+    """Which backend a partition goes to (its class's name or its short name), with which settings.
+
+    Any list of settings becomes a tuple. What is none stays as it is: where the partitioner hands it over,
+    the error can name partitioner and tag.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> DelegationSpec:
+        specs: Any = tuple(compile_specs) if isinstance(compile_specs, Iterable) else compile_specs
+        return super().__new__(cls, backend_id, specs)
 
 
 @dataclass
@@ -77,8 +85,6 @@ class Partitioner(ABC):
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""
 
-    def ops_to_not_decompose(
-        self, exported_program: ExportedProgram
-    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """Operators that this backend wants whole, and a filter that says for which nodes."""
         return [], None

@@ -39,7 +39,7 @@ def tag_mutated_buffer(program: ExportedProgram) -> None:
 def tags_of(node: Node) -> tuple[str, ...]:
     """The tags of a node, none, one or several."""
     given = node.meta.get("delegation_tag")
-    return (given,) if isinstance(given, str) else tuple(given or ())
+    return tuple(given) if isinstance(given, (tuple, list)) else () if given is None else (given,)
 
 
 def _tag(node: Node, tags: list[str] | tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from ..backend import CompileSpec
 from ..errors import OptionError
 from .capability import WhyNot
 from .contract import DelegationSpec, Partitioner, PartitionResult
+from .validate import check_result
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -50,13 +51,12 @@ class WrappingPartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         result = self.inner(exported_program)
+        check_result(self.inner, result, exported_program)
         own = {tag: self._redirected(spec) for tag, spec in result.partition_tags.items()}
         return replace(result, partition_tags=own)
 
     def _redirected(self, spec: DelegationSpec) -> DelegationSpec:
         return DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs))
 
-    def ops_to_not_decompose(
-        self, exported_program: ExportedProgram
-    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        return self.inner.ops_to_not_decompose(exported_program)
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        return self.inner.ops_to_not_decompose(ep)

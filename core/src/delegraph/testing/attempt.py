@@ -96,8 +96,8 @@ class Recording(Partitioner):
         self.result = result
         return result
 
-    def ops_to_not_decompose(self, exported_program: ExportedProgram) -> Any:
-        return self.inner.ops_to_not_decompose(exported_program)
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
+        return self.inner.ops_to_not_decompose(ep)
 
 
 _ALLOWED = {"delegation_tag", "no_copy"}

@@ -18,6 +18,7 @@ from delegraph.backend import (
 from delegraph.errors import Unsupported
 from delegraph.signature import constant_placeholders, constant_tensor, output_node, placeholders
 from delegraph.source import source_of
+from delegraph.weights import why_no_bytes
 from torch.fx import Node
 
 from .format import Code, Constant, Instruction, encode
@@ -127,7 +128,12 @@ class _Compilation:
         return self._constant(torch.tensor(float(operand), dtype=torch.float32))
 
     def _constant(self, tensor: torch.Tensor) -> Constant:
-        """Equal tensors are one constant, whatever they are called."""
+        """Equal tensors are one constant, whatever they are called. Raises Unsupported for what has no bytes."""
+        why = why_no_bytes(tensor)
+        if why is not None:
+            raise refused(
+                f"it stores the bytes of a weight, which one of shape {list(tensor.shape)} does not have: {why}"
+            )
         data = tensor.detach().cpu().resolve_neg().numpy().astype("<f4", copy=False).tobytes()
         made = Constant(hashlib.sha256(data).digest(), tuple(tensor.shape))
         self.constants[made] = data

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from delegraph.errors import Unsupported
 from delegraph.signature import constant_placeholders, constant_tensor, output_node, placeholders, user_inputs
 from delegraph.source import Source, source_of
+from delegraph.weights import why_no_bytes
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -125,6 +126,9 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
         if node not in constant:
             return None
         tensor = constant_tensor(program, specs[node])
+        why = why_no_bytes(tensor)
+        if why is not None:
+            raise refused(f"the constant {specs[node].target}: {why}")
         value = constant_of(str(specs[node].target), tensor)
         return made.setdefault(memory_of(tensor), value)
 
