@@ -3,6 +3,7 @@
 import email
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = ("core", "plugins/tosa_backend", "plugins/demo_backend")
@@ -89,6 +91,26 @@ def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
         for document in ("LICENSE", "NOTICE"):
             [packed] = [f for f in files if f.endswith(f"licenses/{document}") or f == document]
             assert files[packed] == (ROOT / document).read_bytes()
+
+
+def test_the_releases_of_torch_that_are_allowed_are_those_that_the_suite_ran_with():
+    [declared] = re.findall(r'"(torch[<>=]+.+?)"', (ROOT / "core" / "pyproject.toml").read_text())
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    tried = re.findall(r"^\| ([\d.]+) \|", page, flags=re.MULTILINE)
+    assert f"`{declared}`" in page
+    assert [Requirement(declared).specifier.contains(release) for release in tried] == [True] * len(tried)
+    first, last = re.findall(r"\d+\.(\d+)", declared)
+    assert [int(release.split(".")[1]) for release in tried] == [*range(int(first), int(last))]
+
+
+def test_whatever_builds_an_environment_names_its_torch():
+    """pip would take the newest one, with gigabytes of CUDA libraries."""
+    assert "\ntorch==2.13.0\n" in (ROOT / "requirements-dev.txt").read_text()
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("core/*.md"), ROOT / ".ci" / "run"]
+    lines = [line for page in pages for line in page.read_text().splitlines() if "pip install" in line]
+    bringing = [line for line in lines if re.search(r"pip install\b.*( delegraph| [^ ]*/core)\b(?!-)", line)]
+    assert len(bringing) == 3
+    assert [line for line in bringing if not re.search(r"pip install (-q )?torch==2\.13\.0 ", line)] == []
 
 
 def test_both_plugins_are_listed_from_the_wheels(installed):

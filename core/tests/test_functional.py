@@ -51,7 +51,7 @@ class NoGrad(nn.Module):
 
 
 class Stored(nn.Module):
-    """What it stores it returns too: torch 2.15 erases the copy twice, and warns."""
+    """What it stores it returns too: torch from 2.14 on erases the copy twice, and warns."""
 
     def __init__(self):
         super().__init__()

@@ -54,24 +54,27 @@ def _exported(path: Path) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
     with _logged_errors("torch.export") as logged:
         try:
             program = torch.export.load(path)
-        except Exception as last:  # whatever zip, JSON and torch raise for a damaged file
-            e = logged[0] if logged else last
-            why = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
+        except Exception as e:  # whatever zip, JSON and torch raise for a damaged file
+            why = [*logged, _in_short(e)][0]
             raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
     args, kwargs = program.example_inputs or (None, {})
     return program, args, dict(kwargs or {})
 
 
+def _in_short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 @contextmanager
-def _logged_errors(name: str) -> Iterator[list[BaseException]]:
-    """The exceptions that this logger is given, instead of the terminal.
+def _logged_errors(name: str) -> Iterator[list[str]]:
+    """The exceptions that this logger is given, in short, instead of the terminal.
 
     torch logs why it cannot read a file, tries an older format, and raises only what is wrong with that.
     """
-    errors: list[BaseException] = []
+    errors: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        errors.extend(e for e in (record.exc_info or ())[1:2] if isinstance(e, BaseException))
+        errors.extend(_in_short(e) for e in (record.exc_info or ())[1:2] if isinstance(e, BaseException))
         return False
 
     logger = logging.getLogger(name)

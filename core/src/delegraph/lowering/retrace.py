@@ -37,7 +37,7 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
     """What torch makes of ``program``; ``why`` says what was in the way of making it functional here."""
     with TRACING, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
-        warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch 2.15 erases a copy twice
+        warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch from 2.14 on erases a copy twice
         try:
             functional: ExportedProgram = program.run_decompositions({})
         except Exception as e:
