@@ -78,7 +78,7 @@ SAYS = {
     "graph": "it may only set meta['delegation_tag']",
     "accepts_too_much": "preprocess raised Unsupported: layer_norm.default cannot be compiled",
     "no_reason": "aten.sort.default was left to the host with the reason ''",
-    "raises": "the partitioner raised KeyError: 'missing'",
+    "raises": "the partitioner raised PluginFailed: partition of ChangedPartitioner",
     "crashes": "the process in which it was lowered and run was ended by SIGABRT",
     "wrong_relu": "the results differ from eager by more than 0.0001",
     "relu_loses_nan": "on program special values: torch.relu(x):",
