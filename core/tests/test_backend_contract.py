@@ -1,5 +1,8 @@
 """The classes that backend authors use: BackendDetails, DelegationSpec, DelegateMappingBuilder."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
@@ -107,3 +110,18 @@ def test_delegation_spec_is_hashable_whatever_sequence_it_gets():
 def test_error_text_has_source_and_hint():
     error = DelegraphError("unsupported", "no sine", source="model.py:3", hint="take cosine")
     assert str(error) == "no sine\n  at model.py:3\n  hint: take cosine"
+
+
+def test_a_delegation_spec_is_a_named_tuple():
+    spec = DelegationSpec("B", [CompileSpec("k", b"v")])
+    backend_id, specs = spec
+    assert (backend_id, specs) == (spec[0], spec[1]) == (spec.backend_id, spec.compile_specs)
+    assert spec._replace(backend_id="C") == DelegationSpec("C", specs) and isinstance(spec._replace(), DelegationSpec)
+    assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
+
+
+def test_a_backend_is_never_instantiated_and_says_what_is_enforced():
+    with pytest.raises(TypeError, match="abstract"):
+        BackendDetails()
+    assert BackendDetails.preprocess.__enforcedmethod__ is True
+    assert Tags().ops_to_not_decompose(ep=None) == ([], None)

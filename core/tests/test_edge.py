@@ -5,7 +5,13 @@ import pytest
 import torch
 from delegraph import errors
 from delegraph.lowering import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
-from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    WrappingPartitioner,
+)
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -242,3 +248,36 @@ def test_no_program_file_yet():
     """EdgeProgramManager.to_executorch."""
     with pytest.raises(errors.OptionError, match="does not write .pte files yet"):
         EdgeProgramManager({"forward": linear()}).to_executorch()
+
+
+class Decomposes(nn.Module):
+    def forward(self, x):
+        return torch.linalg.svd(x)[1], torch.nn.functional.silu(x)
+
+
+def test_to_edge_says_what_is_not_core_aten():
+    source = torch.export.export(Decomposes(), (torch.randn(3, 3),))
+    assert to_edge(source).not_core == {"forward": ["aten._linalg_svd.default"]}
+    kept = to_edge(source, compile_config=EdgeCompileConfig(preserve_ops=[aten.silu.default]))
+    assert kept.not_core == {"forward": ["aten._linalg_svd.default", "aten.silu.default"]}
+
+
+class Doubling(Partitioner):
+    """Has every silu computed by a tanh, before anything is decomposed; tags nothing."""
+
+    def transform_for_pre_decomposition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.target is aten.silu.default:
+                node.target = aten.tanh.default
+        return exported_program
+
+    def partition(self, exported_program):
+        return PartitionResult(exported_program, {})
+
+
+@pytest.mark.parametrize("wrap", [lambda who: who, lambda who: WrappingPartitioner(who, "Other")])
+def test_a_partitioner_may_transform_the_program_before_it_is_decomposed(wrap):
+    source = torch.export.export(Decomposes(), (torch.randn(3, 3),))
+    edge = to_edge_transform_and_lower(source, partitioner=wrap(Doubling()))
+    assert aten.tanh.default in targets(edge.exported_program())
+    assert aten.silu.default in targets(source), "the caller's program was changed"

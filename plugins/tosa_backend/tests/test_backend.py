@@ -36,7 +36,7 @@ def export(function, *inputs):
 
 
 def compiled(program, **specs):
-    listed = [CompileSpec(key, value.encode()) for key, value in {**SPECS, **specs}.items()]
+    listed = [CompileSpec(key, value.encode()) for key, value in {**SPECS, **specs}.items() if value]
     return TOSABackend.preprocess(program, listed)
 
 
@@ -68,6 +68,7 @@ def test_an_input_named_like_an_output():
 @pytest.mark.parametrize(
     ("specs", "text"),
     [
+        ({"output_format": None}, "compile spec: output_format is to be 'tosa'"),
         ({"output_format": "vela"}, "compile spec: output_format is to be 'tosa'"),
         ({"tosa_spec": "TOSA-0.80+MI"}, "1.0 is what we write"),
         ({"compile_flags": "--fast"}, "compile spec: compile_flags '--fast': TOSA itself knows none"),
@@ -94,6 +95,7 @@ def test_missing_and_repeated_compile_specs():
 
 def test_filter():
     given = [CompileSpec("tosa_spec", b"TOSA-1.0+FP"), CompileSpec("chip", b"u85"), CompileSpec("compile_flags", b"-O")]
+    assert TOSABackend.filter_tosa_compile_specs is filter_tosa_compile_specs
     kept = filter_tosa_compile_specs([*given, CompileSpec("debug_artifact_path", b"here")])
     assert [(s.key, s.value) for s in kept] == [
         ("output_format", b"tosa"),

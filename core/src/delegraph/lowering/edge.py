@@ -10,6 +10,7 @@ from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputSpec
@@ -81,6 +82,13 @@ class EdgeProgramManager:
         return self._programs[name]
 
     @property
+    def not_core(self) -> dict[str, list[str]]:
+        """Method -> names of the operators in it that are not core ATen: kept, or nothing decomposes them."""
+        graphs = {m: all_nodes(p.graph_module) for m, p in self._programs.items()}
+        called = {m: {n.target for n in nodes if isinstance(n.target, OpOverload)} for m, nodes in graphs.items()}
+        return {m: sorted(str(op) for op in ops if torch.Tag.core not in op.tags) for m, ops in called.items()}
+
+    @property
     def named_data(self) -> NamedDataStoreOutput:
         """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
         return merged_named_data(self._programs.values())
@@ -144,8 +152,9 @@ def to_edge(
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
 ) -> EdgeProgramManager:
-    """Edge programs in core ATen, except for ``compile_config.preserve_ops``.
+    """Edge programs in core ATen, except for ``compile_config.preserve_ops`` and what nothing decomposes.
 
+    ``not_core`` of the result lists what is left, such as ``aten._linalg_svd.default``.
     With a partitioner at hand, ``to_edge_transform_and_lower`` lets it keep what it wants whole.
     """
     config = compile_config or EdgeCompileConfig()
@@ -178,6 +187,7 @@ def to_edge_transform_and_lower(
         edge = edge.transform(transform_passes) if transform_passes else edge
         lists = {m: list(p) for m, p in _lists(partitioner, edge.methods).items()}
         edge._check_methods("a partitioner is", lists)
+        edge = edge.transform({m: [p.transform_for_pre_decomposition for p in who] for m, who in _own(lists).items()})
         made = _lowered(edge._programs, lists, config)
     edge._verify(made, "lowering")
     return edge._next(made)
@@ -213,6 +223,12 @@ def _lists(partitioner: Any, methods: KeysView[str]) -> dict[str, Sequence[Parti
         return {m: [p] if isinstance(p, Partitioner) else p for m, p in partitioner.items()}
     listed = [partitioner] if isinstance(partitioner, Partitioner) else list(partitioner or ())
     return dict.fromkeys(methods, listed)
+
+
+def _own(lists: Mapping[str, Sequence[Partitioner]]) -> dict[str, list[Partitioner]]:
+    """Those partitioners, by method, that have a transformation of their own."""
+    default = Partitioner.transform_for_pre_decomposition
+    return {m: [p for p in who if type(p).transform_for_pre_decomposition is not default] for m, who in lists.items()}
 
 
 def _pass_name(each: Pass) -> str:

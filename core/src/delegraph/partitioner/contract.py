@@ -88,3 +88,7 @@ class Partitioner(ABC):
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """Operators that this backend wants whole, and a filter that says for which nodes."""
         return [], None
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """``to_edge_transform_and_lower`` runs it on the functional program before anything is decomposed."""
+        return exported_program

@@ -58,5 +58,8 @@ class WrappingPartitioner(Partitioner):
     def _redirected(self, spec: DelegationSpec) -> DelegationSpec:
         return DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs))
 
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        return self.inner.transform_for_pre_decomposition(exported_program)
+
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         return self.inner.ops_to_not_decompose(ep)

@@ -25,6 +25,7 @@ class TOSABackend(BackendDetails):
     """Writes TOSA 1.0 flatbuffers; the compile specs are those of ``delegraph_tosa.options``."""
 
     thread_safe = True
+    filter_tosa_compile_specs = staticmethod(filter_tosa_compile_specs)
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:

@@ -36,8 +36,8 @@ class Options:
     def parse(compile_specs: Iterable[CompileSpec]) -> Options:
         """Options from compile specs, of which each key is there at most once."""
         given = _unique(compile_specs)
-        if given.pop("output_format", "tosa") != "tosa":
-            raise _wrong("output_format is to be 'tosa'")
+        if given.pop("output_format", None) != "tosa":
+            raise _wrong("output_format is to be 'tosa'; Options(...).compile_specs() makes the whole list")
         if "tosa_spec" not in given:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
         if flags := given.pop("compile_flags", ""):
