@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+_PLAIN: Any = torch.Tensor.__torch_dispatch__
+_string_at = ctypes.string_at
 _SAMPLED = 32
 """Bytes at each end of a tensor that ``state_of`` looks at."""
 _PIECE = 1 << 20
@@ -21,9 +23,9 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
     adds Python behaviour has elements like any tensor.
     """
     kind = type(tensor)
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if kind.__torch_dispatch__ is not _PLAIN:
         return f"it is a {kind.__name__}, a tensor subclass that keeps its elements in a way of its own"
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         return "it is on the meta device and has no elements"
     if tensor.layout is not torch.strided:
         return f"it has the layout {tensor.layout}"
@@ -38,11 +40,12 @@ def state_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     blamed for nothing, and whatever rewrites one as a whole is seen; the conformance kit compares all bytes.
     """
     version = None if tensor.is_inference() else tensor._version
-    if why_no_bytes(tensor) is not None or tensor.device.type != "cpu" or tensor.numel() == 0:
+    if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
         return version, tensor.shape
     place, size = tensor.data_ptr(), tensor.nbytes if tensor.is_contiguous() else tensor.itemsize
-    ends = min(size, _SAMPLED)
-    return version, tensor.shape, ctypes.string_at(place, ends), ctypes.string_at(place + size - ends, ends)
+    if size <= 2 * _SAMPLED:
+        return version, tensor.shape, _string_at(place, size)
+    return version, tensor.shape, _string_at(place, _SAMPLED), _string_at(place + size - _SAMPLED, _SAMPLED)
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
