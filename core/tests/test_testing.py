@@ -109,11 +109,15 @@ SAYS = {
 """Bad backend -> part of what its one failure says."""
 
 
+ALSO = {"refuses_a_choice": {"options_run"}, "runtime_raises": {"control_flow"}}
+"""Bad backend -> other checks that meet the same fault on their way."""
+
+
 @pytest.mark.parametrize("name", SAYS)
 def test_a_bad_backend_fails_exactly_its_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
     failed = failures(testing.run_checks(subject(backends.BAD[check][name])))
-    assert list(failed) == [check], failed
+    assert set(failed) - ALSO.get(name, set()) == {check}, failed
     assert SAYS[name] in failed[check]
     assert "what to do: " in failed[check]
     if check not in ("options_validated", "unregistering_leaves_no_trace", "thread_safety"):

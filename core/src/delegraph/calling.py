@@ -107,11 +107,20 @@ class Arguments:
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
+    if isinstance(wanted, torch.Tensor) and wanted.layout is not torch.strided:
+        return partial(_is_sparse_as, wanted)
     if isinstance(wanted, torch.Tensor):
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
     if isinstance(wanted, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return lambda value: isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
     return partial(_is_fixed, wanted)
+
+
+def _is_sparse_as(wanted: torch.Tensor, value: Any) -> bool:
+    """Whether ``value`` has the layout that the program was exported with, where that is not the dense one."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return (value.layout, value.dtype, value.shape) == (wanted.layout, wanted.dtype, wanted.shape)
 
 
 def _is_fixed(wanted: Any, value: Any) -> bool:

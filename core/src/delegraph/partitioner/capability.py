@@ -175,7 +175,8 @@ class _Partitioning:
         if node.target is _CALL_DELEGATE:
             return "a delegate already"
         if node.target is not operator.getitem:
-            return self._checked(node) or self.support.why_not(node) or self._without_bytes(node)
+            whys = (ask(node) for ask in (self._checked, self.support.why_not, self._without_bytes))
+            return next((why for why in whys if why is not None), None)  # an empty reason is a refusal, too
         producer: Any = node.args[0]
         if producer.op != "call_function" or producer.target is _CALL_DELEGATE:
             return "unpacks a value that the host makes"
