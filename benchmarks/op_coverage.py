@@ -3,10 +3,11 @@
     python benchmarks/op_coverage.py [--samples 2] [--all] [--reference] [--json FILE] [NAME ...]
 
 Takes the samples of OpInfo, torch's own table of operators with inputs, for every operator that has an overload of core
-ATen (``--all``: for every operator), in float32, or in int64 or bool where that is natural. A sample is *right* if one TOSA delegate computes all of it and agrees with eager: equal integers and truth values, the same NaN
-and infinities, and floats that are as near to float64 as eager's are, or within 2e-6 of the largest. *Refused* means
-that something was left to the host, *crashed* that lowering or running raised. ``--reference`` judges by the official
-reference model as well, which is to compute from the file what ``evaluate`` does.
+ATen (``--all``: for every operator), in float32, or in int64 or bool where that is natural. A sample is *right* if one
+TOSA delegate computes all of it and agrees with eager: equal integers and truth values, the same NaN and infinities,
+and floats that are as near to float64 as eager's are, or within 2e-6 of the largest. *Refused* means that something was
+left to the host, *crashed* that lowering or running raised. ``--reference`` judges by the official reference model as
+well, which is to compute from the file what ``evaluate`` does.
 
 Not counted are samples without a static shape in TOSA: see ``why_not_counted``.
 """

@@ -125,6 +125,9 @@ class Tosa:
     def abs(self, x: Value) -> Value:
         return self.emit(tosa.ABS, (x,))
 
+    def bitwise_not(self, x: Value) -> Value:
+        return self.emit(tosa.BITWISE_NOT, (x,))
+
     def ceil(self, x: Value) -> Value:
         return self.emit(tosa.CEIL, (x,))
 
@@ -190,11 +193,32 @@ class Tosa:
     def pow(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.POW, left, right)
 
-    def maximum(self, left: Operand, right: Operand) -> Value:
-        return self._binary(tosa.MAXIMUM, left, right, nan_mode=NanMode.PROPAGATE)
+    def maximum(self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE) -> Value:
+        return self._binary(tosa.MAXIMUM, left, right, nan_mode=nan_mode)
 
-    def minimum(self, left: Operand, right: Operand) -> Value:
-        return self._binary(tosa.MINIMUM, left, right, nan_mode=NanMode.PROPAGATE)
+    def minimum(self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE) -> Value:
+        return self._binary(tosa.MINIMUM, left, right, nan_mode=nan_mode)
+
+    def intdiv(self, left: Operand, right: Operand) -> Value:
+        """Of int32, towards zero."""
+        return self._binary(tosa.INTDIV, left, right)
+
+    def bitwise_and(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.BITWISE_AND, left, right)
+
+    def bitwise_or(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.BITWISE_OR, left, right)
+
+    def bitwise_xor(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.BITWISE_XOR, left, right)
+
+    def left_shift(self, left: Operand, right: Operand) -> Value:
+        """By 0 up to one less than the element's bits."""
+        return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
+
+    def right_shift(self, left: Operand, right: Operand) -> Value:
+        """As ``left_shift``; keeps the sign and rounds down."""
+        return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)
 
     def equal(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.EQUAL, left, right)
@@ -227,6 +251,15 @@ class Tosa:
 
     def reduce_min(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REDUCE_MIN, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
+
+    def reduce_all(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_ALL, (x,), axis=axis)
+
+    def reduce_any(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_ANY, (x,), axis=axis)
+
+    def reduce_product(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_PRODUCT, (x,), axis=axis)
 
     def reduce_sum(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import Family, half, randn, whole
+from ...support.rule_cases import EDGES, Family, half, inf, nan, randn, truth, whole
 
 aten = torch.ops.aten
 
@@ -22,6 +22,18 @@ FAMILY.cases("amax-all", lambda x: torch.amax(x, ()) - torch.amin(x, ()), x, who
 FAMILY.cases("sum-int32", lambda x: x.sum(1, dtype=torch.int32), whole(2, 3))
 FAMILY.cases("sum-of-ints-as-float", lambda x: x.sum(dtype=torch.float32), whole(2, 3))
 FAMILY.cases("mean-as-float", lambda x: x.mean(dtype=torch.float32), half(2, 3), whole(2, 3))
+FAMILY.cases("max-min-all", lambda x: torch.max(x) - torch.min(x), x, whole(2, 3), torch.tensor(3.0))
+FAMILY.cases("prod", lambda x: x.prod(), x[0, 0], half(2, 3), torch.tensor(2.0), torch.tensor([inf, 0.0]))
+FAMILY.cases("prod-axis", lambda x: x.prod(1) + x.prod(1, keepdim=True).squeeze(1), x, half(2, 3))
+FAMILY.cases("prod-as-float", lambda x: x.prod(dtype=torch.float32), whole(2, 3), truth(3))
+for name in ("any", "all"):
+    function = getattr(torch, name)
+    inputs = truth(2, 3, 4), x.round(), whole(2, 3, 4), torch.tensor([[[nan, 0.0]]])
+    FAMILY.cases(name, function, *inputs, truth(2, 3) & False, torch.tensor(True), EDGES)
+    FAMILY.cases(f"{name}-axis", lambda x, f=function: f(x, 1), *inputs)
+    FAMILY.cases(f"{name}-kept", lambda x, f=function: f(x, -1, keepdim=True), *inputs)
+    FAMILY.cases(f"{name}-axes", lambda x, f=function: f(x, (0, -1)), *inputs)
+    FAMILY.cases(f"{name}-no-axes", lambda x, f=function: f(x, ()), *inputs)
 for name in ("softmax", "log_softmax"):
     function = getattr(F, name)
     FAMILY.cases(name, lambda x, f=function: f(x, -1), x * 20, half(2, 9), torch.tensor(3.0))

@@ -3,6 +3,7 @@
 from . import (
     activation,
     attention,
+    bitwise,
     cast,
     comparison,
     conv,
@@ -16,13 +17,17 @@ from . import (
     reduce,
     resize,
     rounding,
+    scan,
     shape,
+    special_values,
+    statistics,
     trigonometry,
 )
 
 FAMILIES = (
     activation,
     attention,
+    bitwise,
     cast,
     comparison,
     conv,
@@ -36,7 +41,10 @@ FAMILIES = (
     reduce,
     resize,
     rounding,
+    scan,
     shape,
+    special_values,
+    statistics,
     trigonometry,
 )
 """In the order of the operator pages."""

@@ -87,6 +87,67 @@ def amin(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
     return reduced(t, self, t.reduce_min, dim, keepdim)
 
 
+@lowers(aten.max.default)
+def max_default(t: Tosa, self: Value) -> Value:
+    """[*S] -> []; NaN wins"""
+    return reduced(t, self, t.reduce_max, None, False)
+
+
+@lowers(aten.min.default)
+def min_default(t: Tosa, self: Value) -> Value:
+    """[*S] -> []; NaN wins"""
+    return reduced(t, self, t.reduce_min, None, False)
+
+
+def multiplied(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+    """The product over ``dims``, of floats. fp16 is multiplied in fp32, as in torch."""
+    wanted = x if dtype is None else to_torch(t, x, dtype)
+    t.require(wanted.dtype in FLOATS, f"the product of {x.dtype} is int64 in torch, which TOSA lacks")
+    wide = converted(t, wanted, DType.FP32)
+    return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), wanted.dtype)
+
+
+@lowers(aten.prod.default)
+def prod(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
+    """[*S] -> []"""
+    return multiplied(t, self, None, False, dtype)
+
+
+@lowers(aten.prod.dim_int)
+def prod_dim(t: Tosa, self: Value, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Value:
+    """[*S] -> [*S']"""
+    return multiplied(t, self, dim, keepdim, dtype)
+
+
+# ---- truth: a number is true unless it is 0
+
+
+@lowers(aten.any.default)
+def any(t: Tosa, self: Value) -> Value:
+    """[*S] -> [] truth value"""
+    return reduced(t, converted(t, self, DType.BOOL), t.reduce_any, None, False)
+
+
+@lowers(aten.any.dim, aten.any.dims)
+def any_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
+    """[*S] -> [*S'] truth values; unlike in other reductions an empty ``dim`` means no axis"""
+    x = converted(t, self, DType.BOOL)
+    return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
+
+
+@lowers(aten.all.default)
+def all(t: Tosa, self: Value) -> Value:
+    """[*S] -> [] truth value"""
+    return reduced(t, converted(t, self, DType.BOOL), t.reduce_all, None, False)
+
+
+@lowers(aten.all.dim, aten.all.dims)
+def all_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
+    """[*S] -> [*S'] truth values; unlike in other reductions an empty ``dim`` means no axis"""
+    x = converted(t, self, DType.BOOL)
+    return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)
+
+
 # ---- softmax: reductions that keep the shape
 
 

@@ -1,0 +1,84 @@
+"""Bits of integers; of truth values, the logical operator of the same name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import BYTES, DType
+from ..builder import Operand, Tosa
+from ..promotion import promoted
+from ..registry import lowers
+from .cast import converted
+
+aten = torch.ops.aten
+
+
+@lowers(aten.bitwise_not.default)
+def bitwise_not(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]"""
+    return t.logical_not(self) if self.dtype is DType.BOOL else t.bitwise_not(self)
+
+
+def _is_truth(left: Operand, right: Operand) -> bool:
+    return DType.BOOL in [v.dtype for v in (left, right) if isinstance(v, Value)]
+
+
+@lowers(aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor)
+@lowers(aten.__and__.Tensor, aten.__and__.Scalar)
+def bitwise_and(t: Tosa, self: Operand, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]"""
+    left, right = promoted(t, self, other)
+    return t.logical_and(left, right) if _is_truth(left, right) else t.bitwise_and(left, right)
+
+
+@lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor)
+@lowers(aten.__or__.Tensor, aten.__or__.Scalar)
+def bitwise_or(t: Tosa, self: Operand, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]"""
+    left, right = promoted(t, self, other)
+    return t.logical_or(left, right) if _is_truth(left, right) else t.bitwise_or(left, right)
+
+
+@lowers(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor)
+@lowers(aten.__xor__.Tensor, aten.__xor__.Scalar)
+def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]"""
+    left, right = promoted(t, self, other)
+    return t.logical_xor(left, right) if _is_truth(left, right) else t.bitwise_xor(left, right)
+
+
+class _Shift(NamedTuple):
+    """A shift of ``x``: by ``amount``, which TOSA defines, if that is what was asked for, else by all bits."""
+
+    x: Value
+    amount: Value
+    within: Value
+
+
+def _shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
+    """Operands in their common type as values; TOSA shifts by up to one less than the number of bits."""
+    a, b = promoted(t, left, right)
+    x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
+    wanted = converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
+    amount = t.minimum(t.maximum(wanted, 0), 8 * BYTES[x.dtype] - 1)
+    return _Shift(x, amount, t.equal(wanted, amount))
+
+
+@lowers(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor)
+@lowers(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
+def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; 0 where the shift is negative or takes every bit away"""
+    x, amount, within = _shift(t, self, other)
+    return t.select(within, t.left_shift(x, converted(t, amount, x.dtype)), 0)
+
+
+@lowers(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor)
+@lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
+def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; the sign where the shift is negative or takes every bit away"""
+    x, amount, within = _shift(t, self, other)
+    amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
+    return t.right_shift(x, converted(t, amount, x.dtype))

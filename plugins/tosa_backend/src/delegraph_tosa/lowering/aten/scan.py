@@ -1,0 +1,77 @@
+"""Running sums, products and extremes.
+
+TOSA has no scan. In step k every element takes in the one 2^k before it, so that log2(N) steps do; the partial results
+are combined in pairs, whose rounding errors are smaller than those of one element after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS, DType
+from ..builder import Tosa
+from ..layout import axis_of
+from ..registry import lowers
+from .cast import converted, to_torch
+from .elementwise import product
+from .exponential import logaddexp
+
+aten = torch.ops.aten
+inf = math.inf
+
+
+def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
+    """x [*A,N,*B] -> [*A,N,*B]; element n is ``step`` over elements 0 .. n, of which ``neutral`` changes nothing."""
+    if x.rank == 0:
+        return x
+    axis = axis_of(dim, x.rank)
+    distance = 1
+    while distance < x.shape[axis]:
+        x = step(_before(t, x, axis, distance, neutral), x)
+        distance *= 2
+    return x
+
+
+def _before(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
+    """x [*A,N,*B], each element moved ``distance`` back along ``axis``; ``neutral`` comes in"""
+    size = list(x.shape)
+    size[axis] -= distance
+    padding = [0] * (2 * x.rank)
+    padding[2 * axis] = distance
+    return t.pad(t.slice(x, [0] * x.rank, size), padding, neutral)
+
+
+def _summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
+    """x in the type that is summed: integers are int64 in torch, if no other type is asked for."""
+    wanted = x if dtype is None else to_torch(t, x, dtype)
+    t.require(
+        wanted.dtype in FLOATS or dtype is torch.int32,
+        f"a running sum of {x.dtype} is int64 in torch, which TOSA lacks",
+    )
+    return wanted
+
+
+@lowers(aten.cumsum.default)
+def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
+    """[*A,N,*B] -> [*A,N,*B]; fp16 in fp32"""
+    x = _summand(t, self, dtype)
+    wide = converted(t, x, DType.FP32) if x.dtype is DType.FP16 else x
+    return converted(t, scanned(t, wide, dim, t.add, 0), x.dtype)
+
+
+@lowers(aten.cumprod.default)
+def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
+    """[*A,N,*B] -> [*A,N,*B]; fp16 in fp32. What overflows and comes back to 0 is NaN, where torch has infinity"""
+    x = _summand(t, self, dtype)
+    wide = converted(t, x, DType.FP32) if x.dtype is DType.FP16 else x
+    return converted(t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype)
+
+
+@lowers(aten.logcumsumexp.default)
+def logcumsumexp(t: Tosa, self: Value, dim: int) -> Value:
+    """[*A,N,*B] -> [*A,N,*B]; logarithms of running sums of exponentials"""
+    return scanned(t, self, dim, lambda a, b: logaddexp(t, a, b), -inf)

@@ -1,0 +1,129 @@
+"""Signs, infinities, and what is no number."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import ARRAY_DTYPES, FLOATS, DType, NanMode
+from ..builder import Operand, Tosa
+from ..promotion import promoted
+from ..registry import lowers
+from .create import filled
+
+aten = torch.ops.aten
+inf = math.inf
+
+
+def is_negative(t: Tosa, x: Value) -> Value:
+    """x [*S] -> truth values: the sign, also that of a zero, of which only the reciprocal shows it; not that of NaN"""
+    if x.dtype is DType.BOOL:
+        return filled(t, x.shape, False, torch.bool)
+    below = t.greater(0, x)
+    if x.dtype not in FLOATS:
+        return below
+    return t.logical_or(below, t.logical_and(t.equal(x, 0), t.greater(0.0, t.reciprocal(x))))
+
+
+@lowers(aten.sign.default, aten.sgn.default)
+def sign(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; -1, 0 or 1. NaN gives 0, as in torch"""
+    if self.dtype is DType.BOOL:
+        return self
+    negative = t.select(t.greater(0, self), t.like(-1, self), 0)
+    return t.select(t.greater(self, 0), 1, negative)
+
+
+@lowers(aten.signbit.default)
+def signbit(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S] truth values; the sign of NaN counts as positive: no operator of TOSA shows it"""
+    return is_negative(t, self)
+
+
+@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(t: Tosa, self: Value, other: Operand) -> Value:
+    """[*S], [*S] -> [*S]; the first one's size with the second one's sign (see ``signbit``)"""
+    if isinstance(other, Value):
+        left, right = promoted(t, self, other)
+        negative = is_negative(t, right)  # type: ignore[arg-type]
+    else:
+        left, _ = promoted(t, self, 1.0)
+        negative = t.constant(math.copysign(1, other) < 0, DType.BOOL, (1,) * self.rank)
+    x = _floating(t, left)  # type: ignore[arg-type]
+    return t.select(negative, t.negate(t.abs(x)), t.abs(x))
+
+
+def _floating(t: Tosa, x: Value) -> Value:
+    return promoted(t, x, 1.0)[0]  # type: ignore[return-value]
+
+
+@lowers(aten.heaviside.default)
+def heaviside(t: Tosa, self: Value, values: Value) -> Value:
+    """[*S], [*S] -> [*S]; 1 above 0, 0 below, and ``values`` at 0"""
+    step = t.select(t.greater(self, 0), t.like(1, self), 0)
+    return t.select(t.equal(self, 0), values, step)
+
+
+@lowers(aten.isnan.default)
+def isnan(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S] truth values"""
+    if self.dtype not in FLOATS:
+        return filled(t, self.shape, False, torch.bool)
+    return t.logical_not(t.equal(self, self))
+
+
+@lowers(aten.isinf.default)
+def isinf(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S] truth values"""
+    if self.dtype not in FLOATS:
+        return filled(t, self.shape, False, torch.bool)
+    return t.equal(t.abs(self), inf)
+
+
+@lowers(aten.isfinite.default)
+def isfinite(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S] truth values"""
+    if self.dtype not in FLOATS:
+        return filled(t, self.shape, True, torch.bool)
+    return t.greater(inf, t.abs(self))
+
+
+@lowers(aten.isposinf.default)
+def isposinf(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S] truth values"""
+    return t.equal(self, inf) if self.dtype in FLOATS else filled(t, self.shape, False, torch.bool)
+
+
+@lowers(aten.isneginf.default)
+def isneginf(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S] truth values"""
+    return t.equal(self, -inf) if self.dtype in FLOATS else filled(t, self.shape, False, torch.bool)
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(t: Tosa, self: Value, nan: float | None, posinf: float | None, neginf: float | None) -> Value:
+    """[*S] -> [*S]; NaN becomes 0 and infinities the largest numbers, or what is given"""
+    if self.dtype not in FLOATS:
+        return self
+    largest = float(np.finfo(ARRAY_DTYPES[self.dtype]).max)
+    high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
+    number = t.select(t.equal(self, self), self, 0.0 if nan is None else nan)
+    if (high, low) == (largest, -largest):
+        return t.clamp(number, low, high)
+    above = t.select(t.equal(self, inf), high, number)
+    return t.select(t.equal(self, -inf), low, above)
+
+
+@lowers(aten.fmax.default)
+def fmax(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; a number wins over NaN"""
+    return t.maximum(*promoted(t, self, other), nan_mode=NanMode.IGNORE)
+
+
+@lowers(aten.fmin.default)
+def fmin(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; a number wins over NaN"""
+    return t.minimum(*promoted(t, self, other), nan_mode=NanMode.IGNORE)

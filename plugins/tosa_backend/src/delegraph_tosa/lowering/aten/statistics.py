@@ -1,0 +1,132 @@
+"""Variance and standard deviation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS, DType
+from ..builder import Tosa
+from ..registry import lowers
+from .cast import converted
+from .elementwise import sqrt
+from .reduce import axes_of, reduced
+
+aten = torch.ops.aten
+inf = math.inf
+Dims = Sequence[int] | None
+
+
+def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
+    """x [*S] -> its variance, or the ``root`` of it, and its mean over ``dims``, whose axes stay with size 1; in fp32.
+
+    The divisor goes in before the sums, so that none overflows that the result does not. Before the root is taken the
+    deviations are divided by the largest one, as their squares would overflow, and before that by 4, as would they.
+    """
+    t.require(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
+    wide, axes = converted(t, x, DType.FP32), axes_of(dims, x.rank)
+    count = math.prod([x.shape[axis] for axis in axes])
+    divisor = max(count - correction, 0)
+    share = math.sqrt(1 / divisor) if divisor else inf
+    if not root:
+        mean = reduced(t, t.mul(wide, 1 / count), t.reduce_sum, axes, True)
+        return _squares(t, t.mul(t.sub(wide, mean), share), axes), mean
+    quarter = t.mul(wide, 0.25)
+    mean = reduced(t, t.mul(quarter, 1 / count), t.reduce_sum, axes, True)
+    centred = t.sub(quarter, mean)
+    largest = reduced(t, t.abs(centred), t.reduce_max, axes, True)
+    unit = t.select(t.logical_and(t.greater(largest, 0), t.greater(inf, largest)), largest, 1.0)
+    scaled = t.mul(t.mul(centred, t.reciprocal(unit)), share)
+    return t.mul(t.mul(sqrt(t, _squares(t, scaled, axes)), unit), 4), t.mul(mean, 4)
+
+
+def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
+    """The sum of the squares of x over ``axes``, which stay."""
+    return reduced(t, t.mul(x, x), t.reduce_sum, axes, True)
+
+
+def _flat(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
+    """y, a statistic of x over ``dims``, in the type of x and without their axes unless they are kept."""
+    axes = axes_of(dims, x.rank)
+    y = converted(t, y, x.dtype)
+    return y if keepdim else t.reshape(y, [n for axis, n in enumerate(x.shape) if axis not in axes])
+
+
+def _both(t: Tosa, x: Value, dims: Dims, correction: float | None, keepdim: bool, root: bool) -> tuple[Value, Value]:
+    spread, mean = moments(t, x, dims, 1 if correction is None else correction, root)
+    return _flat(t, x, spread, dims, keepdim), _flat(t, x, mean, dims, keepdim)
+
+
+@lowers(aten.var.correction)
+def var(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> Value:
+    """[*S] -> [*S']; divided by the count less ``correction``, which is 1 if it is not given"""
+    return _both(t, self, dim, correction, keepdim, root=False)[0]
+
+
+@lowers(aten.var.default)
+def var_default(t: Tosa, self: Value, unbiased: bool) -> Value:
+    """[*S] -> []"""
+    return _both(t, self, None, int(unbiased), False, root=False)[0]
+
+
+@lowers(aten.var.dim)
+def var_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> Value:
+    """[*S] -> [*S']"""
+    return _both(t, self, dim, int(unbiased), keepdim, root=False)[0]
+
+
+@lowers(aten.std.correction)
+def std(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> Value:
+    """[*S] -> [*S']; the root of the variance"""
+    return _both(t, self, dim, correction, keepdim, root=True)[0]
+
+
+@lowers(aten.std.default)
+def std_default(t: Tosa, self: Value, unbiased: bool) -> Value:
+    """[*S] -> []"""
+    return _both(t, self, None, int(unbiased), False, root=True)[0]
+
+
+@lowers(aten.std.dim)
+def std_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> Value:
+    """[*S] -> [*S']"""
+    return _both(t, self, dim, int(unbiased), keepdim, root=True)[0]
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
+    """[*S] -> [*S'], [*S']; the variance and the mean"""
+    return _both(t, self, dim, correction, keepdim, root=False)
+
+
+@lowers(aten.var_mean.default)
+def var_mean_default(t: Tosa, self: Value, unbiased: bool) -> tuple[Value, Value]:
+    """[*S] -> [], []"""
+    return _both(t, self, None, int(unbiased), False, root=False)
+
+
+@lowers(aten.var_mean.dim)
+def var_mean_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> tuple[Value, Value]:
+    """[*S] -> [*S'], [*S']"""
+    return _both(t, self, dim, int(unbiased), keepdim, root=False)
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
+    """[*S] -> [*S'], [*S']; the standard deviation and the mean"""
+    return _both(t, self, dim, correction, keepdim, root=True)
+
+
+@lowers(aten.std_mean.default)
+def std_mean_default(t: Tosa, self: Value, unbiased: bool) -> tuple[Value, Value]:
+    """[*S] -> [], []"""
+    return _both(t, self, None, int(unbiased), False, root=True)
+
+
+@lowers(aten.std_mean.dim)
+def std_mean_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> tuple[Value, Value]:
+    """[*S] -> [*S'], [*S']"""
+    return _both(t, self, dim, int(unbiased), keepdim, root=True)
