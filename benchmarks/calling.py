@@ -16,7 +16,7 @@ from typing import Any
 import delegraph
 import measuring
 import torch
-from delegraph.registry import default_registry
+from delegraph.discovery.registry import default_registry
 
 
 class Layer(torch.nn.Module):

@@ -154,8 +154,8 @@ def _lowered(program: Any, compiled: Callable[[Any], Any]) -> Any:
     """``program`` lowered with a backend that takes all but the refused operator and gives what ``compiled`` makes."""
     import delegraph
     from delegraph.backend import BackendDetails
+    from delegraph.discovery.registry import Registry
     from delegraph.partitioner import CapabilityPartitioner
-    from delegraph.registry import Registry
 
     class Measured(BackendDetails):
         @staticmethod

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import delegraph
 import torch
-from delegraph.report import Report
+from delegraph.report.model import Report
 
 DEFAULT = f"{Path(__file__).parent / 'mobilenet_v2.py'}:mobilenet_v2"
 

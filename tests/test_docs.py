@@ -28,8 +28,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
+import delegraph_devkit as testing
 import pytest
-from delegraph import errors, plugin, testing
+from delegraph import errors, plugin
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -37,7 +38,7 @@ PAGES = [
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "core/*.md", "plugins/*/*.md")
     for p in ROOT.glob(pattern)
 ]
-DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend"]
+DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit"]
 GUIDES = ["README.md", "docs/user-guide.md", "docs/backend-authors.md", "docs/compatibility.md"]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")

@@ -14,8 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-DISTRIBUTIONS = ("core", "plugins/tosa_backend", "plugins/demo_backend")
-TEMPLATE = "delegraph/scaffold/template/tests/"  # tests of the packages that it makes
+DISTRIBUTIONS = ("core", "plugins/demo_backend", "plugins/devkit", "plugins/tosa_backend")
+"""In the order of their names."""
+TEMPLATE = "delegraph_devkit/scaffold/template/tests/"  # tests of the packages that it makes
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def delegraph(installed, *arguments):
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    assert names == ["delegraph", "delegraph_demo", "delegraph_tosa"]
+    assert names == ["delegraph", "delegraph_demo", "delegraph_devkit", "delegraph_tosa"]
     for wheel, package in zip(wheels, names, strict=True):
         assert wheel.name.endswith("-py3-none-any.whl")
         files = zipfile.ZipFile(wheel).namelist()
@@ -78,7 +79,7 @@ def contents(archive):
 def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
     archives = request.getfixturevalue(kind)
     assert len(archives) == len(DISTRIBUTIONS)
-    for archive, folder in zip(archives, ("core", "plugins/demo_backend", "plugins/tosa_backend"), strict=True):
+    for archive, folder in zip(archives, DISTRIBUTIONS, strict=True):
         files = contents(archive)
         [name] = [f for f in files if f.endswith(("dist-info/METADATA", "PKG-INFO"))]
         metadata = email.message_from_bytes(files[name])

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.registry import Registry
+from delegraph.discovery.registry import Registry
 from delegraph.runtime import BackendRuntime
 
 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(made.folder))
     for variable in ("DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("delegraph.registry._warned", set())
+    monkeypatch.setattr("delegraph.discovery.registry._warned", set())
     yield made
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):

@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, NamedDataStore, PreprocessResult
 from delegraph.errors import FormatError, OptionError, Unsupported
+from delegraph.exported_program import constant_tensor, placeholders, user_inputs
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import OptionSpec
 from delegraph.runtime import BackendRuntime
-from delegraph.signature import constant_tensor, placeholders, user_inputs
 from torch.fx import Node
 
 aten = torch.ops.aten

@@ -9,11 +9,11 @@ from pathlib import Path
 import delegraph
 import pytest
 import torch
-from delegraph.attribution import AtWork, watched
 from delegraph.backend import BackendDetails
+from delegraph.discovery.attribution import AtWork, watched
+from delegraph.discovery.registry import Registry
 from delegraph.errors import CODES, PluginBroken, PluginFailed, Unsupported
 from delegraph.partitioner import CapabilityPartitioner, Partitioner, WrappingPartitioner
-from delegraph.registry import Registry
 from delegraph.runtime import BackendRuntime
 
 from .conftest import EchoBackend, EchoRuntime

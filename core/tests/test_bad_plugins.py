@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import delegraph
 import pytest
 import torch
-from delegraph.discovery import Status
-from delegraph.registry import Registry
+from delegraph.discovery.entry_points import Status
+from delegraph.discovery.registry import Registry
 
 GOOD = """
 from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl

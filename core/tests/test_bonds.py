@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner.bonds import Bonds
+from delegraph.partitioner.groups import Bonds
 from delegraph.partitioner.levels import flattened, groups, levels, limited, sink, size
 from hypothesis import given, settings
 from hypothesis import strategies as st

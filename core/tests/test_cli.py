@@ -13,9 +13,9 @@ import pytest
 import torch
 from delegraph.cli import main
 from delegraph.cli.outcome import Outcome, as_json
+from delegraph.discovery.registry import default_registry
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, OptionSpec
-from delegraph.registry import default_registry
 
 from .conftest import COMPILED, EchoBackend, EchoRuntime
 
@@ -116,7 +116,7 @@ def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
     assert output.read_bytes() == b"program 0"
     assert "largest error 0" in out
     assert f"wrote {output} (9 bytes)" in out
-    assert json.loads(report.read_text())["schema"] == "delegraph.report/1"
+    assert json.loads(report.read_text())["schema"] == "delegraph.report.model/1"
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.echo", "net.py", "report.json"]
 
 
@@ -374,7 +374,7 @@ def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model
 def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command):
     program = (
         f"import sys; from delegraph.cli import main; code = main({command!r});"
-        "assert code == 0 and not {'torch', 'numpy', 'delegraph.drawing'} & set(sys.modules)"
+        "assert code == 0 and not {'torch', 'numpy', 'delegraph.report.drawing'} & set(sys.modules)"
     )
     shown = python("-c", program)
     assert shown.returncode == 0, shown.stderr

@@ -10,11 +10,11 @@ import pytest
 import torch
 from delegraph import Registry
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.lowering.bodies import all_nodes, graphs
-from delegraph.lowering.normalise import normalise
+from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.subgraphs import all_nodes, graphs
+from delegraph.exported_program import placeholders
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
-from delegraph.signature import placeholders
 from torch._higher_order_ops import scan
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.while_loop import while_loop

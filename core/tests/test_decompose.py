@@ -6,11 +6,12 @@ from collections import Counter
 import delegraph.api as api
 import pytest
 import torch
-from delegraph.lowering import trace
-from delegraph.lowering.decompose import Decomposition
-from delegraph.lowering.decompositions import beyond_core, to_core
-from delegraph.lowering.normalise import normalise
+from delegraph.engine.decompose import trace
+from delegraph.engine.decompose.on_demand import Decomposition
+from delegraph.engine.decompose.tables import beyond_core, to_core
+from delegraph.engine.functionalize.normalize import normalise
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.report.collect import host_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -487,7 +488,7 @@ def test_random_programs_equal_eager(echo_registry, steps, first, second):
     ]
     made = api.lower(module, (x,), backends=backends, registry=echo_registry)
     assert made.verify(copy.deepcopy(x)).relative_error < 1e-5
-    left = api.host_calls(made.exported_program().graph.nodes)
+    left = host_calls(made.exported_program().graph.nodes)
     assert not any(supported(n.target, first | second) for n in left if "decomposed_from" not in n.meta)
     assert not any(to_core(n.target) for n in left), "the host has an operator that is not core ATen"
 

@@ -8,9 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from delegraph.discovery import Status, discover
+from delegraph.discovery.entry_points import Status, discover
+from delegraph.discovery.loading import ProcessExit, exits_raise
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec
-from delegraph.targets import ProcessExit, exits_raise
 
 
 def found(name):
@@ -126,7 +126,7 @@ def test_os_exit_is_a_fault_in_the_importing_thread_alone(site):
     assert os._exit is before
     other = """
 import os, threading
-from delegraph.targets import exits_raise
+from delegraph.discovery.loading import exits_raise
 with exits_raise():
     thread = threading.Thread(target=lambda: os._exit(5))
     thread.start()
@@ -231,7 +231,7 @@ def test_a_light_module_that_imports_numpy_is_told_with_the_lines_that_do(site):
     (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
     site.plugin("heavy", "import json\nimport arrays_of_it")
     program = (
-        "from delegraph.discovery import discover; import delegraph.partitioner;"
+        "from delegraph.discovery.entry_points import discover; import delegraph.partitioner;"
         "print(next(r.warnings for r in discover().records if r.name == 'heavy'))"
     )
     shown = run_python(
@@ -245,14 +245,14 @@ def test_a_light_module_that_imports_numpy_is_told_with_the_lines_that_do(site):
 
 def test_a_declaration_that_imports_torch_is_told(site):
     site.plugin("heavy", HOOK.format(name="delegraph_backends", answer="__import__('torch') and []"))
-    program = "from delegraph.discovery import discover; print([r.warnings for r in discover().records])"
+    program = "from delegraph.discovery.entry_points import discover; print([r.warnings for r in discover().records])"
     shown = run_python("-c", program, cwd=site.folder.parent, path=site.folder)
     assert f"imports torch, which slows every listing down ({site.folder / 'heavy.py'}:6)" in shown.stdout
 
 
 def test_requiring_torch_is_not_importing_it(site):
     site.backend("needy", "needy", requires=("torch",))
-    program = "from delegraph.discovery import discover; print([r.warnings for r in discover().records])"
+    program = "from delegraph.discovery.entry_points import discover; print([r.warnings for r in discover().records])"
     assert "torch" not in run_python("-c", program, cwd=site.folder.parent, path=site.folder).stdout
 
 

@@ -7,8 +7,8 @@ import warnings
 
 import delegraph
 import pytest
-from delegraph.discovery import Status, discover
-from delegraph.registry import Registry
+from delegraph.discovery.entry_points import Status, discover
+from delegraph.discovery.registry import Registry
 
 from .test_bad_plugins import GOOD, GOOD_TARGET, doctor
 
@@ -107,7 +107,9 @@ def test_doctor_has_the_same_rows(damaged):
 
 def test_the_variables_are_asked_before_metadata_is_read(damaged, monkeypatch):
     read = []
-    monkeypatch.setattr("delegraph.discovery.head", lambda d: read.append(d) or pytest.fail("METADATA was read"))
+    monkeypatch.setattr(
+        "delegraph.discovery.entry_points.head", lambda d: read.append(d) or pytest.fail("METADATA was read")
+    )
     records = {r.distribution: r for r in discover(environ={"DELEGRAPH_PLUGINS": "nothing-here"}).records}
     assert {records[name].status for name in (*DAMAGES, "good-one")} == {Status.DISABLED}
     assert read == []

@@ -11,10 +11,10 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.engine.gc_pause import collection_suspended
 from delegraph.errors import OptionError, Unsupported
-from delegraph.lowering.stage import collection_suspended
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.registry import Registry
 
 aten = torch.ops.aten
 MAIN = threading.main_thread()

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from delegraph.errors import ContractViolation, WriteError
-from delegraph.files import expect_writable, write_whole
+from delegraph.io.atomic_write import expect_writable, write_whole
 
 
 class Blob:
@@ -132,7 +132,8 @@ def test_devices_are_written_into():
 @pytest.mark.parametrize("mode", ["wb", "ab"])
 def test_standard_output_gets_the_content_where_it_stands(tmp_path, mode):
     program = (
-        "from delegraph.files import write_whole; print(1, flush=True); write_whole('/dev/stdout', b'2\\n'); print(3)"
+        "from delegraph.io.atomic_write import write_whole\n"
+        "print(1, flush=True); write_whole('/dev/stdout', b'2\\n'); print(3)"
     )
     with open(tmp_path / "out", mode) as out:
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
@@ -158,7 +159,7 @@ def test_names_of_every_length(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from delegraph.files import write_whole
+from delegraph.io.atomic_write import write_whole
 
 class Blob:
     def __len__(self): return 1

@@ -8,7 +8,7 @@ import struct
 import flatbuffers
 import pytest
 from delegraph.errors import FormatError
-from delegraph.flatbuffer import Table, root
+from delegraph.io.flatbuffer import Table, root
 
 
 def file(children: int = 2) -> bytearray:

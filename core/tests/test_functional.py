@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.subgraphs import all_nodes
 from delegraph.errors import InputError
-from delegraph.execution import Executable
-from delegraph.lowering.bodies import all_nodes
-from delegraph.lowering.normalise import normalise
+from delegraph.program.executor import Executable
 from torch import nn
 
 from . import aliasing_programs

@@ -10,9 +10,10 @@ import pytest
 import torch
 from delegraph import errors
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
+from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.partitioner.capability import Predicate
-from delegraph.registry import Registry
+from delegraph.report.collect import host_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -99,7 +100,7 @@ def test_report_says_who_and_why(registry):
     assert "1 x aten.sort.default  CapabilityPartitioner: refused here" in text
     assert "in forward: s = torch.sort(y)[0]" in text
     data = json.loads(json.dumps(lowered.report.to_json()))
-    assert data["schema"] == "delegraph.report/1" and data["host_operators"] == 1
+    assert data["schema"] == "delegraph.report.model/1" and data["host_operators"] == 1
     assert data["refusals"][0]["source"]["code"] == "s = torch.sort(y)[0]"
 
 
@@ -613,7 +614,7 @@ def test_random_support_on_random_programs(echo_registry, steps, mask):
     refuse = lambda n: bool(mask >> (n.meta["debug_handle"] % 41) & 1)  # noqa: E731
     lowered = api.lower(module, (x.clone(),), backends=[echo(refuse)], registry=echo_registry)
     torch.testing.assert_close(lowered(x.clone()), module(x.clone()), rtol=0, atol=0)
-    calls = api.host_calls(lowered.exported_program().graph.nodes)
+    calls = host_calls(lowered.exported_program().graph.nodes)
     left = {n.meta["debug_handle"] for n in calls if n.target is not operator.getitem}
     assert all(mask >> (h % 41) & 1 for h in left), "an accepted call stayed on the host"
 

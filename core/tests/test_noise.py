@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from delegraph.testing.attempt import Attempt, Phase
-from delegraph.testing.noise import noise
-from delegraph.testing.programs import Program
-from delegraph.testing.trial import disagreement
-from delegraph.verification import compare
+from delegraph.program.verify import compare
+from delegraph_devkit.lowering_attempt import Attempt, Phase
+from delegraph_devkit.programs import Program
+from delegraph_devkit.tolerance import noise
+from delegraph_devkit.trial import disagreement
 
 
 class Cancelling(torch.nn.Module):

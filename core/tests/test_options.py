@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from delegraph.discovery.options import from_text, resolve, split_assignments
 from delegraph.errors import OptionError
-from delegraph.options import from_text, resolve, split_assignments
 from delegraph.plugin import OptionSpec
 
 SPECS = (

@@ -15,11 +15,12 @@ from pathlib import Path
 import delegraph.api as api
 import pytest
 import torch
+from delegraph.engine.decompose.tables import to_core
+from delegraph.engine.functionalize.normalize import normalise
 from delegraph.errors import InputError
-from delegraph.lowering.decompositions import to_core
-from delegraph.lowering.normalise import normalise
+from delegraph.exported_program import constant_placeholders
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.signature import constant_placeholders
+from delegraph.report.collect import host_calls
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ def test_exactly_the_refused_calls_stay(echo_registry, seed, mask):
     calls = [n for n in normal.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     wanted = Counter(n.meta["debug_handle"] for n in calls if refused(n, mask))
     graph = lowered.exported_program().graph
-    left = Counter(n.meta["debug_handle"] for n in api.host_calls(graph.nodes) if n.target is not operator.getitem)
+    left = Counter(n.meta["debug_handle"] for n in host_calls(graph.nodes) if n.target is not operator.getitem)
     constant = {n.meta["debug_handle"] for n in computed_constants(normal)}
     composite = {n.meta["debug_handle"] for n in calls if to_core(n.target) is not None}
     assert wanted.keys() - composite <= left.keys() <= wanted.keys() | constant
@@ -112,7 +113,7 @@ def computed_constants(program):
 
 def digest(count):
     """Of what backends see, and of the parents, for ``count`` random programs; run in a process of its own."""
-    from delegraph.registry import Registry
+    from delegraph.discovery.registry import Registry
 
     from .conftest import EchoBackend, EchoRuntime
 

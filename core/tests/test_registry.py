@@ -8,7 +8,8 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.discovery import Status
+from delegraph.discovery.entry_points import Status
+from delegraph.discovery.registry import Registry
 from delegraph.errors import (
     BackendNotFound,
     DelegraphWarning,
@@ -22,7 +23,6 @@ from delegraph.errors import (
 )
 from delegraph.partitioner import Partitioner
 from delegraph.plugin import BackendSpec, OptionSpec, hookimpl
-from delegraph.registry import Registry
 from delegraph.runtime import BackendRuntime
 
 
@@ -369,7 +369,8 @@ def test_runtime_of_another_distribution(site):
 
 def test_a_light_module_must_not_use_the_registry(site):
     site.plugin(
-        "nosy", "import delegraph; delegraph.registry.default_registry().backends(); delegraph.Registry().backends()"
+        "nosy",
+        "import delegraph; delegraph.discovery.registry.default_registry().backends(); delegraph.Registry().backends()",
     )
     with pytest.warns(DelegraphWarning, match="nosy of nosy 1.0 is broken"):
         records = Registry().plugins()

@@ -20,13 +20,13 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.drawing import STYLE, TONES, Box, Picture, Wire, condensed, svg, text
-from delegraph.drawing.condense import LARGEST, STRETCHES
-from delegraph.drawing.layout import laid_out
+from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.registry import Registry
-from delegraph.report import RefusalRow, Report
-from delegraph.report_page import BOXES
+from delegraph.report.drawing import STYLE, TONES, Box, Picture, Wire, condensed, svg, text
+from delegraph.report.drawing.condense import LARGEST, STRETCHES
+from delegraph.report.drawing.layout import laid_out
+from delegraph.report.html import BOXES
+from delegraph.report.model import RefusalRow, Report
 from delegraph.source import Source
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -491,7 +491,7 @@ def test_the_page_of_a_large_program_is_small_and_its_tables_are_whole():
 
 
 def test_boxes_of_delegates_whose_inside_is_not_drawn_lead_to_their_rows(monkeypatch):
-    monkeypatch.setattr("delegraph.report_page.BOXES", 25)
+    monkeypatch.setattr("delegraph.report.html.BOXES", 25)
     report = delegraph.lower(program(40), backends=[taking(["relu"], "Second")], registry=registered()).report
     root = check_page(report.to_html())
     led = [a.get("href")[1:] for a in root.iter("a") if a.find("g") is not None]
@@ -506,7 +506,7 @@ SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, {folder!r})
 from test_report_html import lowered, without_times
-drawing = [m for m in sys.modules if m.startswith(("delegraph.report_", "delegraph.drawing"))]
+drawing = [m for m in sys.modules if m.startswith(("delegraph.report_", "delegraph.report.drawing"))]
 for module in drawing:
     del sys.modules[module]
 report = without_times(lowered().report)

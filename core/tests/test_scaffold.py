@@ -10,11 +10,11 @@ import sys
 
 import delegraph
 import pytest
-from delegraph import scaffold
 from delegraph.cli import main
+from delegraph.discovery.registry import Registry
 from delegraph.errors import WriteError
-from delegraph.registry import Registry
-from delegraph.scaffold import FILES, Names, generate, package, taken, why_not
+from delegraph_devkit import scaffold
+from delegraph_devkit.scaffold import FILES, Names, generate, package, taken, why_not
 from packaging.requirements import Requirement
 from packaging.version import Version
 

@@ -7,9 +7,9 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.engine.functionalize.normalize import normalise
 from delegraph.errors import ContractViolation
-from delegraph.execution import Executable
-from delegraph.lowering.normalise import normalise
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,
@@ -18,7 +18,7 @@ from delegraph.partitioner import (
     tag_constant_data,
     tag_mutated_buffer,
 )
-from delegraph.registry import Registry
+from delegraph.program.executor import Executable
 from delegraph.runtime import BackendRuntime
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind

@@ -7,9 +7,9 @@ import copy
 import delegraph.api as api
 import pytest
 import torch
+from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.registry import Registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree

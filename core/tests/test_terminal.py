@@ -1,6 +1,7 @@
 """What reaches the terminal: nothing of others that controls it, an error where it is closed or full; signals."""
 
 import contextlib
+import functools
 import os
 import pty
 import re
@@ -11,7 +12,7 @@ import textwrap
 
 import pytest
 from delegraph.cli import main
-from delegraph.registry import Registry
+from delegraph.discovery.registry import Registry
 
 from .test_cli import python
 
@@ -82,7 +83,7 @@ def hostile(site, tmp_path, monkeypatch):
     site.plugin("worse", f"raise ValueError({EVIL!a})")
     site.metadata("named", "npu\x1b[2J = absent", version="1\x1b[2J")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("delegraph.registry._default", Registry())
+    monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "evil,worse,named,npu\x1b[2J")
     name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")  # what a file can be called
     for suffix, content in ((".npu", ""), (".py", textwrap.dedent(MODEL))):
@@ -146,7 +147,7 @@ def as_backends(source):
     return f"""
 import os, sys, time
 from delegraph.cli import listing, main
-from delegraph.files import write_whole
+from delegraph.io.atomic_write import write_whole
 {textwrap.dedent(source)}
 listing._backends = command
 sys.exit(main(["backends"]))
@@ -177,7 +178,13 @@ def test_signals_that_end_the_work_leave_nothing_behind(tmp_path, number):
         def command(args):
             write_whole("out", Slow())
     """)
-    started = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),  # under nohup it is ignored
+    )
     with started as process:
         assert process.stderr.readline() == "writing\n"
         assert len(os.listdir(tmp_path)) == 1
@@ -222,7 +229,7 @@ def test_paths_that_are_too_long_and_seeds_below_zero_are_the_users_error(
     site, tmp_path, command, code, capsys, monkeypatch
 ):
     site.plugin("evil", HOSTILE.replace("def page(path): raise ValueError(EVIL)", "def page(path): return ''"))
-    monkeypatch.setattr("delegraph.registry._default", Registry())
+    monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.npu").touch()
     (tmp_path / "net.py").write_text("raise SystemExit")

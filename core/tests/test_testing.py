@@ -8,24 +8,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import delegraph_devkit as testing
 import pytest
 import torch
-from delegraph import testing
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.cli import main
+from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec
-from delegraph.registry import Registry
-from delegraph.testing.attempt import random_calls
-from delegraph.testing.check import Status
-from delegraph.testing.checks.damage import _copies
-from delegraph.testing.opinfo import operator_programs
-from delegraph.testing.programs import NOTHING, PROGRAMS
-from delegraph.testing.random_programs import random_program
-from delegraph.testing.reproduce import listing
-from delegraph.testing.trial import disagreement, other_party
-from delegraph.testing.worker import worker
-from delegraph.verification import compare
+from delegraph.program.verify import compare
+from delegraph_devkit.check import Status
+from delegraph_devkit.checks.malformed_blobs import _copies
+from delegraph_devkit.lowering_attempt import random_calls
+from delegraph_devkit.opinfo import operator_programs
+from delegraph_devkit.programs import NOTHING, PROGRAMS
+from delegraph_devkit.random_programs import random_program
+from delegraph_devkit.reproduce import listing
+from delegraph_devkit.subprocesses import worker
+from delegraph_devkit.trial import disagreement, other_party
 from torch.utils import _pytree as pytree
 
 FILE = Path(__file__).parent / "contract_backends.py"
@@ -283,7 +283,7 @@ def installed(site, monkeypatch):
         site.plugin("good-plugin", PLUGIN.format(heavy=heavy))
         (site.folder / "contract_backends.py").write_text(FILE.read_text())
         made = Registry()
-        monkeypatch.setattr("delegraph.registry._default", made)
+        monkeypatch.setattr("delegraph.discovery.registry._default", made)
         return made
 
     return install

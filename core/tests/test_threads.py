@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import delegraph
 import pytest
 import torch
+from delegraph.discovery.registry import Registry
+from delegraph.engine.decompose.trace import TRACING
 from delegraph.errors import InputError
-from delegraph.lowering.trace import TRACING
 from delegraph.partitioner import CapabilityPartitioner, tag_mutated_buffer
-from delegraph.registry import Registry
 from delegraph.runtime import BackendRuntime
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from delegraph.verification import compare
+from delegraph.program.verify import compare
 
 
 def test_figures():

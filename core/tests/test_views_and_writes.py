@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 import torch
-from delegraph.execution import Executable
-from delegraph.lowering.normalise import normalise
+from delegraph.engine.functionalize.normalize import normalise
+from delegraph.program.executor import Executable
 from torch import nn
 
 from .views_and_writes import COMPLEX, REAL_WRITES, RETRACED, VIEWS, WRITES

@@ -32,7 +32,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import lower
-    from .registry import Registry, backends, get_backend, get_partitioner, get_runtime, register
+    from .discovery.registry import Registry, backends, get_backend, get_partitioner, get_runtime, register
 
 __version__ = "0.1.0"
 
@@ -67,12 +67,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "Registry": "registry",
-    "backends": "registry",
-    "get_backend": "registry",
-    "get_partitioner": "registry",
-    "get_runtime": "registry",
-    "register": "registry",
+    "Registry": "discovery.registry",
+    "backends": "discovery.registry",
+    "get_backend": "discovery.registry",
+    "get_partitioner": "discovery.registry",
+    "get_runtime": "discovery.registry",
+    "register": "discovery.registry",
     "lower": "api",
 }
 """Public name -> the module that has it, imported when the name is first used."""

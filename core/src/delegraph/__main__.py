@@ -2,7 +2,7 @@
 
 import sys
 
-from .targets import installed_path
+from .discovery.loading import installed_path
 
 if __name__ == "__main__":
     sys.path[:] = installed_path()  # -m put the working directory in front: a torch.py that lies there is not torch

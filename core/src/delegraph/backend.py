@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from .blob import Blob
 from .errors import ContractViolation
+from .io.blob import Blob
 from .named_data import DataEntry, NamedDataStore, NamedDataStoreOutput, TensorLayout
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .blob import Blob, TensorBlob, equal, head, is_blob
 from .errors import NamedDataError, NamedDataTypeError
+from .io.blob import Blob, TensorBlob, equal, head, is_blob
 
 if TYPE_CHECKING:
     import torch
@@ -182,7 +182,7 @@ def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | 
         return data, layout
     import torch  # what has only bytes does without it
 
-    from .weights import why_no_bytes
+    from .io.weights import why_no_bytes
 
     if not isinstance(data, torch.Tensor):
         raise _not_data(key, data)

@@ -12,12 +12,12 @@ import json
 import delegraph
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.discovery.registry import default_registry
 from delegraph.errors import FormatError, Unsupported
+from delegraph.exported_program import constant_tensor, output_node, placeholders, user_inputs
 from delegraph.lowering import delegate_calls
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
-from delegraph.registry import default_registry
 from delegraph.runtime import BackendRuntime
-from delegraph.signature import constant_tensor, output_node, placeholders, user_inputs
 from delegraph.source import source_of
 from torch import nn
 from torch.fx import Node

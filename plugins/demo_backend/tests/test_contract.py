@@ -1,8 +1,8 @@
 """Both demo backends keep the rules of the conformance kit."""
 
 import pytest
-from delegraph.testing import GATE, BackendContract
 from delegraph_demo.backend import BackendWithDelegateMappingDemo
+from delegraph_devkit import GATE, BackendContract
 
 
 class TestDemo(BackendContract):

@@ -1,7 +1,7 @@
 """The rules that every backend keeps."""
 
 import pytest
-from delegraph.testing import GATE, BackendContract
+from delegraph_devkit import GATE, BackendContract
 
 
 class TestTosa(BackendContract):

@@ -29,8 +29,8 @@ _MODULES = {
     "lower": "lowering",
     "run": "files",
     "inspect": "files",
-    "check": "check",
-    "new-backend": "new_backend",
+    "check": "delegraph_devkit.cli.check",
+    "new-backend": "delegraph_devkit.cli.new_backend",
     "completion": "completion",
 }
 """Command -> the module here that has it. Only the module of the command that is given is imported."""
@@ -136,7 +136,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
     wanted = [_MODULES[words[0]]] if words and words[0] in _MODULES else dict.fromkeys(_MODULES.values())
     for name in wanted:
-        import_module(f".{name}", __name__).add(commands, common)
+        import_module(name if "." in name else f".{name}", __name__).add(commands, common)
     return made
 
 

@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ..discovery.registry import default_registry
 from ..errors import DelegraphWarning
 from ..plugin import OptionSpec
-from ..registry import default_registry
 from .outcome import Outcome
 
 # COMP_WORDS splits at = and :, which stand inside our words; so the line is split again, at blanks.

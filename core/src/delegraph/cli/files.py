@@ -8,10 +8,10 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attribution import AtWork
+from ..discovery.attribution import AtWork
+from ..discovery.registry import default_registry
 from ..errors import InputError, WriteError
-from ..files import write_whole
-from ..registry import default_registry
+from ..io.atomic_write import write_whole
 from .outcome import Outcome, UsageError, expect_file, natural_number, output_path, progress, table
 
 if TYPE_CHECKING:

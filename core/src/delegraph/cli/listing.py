@@ -6,12 +6,12 @@ import argparse
 import warnings
 from typing import Any
 
-from ..catalogue import BackendInfo
+from ..discovery.index import BackendInfo
+from ..discovery.record import PluginRecord, Status
+from ..discovery.registry import default_registry
 from ..errors import DelegraphWarning
-from ..escape import printable
+from ..io.escape import printable
 from ..plugin import OptionSpec
-from ..records import PluginRecord, Status
-from ..registry import default_registry
 from .outcome import Outcome, progress, table
 
 
@@ -106,4 +106,4 @@ def _doctor(args: argparse.Namespace) -> Outcome:
     with warnings.catch_warnings(), progress("examining plugins"):
         warnings.simplefilter("ignore", DelegraphWarning)  # the report shows it
         report = default_registry().doctor(args.timeout)
-    return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)
+    return Outcome("delegraph.discovery.doctor.report/1", report.to_json(), str(report), 0 if report.healthy else 1)

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..discovery.options import from_text, split_assignments
+from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError
-from ..files import expect_writable, write_whole
-from ..options import from_text, split_assignments
-from ..registry import Registry, default_registry
+from ..io.atomic_write import expect_writable, write_whole
 from . import model, terminal
 from .outcome import Outcome, UsageError, as_json, output_path, progress
 

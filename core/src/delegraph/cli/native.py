@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from ..attribution import watched
-from ..escape import printable
+from ..discovery.attribution import watched
+from ..io.escape import printable
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DelegraphError
-from ..escape import printable
+from ..io.escape import printable
 from . import terminal
 
 

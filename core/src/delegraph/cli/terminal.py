@@ -14,7 +14,7 @@ import sys
 from typing import TextIO
 
 from ..errors import WriteError
-from ..escape import printable
+from ..io.escape import printable
 
 _CLEARED_LINE = "\r\x1b[K"
 

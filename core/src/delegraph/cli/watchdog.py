@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import terminal
 
 if TYPE_CHECKING:
-    from ..records import PluginRecord
+    from ..discovery.record import PluginRecord
 
 PATIENCE = 1.0
 """Seconds that a light module may take unnamed."""
@@ -33,7 +33,7 @@ def watchdog() -> Iterator[None]:
 def _watch(over: threading.Event) -> None:
     named: set[float] = set()
     while not over.wait(PATIENCE / 4):
-        from ..light import underway  # not every command reads plugins
+        from ..discovery.import_watch import underway  # not every command reads plugins
 
         for record, begun in underway():
             if begun not in named and time.monotonic() - begun > PATIENCE:
@@ -42,7 +42,7 @@ def _watch(over: threading.Event) -> None:
 
 
 def _line(record: PluginRecord) -> str:
-    from ..records import without
+    from ..discovery.record import without
 
     return (
         f"waiting for plugin {record.name} of {record.owner}: importing its light module ({record.location}) "

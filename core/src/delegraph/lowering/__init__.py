@@ -9,13 +9,18 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from ..backend import CompileSpec
-from ..calling import whole_call
-from ..delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
+from ..discovery.registry import default_registry
+from ..engine.delegate.stage import run_stage
+from ..engine.functionalize.normalize import normalise
+from ..engine.gc_pause import collection_suspended
+from ..engine.graph_equality import is_identical_graph
 from ..errors import InputError, UnknownMethod
-from ..lowered_module import LoweredBackendModule
 from ..partitioner import AllNodePartitioner, Partitioner
-from ..registry import default_registry
-from .delegated import (
+from ..program.call_spec import whole_call
+from ..program.delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
+from ..program.lowered_module import LoweredBackendModule
+from .edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
+from .graph_queries import (
     format_delegated_graph,
     get_delegated_payload,
     get_delegates,
@@ -23,10 +28,6 @@ from .delegated import (
     get_lowered_submodules,
     get_non_lowered_nodes,
 )
-from .edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
-from .identity import is_identical_graph
-from .normalise import normalise
-from .stage import collection_suspended, run_stage
 
 __all__ = [
     "DelegateDebug",

@@ -19,17 +19,18 @@ from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from ..backend import NamedDataStoreOutput
-from ..delegates import DelegateDebug, delegate_map, merged_named_data
+from ..discovery.registry import default_registry
+from ..engine.decompose.on_demand import Decomposition
+from ..engine.delegate.partition import Plan
+from ..engine.delegate.stage import run_stage
+from ..engine.functionalize.normalize import normalise, number_calls
+from ..engine.gc_pause import collection_suspended
+from ..engine.subgraphs import all_nodes, graphs, next_handles
 from ..errors import ContractViolation, InputError, OptionError, UnknownMethod
+from ..exported_program import argument_of, build_program, output_node, root_call
 from ..partitioner import Partitioner
-from ..registry import default_registry
-from ..signature import argument_of, build_program, output_node, root_call
+from ..program.delegates import DelegateDebug, delegate_map, merged_named_data
 from ..source import source_of
-from .bodies import all_nodes, graphs, next_handles
-from .decompose import Decomposition
-from .normalise import normalise, number_calls
-from .plan import Plan
-from .stage import collection_suspended, run_stage
 
 Pass = Callable[[Any], Any]
 """From ExportedProgram to ExportedProgram, or one of torch's ``PassBase`` and ``PassManager``, which rewrite graphs."""

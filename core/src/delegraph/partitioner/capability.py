@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
 from ..errors import OptionError
-from ..signature import CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
-from ..weights import why_no_bytes
-from .bonds import Bonds
+from ..exported_program import CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
+from ..io.weights import why_no_bytes
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
+from .groups import Bonds
 from .levels import connected, flattened, groups, levels, limited, sink
 
 if TYPE_CHECKING:

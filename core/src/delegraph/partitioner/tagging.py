@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..signature import constant_placeholders, written_values
+from ..exported_program import constant_placeholders, written_values
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

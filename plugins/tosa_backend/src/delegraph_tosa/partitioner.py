@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported_program import constant_placeholders
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.signature import constant_placeholders
 from torch.export import ExportedProgram
 from torch.fx import Node
 

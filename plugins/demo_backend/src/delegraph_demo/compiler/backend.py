@@ -16,9 +16,9 @@ from delegraph.backend import (
     PreprocessResult,
 )
 from delegraph.errors import Unsupported
-from delegraph.signature import constant_placeholders, constant_tensor, output_node, placeholders
+from delegraph.exported_program import constant_placeholders, constant_tensor, output_node, placeholders
+from delegraph.io.weights import why_no_bytes
 from delegraph.source import source_of
-from delegraph.weights import why_no_bytes
 from torch.fx import Node
 
 from .format import Code, Constant, Instruction, encode

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from delegraph.errors import Unsupported
-from delegraph.signature import constant_placeholders, constant_tensor, output_node, placeholders, user_inputs
+from delegraph.exported_program import constant_placeholders, constant_tensor, output_node, placeholders, user_inputs
+from delegraph.io.weights import why_no_bytes
 from delegraph.source import Source, source_of
-from delegraph.weights import why_no_bytes
 from torch.export import ExportedProgram
 from torch.fx import Node
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from delegraph.errors import FormatError
-from delegraph.flatbuffer import Table, root
+from delegraph.io.flatbuffer import Table, root
 
 from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import OPERATORS, VARIABLE

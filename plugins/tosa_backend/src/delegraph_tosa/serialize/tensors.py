@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from delegraph.flatbuffer import Table
+from delegraph.io.flatbuffer import Table
 
 from ..ir.graph import Array, Constant, Illegal, Literal, Scaled
 from ..ir.types import BLOCK_SCALED, DType, Mode, Type, stored_types, why_not_blocks

@@ -1,0 +1,1 @@
+"""From installed distributions to backends by name: entry points, records, look-up."""

@@ -1,0 +1,177 @@
+"""Who was at work: what a plugin raises names the plugin, what it was doing, and the user's line.
+
+Every call of a plugin's code stands inside ``with AtWork(...)``. One may be made ahead, entered often (that costs less
+than a microsecond), and by several threads at once::
+
+    work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward", nodes, registry)
+    with work:
+        results = delegate(*args)
+
+``AtWork(...).around(function)`` is the function with every call of it inside. A delegate is loaded and called so::
+
+    def _load(self, module, runtime):
+        load, call = (AtWork(runtime, doing, *place_of(module), self._registry) for doing in ("load", "delegate"))
+        with load:
+            return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
+
+Only the plugin's own call belongs inside: what the engine raises there would be blamed on the plugin. Checks of what it
+returned come after the block, or raise a ContractViolation, which names its culprit itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from traceback import walk_tb
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ..errors import DelegraphError, PluginFailed
+from ..source import source_of
+from .entry_points import IN_PROCESS
+from .record import describe
+
+if TYPE_CHECKING:
+    from ..program.lowered_module import LoweredBackendModule
+    from .registry import Registry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_registry: ContextVar[Registry | None] = ContextVar("registry", default=None)
+_at_work: list[AtWork] = []
+_watch: Callable[[str], None] | None = None
+
+
+@dataclass(eq=False)
+class AtWork:
+    """A plugin's object at work; as a context manager it says so in the errors that are raised inside.
+
+    ``plugin`` is a class, or an object of it; ``doing`` what was asked of it, such as "preprocess"; ``where`` the
+    partition; ``nodes`` the operators concerned, whose first line in the user's program is told. ``registry`` knows the
+    distribution; without it that of ``attributing``, or the default one, is asked.
+
+    A DelegraphError passes with its class and code and gains ``raised_by``. KeyboardInterrupt passes, as does what a
+    signal handler of the program raises. Anything else, SystemExit included, becomes PluginFailed, whose cause it is.
+    """
+
+    plugin: Any
+    doing: str
+    where: str = ""
+    nodes: Iterable[Any] = ()
+    registry: Registry | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """``preprocess of ToyBackend (toy 1.0), at partition ToyBackend_0 of method forward``."""
+        at = f", at {self.where}" if self.where else ""
+        return f"{self.doing} of {self._kind.__name__} ({self.owner}){at}"
+
+    @cached_property
+    def owner(self) -> str:
+        """Distribution and version, or the file of a class that no installed plugin has."""
+        from .registry import default_registry
+
+        record = (self.registry or _registry.get() or default_registry()).owner(self._kind)
+        if record is not None and record.distribution != IN_PROCESS:
+            return record.owner
+        return getattr(sys.modules.get(self._kind.__module__), "__file__", None) or self._kind.__module__
+
+    @cached_property
+    def _kind(self) -> type:
+        """A wrapper of delegraph's own only passes on what the partitioner inside does."""
+        found = self.plugin
+        while type(found).__module__.startswith("delegraph.") and hasattr(found, "inner"):
+            found = found.inner
+        return found if isinstance(found, type) else type(found)
+
+    def __enter__(self) -> None:
+        if _watch is not None:
+            _at_work.append(self)
+            _tell()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if _watch is not None and self in _at_work:
+            _at_work.remove(self)
+            _tell()
+        if error is None or isinstance(error, KeyboardInterrupt) or _by_signal(error):
+            return
+        node = _node_given(error)
+        if not isinstance(error, DelegraphError):
+            raise self._failed(error, node) from error
+        if error.raised_by is None:
+            error.raised_by = self.text
+            error.node = error.node or node
+            error.source = error.source or (node and source_of(node))
+
+    def around(self, function: Callable[P, R]) -> Callable[P, R]:
+        """``function``, with its calls inside."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+    def _failed(self, error: BaseException, node: Any) -> PluginFailed:
+        place = f" at {node.name} ({node.target})" if node is not None else ""
+        text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{place}"
+        lines = map(source_of, self.nodes if node is None else [node])
+        hint = f"if the text does not say what to do, tell the authors of {self.owner}; --debug shows the traceback"
+        failed = PluginFailed("plugin-failed", text, node, next(filter(None, lines), None), hint)
+        failed.raised_by = self.text
+        return failed
+
+
+def place_of(module: LoweredBackendModule) -> tuple[str, Iterable[Any]]:
+    """``where`` and ``nodes`` of a delegate."""
+    program = module.original_module.graph_module
+    meta = program.meta
+    return f"partition {meta['partition']} of method {meta['method']}", program.graph.nodes
+
+
+def _by_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised it, for example one that ends the process in an orderly way."""
+    handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
+
+
+def _node_given(error: BaseException) -> Any:
+    """The one call that the innermost function was given. A local variable may be left over from a loop."""
+    found = None
+    for frame, _ in walk_tb(error.__traceback__):
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        nodes = (v for v in map(frame.f_locals.get, names) if type(v).__module__ == "torch.fx.node")
+        given = [n for n in nodes if getattr(n, "op", None) == "call_function"]
+        found = given[0] if len(given) == 1 else found
+    return found
+
+
+@contextmanager
+def attributing(registry: Registry) -> Iterator[None]:
+    """``registry`` knows whose the plugins are that work inside and were given none."""
+    token = _registry.set(registry)
+    try:
+        yield
+    finally:
+        _registry.reset(token)
+
+
+@contextmanager
+def watched(watch: Callable[[str], None]) -> Iterator[None]:
+    """Call ``watch`` with a line whenever what is at work changes in this process; "" if nothing is."""
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
+
+
+def _tell() -> None:
+    if _watch is not None:
+        _watch("; ".join(work.text for work in tuple(_at_work)))

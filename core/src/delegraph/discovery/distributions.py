@@ -1,0 +1,170 @@
+"""What pip wrote about the installed distributions, read so that damage to one costs only that one.
+
+Nothing waits here (a FIFO has no data), and nothing is read without bound. A distribution is the one that its folder
+names: that is known without opening anything, so that no METADATA can speak for another distribution.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import importlib_metadata
+from importlib_metadata import EntryPoint
+
+from ..plugin import PROJECT
+from .loading import installed_path
+
+MOST_BYTES = 1 << 20
+"""Of ``entry_points.txt``, and of the head of METADATA."""
+MOST_ENTRY_POINTS = 100
+"""Of one distribution in our group: each is a module to import and a process of ``delegraph doctor``."""
+Distribution = Any  # importlib-metadata types it differently from version to version
+
+
+class Damaged(Exception):
+    """A file that pip wrote about a distribution cannot be used."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What METADATA says of a distribution; empty where it says nothing."""
+
+    name: str = ""
+    version: str = ""
+    requirements: tuple[str, ...] = ()
+
+
+def canonical(distribution: str) -> str:
+    """A distribution's name as package indexes compare it: ``Delegraph_TOSA`` is ``delegraph-tosa``."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def copies() -> dict[str, list[Distribution]]:
+    """Canonical name -> the copies that are installed; the first on the path is the one that counts."""
+    found: dict[str, list[Distribution]] = {}
+    for distribution in importlib_metadata.distributions(path=installed_path()):
+        found.setdefault(canonical(name_and_version(distribution)[0]), []).append(distribution)
+    return found
+
+
+def name_and_version(distribution: Distribution) -> tuple[str, str]:
+    """From the name of its folder. METADATA is asked only if that tells nothing, as in the ``EGG-INFO`` of an egg."""
+    folder = os.path.basename(str(getattr(distribution, "_path", "")))
+    name, _, version = folder.rpartition(".")[0].partition("-")
+    if name:
+        return name, version
+    try:
+        found = head(distribution)
+    except Damaged:
+        found = Head()
+    return found.name or os.path.basename(place(distribution)), found.version
+
+
+def place(distribution: Distribution) -> str:
+    """The folder that it is installed in."""
+    return str(distribution.locate_file(""))
+
+
+def head(distribution: Distribution) -> Head:
+    """The head of METADATA (of PKG-INFO in old formats); its body, the readme, is not looked at. Raises Damaged."""
+    for file in ("METADATA", "PKG-INFO"):
+        content = _content(distribution, file)
+        if content is not None:
+            fields = list(_fields(_text(content.replace(b"\r\n", b"\n").partition(b"\n\n")[0], file)))
+            first = dict(reversed(fields))
+            requirements = tuple(value for name, value in fields if name == "Requires-Dist")
+            return Head(first.get("Name", ""), first.get("Version", ""), requirements)
+    return Head()
+
+
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.split("\n"):
+        name, _, value = line.partition(":")
+        yield name, value.strip()
+
+
+def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
+    """The version of a distribution among ``copies()``, or None if it is not there."""
+    found = installed.get(canonical(name))
+    if found is None:
+        return None
+    try:
+        return head(found[0]).version or name_and_version(found[0])[1]
+    except Damaged:
+        return name_and_version(found[0])[1]
+
+
+# --- entry points -----------------------------------------------------------------------------------------------------
+
+
+def entry_points_of(distribution: Distribution) -> list[EntryPoint]:
+    """Those of our group. Raises Damaged; not for a file that has nothing of ours, whatever else is wrong with it."""
+    file = "entry_points.txt"
+    content = _content(distribution, file)
+    if content is None or f"[{PROJECT}".encode() not in content:  # told without parsing anything
+        return []
+    made: dict[str, EntryPoint] = {}
+    for line in _lines_of_group(_text(content, file)):
+        name, _, value = (part.strip() for part in line.partition("="))
+        if not name or not value or name in made:
+            raise Damaged(f"{file} has a line that is no `name = module`, or is there twice: {line[:100]!r}")
+        made[name] = EntryPoint(name, value, PROJECT)
+    if len(made) > MOST_ENTRY_POINTS:
+        raise Damaged(f"{file} has {len(made)} entry points for {PROJECT}, more than {MOST_ENTRY_POINTS}")
+    return list(made.values())
+
+
+def _lines_of_group(text: str) -> Iterator[str]:
+    group = ""
+    for line in map(str.strip, text.split("\n")):
+        if line.startswith("["):
+            if not line.endswith("]"):
+                raise Damaged(f"entry_points.txt has a group without its closing bracket: {line[:100]!r}")
+            group = line[1:-1]
+        elif line and not line.startswith("#") and group == PROJECT:
+            yield line
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _text(content: bytes, file: str) -> str:
+    if len(content) > MOST_BYTES:
+        raise Damaged(f"{file} is larger than {MOST_BYTES} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as e:
+        raise Damaged(f"{file} is no text: {e}") from e
+
+
+def _content(distribution: Distribution, file: str) -> bytes | None:
+    """At most one byte more than MOST_BYTES of a file, or None if there is no such file."""
+    folder = getattr(distribution, "_path", None)
+    try:
+        if isinstance(folder, Path):
+            return _regular_content(os.path.join(folder, file), file)
+        text = distribution.read_text(file)  # from an archive, or from where another finder keeps it
+        return None if text is None else text.encode()[: MOST_BYTES + 1]
+    except (FileNotFoundError, NotADirectoryError):  # the latter: old metadata that is a single file
+        return None
+    except (OSError, ValueError) as e:
+        raise Damaged(f"{file} cannot be read: {e}") from e
+
+
+def _regular_content(path: str, file: str) -> bytes:
+    descriptor = os.open(path, _FLAGS)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Damaged(f"{file} is no regular file")
+        return os.read(descriptor, MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

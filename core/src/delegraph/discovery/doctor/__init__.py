@@ -1,0 +1,1 @@
+"""What ``delegraph doctor`` finds out, each plugin in a process of its own."""

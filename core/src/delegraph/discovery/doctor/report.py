@@ -1,0 +1,155 @@
+"""What is wrong with this installation, whose it is, and what to do about it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ... import __version__
+from ...io.escape import printable
+from ...plugin import BackendSpec
+from ..distributions import Distribution, copies, version
+from ..entry_points import Key
+from ..record import Fault, PluginRecord, Status
+from .probe import Examination, target_faults
+
+Installed = dict[str, list[Distribution]]
+_DEPENDENCIES = ("delegraph", "torch", "numpy", "pluggy", "flatbuffers", "importlib-metadata", "packaging")
+
+
+@dataclass(frozen=True)
+class PluginRow:
+    """One plugin: its status after all of its targets were imported, what is wrong, and what is odd but harmless."""
+
+    name: str
+    distribution: str
+    version: str
+    location: str
+    status: Status
+    backends: tuple[str, ...]
+    problems: tuple[Fault, ...]
+    warnings: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
+        offers = [f"  backends: {', '.join(self.backends)}"] if self.backends else []
+        wrong = [line for p in self.problems for line in _lines("problem", p)]
+        odd = [line for w in self.warnings for line in _lines("warning", w)]
+        return "\n".join(map(printable, [head, *offers, *wrong, *odd]))
+
+
+def _lines(kind: str, fault: Fault) -> Iterator[str]:
+    yield f"  {kind}: {fault.error}"
+    if fault.hint:
+        yield f"  what to do: {fault.hint}"
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Versions, one row a plugin, and remarks that belong to none."""
+
+    versions: dict[str, str]
+    plugins: tuple[PluginRow, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every plugin that is not disabled can be used."""
+        return all(p.status in (Status.OK, Status.DISABLED) for p in self.plugins)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary."""
+        return {**asdict(self), "healthy": self.healthy}
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        rows = [str(p) for p in self.plugins] or ["no plugins are installed"]
+        bad = sum(p.status not in (Status.OK, Status.DISABLED) for p in self.plugins)
+        verdict = f"{bad} of {len(self.plugins)} plugins cannot be used" if bad else "everything is in order"
+        return "\n".join([versions, *rows, *(f"note: {n}" for n in self.notes), verdict])
+
+
+def report(records: Sequence[PluginRecord], notes: Sequence[str], examined: Mapping[Key, Examination]) -> DoctorReport:
+    """Put together what this process knows of its plugins and what was found in processes of their own.
+
+    Plugins that were not examined (registered in this process) have their targets imported here.
+    """
+    installed = copies()
+    rows = tuple(_row(r, examined.get((r.distribution, r.name)), records, installed) for r in records)
+    versions = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
+    versions |= {name: _version(name, installed) or "not installed" for name in _DEPENDENCIES}
+    return DoctorReport(versions, rows, tuple(notes))
+
+
+def _version(name: str, installed: Installed) -> str | None:
+    """Ours is that of the code that runs, which need not be installed."""
+    return __version__ if name == "delegraph" else version(name, installed)
+
+
+def _row(
+    record: PluginRecord, examined: Examination | None, all_records: Sequence[PluginRecord], installed: Installed
+) -> PluginRow:
+    found = _here(record) if examined is None else examined
+    own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
+    fatal = [found.fatal] if found.fatal else []
+    unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
+    faults = dict.fromkeys([*fatal, *own, *unmet, *record.faults.values(), *found.faults])
+    problems = tuple(f for f in faults if f.status is not Status.OK)
+    odd = [*(f for f in faults if f.status is Status.OK), *record.warnings, *found.warnings]
+    odd += _same_name(record, all_records)
+    if not record.declarations and not record.events and not problems:
+        odd.append(Fault(Status.OK, "it declares nothing", _NOTHING))
+    return PluginRow(
+        **{"name": record.name, "distribution": record.distribution, "version": record.version},
+        location=record.location,
+        status=problems[0].status if problems else Status.OK,
+        backends=tuple(d.name for d in record.declarations if isinstance(d, BackendSpec)),
+        problems=problems,
+        warnings=tuple(dict.fromkeys(odd)),
+    )
+
+
+def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fault]:
+    """What is wrong with one requirement of a plugin's distribution."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = Requirement(text)
+        applies = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+    except (ValueError, RecursionError):
+        hint = f"for the authors of {record.distribution}: write it as PEP 508 says"
+        yield Fault(Status.OK, f"its metadata requires {text[:100]!r}, which is no requirement", hint)
+        return
+    if not applies:
+        return
+    there, hint = _version(wanted.name, installed), f"python -m pip install {str(wanted).partition(';')[0]!r}"
+    if there is None:
+        yield Fault(Status.UNAVAILABLE, f"it requires {wanted}, which is not installed", hint)
+        return
+    try:
+        fits = wanted.specifier.contains(there, prereleases=True)
+    except ValueError:  # what is installed has no version that could be compared
+        fits = not wanted.specifier
+    if not fits:
+        yield Fault(Status.INCOMPATIBLE, f"it requires {wanted}, and {there} is installed", hint)
+
+
+def _here(record: PluginRecord) -> Examination:
+    faults = tuple(target_faults(record))
+    wrong = tuple(f for f in faults if f.status is not Status.OK)
+    return Examination(wrong, tuple(f for f in faults if f.status is Status.OK))
+
+
+_NOTHING = "for its authors: the entry point names the module (or object) that has the functions marked @hookimpl"
+
+
+def _same_name(record: PluginRecord, all_records: Sequence[PluginRecord]) -> Iterator[Fault]:
+    """Entry points of one name in two distributions are two plugins; only who disables one by name has to know."""
+    others = [r for r in all_records if r.name == record.name and r.distribution != record.distribution]
+    if others:
+        error = f"the entry point {record.name!r} is also one of {' and of '.join(r.address for r in others)}"
+        hint = f"nothing, unless you allow or disable it by name: then write {record.distribution}/{record.name}"
+        yield Fault(Status.OK, error, hint)

@@ -1,0 +1,212 @@
+"""Which plugins are installed, and what became of each.
+
+The loop over the entry points is our own, because pluggy's stops at the first plugin that fails. Whatever a plugin does
+at import (raise, exit, answer nonsense) ends as its record, and so does a damaged installation; the others do not
+notice. Nothing is imported, and no METADATA read, before DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS were asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from importlib_metadata import EntryPoint
+
+from .distributions import Damaged, Distribution, canonical, copies, entry_points_of, head, name_and_version, place
+from .import_watch import ImportWatch
+from .loading import exits_raise, find, import_installed
+from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, broken, without
+from .validate import inspect
+
+IN_PROCESS = "in-process"
+"""The distribution that backends registered in this process belong to."""
+Key = tuple[str, str]
+"""Distribution and entry point's name."""
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """All plugins found, and remarks that belong to none of them."""
+
+    records: tuple[PluginRecord, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An entry point that nothing was imported of yet, and whose it is.
+
+    ``entry`` is None if the distribution is so damaged that its entry points are not known; ``distribution`` is None
+    for an entry point that belongs to none.
+    """
+
+    entry: EntryPoint | None
+    record: PluginRecord
+    distribution: Distribution = None
+
+
+def discover(
+    entry_points: Iterable[EntryPoint] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    refused: Mapping[Key, Fault] | None = None,
+) -> Discovery:
+    """Load the light modules of all plugins that the environment allows; never raises for a plugin's fault.
+
+    ``refused`` are not loaded either, for the reason given: they were seen to end the process that does.
+    """
+    selection, records = Selection.of(environ), []
+    for entry, record in _judged(entry_points, selection):
+        fault = (refused or {}).get((record.distribution, record.name))
+        if record.status is not Status.OK or entry is None:
+            records.append(record)
+        else:
+            records.append(load(entry, record) if fault is None else record.failed(fault))
+    return Discovery(tuple(records), selection.unknown(records))
+
+
+def loadable(
+    entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
+) -> list[tuple[EntryPoint, PluginRecord]]:
+    """What ``discover`` would load; imports nothing."""
+    judged = _judged(entry_points, Selection.of(environ))
+    return [(entry, record) for entry, record in judged if entry is not None and record.status is Status.OK]
+
+
+def _judged(
+    entry_points: Iterable[EntryPoint] | None, selection: Selection
+) -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
+    """The entry points given, or those of everything installed; what must not or cannot be loaded has failed."""
+    for found in _installed() if entry_points is None else map(_candidate, entry_points):
+        record, fault = _located(found), selection.fault(found.record)
+        yield found.entry, record.failed(fault) if fault is not None else _described(record, found.distribution)
+
+
+# --- what is installed ------------------------------------------------------------------------------------------------
+
+
+def _installed() -> Iterator[Candidate]:
+    """The plugins of each distribution. Of several copies the first on the path counts."""
+    for first, *others in copies().values():
+        record = _record(first)
+        try:
+            entries = entry_points_of(first)
+        except Damaged as e:
+            yield Candidate(None, _damaged(record, e), first)
+            continue
+        warnings = tuple(map(_second_copy, others)) if entries else ()
+        for entry in entries:
+            yield Candidate(entry, replace(record, name=entry.name, warnings=warnings), first)
+
+
+def _candidate(entry: EntryPoint) -> Candidate:
+    distribution = getattr(entry, "dist", None)
+    if distribution is None:
+        return Candidate(entry, PluginRecord(entry.name, entry.value.partition(".")[0], "", entry.value))
+    return Candidate(entry, replace(_record(distribution), name=entry.name), distribution)
+
+
+def _record(distribution: Distribution) -> PluginRecord:
+    """As far as the folder's name tells."""
+    name, version = name_and_version(distribution)
+    return PluginRecord(canonical(name), canonical(name), version, place(distribution))
+
+
+def _second_copy(distribution: Distribution) -> Fault:
+    name, version = name_and_version(distribution)
+    error = f"a second copy at {place(distribution)} ({version}) is not used: the first on the path counts"
+    return Fault(Status.OK, error, f"remove one of them, as with: python -m pip uninstall {canonical(name)}")
+
+
+def _described(record: PluginRecord, distribution: Distribution) -> PluginRecord:
+    """With what METADATA says, if that is of the distribution whose folder it is in."""
+    if distribution is None or record.status is not Status.OK:
+        return record
+    try:
+        said = head(distribution)
+        if said.name and canonical(said.name) != record.distribution:
+            raise Damaged(f"METADATA is that of {said.name!r}; its folder is called {record.distribution!r}")
+    except Damaged as e:
+        return _damaged(record, e)
+    name, version = said.name or record.distribution, said.version or record.version
+    return replace(record, distribution=name, version=version, requirements=said.requirements)
+
+
+def _damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
+    hint = f"reinstall {record.distribution}, or remove what is left of it; {without(record)}"
+    return record.failed(Fault(Status.BROKEN, f"its installation is damaged: {error}", hint))
+
+
+# --- what may be loaded -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The two variables: comma-separated names of distributions or entry points, or ``distribution/entry point``."""
+
+    allowed: tuple[str, ...]
+    denied: tuple[str, ...]
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Selection:
+        """An empty variable is one that is not set."""
+        allowed, denied = (tuple(n.strip() for n in environ.get(v, "").split(",") if n.strip()) for v in (ALLOW, DENY))
+        return cls(allowed, denied)
+
+    def fault(self, record: PluginRecord) -> Fault | None:
+        """Why ``record`` must not be imported, or None. Denied wins over allowed."""
+        if any(_names(n, record) for n in self.denied):
+            return Fault(Status.DISABLED, f"{DENY} names it", f"take it out of {DENY} to use it")
+        if self.allowed and not any(_names(n, record) for n in self.allowed):
+            return Fault(Status.DISABLED, f"{ALLOW} is set and does not name it", f"add it to {ALLOW} to use it")
+        return None
+
+    def unknown(self, records: Iterable[PluginRecord]) -> tuple[str, ...]:
+        """A remark for every name in the variables that no plugin has."""
+        listed = list(records)
+        named = [(v, n) for v, names in ((ALLOW, self.allowed), (DENY, self.denied)) for n in names]
+        return tuple(
+            f"{v} names {n!r}, which is not installed" for v, n in named if not any(_names(n, r) for r in listed)
+        )
+
+
+def _names(name: str, record: PluginRecord) -> bool:
+    distribution = canonical(record.distribution)
+    whole, entry = f"{distribution}/{canonical(record.name)}", canonical(record.name)
+    return canonical(name) in (distribution, entry, whole)
+
+
+# --- loading one ------------------------------------------------------------------------------------------------------
+
+
+def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
+    """Import one light module and collect what it declares."""
+    with ImportWatch(record) as watch, exits_raise():
+        try:
+            loaded = inspect(_plugin_object(entry), record)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # SystemExit included: a plugin that fails is a row, never the end
+            loaded = record.failed(broken(e, record), e)
+    return replace(loaded, warnings=(*loaded.warnings, *watch.warnings()))
+
+
+def _plugin_object(entry: EntryPoint) -> Any:
+    if not entry.pattern.match(entry.value):
+        remedy = 'name the module that has the hooks, as in `chip = "chip_plugin.declaration"`'
+        raise PluginDefect(f"its entry point is {entry.value!r}, which is no module and no module:object", remedy)
+    found = import_installed(entry.module)
+    for part in filter(None, (entry.attr or "").split(".")):
+        found = getattr(found, part)
+    return found
+
+
+def _located(found: Candidate) -> PluginRecord:
+    """With the file of the light module, which is found and not imported."""
+    record, entry = found.record, found.entry
+    try:
+        spec = find(entry.module) if entry is not None else None
+    except (AttributeError, ImportError, OSError, ValueError):  # it names no module; loading it says so
+        return record
+    return replace(record, location=spec.origin) if spec is not None and spec.has_location and spec.origin else record

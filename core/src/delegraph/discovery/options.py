@@ -1,0 +1,94 @@
+"""A backend's options: from text or Python values to keyword arguments of its partitioner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import OptionError
+from ..plugin import OptionSpec, accepts, expected
+from .record import suggestion
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def resolve(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """``given`` checked against ``specs``, with the defaults of the rest; ``owner`` is for messages.
+
+    An option without a default, and one that is given as None, is left to the partitioner. Raises OptionError.
+    """
+    known = {s.name: s for s in specs}
+    checked = {name: _value(_option(known, name, owner), value, owner) for name, value in given.items()}
+    values = {s.name: checked.get(s.name) for s in specs}
+    return {
+        n: known[n].default if v is None else v for n, v in values.items() if v is not None or _has_default(known[n])
+    }
+
+
+def from_text(specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str) -> dict[str, Any]:
+    """Convert what the command line gives to the options' types; raises OptionError."""
+    known = {s.name: s for s in specs}
+    return {name: _parse(_option(known, name, owner), text, owner) for name, text in texts.items()}
+
+
+def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> dict[str, dict[str, str]]:
+    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; ``spec=...`` will do for a single backend."""
+    found: dict[str, dict[str, str]] = {}
+    for text in assignments:
+        path, equals, value = text.partition("=")
+        backend, _, option = path.rpartition(".")
+        if not equals or not option or (not backend and len(backends) != 1):
+            raise OptionError("option-invalid", f"--option {text!r} is not of the form BACKEND.OPTION=VALUE")
+        target = backend or backends[0]
+        if target not in backends:
+            text = (
+                f"--option {text!r}: backend {target!r} is not asked for (asked for: {', '.join(backends) or 'none'})"
+            )
+            raise OptionError("option-invalid", text, hint=f"add --backend {target}")
+        found.setdefault(target, {})[option] = value
+    return found
+
+
+def _has_default(spec: OptionSpec) -> bool:
+    return spec.default is not None
+
+
+def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpec:
+    if name not in known:
+        listed = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise OptionError("option-invalid", f"{owner} has no option {name!r}{suggestion(name, known)} ({listed})")
+    return known[name]
+
+
+def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
+    if spec.type is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None:
+        return None
+    if not accepts(spec, value):
+        raise _invalid(spec, value, owner)
+    return spec.type(value)
+
+
+def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
+    try:
+        value = _PARSERS[spec.type](text)
+    except ValueError:
+        raise _invalid(spec, text, owner) from None
+    if not accepts(spec, value):
+        raise _invalid(spec, value, owner)
+    return value
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return text.lower() in _TRUE
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {str: str, int: lambda t: int(t, 0), float: float, bool: _boolean}
+
+
+def _invalid(spec: OptionSpec, value: Any, owner: str) -> OptionError:
+    return OptionError("option-invalid", f"option {spec.name!r} of {owner} is {expected(spec)}, not {value!r}")

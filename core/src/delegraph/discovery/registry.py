@@ -1,0 +1,380 @@
+"""The backends of this process: what is installed, and what was registered here. Usable without torch."""
+
+from __future__ import annotations
+
+import inspect as introspection
+import itertools
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from importlib_metadata import EntryPoint
+
+from ..errors import DelegraphWarning, FormatError, NoRuntime, PluginBroken, PluginConflict
+from ..plugin import EVENTS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
+from .attribution import AtWork
+from .entry_points import IN_PROCESS, Discovery, Key, discover, loadable
+from .index import BackendInfo, Catalogue
+from .loading import missing
+from .options import resolve as options_of
+from .record import Fault, PluginRecord, Status, describe
+from .resolve import in_process, resolve
+from .validate import inspect
+
+if TYPE_CHECKING:
+    from ..backend import BackendDetails
+    from ..partitioner import Partitioner
+    from ..runtime import BackendRuntime
+    from .doctor.report import DoctorReport
+
+_reading = threading.local()
+_warned: set[tuple[str, str]] = set()
+
+
+class Registry:
+    """Backends by name: short name, backend id, or ``distribution/name``.
+
+    ``discover=False`` starts empty and reads nothing; ``entry_points`` are read instead of what is installed. Plugins
+    are read when the registry is first used. All methods may be called from any thread.
+    """
+
+    def __init__(self, discover: bool = True, entry_points: Iterable[EntryPoint] | None = None) -> None:
+        self._entry_points = list(entry_points) if entry_points is not None else None
+        self._discovers = discover or entry_points is not None
+        self._found: Discovery | None = None if self._discovers else Discovery()
+        self._registered: dict[int, PluginRecord] = {}
+        self._numbers = itertools.count()
+        self._current: Catalogue | None = None
+        self._resolved: dict[tuple[str, str, str], Any] = {}
+        self._lock = threading.Lock()
+
+    # --- what there is
+
+    def backends(self) -> list[BackendInfo]:
+        """All declared backends, usable or not, sorted by name."""
+        return self._catalogue().infos()
+
+    def plugins(self) -> list[PluginRecord]:
+        """One record for each plugin that is installed or registered."""
+        return list(self._catalogue().records)
+
+    def notes(self) -> list[str]:
+        """Remarks that belong to no plugin, such as unknown names in the environment variables."""
+        return list(self._catalogue().notes)
+
+    def spec(self, name: str) -> BackendSpec:
+        """What the backend declares. Raises BackendNotFound or PluginConflict."""
+        return self._catalogue().find(name).spec
+
+    def full_name(self, name: str) -> str:
+        """``distribution/name`` of the backend."""
+        return self._catalogue().find(name).full_name
+
+    def producer(self, name: str) -> tuple[str, str]:
+        """The distribution that provides the backend, and its version."""
+        record = self._catalogue().find(name).record
+        return record.distribution, record.version
+
+    def owner(self, kind: type) -> PluginRecord | None:
+        """The plugin that declares the class; else the only one that declares something of the class's package."""
+        return self._catalogue().owner(kind)
+
+    def preferring(self, names: Iterable[str]) -> Registry:
+        """A view in which the bare name and id of each ``distribution/name`` given mean that backend.
+
+        A program stores bare backend ids; two distributions may have the same. Raises PluginConflict if two of the
+        names given do.
+        """
+        full = tuple(n for n in names if "/" in n)
+        return _View(self, full) if full else self
+
+    def doctor(self, seconds: float | None = None) -> DoctorReport:
+        """Examine every plugin and all of its targets, each plugin in a process of its own for at most ``seconds``.
+
+        What ends such a process is not loaded into this one either, if this registry has not been used before.
+        """
+        from .doctor import probe as examination
+        from .doctor import report as doctor
+
+        found = loadable(self._entry_points) if self._discovers else []
+        examined = examination.examine(found, seconds or examination.SECONDS)
+        if self._found is None:
+            self._read({key: e.fatal for key, e in examined.items() if e.fatal is not None})
+        return doctor.report(self.plugins(), self.notes(), examined)
+
+    # --- what it resolves to
+
+    def get_backend(self, name: str) -> type[BackendDetails]:
+        """The backend's class.
+
+        Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or PluginBroken: whoever asks for
+        a backend by name gets that one or an error.
+        """
+        offer = self._catalogue().usable(name)
+        found: type[BackendDetails] = self._resolve(offer.spec, offer.record)
+        return found
+
+    def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
+        """The backend's default partitioner (or the partitioner called ``name``), made with its options.
+
+        Raises OptionError, or what ``get_backend`` raises.
+        """
+        offer, spec, record = self._catalogue().partitioner(name)
+        values = options_of(offer.spec.options, options, f"backend {offer.spec.name!r}")
+        found = self._resolve(spec, record)
+        if not isinstance(found, type):  # registered ready made
+            ready: Partitioner = found
+            return ready
+        _check_signature(found, values, record)
+        with AtWork(found, "constructor", registry=self):
+            made: Partitioner = found(**values)
+        return made
+
+    def runtime_for(self, name: str) -> type[BackendRuntime]:
+        """What runs the backend's blobs on this host. Raises NoRuntime if there is nothing."""
+        offer = self._catalogue().usable(name)
+        found = self._catalogue().only(offer, RuntimeSpec)
+        who = f"backend {offer.spec.name!r} of {offer.record.owner}"
+        if found is None:
+            raise NoRuntime("no-runtime", f"{who} declares no runtime for this host", hint=_NO_RUNTIME)
+        absent = missing(found[0].requires)
+        if absent:
+            text = f"the runtime of {who} needs {', '.join(absent)}, which is not installed"
+            raise NoRuntime("no-runtime", text, hint=offer.spec.install_hint or None)
+        runtime: type[BackendRuntime] = self._resolve(*found)
+        return runtime
+
+    def get_quantizer(self, name: str) -> Any:
+        """The backend's quantiser class. Raises PluginBroken if it declares none."""
+        offer = self._catalogue().usable(name)
+        found = self._catalogue().only(offer, QuantizerSpec)
+        if found is None:
+            raise PluginBroken("plugin-broken", f"backend {offer.full_name} declares no quantiser")
+        return self._resolve(*found)
+
+    def get_format(self, path: str | os.PathLike[str]) -> Any:
+        """The object that reads files with the suffix of ``path``. Raises FormatError."""
+        name, formats = os.fspath(path), self._catalogue().formats()
+        fitting = [f for f in formats if name.lower().endswith(f[0].suffix.lower())]
+        if not fitting:
+            known = ", ".join(sorted({s.suffix for s, _ in formats})) or "none"
+            raise FormatError("format-invalid", f"no installed plugin reads {name!r} (readable suffixes: {known})")
+        longest = max(fitting, key=lambda f: len(f[0].suffix))
+        if len({r.distribution for s, r in fitting if s.suffix == longest[0].suffix}) > 1:
+            owners = " and ".join(r.owner for _, r in fitting)
+            raise PluginConflict("plugin-conflict", f"several plugins read {longest[0].suffix!r}: {owners}")
+        return self._resolve(*longest)
+
+    def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
+        """The object that a declaration names, imported and checked. Raises PluginBroken with the cause."""
+        return self._resolve(spec, record)
+
+    def _resolve(self, spec: Declaration, record: PluginRecord) -> Any:
+        if spec.target in record.objects:
+            return record.objects[spec.target]
+        key = (type(spec).__name__, record.distribution, spec.target)
+        if key not in self._resolved:
+            self._resolved[key] = resolve(spec, record)
+        return self._resolved[key]
+
+    # --- what is registered in this process
+
+    def register(
+        self,
+        spec_or_class: Any,
+        *,
+        partitioner: Any = None,
+        runtime: Any = None,
+        name: str | None = None,
+        options: Sequence[OptionSpec] = (),
+    ) -> Registration:
+        """Add a backend to this process: its class, its BackendSpec, or an object with hook implementations.
+
+        ``partitioner`` and ``runtime`` are classes (or ``"module:Name"``); a Partitioner instance will do for a backend
+        without options. ``name`` is the class's name in lower case unless given. The result unregisters, as
+        ``with register(...):`` or ``.unregister()``. Raises PluginConflict if the name is taken.
+        """
+        if isinstance(spec_or_class, (type, BackendSpec)):
+            record = in_process(spec_or_class, partitioner, runtime, name, tuple(options))
+        else:
+            record = inspect(spec_or_class, PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class)))
+        return self._add(record)
+
+    def _add(self, record: PluginRecord) -> Registration:
+        self._catalogue()
+        with self._lock:
+            self._refuse_taken(record)
+            number = next(self._numbers)
+            self._registered[number] = record
+            self._current = None
+        return Registration(self, number)
+
+    def _refuse_taken(self, record: PluginRecord) -> None:
+        known = self._compiled()
+        for spec in record.declarations:
+            owner = known.taken(spec) if isinstance(spec, BackendSpec) else None
+            if owner is not None and isinstance(spec, BackendSpec):
+                text = f"backend {spec.name!r} ({spec.backend_id}) exists already in {owner.record.owner}"
+                raise PluginConflict("plugin-conflict", text, hint="register it under another name")
+
+    def _remove(self, number: int) -> None:
+        with self._lock:
+            if self._registered.pop(number, None) is not None:
+                self._current = None
+
+    # --- events
+
+    def notify(self, event: str, payload: Any) -> list[str]:
+        """Tell all plugins of an event (``"after_partition"`` or ``"after_lower"``); returns the errors, as text."""
+        hook = event if event in EVENTS else f"delegraph_{event}"
+        if hook not in EVENTS:
+            raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
+        failed = []
+        for record in self._catalogue().records:
+            text = _tell(record, hook, payload)
+            if text is not None:
+                failed.append(text)
+        return failed
+
+    # --- reading the plugins
+
+    def _catalogue(self) -> Catalogue:
+        if self._found is None:
+            self._read()
+        with self._lock:
+            return self._compiled()
+
+    def _compiled(self) -> Catalogue:
+        if self._current is None:
+            found = self._found or Discovery()
+            records = (*found.records, *self._registered.values())
+            self._current = Catalogue(replace(found, records=records))
+        return self._current
+
+    def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
+        """Read outside the lock: a plugin's import may wait for another thread that waits for us."""
+        if getattr(_reading, "busy", False):
+            raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
+        _reading.busy = True
+        try:
+            found = discover(self._entry_points, refused=refused)
+        finally:
+            _reading.busy = False
+        with self._lock:
+            first, self._found = self._found is None, self._found or found
+            self._current = None
+        if first:
+            _warn(found.records)
+
+
+class _View(Registry):
+    """A registry with preferences, see ``Registry.preferring``; everything else is the registry's that it looks at."""
+
+    def __init__(self, base: Registry, preferred: tuple[str, ...]) -> None:
+        super().__init__(discover=False)
+        self._base, self._preferred = base, preferred
+        self._resolved = base._resolved
+        self._catalogue()
+
+    def _catalogue(self) -> Catalogue:
+        return self._base._catalogue().preferring(self._preferred)
+
+    def _add(self, record: PluginRecord) -> Registration:
+        return self._base._add(record)
+
+
+class Registration:
+    """What ``register`` returns: unregisters once, by ``with`` or by ``unregister()``."""
+
+    def __init__(self, registry: Registry, number: int) -> None:
+        self._registry, self._number = registry, number
+
+    def unregister(self) -> None:
+        """Remove the backend again; a second call does nothing."""
+        self._registry._remove(self._number)
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
+        self.unregister()
+
+
+_NO_RUNTIME = "on_missing_runtime='eager' runs the original operators instead, and the report says so"
+
+
+def _warn(records: Iterable[PluginRecord]) -> None:
+    """One warning a process for installed plugins that are of no use; who asks for one by name gets an error."""
+    bad = [r for r in records if r.status in (Status.BROKEN, Status.INCOMPATIBLE)]
+    new = [r for r in bad if (r.distribution, r.name) not in _warned]
+    _warned.update((r.distribution, r.name) for r in new)
+    if new:
+        rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
+        warnings.warn(f"{rows}. Run `delegraph doctor` for details.", DelegraphWarning, stacklevel=5)
+
+
+def _tell(record: PluginRecord, hook: str, payload: Any) -> str | None:
+    if record.manager is None:
+        return None
+    argument = "report" if hook == "delegraph_after_partition" else "result"
+    try:
+        getattr(record.manager.hook, hook)(**{argument: payload})
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # a listener must not cost the user the result
+        return f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}"
+    return None
+
+
+def _check_signature(target: Callable[..., Any], options: dict[str, Any], record: PluginRecord) -> None:
+    try:
+        introspection.signature(target).bind(**options)
+    except TypeError as e:
+        text = f"partitioner {target.__name__} of {record.owner} does not take the options that are declared: {e}"
+        raise PluginBroken("plugin-broken", text) from e
+
+
+# --- the registry of this process -------------------------------------------------------------------------------------
+
+_default = Registry()
+
+
+def default_registry() -> Registry:
+    """The registry that ``delegraph.lower`` uses unless it is given another."""
+    return _default
+
+
+def backends() -> list[BackendInfo]:
+    """All backends that are installed or registered, usable or not, sorted by name."""
+    return _default.backends()
+
+
+def get_backend(name: str) -> type[BackendDetails]:
+    """The class of the backend of that short name, id or ``distribution/name``; see ``Registry.get_backend``."""
+    return _default.get_backend(name)
+
+
+def get_partitioner(name: str, /, **options: Any) -> Partitioner:
+    """The backend's default partitioner, made with its options; see ``Registry.get_partitioner``."""
+    return _default.get_partitioner(name, **options)
+
+
+def get_runtime(name: str) -> type[BackendRuntime]:
+    """What runs the backend's blobs on this host; see ``Registry.runtime_for``."""
+    return _default.runtime_for(name)
+
+
+def register(
+    spec_or_class: Any,
+    *,
+    partitioner: Any = None,
+    runtime: Any = None,
+    name: str | None = None,
+    options: Sequence[OptionSpec] = (),
+) -> Registration:
+    """Add a backend to this process; see ``Registry.register``."""
+    return _default.register(spec_or_class, partitioner=partitioner, runtime=runtime, name=name, options=options)

@@ -1,0 +1,106 @@
+"""What a plugin declares, checked: nothing that its author got wrong is silently ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pluggy
+
+from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, Hooks
+from .loading import missing
+from .record import Fault, PluginDefect, PluginRecord, Status, suggestion
+
+SUPPORTED_APIS = tuple(v for v in (API_VERSION - 1, API_VERSION) if v > 0)
+
+
+class _Manager(pluggy.PluginManager):
+    """One a plugin. It does not look for hooks among the names that every class and module has: half of the time."""
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> pluggy.HookspecOpts | None:
+        return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+
+
+def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
+    """Validate the hook implementations of ``plugin`` and collect its declarations; raises PluginDefect."""
+    manager = _Manager(PROJECT)
+    manager.add_hookspecs(Hooks)
+    try:
+        manager.register(plugin, f"{record.distribution}/{record.name}")
+    except pluggy.PluginValidationError as e:
+        raise PluginDefect(" ".join(str(e).split()), _SIGNATURES) from e
+    backends = _collect(manager, "delegraph_backends")
+    faults = {s.name: f for s in backends if (f := fault_of(s, record)) is not None}
+    worst = next(iter(faults.values()), None)
+    if worst is not None and worst.status is Status.INCOMPATIBLE:  # its other hooks may be of that other version
+        return replace(record, declarations=tuple(backends), faults=faults).failed(worst)
+    _refuse_misspelt(manager, plugin)
+    _refuse_twice(backends)
+    others = [d for hook in DECLARATION_OF if hook != "delegraph_backends" for d in _collect(manager, hook)]
+    checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
+    return checked.failed(worst) if worst is not None else checked
+
+
+_SIGNATURES = "give the hook the arguments that it has in delegraph.plugin.Hooks"
+
+
+def _collect(manager: pluggy.PluginManager, hook: str) -> list[Any]:
+    """Call a declaring hook of the one plugin that ``manager`` has, and check the answer."""
+    caller, wanted = getattr(manager.hook, hook), DECLARATION_OF[hook].__name__
+    answers = caller()
+    if len(answers) < sum(not (i.hookwrapper or i.wrapper) for i in caller.get_hookimpls()):
+        remedy = f"return the list; without anything to declare, leave {hook} out"
+        raise PluginDefect(f"{hook} returned None; it returns a list of {wanted}", remedy)
+    for answer in answers:
+        if not isinstance(answer, (list, tuple)):
+            remedy = f"return [{wanted}(...)], a list even for one"
+            raise PluginDefect(f"{hook} returned {_shown(answer)}; it returns a list of {wanted}", remedy)
+    found = [item for answer in answers for item in answer]
+    for item in found:
+        if not isinstance(item, DECLARATION_OF[hook]):
+            remedy = f"declare it with delegraph.plugin.{wanted}, which names the object by its target"
+            raise PluginDefect(f"{hook} returned a list with {_shown(item)}; each item is a {wanted}", remedy)
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def _refuse_misspelt(manager: pluggy.PluginManager, plugin: Any) -> None:
+    """Hook names that nobody calls, and hooks whose author forgot the mark: both would be silently ignored."""
+    known = [n for n, caller in vars(manager.hook).items() if caller.has_spec()]
+    for name, caller in vars(manager.hook).items():
+        if name not in known and not all(i.optionalhook for i in caller.get_hookimpls()):
+            remedy = f"rename it; the hooks are {', '.join(known)}"
+            raise PluginDefect(f"there is no hook {name!r}{suggestion(name, known)}", remedy)
+    for name in known:
+        if callable(getattr(plugin, name, None)) and not getattr(manager.hook, name).get_hookimpls():
+            raise PluginDefect(f"{name} lacks the decorator @hookimpl", "put delegraph.plugin.hookimpl on it")
+
+
+def _refuse_twice(backends: Iterable[BackendSpec]) -> None:
+    seen: set[str] = set()
+    for spec in backends:
+        if spec.name in seen:
+            raise PluginDefect(f"it declares backend {spec.name!r} twice", "give each backend a name of its own")
+        seen.add(spec.name)
+
+
+def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
+    """Why this backend of ``record`` cannot be used here, or None; imports nothing."""
+    if spec.api not in SUPPORTED_APIS:
+        ours = " and ".join(map(str, SUPPORTED_APIS))
+        error = f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph speaks {ours}"
+        old = record.distribution if spec.api < API_VERSION else "delegraph"
+        return Fault(Status.INCOMPATIBLE, error, f"upgrade {old}")
+    absent = missing(spec.requires)
+    if absent:
+        error = f"backend {spec.name!r} needs {' and '.join(map(repr, absent))}, which is not installed"
+        return Fault(Status.UNAVAILABLE, error, spec.install_hint or f"install what provides {', '.join(absent)}")
+    return None

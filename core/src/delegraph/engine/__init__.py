@@ -1,0 +1,1 @@
+"""The work of a lowering; ``pipeline`` lists its steps."""

@@ -1,0 +1,1 @@
+"""Step 2: operators that no backend takes are decomposed, one node at a time."""

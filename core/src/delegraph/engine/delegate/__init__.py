@@ -1,0 +1,1 @@
+"""Steps 3 to 6: partition, extract, compile, insert."""

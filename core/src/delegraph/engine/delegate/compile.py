@@ -1,0 +1,278 @@
+"""Step 5: partitions to backends, and what they return checked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ...backend import BackendDetails, CompileSpec, PreprocessResult
+from ...discovery.attribution import AtWork
+from ...errors import ContractViolation, OptionError
+from ...exported_program import MUTATIONS, output_values
+from ...io.blob import is_blob
+from ...named_data import check_output
+from ..subgraphs import all_nodes
+from .extract import extract
+from .snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ...discovery.registry import Registry
+    from .partition import Work
+
+Results = dict[int, PreprocessResult]
+"""id of a Work -> its result."""
+_MOMENT = 0.05
+"""Seconds that an executor has to begin a call before the caller looks whether it is to do one itself."""
+
+
+class _Call:
+    """One call of a backend. The first to begin it does it: a thread of the executor, or the caller."""
+
+    def __init__(self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
+        self.backend, self._work, self._registry = backend, work, registry
+        self._first = threading.Lock()
+        self.outcome: Future[Results] = Future()
+
+    @property
+    def begun(self) -> bool:
+        return self._first.locked()
+
+    def begin(self) -> None:
+        """Do it, unless it was begun before."""
+        if not self._first.acquire(blocking=False):
+            return
+        try:
+            self.outcome.set_result(_compile(self.backend, self._work, self._registry))
+        except BaseException as e:  # the caller gets it with the outcome
+            self.outcome.set_exception(e)
+
+    def drop(self) -> bool:
+        """See that it is not begun any more; False if it was."""
+        return self._first.acquire(blocking=False) and self.outcome.cancel()
+
+    def submit(self, executor: Executor) -> None:
+        """Raises OptionError, here or as the outcome, if the executor does not run this very call in this process."""
+        try:
+            executor.submit(self.begin).add_done_callback(partial(self._left, executor))
+        except Exception as e:
+            raise _no_threads(executor, e) from e
+
+    def _left(self, executor: Executor, future: Future[None]) -> None:
+        """The executor has done with it: was it begun? A cancelled call is left to the caller."""
+        if not future.cancelled() and self._first.acquire(blocking=False):
+            self.outcome.set_exception(_no_threads(executor, future.exception()))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
+
+
+def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> list[PreprocessResult]:
+    """The results of ``work``, in its order; backends in the order in which they first appear.
+
+    A backend that compiles all methods jointly is called once; any other once a partition. Those that say they are
+    thread-safe are called in ``executor``, if there is one, all others on this thread. So are those that the executor
+    cannot begin, because its threads all wait for what this one is to return.
+    """
+    if not isinstance(executor, Executor | None):
+        raise _no_threads(executor, None)
+    wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
+    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry)]
+    found: Results = {}
+    for made in _run(calls, executor):
+        found.update(made)
+    return [found[id(w)] for w in work]
+
+
+def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
+    reason = "" if why is None else f", which cannot run calls of this process: {type(why).__name__}: {why}"
+    hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
+    text = f"executor is to run threads; it is a {type(executor).__name__}{reason}"
+    return OptionError("option-invalid", text, hint=hint)
+
+
+def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_Call]:
+    """What to call a backend with: all that is its at once if it has a joint step, otherwise one by one."""
+    backend = registry.get_backend(backend_id)
+    mine = [w for w in work if w.partition.spec.backend_id == backend_id]
+    for item in mine:
+        item.module.belongs_to(backend.__name__)
+    default: Any = BackendDetails.preprocess_multimethod
+    joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
+    return [_Call(backend, items, registry) for items in ([mine] if joint else [[item] for item in mine])]
+
+
+def _run(calls: Sequence[_Call], executor: Executor | None) -> list[Results]:
+    """The first error, in the order of ``calls``, is raised once nothing runs any more."""
+    aside: list[_Call] = []
+    try:
+        if executor is not None:
+            aside = [c for c in calls if c.backend.thread_safe]
+            for call in aside:
+                call.submit(executor)
+        for call in calls:
+            if call not in aside:
+                call.begin()
+                call.outcome.result()
+        for call in aside:
+            _await(call, aside)
+        return [call.outcome.result() for call in calls]
+    finally:
+        wait([call.outcome for call in calls if not call.drop()])
+
+
+def _await(call: _Call, others: Sequence[_Call]) -> None:
+    """Wait for ``call``, which is begun here if the executor, after a moment, works at none of ``others``."""
+    while not call.outcome.done():
+        running = [c.outcome for c in others if c.begun and not c.outcome.done()]
+        wait(running or [call.outcome], None if running else _MOMENT, FIRST_COMPLETED)
+        if not running and not any(c.begun and not c.outcome.done() for c in others):
+            call.begin()
+    call.outcome.result()
+
+
+def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> Results:
+    methods = dict.fromkeys(w.method for w in work)
+    listed = [w for m in methods for w in work if w.method == m]
+    before = [Snapshot(w.program) for w in listed]
+    handles = [_handles(w.program) for w in listed]
+    start = time.perf_counter()
+    results = _preprocess(backend, methods, listed, registry)
+    share = (time.perf_counter() - start) / len(work)
+    for item in work:
+        item.seconds["preprocess"] = share
+    for item, known, result in zip(listed, handles, results, strict=True):
+        _check_result(backend.__name__, item.partition.tag, known, result)
+    _check_untouched(backend.__name__, listed, before)
+    return {id(w): r for w, r in zip(listed, results, strict=True)}
+
+
+def _handles(program: ExportedProgram) -> set[int]:
+    """The debug handles that a backend may name: those of the program's calls.
+
+    A backend that lowers its program through another one meets calls of delegates besides, which count on from there.
+    """
+    own = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
+    following = 1 + max(own, default=0)
+    return own | set(range(following, following + len(own)))
+
+
+def _preprocess(
+    backend: type[BackendDetails], methods: Iterable[str], work: Sequence[Work], registry: Registry
+) -> list[PreprocessResult]:
+    programs = {m: [w.program for w in work if w.method == m] for m in methods}
+    specs: dict[str, Sequence[list[CompileSpec]]] = {
+        m: [list(w.partition.spec.compile_specs) for w in work if w.method == m] for m in methods
+    }
+    places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
+    nodes = [n for w in work for n in w.partition.nodes]
+    with AtWork(backend, "preprocess", places, nodes, registry):
+        results = backend.preprocess_multimethod(programs, specs)
+    _check_results(backend.__name__, programs, results)
+    return [r for m in methods for r in results[m]]
+
+
+def _check_results(backend: str, programs: Mapping[str, Sequence[Any]], results: Any) -> None:
+    """The contract of ``preprocess_multimethod``: the same methods, and for each as many results as programs."""
+    wanted = {m: len(p) for m, p in programs.items()}
+    given: Any = f"{results!r:.80}"
+    if isinstance(results, Mapping):
+        given = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in results.items()}
+    if given != wanted:
+        text = f"{backend}.preprocess_multimethod returned {given} results a method; it was given {wanted} programs"
+        raise ContractViolation("contract-violation", text)
+
+
+def _check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
+    """The contract of ``preprocess``: a PreprocessResult whose fields have their types, and only known ``handles``."""
+    data = getattr(result, "processed_bytes", None)
+    what, wanted, hint = "", "a PreprocessResult with bytes (or a Blob) is wanted", None
+    if not isinstance(result, PreprocessResult):
+        what = f"{result!r:.80}"
+    elif not isinstance(data, bytes) and not is_blob(data):
+        what = type(data).__name__
+    elif why := _why_not_debug_map(result.debug_handle_map, handles):
+        what, wanted = f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles"
+    elif result.data_store_output is not None:
+        try:
+            check_output(result.data_store_output)
+        except ContractViolation as e:
+            what, wanted, hint = "unusable named data", e.message, e.hint
+    if what:
+        text = f"{backend}.preprocess returned {what} for partition {tag}; {wanted}"
+        raise ContractViolation("contract-violation", text, hint=hint)
+
+
+def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return f"that is a {type(given).__name__}"
+    for identifier, listed in given.items():
+        if isinstance(identifier, bool) or not isinstance(identifier, (int, str)):
+            return f"with the identifier {identifier!r:.80}"
+        if not isinstance(listed, (tuple, list)):
+            return f"with {listed!r:.80} for {identifier!r:.80}"
+        unknown = [handle for handle in listed if handle not in handles]
+        if unknown:
+            return f"with debug handle {unknown[0]!r:.80} for {identifier!r:.80}, which no node of the partition has"
+    return None
+
+
+def _check_untouched(backend: str, work: Sequence[Work], before: Sequence[Snapshot]) -> None:
+    """A backend may rewrite the graph that it was given (the host then gets its own), but not what others rely on.
+
+    That is the caller's weights, bodies of branches and loops, which the host's graph has too, and the inputs and
+    outputs that the delegate is called with.
+    """
+    for item, snapshot in zip(work, before, strict=True):
+        written, edited, tag = snapshot.written_tensors(), snapshot.edited_bodies(), item.partition.tag
+        if written:
+            text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
+            raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
+        if edited:
+            text = (
+                f"{backend}.preprocess changed the body {edited[0]} in partition {tag}, which the host's graph shares"
+            )
+            hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
+            raise ContractViolation("contract-violation", text, hint=hint)
+        if snapshot.is_rewritten():
+            _check_convention(backend, item)
+            item.module.restore(extract(item.plan, item.partition))
+
+
+def _check_convention(backend: str, item: Work) -> None:
+    """A program that lost, swapped or gained inputs or outputs was compiled to something that is called differently."""
+    inputs = [a.name for a in item.module.inputs]
+    kept = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+    outputs = [_described(a.dtype, a.shape) for a in item.module.outputs]
+    specs = item.program.graph_signature.output_specs
+    values = [v for s, v in zip(specs, output_values(item.program), strict=False) if s.kind not in MUTATIONS]
+    known = [*outputs, *["?"] * len(values)]
+    made = [_type_of(v) or w for v, w in zip(values, known, strict=False)]
+    for what, wanted, found in (("inputs", inputs, kept), ("outputs", outputs, made)):
+        if wanted != found:
+            text = (
+                f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {what} are {wanted}, "
+            )
+            hint = "an input that the compiled part does not need is still passed; ignore it there"
+            raise ContractViolation("contract-violation", text + f"and {found} in the program that it left", hint=hint)
+
+
+def _type_of(value: Any) -> str | None:
+    """None for a value without a type, which a backend's own pass may have made."""
+    val = value.meta.get("val", value) if isinstance(value, Node) else value
+    if isinstance(val, Node):
+        return None
+    return _described(val.dtype, tuple(val.shape)) if isinstance(val, torch.Tensor) else _described(None, None)
+
+
+def _described(dtype: torch.dtype | None, shape: Any) -> str:
+    return "number" if dtype is None else f"{str(dtype).removeprefix('torch.')}{list(shape)}"

@@ -1,0 +1,118 @@
+"""Step 4: one ExportedProgram a partition, its tensors by reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Graph, Node
+
+from ...exported_program import argument_of, build_program, copy_node, flat_call, placeholders, written_targets
+from ...program.lowered_module import Argument
+from .partition import Partition, Plan
+
+_TO = torch.ops.aten.to.dtype
+_WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
+
+
+def extract(plan: Plan, partition: Partition) -> ExportedProgram:
+    """The partition as a program: placeholders are its constants, then its inputs; it returns a flat tuple.
+
+    A value with a boundary type arrives (or leaves) in that dtype and is cast inside. The new values of buffers that it
+    owns and writes come first, as mutations of the signature; their tensors are its own.
+    """
+    build = _Build(plan, partition)
+    call = flat_call(len(partition.inputs), len(partition.outputs))
+    made = build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
+    for target in written_targets(made):
+        tensors = made.state_dict if target in made.state_dict else made.constants
+        tensors[target] = _own(tensors[target])
+    return made
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy; a parameter's is one too, as torch wants it where the signature says so."""
+    made = tensor.detach().clone()
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+class _Build:
+    """The graph of one partition and its signature, made in one pass."""
+
+    def __init__(self, plan: Plan, partition: Partition) -> None:
+        self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
+        self.env: dict[Node, Node] = {}
+        specs = dict(placeholders(plan.program)) if partition.constants else {}
+        self.inputs = [self._constant(n, specs[n]) for n in partition.constants]
+        self.inputs += [self._input(n) for n in partition.inputs]
+        for node in partition.nodes:
+            self._copy(node)
+        self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
+
+    def _constant(self, node: Node, spec: InputSpec) -> InputSpec:
+        self._placeholder(node)
+        return InputSpec(spec.kind, argument_of(self.env[node]), spec.target, spec.persistent)
+
+    def _input(self, node: Node) -> InputSpec:
+        arrives = self._placeholder(node)
+        if node in self.partition.boundary:
+            self.env[node] = _cast(self.graph, arrives, self.partition.boundary[node], arrives.meta["val"].dtype)
+            self.env[node].meta["debug_handle"] = self._first_use(node).meta["debug_handle"]
+        return InputSpec(InputKind.USER_INPUT, argument_of(arrives), None)
+
+    def _first_use(self, node: Node) -> Node:
+        """The call that a cast of the input ``node`` is made for."""
+        return next(n for n in self.partition.nodes if node in n.all_input_nodes)
+
+    def _placeholder(self, node: Node) -> Node:
+        made = self.graph.create_node("placeholder", node.name, name=node.name)
+        made.target = made.name  # two inputs `input` and `input_1` would be one in torch's generated code
+        made.meta = {k: v for k, v in node.meta.items() if k not in ("delegation_tag", "debug_handle")}
+        self.env[node] = made
+        return made
+
+    def _copy(self, node: Node) -> None:
+        for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
+            self.env[owner] = copy_node(self.graph, owner, self.env.__getitem__)
+        self.env[node] = made = copy_node(self.graph, node, self.env.__getitem__)
+        made.meta.pop("delegation_tag", None)
+
+    def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
+        stored = [(self.env[last], spec) for last, spec in state]
+        values = [self._leaving(n) for n in self.partition.outputs]
+        self.graph.output((*(v for v, _ in stored), *values))
+        return [
+            *(OutputSpec(_WRITES[spec.kind], argument_of(v), spec.target) for v, spec in stored),
+            *(OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values),
+        ]
+
+    def _leaving(self, node: Node) -> Node:
+        made, dtype = self.env[node], self.partition.boundary.get(node)
+        return made if dtype is None else cast(self.graph, made, dtype)
+
+
+def _cast(graph: Graph, arrives: Node, boundary: torch.dtype, inside: torch.dtype) -> Node:
+    arrives.meta["val"] = arrives.meta["val"].to(boundary)
+    return cast(graph, arrives, inside)
+
+
+def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+    """A call that casts ``node``; it inherits the node's source and debug handle."""
+    made = graph.call_function(_TO, (node, dtype))
+    made.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
+    made.meta["val"] = node.meta["val"].to(dtype)
+    return made
+
+
+def arguments(nodes: list[Node], boundary: dict[Node, torch.dtype]) -> list[Argument]:
+    """The calling convention's names and types of values that cross the border."""
+    return [_argument(n, boundary.get(n)) for n in nodes]
+
+
+def _argument(node: Node, boundary: torch.dtype | None) -> Argument:
+    val: Any = node.meta.get("val")
+    if isinstance(argument_of(node), ConstantArgument) or not isinstance(val, torch.Tensor):
+        return Argument(node.name, None, None)
+    return Argument(node.name, boundary or val.dtype, tuple(val.shape))

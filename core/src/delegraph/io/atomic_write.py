@@ -1,0 +1,156 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from ..backend import Blob
+from ..errors import WriteError
+
+if sys.platform != "win32":
+    import fcntl
+
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+_TEMPORARY = re.compile(r"\.delegraph-[0-9a-f]{16}\.part")
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
+    """Write ``content`` to ``path`` as ``cp`` would, but whole or not at all. Raises WriteError.
+
+    The content is finished in a temporary file beside the target, which then takes the target's place and keeps its
+    mode; symbolic links are followed. A target with several names (hard links) or of another owner stays the file that
+    it is, and the finished content is copied into it; a device, a pipe and this process's own standard output are
+    written to as they are. These can be left half-written. Temporary files that killed processes left in the folder
+    are removed.
+    """
+    target = Path(path)
+    try:
+        old = _status(target)
+        shared = None if old is None else _open_descriptor(target, old)
+        if old is None or (stat.S_ISREG(old.st_mode) and shared is None):
+            _replace(Path(os.path.realpath(target)), old, content)
+        else:
+            with open(target if shared is None else os.dup(shared), "wb") as file:
+                _put(content, file)
+    except OSError as e:
+        raise _failed(target, e.strerror or str(e)) from e
+
+
+def expect_writable(path: str | os.PathLike[str]) -> None:
+    """Raise WriteError for what ``write_whole`` cannot write, as far as that can be known before the work."""
+    target = Path(path)
+    try:
+        old = _status(target)
+    except OSError as e:
+        raise _failed(target, e.strerror or str(e)) from e
+    folder = Path(os.path.realpath(target)).parent if target.is_symlink() else target.parent
+    if old is not None and stat.S_ISDIR(old.st_mode):
+        raise _failed(target, "it is a folder")
+    if old is not None and not os.access(target, os.W_OK):
+        raise _failed(target, "no permission to write to it")
+    if old is None and not folder.is_dir():
+        raise _failed(target, f"there is no folder {folder}")
+    if (old is None or stat.S_ISREG(old.st_mode)) and not os.access(folder, os.W_OK):
+        raise _failed(target, f"no permission to write in {folder}")
+
+
+def _status(target: Path) -> os.stat_result | None:
+    """What is there, links followed; None if nothing is."""
+    try:
+        return target.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
+    """The descriptor that the path names (``/dev/fd/7``), or standard output or error if that goes to the same file.
+
+    What follows on it must not overwrite the content, as it would if the file were opened again.
+    """
+    named = _DESCRIPTOR.fullmatch(os.fspath(target))
+    for descriptor in (int(named[1]),) if named else (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            if os.path.samestat(os.fstat(descriptor), status):
+                return descriptor
+    return None
+
+
+def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) -> None:
+    if old is not None and not os.access(target, os.W_OK):
+        raise PermissionError(None, "no permission to write to it")  # a rename would not ask
+    _remove_leftovers(target.parent)
+    file = _temporary(target.parent, 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777)
+    try:
+        with file:
+            _put(content, file)
+            if old is not None and not _stands_alone(old, os.fstat(file.fileno())):
+                file.seek(0)
+                with target.open("wb") as kept:
+                    shutil.copyfileobj(file, kept, 1 << 20)
+                return
+            if old is not None:
+                os.chmod(file.name, stat.S_IMODE(old.st_mode) & 0o777)
+            if sys.platform == "win32":
+                file.close()  # Windows renames no open file; elsewhere the lock holds until the name is the target's
+            os.replace(file.name, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(file.name)
+
+
+def _stands_alone(old: os.stat_result, new: os.stat_result) -> bool:
+    """Whether a new file can replace an old one and nobody sees a difference but the content."""
+    return old.st_nlink == 1 and (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid)
+
+
+def _put(content: bytes | Blob, file: BinaryIO) -> None:
+    file.write(content) if isinstance(content, bytes) else content.write_to(file)
+    file.flush()
+
+
+def _temporary(folder: Path, mode: int) -> BinaryIO:
+    """A new file that is locked for as long as it is open. Its name is short however long the target's is."""
+    while True:
+        name = folder / f".delegraph-{secrets.token_hex(8)}.part"
+        file = open(name, "w+b", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
+        try:
+            _lock(file.fileno())
+        except BlockingIOError:  # somebody took it for a leftover before it was locked, and removes it
+            file.close()
+            continue
+        except OSError:  # this file system has no locks, so that nobody can take it for a leftover
+            return file
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files that nobody holds a lock on any more: their process was killed."""
+    for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
+        with contextlib.suppress(OSError):  # in use, another user's, or gone meanwhile
+            held = os.open(folder / name, os.O_RDWR)
+            try:
+                _lock(held)
+                os.unlink(folder / name)
+            finally:
+                os.close(held)
+
+
+def _lock(file: int) -> None:
+    """Lock an open file; BlockingIOError if somebody else has locked it, OSError where files cannot be locked."""
+    if sys.platform == "win32":
+        raise OSError("files are not locked on Windows")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _failed(target: Path, why: str) -> WriteError:
+    return WriteError("write-failed", f"cannot write {target}: {why}")

@@ -1,0 +1,129 @@
+"""Bytes that are not joined: what a backend's blobs and named data may be instead of ``bytes``."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
+
+from ..errors import ContractViolation
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class Blob(Protocol):
+    """Bytes that are not joined yet. A backend whose blob is mostly weights returns one instead of ``bytes``.
+
+    ``write_to`` appends all of them to a file; ``len()`` is known before. The weights are read where they are used, so
+    nothing of the model may change in between: ``write_to`` raises ContractViolation if something did.
+    """
+
+    def __len__(self) -> int: ...
+
+    def write_to(self, file: BinaryIO) -> None: ...
+
+
+class TensorBlob:
+    """The elements of a tensor in C order, read from its own memory whenever they are written."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        from .weights import state_of  # what has only bytes does without torch
+
+        self._tensor, self._state = tensor, state_of(tensor)
+
+    def __len__(self) -> int:
+        return self._tensor.nbytes
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Append the elements. Raises ContractViolation if somebody wrote the tensor since."""
+        from .weights import memory_of, state_of
+
+        if state_of(self._tensor) != self._state:
+            text = f"a tensor of shape {list(self._tensor.shape)} was changed after it was added as named data"
+            raise ContractViolation("contract-violation", text, hint="lower the model again")
+        for piece in memory_of(self._tensor):
+            file.write(piece)
+
+    def __bytes__(self) -> bytes:
+        return join(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to what has the same bytes, joined or not."""
+        return equal(self, other) if isinstance(other, (bytes, Blob)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # the tensor may change
+
+    def place(self) -> tuple[Any, ...]:
+        """Equal for two that read the same elements of one memory, so that nothing needs to be compared."""
+        tensor = self._tensor
+        return self._state, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def is_blob(data: Any) -> bool:
+    """Whether ``data`` keeps the protocol; its class does not, although it has the same attributes."""
+    return isinstance(data, Blob) and not isinstance(data, type)
+
+
+def join(data: bytes | Blob) -> bytes:
+    """All bytes of ``data``, written once: ``getvalue`` shares the buffer that was filled."""
+    if isinstance(data, bytes):
+        return data
+    buffer = io.BytesIO()
+    data.write_to(buffer)
+    return buffer.getvalue()
+
+
+def head(data: bytes | Blob, size: int) -> bytes:
+    """The first ``size`` bytes; a Blob is streamed for them. Raises ContractViolation if it has not ``len`` bytes."""
+    if isinstance(data, bytes):
+        return data[:size]
+    first, written = bytearray(), 0
+
+    def take(piece: memoryview) -> None:
+        nonlocal written
+        first.extend(piece[: size - len(first)])
+        written += piece.nbytes
+
+    data.write_to(_Sink(take))  # type: ignore[arg-type]
+    if written != len(data):
+        text = f"{type(data).__name__}.write_to wrote {written} bytes, and its len() is {len(data)}"
+        raise ContractViolation("contract-violation", text)
+    return bytes(first)
+
+
+def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
+    """Whether both are the same bytes; nothing is joined, and one memory is not read."""
+    if isinstance(ours, bytes) and isinstance(theirs, bytes):
+        return ours == theirs
+    if ours is theirs or len(ours) != len(theirs):
+        return ours is theirs
+    together = isinstance(ours, TensorBlob) and isinstance(theirs, TensorBlob) and ours.place() == theirs.place()
+    return together or _digest(ours) == _digest(theirs)
+
+
+def _digest(data: bytes | Blob) -> bytes:
+    digest = hashlib.sha256()
+    if isinstance(data, bytes):
+        digest.update(data)
+    else:
+        data.write_to(_Sink(digest.update))  # type: ignore[arg-type]
+    return digest.digest()
+
+
+class _Sink(io.RawIOBase):
+    """A file that hands over what is written to it, and keeps nothing."""
+
+    def __init__(self, take: Callable[[memoryview], None]) -> None:
+        self._take = take
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if view.nbytes:  # an empty one cannot be cast
+            self._take(view.cast("B"))
+        return view.nbytes

@@ -1,0 +1,204 @@
+"""Checked access to flatbuffers from untrusted sources: every offset, size and count is tested before it is followed.
+
+The generated readers of the ``flatbuffers`` package trust their input; a damaged file makes them read nonsense, loop
+or fail with arbitrary exceptions. Here any damage is a FormatError, and no file makes the reader do more work than its
+own length allows. Unknown fields are ignored, absent ones have their default, as the format wants.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FormatError
+
+_SCALARS = {form: struct.Struct("<" + form) for form in "bBhHiIqQ?"}
+_U16, _I32, _U32 = _SCALARS["H"], _SCALARS["i"], _SCALARS["I"]
+_FIRST_FIELD = 4
+
+
+def root(data: bytes | bytearray | memoryview, identifier: str, what: str) -> Table:
+    """The root table of a flatbuffer with this four-character file identifier; ``what`` names the file in errors."""
+    buffer = Buffer(memoryview(data).cast("B"), what)
+    if buffer.size < 8:
+        raise buffer.damaged(f"it has {buffer.size} bytes and no header")
+    if bytes(buffer.data[4:8]) != identifier.encode():
+        raise buffer.damaged(f"its identifier is {bytes(buffer.data[4:8])!r}, not {identifier.encode()!r}")
+    return Table(buffer, buffer.follow(0, "root table"), "root table")
+
+
+class Buffer:
+    """The bytes of one file, and how much work reading them may still cause.
+
+    Tables and vectors may be shared, so a small file can describe a structure of any size. Each table and each vector
+    element that is read counts; a file that needs more of them than it has bytes is refused. Strings are decoded once,
+    and bytes copied once.
+    """
+
+    def __init__(self, data: memoryview, what: str) -> None:
+        self.data, self.size, self.what = data, len(data), what
+        self._allowance = self.size
+        self._strings: dict[int, str] = {}
+        self._copies: dict[int, bytes] = {}
+
+    def damaged(self, why: str) -> FormatError:
+        return FormatError("format-invalid", f"damaged {self.what}: {why}")
+
+    def spend(self, count: int, where: str) -> None:
+        """Account for reading ``count`` elements."""
+        self._allowance -= count
+        if self._allowance < 0:
+            raise self.damaged(f"{where} makes its structure larger than the file")
+
+    def read(self, form: struct.Struct, position: int, where: str) -> Any:
+        if not 0 <= position <= self.size - form.size:
+            raise self.damaged(f"{where} lies outside of the file")
+        return form.unpack_from(self.data, position)[0]
+
+    def follow(self, position: int, where: str) -> int:
+        """Where the forward offset at ``position`` leads."""
+        offset: int = self.read(_U32, position, where)
+        if not 4 <= offset <= self.size - position:
+            raise self.damaged(f"the offset of {where} leads outside of the file")
+        return position + offset
+
+    def vector(self, position: int, width: int, where: str) -> tuple[int, int]:
+        """(position of the first element, number of elements) of the vector at ``position``."""
+        count: int = self.read(_U32, position, where)
+        if count * width > self.size - position - 4:
+            raise self.damaged(f"{where} has {count} elements and reaches beyond the end of the file")
+        return position + 4, count
+
+    def string(self, position: int, where: str) -> str:
+        if position not in self._strings:
+            start, length = self.vector(position, 1, where)
+            self.spend(length, where)
+            try:
+                self._strings[position] = str(self.data[start : start + length], "utf-8")
+            except UnicodeDecodeError:
+                raise self.damaged(f"{where} is not UTF-8") from None
+        return self._strings[position]
+
+    def copy(self, position: int, where: str) -> bytes:
+        if position not in self._copies:
+            start, length = self.vector(position, 1, where)
+            self.spend(length, where)
+            self._copies[position] = bytes(self.data[start : start + length])
+        return self._copies[position]
+
+
+class Table:
+    """A table whose position was checked. Fields are addressed by their id in the schema."""
+
+    __slots__ = ("_buffer", "_fields", "_position", "_size", "_vtable", "where")
+
+    def __init__(self, buffer: Buffer, position: int, where: str) -> None:
+        buffer.spend(1, where)
+        self._buffer, self._position, self.where = buffer, position, where
+        self._vtable = position - buffer.read(_I32, position, where)
+        length: int = buffer.read(_U16, self._vtable, f"the vtable of {where}")
+        self._size: int = buffer.read(_U16, self._vtable + 2, f"the vtable of {where}")
+        self._fields = (length - _FIRST_FIELD) // 2
+        if length < _FIRST_FIELD or length % 2 or self._vtable + length > buffer.size:
+            raise self.damaged("its vtable has a wrong length")
+        if self._size < 4 or position + self._size > buffer.size:
+            raise self.damaged("it reaches beyond the end of the file")
+
+    def damaged(self, why: str) -> FormatError:
+        return self._buffer.damaged(f"{self.where}: {why}")
+
+    def spend(self, count: int) -> None:
+        """Account for what else a reader makes of this table, in elements; FormatError if it is too much."""
+        self._buffer.spend(count, self.where)
+
+    def _slot(self, field: int, width: int) -> int | None:
+        """Position of a field's inline value, None if it is absent."""
+        if field >= self._fields:
+            return None
+        offset: int = _U16.unpack_from(self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field)[0]
+        if offset and (offset < 4 or offset + width > self._size):
+            raise self.damaged(f"field {field} lies outside of the table")
+        return self._position + offset if offset else None
+
+    def scalar(self, field: int, form: str, default: int = 0) -> int:
+        """A number; ``form`` is its ``struct`` letter (b B h H i I q Q ?)."""
+        packed = _SCALARS[form]
+        slot = self._slot(field, packed.size)
+        return default if slot is None else int(packed.unpack_from(self._buffer.data, slot)[0])
+
+    def flag(self, field: int, default: bool = False) -> bool:
+        """A bool, which must be stored as 0 or 1."""
+        value = self.scalar(field, "B", default)
+        if value > 1:
+            raise self.damaged(f"field {field} is {value}, not a bool")
+        return bool(value)
+
+    def _target(self, field: int, name: str) -> tuple[int, str] | None:
+        slot = self._slot(field, 4)
+        where = f"{self.where}, {name}"
+        return None if slot is None else (self._buffer.follow(slot, where), where)
+
+    def table(self, field: int, name: str) -> Table | None:
+        """The table that a field refers to."""
+        target = self._target(field, name)
+        return target and Table(self._buffer, *target)
+
+    def string(self, field: int, name: str) -> str:
+        """A string; empty if absent."""
+        target = self._target(field, name)
+        return self._buffer.string(*target) if target else ""
+
+    def raw(self, field: int, name: str) -> memoryview:
+        """A vector of bytes, as a view of the file; empty if absent."""
+        target = self._target(field, name)
+        if target is None:
+            return memoryview(b"")
+        start, count = self._buffer.vector(target[0], 1, target[1])
+        return self._buffer.data[start : start + count]
+
+    def copied(self, field: int, name: str) -> bytes:
+        """A vector of bytes, as a copy that all who refer to it share; empty if absent."""
+        target = self._target(field, name)
+        return self._buffer.copy(*target) if target else b""
+
+    def numbers(self, field: int, dtype: npt.DTypeLike, name: str) -> list[int]:
+        """A vector of numbers of a numpy element type; empty if absent."""
+        target = self._target(field, name)
+        if target is None:
+            return []
+        element = np.dtype(dtype).newbyteorder("<")
+        start, count = self._buffer.vector(target[0], element.itemsize, target[1])
+        self._buffer.spend(count, target[1])
+        return list(np.frombuffer(self._buffer.data, element, count, start).tolist())
+
+    def strings(self, field: int, name: str) -> list[str]:
+        """A vector of strings; empty if absent."""
+        return [self._buffer.string(*element) for element in self._elements(field, name)]
+
+    def tables(self, field: int, name: str) -> list[Table]:
+        """A vector of tables; empty if absent."""
+        return list(self.each_table(field, name))
+
+    def each_table(self, field: int, name: str) -> Iterator[Table]:
+        """``tables``, each made when it is asked for: many references to one table take no memory."""
+        return (Table(self._buffer, *element) for element in self._elements(field, name))
+
+    def _elements(self, field: int, name: str) -> Iterator[tuple[int, str]]:
+        target = self._target(field, name)
+        if target is None:
+            return
+        start, count = self._buffer.vector(target[0], 4, target[1])
+        self._buffer.spend(count, target[1])
+        for i in range(count):
+            label = f"{name} {i}"
+            yield self._buffer.follow(start + 4 * i, label), label
+
+    def extent(self, start: int, length: int, name: str) -> memoryview:
+        """Bytes of the file from ``start``, for formats that keep data outside of the flatbuffer."""
+        if start < 0 or length < 0 or start + length > self._buffer.size:
+            raise self.damaged(f"{name} reaches beyond the end of the file")
+        return self._buffer.data[start : start + length]

@@ -1,0 +1,154 @@
+"""What ``delegraph.lower`` returns: a program that can be called, verified, reported on, saved."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from .backend import NamedDataStoreOutput
+from .discovery.registry import Registry
+from .engine.decompose.trace import TRACING
+from .errors import InputError, OptionError
+from .exported_program import written_targets
+from .program.delegates import DelegateDebug, DelegateInfo, delegate_map, merged_named_data
+from .program.executor import Delegates, Executable, OnMissingRuntime
+from .program.lowered_module import LoweredBackendModule
+from .program.types import Program
+from .program.verify import Verification, compare
+from .report.model import Report
+
+
+class LoweredProgram:
+    """What ``lower`` returns: runs on this host, reports, verifies and saves."""
+
+    def __init__(
+        self,
+        programs: dict[str, ExportedProgram],
+        eager: dict[str, Program],
+        delegates: list[DelegateInfo],
+        report: Report,
+        registry: Registry,
+        on_missing_runtime: OnMissingRuntime,
+    ) -> None:
+        self.report, self.delegates = report, delegates
+        self._programs, self._eager, self._registry = programs, eager, registry
+        loaded = Delegates(registry, on_missing_runtime)
+        self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods, in the order in which they were given."""
+        return list(self._programs)
+
+    def exported_program(self, name: str = "forward") -> ExportedProgram:
+        """The program of a method, with calls of its delegates."""
+        return self._programs[self._known(name)]
+
+    @property
+    def named_data(self) -> NamedDataStoreOutput:
+        """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
+        return merged_named_data(self._programs.values())
+
+    @property
+    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
+        """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
+        return {m: delegate_map(p) for m, p in self._programs.items()}
+
+    def method(self, name: str) -> Executable:
+        """A method to call with the arguments of the module that it came from."""
+        return self._methods[self._known(name)]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method(self._only())(*args, **kwargs)
+
+    def instance(self) -> LoweredProgram:
+        """The same program with buffers of its own, in their initial state: one for each thread, stream or session.
+
+        Weights, generated code and delegates that keep no state are shared.
+        """
+        return self._with({m: method.instance() for m, method in self._methods.items()})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
+        """As ``instance``, with the buffers as they are now. Raises InputError if a delegate keeps state."""
+        return self._with({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
+
+    def _with(self, methods: dict[str, Executable]) -> LoweredProgram:
+        made = copy.copy(self)
+        made._methods = methods
+        return made
+
+    def verify(self, *args: Any, method: str | None = None, **kwargs: Any) -> Verification:
+        """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both.
+
+        The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
+        """
+        name = self._known(method or self._only())
+        got = self._methods[name].instance()(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        with TRACING, torch.no_grad(), _state_kept(self._eager[name], self._written(name)) as eager:
+            returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
+        return compare(got, wanted)
+
+    def _written(self, name: str) -> set[str]:
+        """Buffers that a method writes, itself or in its delegates."""
+        kept = {target for d in self.delegates if d.method == name for target in d.module.state}
+        return kept | written_targets(self._programs[name])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program in the format of the path's suffix; a backend's own format holds one whole delegate."""
+        suffix = Path(path).suffix
+        if suffix == ".pte":
+            hint = "save a whole delegate in its backend's own format, such as .tosa"
+            raise OptionError("option-invalid", "this version does not write .pte files yet", hint=hint)
+        self._whole_delegate(suffix).save(path)
+
+    def _whole_delegate(self, suffix: str) -> DelegateInfo:
+        for info in self.delegates if len(self.delegates) == 1 and not self.report.host_operators else ():
+            formats = self._registry.spec(info.backend_id).formats
+            if suffix in formats:
+                return info
+            text = f"{info.backend_id} has no {suffix or 'suffixless'} format; it writes {', '.join(formats) or 'none'}"
+            raise OptionError("option-invalid", text)
+        count, host = len(self.delegates), self.report.host_operators
+        text = f"a {suffix} file holds one delegate and no host operator; this program has {count} and {host}"
+        hint = "save each with lowered.delegates[k].save(path); the report says what stayed on the host, and why"
+        raise InputError("not-fully-delegated", text, hint=hint)
+
+    def _known(self, name: str) -> str:
+        if name not in self._programs:
+            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
+        return name
+
+    def _only(self) -> str:
+        if len(self._programs) > 1 and "forward" not in self._programs:
+            raise InputError("input-invalid", f"name the method: lowered.method(name)(...); methods: {self.methods}")
+        return "forward" if "forward" in self._programs else self.methods[0]
+
+
+@contextmanager
+def _state_kept(eager: Program, written: Collection[str]) -> Iterator[Callable[..., Any]]:
+    """``eager`` as a callable; buffers that a call writes get their values back, also those of delegates in it."""
+    module = eager.module(check_guards=False) if isinstance(eager, ExportedProgram) else eager
+    kept = {k: v.detach().clone() for k, v in _named_tensors(module) if k in written}
+    inside = [t for m in module.modules() if isinstance(m, LoweredBackendModule) for t in m.state_tensors()]
+    before = [t.detach().clone() for t in inside]
+    try:
+        yield module
+    finally:
+        for name, tensor in _named_tensors(module):  # the model may have put another tensor in a buffer's place
+            if name in kept:
+                tensor.data.copy_(kept[name])
+        for tensor, value in zip(inside, before, strict=True):
+            tensor.data.copy_(value)
+
+
+def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()

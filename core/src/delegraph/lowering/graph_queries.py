@@ -1,0 +1,74 @@
+"""What a lowered graph has delegated, and what it has not (names as in ExecuTorch)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..backend import CompileSpec
+from ..program.delegates import delegate_calls
+from ..program.lowered_module import LoweredBackendModule
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+
+
+def get_delegates(graph: Graph) -> list[Node]:
+    """The ``get_attr`` nodes of the lowered modules that ``graph`` calls, in graph order."""
+    called = {n.args[0] for n in graph.nodes if n.target is _CALL_DELEGATE}
+    return [n for n in graph.nodes if n in called]
+
+
+def get_non_lowered_nodes(graph: Graph) -> list[Node]:
+    """The calls that the host computes: neither calls of delegates, nor what unpacks their results."""
+    return [n for n in graph.nodes if n.op == "call_function" and n.target is not _CALL_DELEGATE and not _unpacks(n)]
+
+
+def _unpacks(node: Node) -> bool:
+    producer = node.args[0] if node.target is operator.getitem else None
+    return isinstance(producer, Node) and producer.target is _CALL_DELEGATE
+
+
+def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:
+    """Name, lowered module and ``get_attr`` node of every delegate of the graph, but not of its branches."""
+    nodes = get_delegates(graph_module.graph)
+    return [(str(n.target), graph_module.get_submodule(str(n.target)), n) for n in nodes]  # type: ignore[misc]
+
+
+def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBackendModule]:
+    """Every lowered module that the graph, or a branch in it, calls; each once."""
+    return list(dict.fromkeys(module for _, module in delegate_calls(graph_module)))
+
+
+def get_delegated_payload(graph_module: GraphModule) -> dict[str, tuple[str, list[CompileSpec], bytes]]:
+    """Name of each delegate of the graph -> backend id, compile specs, and what the backend made of it."""
+    delegates = get_lowered_submodules(graph_module)
+    return {name: (m.backend_id, list(m.compile_specs), m.processed_bytes) for name, m, _ in delegates}
+
+
+def format_delegated_graph(graph_module: GraphModule) -> str:
+    """The graph as text, each delegate followed by its backend and by the graph that it stands for."""
+    return "\n".join(_lines(graph_module))
+
+
+def _lines(graph_module: GraphModule, indent: str = "") -> Iterator[str]:
+    delegates = {node: module for _, module, node in get_lowered_submodules(graph_module)}
+    bodies = dict(_bodies(graph_module))
+    yield f"{indent}graph():"
+    for node in graph_module.graph.nodes:
+        text = node.format_node()
+        yield from () if text is None else (f"{indent}  {text}",)
+        if node in delegates:
+            module = delegates[node]
+            yield f"{indent}    backend_id: {module.backend_id}"
+            yield from _lines(module.original_module.graph_module, indent + "    ")
+        elif node in bodies:
+            yield from _lines(bodies[node], indent + "    ")
+
+
+def _bodies(graph_module: GraphModule) -> list[tuple[Node, GraphModule]]:
+    """The branches and loop bodies of the graph."""
+    found = [(n, getattr(graph_module, str(n.target), None)) for n in graph_module.graph.nodes if n.op == "get_attr"]
+    return [(n, body) for n, body in found if isinstance(body, GraphModule)]

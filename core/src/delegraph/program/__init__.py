@@ -1,0 +1,1 @@
+"""The parts of a lowered program: delegates, call spec, executor, verification."""

@@ -1,0 +1,246 @@
+"""How callers call a program: their arguments as a flat list, and the call of a delegate that is a whole program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec, OutputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, output_values, placeholders, user_inputs
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+
+
+def flat_arguments(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of a call's arguments. Raises InputError, with both forms, if they are not of the form ``spec``."""
+    ordered = _ordered(kwargs, spec)
+    flat, given = pytree.tree_flatten((tuple(args), ordered))
+    if spec is not None and given != spec:
+        text = f"the program takes {_described(spec)}; it was given {_described(given)}"
+        raise InputError("input-invalid", text)
+    return flat
+
+
+def _ordered(kwargs: Mapping[str, Any], spec: pytree.TreeSpec | None) -> dict[str, Any]:
+    """Keyword arguments in the order in which the program was exported with them."""
+    known = list(spec.child(1).context or []) if spec is not None else []
+    unknown = [k for k in kwargs if k not in known]
+    if unknown:
+        raise InputError("input-invalid", f"unknown keyword argument {unknown[0]!r}; the program takes {known}")
+    return {k: kwargs[k] for k in known if k in kwargs}
+
+
+def _described(spec: pytree.TreeSpec) -> str:
+    args, kwargs = spec.child(0), spec.child(1)
+    named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
+    leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
+    return f"{args.num_children} positional inputs{leaves}{named}"
+
+
+def check_fixed(name: str, wanted: Any, value: Any) -> None:
+    """Raise InputError if an argument that is no tensor is not what the program was exported for."""
+    if not _is_fixed(wanted, value):
+        raise InputError("input-invalid", f"input {name} {_wanted(wanted)}; it is {_given(value)}")
+
+
+class TensorCheck:
+    """What a tensor has to be, prepared so that looking at one costs next to nothing."""
+
+    def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
+        self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
+        self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
+
+    def fits(self, value: Any) -> bool:
+        """Dense, of the dtype, with the sizes that are fixed, in memory of the device (None: in any memory)."""
+        kind = type(value)
+        if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):
+            return False
+        if value.dtype is not self.dtype or value.layout is not torch.strided:
+            return False
+        device = value.device.type
+        if device == "meta" if self.device is None else device != self.device:
+            return False
+        return value.shape == self._shape if self._shape is not None else self._agrees(value.shape)
+
+    def _agrees(self, shape: torch.Size) -> bool:
+        """Symbolic sizes agree with any: comparing one with a number would fix it in the program."""
+        pairs = zip(self.sizes, shape, strict=False)
+        return len(self.sizes) == len(shape) and all(w == g for w, g in pairs if isinstance(w, int))
+
+
+def _is_plain(kind: type[torch.Tensor]) -> bool:
+    """Whether it computes as a tensor does; subclasses with a dispatch of their own may hold no memory at all."""
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+class Arguments:
+    """A call's arguments as the flat list that a program takes, checked; prepared once a program."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._spec = program.call_spec.in_spec
+        self._leaves = [(n.name, n.meta.get("val")) for n in user_inputs(program)]
+        self._fits = [_leaf_check(wanted) for _, wanted in self._leaves]
+        parts = self._spec.children() if self._spec is not None else []
+        self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
+        self._count = parts[0].num_children if self._plain else 0
+        self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Raises InputError if the structure, or a leaf, is not as the program was exported for it."""
+        if self._plain and len(args) == self._count and (kwargs.keys() == self._names.keys()):
+            flat = [*args, *(kwargs[name] for name in self._names)]
+            if all(fits(value) for fits, value in zip(self._fits, flat, strict=True)):
+                return flat  # no leaf contains anything, so there is no structure to look at
+        flat = flat_arguments(self._spec, args, kwargs)
+        for (name, wanted), fits, value in zip(self._leaves, self._fits, flat, strict=True):
+            if not fits(value):
+                raise InputError("input-invalid", f"input {name} {_wanted(wanted)}; it is {_given(value)}")
+        return flat
+
+
+def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
+    if isinstance(wanted, torch.Tensor) and wanted.layout is not torch.strided:
+        return partial(_is_sparse_as, wanted)
+    if isinstance(wanted, torch.Tensor):
+        return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
+    if isinstance(wanted, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return lambda value: isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return partial(_is_fixed, wanted)
+
+
+def _is_sparse_as(wanted: torch.Tensor, value: Any) -> bool:
+    """Whether ``value`` has the layout that the program was exported with, where that is not the dense one."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return (value.layout, value.dtype, value.shape) == (wanted.layout, wanted.dtype, wanted.shape)
+
+
+def _is_fixed(wanted: Any, value: Any) -> bool:
+    """A value without a type of its own, such as an object, is the program's matter."""
+    if not isinstance(wanted, (int, float, bool, str, type(None))):
+        return True
+    return not isinstance(value, torch.Tensor) and bool(value == wanted)
+
+
+def _wanted(wanted: Any) -> str:
+    if isinstance(wanted, torch.Tensor):
+        where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
+        return f"is to be {wanted.dtype} of shape {list(wanted.shape)}{where}"
+    return "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
+
+
+def _given(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
+    layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    where = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"{kind}{layout}{value.dtype} of shape {list(value.shape)}{where}"
+
+
+def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
+    """How results become what the program returns. A single value and a plain tuple do without torch's walk."""
+    if spec.is_leaf():
+        return lambda values: values[0]
+    if spec.type is tuple and all(child.is_leaf() for child in spec.children()):
+        return tuple
+    return partial(pytree.tree_unflatten, treespec=spec)
+
+
+class Origin(NamedTuple):
+    """Where a value comes from: the delegate's k-th result, the k-th leaf of the caller's arguments, or it is fixed."""
+
+    kind: Literal["result", "input", "fixed"]
+    at: Any
+
+
+@dataclass(frozen=True)
+class WholeCall:
+    """How a program is called that is one delegate and nothing else.
+
+    ``takes``: where the delegate's inputs come from; leaves of the caller's arguments that nothing uses are not there.
+    ``returns``: where the leaves of what is returned come from. ``writes``: positions of the leaves that are written in
+    place, and where their new values come from. ``fixed``: name and value of those that are no tensors, by position.
+    """
+
+    in_spec: pytree.TreeSpec | None
+    out_spec: pytree.TreeSpec
+    takes: tuple[Origin, ...]
+    returns: tuple[Origin, ...]
+    writes: tuple[tuple[int, Origin], ...]
+    fixed: Mapping[int, tuple[str, Any]]
+
+    def call(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call ``delegate`` with the caller's arguments; the results in the program's own structure."""
+        flat = flat_arguments(self.in_spec, args, kwargs)
+        for position, (name, wanted) in self.fixed.items():
+            check_fixed(name, wanted, flat[position])
+        results = delegate(*(_value(o, (), flat) for o in self.takes))
+        for position, origin in self.writes:
+            flat[position].copy_(_value(origin, results, flat))
+        return pytree.tree_unflatten([_value(o, results, flat) for o in self.returns], self.out_spec)
+
+
+def _value(origin: Origin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
+    places: dict[str, Sequence[Any]] = {"result": results, "input": flat}
+    return places[origin.kind][origin.at] if origin.kind in places else origin.at
+
+
+def whole_call(program: ExportedProgram) -> WholeCall:
+    """Read the call off a program in which one delegate computes everything.
+
+    Raises InputError if there is no such delegate, or a buffer that it cannot keep.
+    """
+    call = _only_call(program)
+    _check_state(program)
+    leaves = {n: k for k, n in enumerate(user_inputs(program))}
+    position = {n.name: k for n, k in leaves.items()}
+    origin = partial(_origin, program, leaves, dict(placeholders(program)))
+    specs = program.graph_signature.output_specs
+    sources = [(s, origin(v)) for s, v in zip(specs, output_values(program), strict=True)]
+    return WholeCall(
+        program.call_spec.in_spec,
+        program.call_spec.out_spec,
+        takes=tuple(origin(n) for n in call.args[1:]),
+        returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
+        writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
+        fixed={k: (n.name, n.meta.get("val")) for n, k in leaves.items() if not _varies(n)},
+    )
+
+
+def _only_call(program: ExportedProgram) -> Node:
+    calls: list[Node] = [n for n in program.graph.nodes if n.target is _CALL_DELEGATE]
+    if len(calls) != 1:
+        text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
+        raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
+    return calls[0]
+
+
+def _check_state(program: ExportedProgram) -> None:
+    for target in (s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES):
+        text = f"the program writes {target}, but no delegate computes its new value, so none can keep it"
+        raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
+
+
+def _origin(
+    program: ExportedProgram, leaves: Mapping[Node, int], specs: Mapping[Node, InputSpec], value: Any
+) -> Origin:
+    if not isinstance(value, Node):
+        return Origin("fixed", value)
+    if value in leaves:
+        return Origin("input", leaves[value])
+    if value.op == "placeholder":
+        return Origin("fixed", constant_tensor(program, specs[value]))
+    return Origin("result", value.args[1])  # a getitem of the one call
+
+
+def _varies(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))

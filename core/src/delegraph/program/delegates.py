@@ -1,0 +1,102 @@
+"""The delegates of a program, wherever they are called: at its top, or in a branch or the body of a loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from ..backend import NamedDataStore, NamedDataStoreOutput
+from ..io.atomic_write import write_whole
+from .lowered_module import Argument, LoweredBackendModule
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+
+
+@dataclass(frozen=True)
+class DelegateDebug:
+    """What a profiler needs to name a delegate's events: its backend, and debug identifier -> debug handles."""
+
+    backend_id: str
+    debug_handle_map: dict[Any, tuple[int, ...]]
+
+
+def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
+    """Calls of delegates with what they call: those of the program's own graph in its order, then those in bodies."""
+    return _calls(program if isinstance(program, GraphModule) else program.graph_module)
+
+
+def _calls(module: GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
+    bodies: dict[str, GraphModule] = {}
+    for node in module.graph.nodes:
+        attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(attribute, GraphModule):
+            bodies[str(node.target)] = attribute
+        if node.target is _CALL_DELEGATE:
+            owner: Any = node.args[0]
+            yield node, getattr(module, owner.target)
+    for body in bodies.values():
+        yield from _calls(body)
+
+
+def merged_named_data(programs: Iterable[ExportedProgram]) -> NamedDataStoreOutput:
+    """The named data of all delegates of ``programs``, equal contents once, as one file holds it.
+
+    Raises NamedDataError if two delegates have different data under one key.
+    """
+    store = NamedDataStore()
+    modules = dict.fromkeys(module for program in programs for _, module in delegate_calls(program))
+    for module in modules:
+        if module.named_data_store_output is not None:
+            store.merge_named_data_store(module.named_data_store_output)
+    return store.get_named_data_store_output()
+
+
+def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
+    """Debug handle of each call of a delegate -> whose it is, and what its debug identifiers stand for.
+
+    The identifiers of two delegates may be the same; together with the call's handle they are unique in the program.
+    """
+    return {
+        node.meta["debug_handle"]: DelegateDebug(m.backend_id, dict(m.meta.get("debug_handle_map") or {}))
+        for node, m in delegate_calls(program)
+    }
+
+
+@dataclass(frozen=True)
+class DelegateInfo:
+    """One delegate of a lowered program: its place, its border, the calls that it stands for."""
+
+    method: str
+    name: str
+    module: LoweredBackendModule
+    nodes: tuple[Node, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def backend_id(self) -> str:
+        return self.module.backend_id
+
+    @property
+    def processed_bytes(self) -> bytes:
+        """The backend's blob."""
+        return self.module.processed_bytes
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """Run-time inputs in calling order."""
+        return self.module.inputs
+
+    @property
+    def outputs(self) -> tuple[Argument, ...]:
+        """Outputs in calling order."""
+        return self.module.outputs
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the blob to ``path``, whole or not at all."""
+        write_whole(path, self.module.blob)

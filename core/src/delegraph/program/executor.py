@@ -1,0 +1,244 @@
+"""Running a lowered program on this host: delegates through their runtimes, the rest in torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from ..discovery.attribution import AtWork, place_of
+from ..errors import ContractViolation, InputError, NoRuntime
+from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
+from ..runtime import BackendRuntime, Delegate
+from ..source import source_of
+from .call_spec import Arguments, TensorCheck, packer
+from .delegates import delegate_calls
+from .graph_code import GraphCode
+from .layouts import Layout, arrange, output_layouts, pinned_inputs, result_layouts, same_strides
+from .lowered_module import Argument, LoweredBackendModule
+
+if TYPE_CHECKING:
+    from ..discovery.registry import Registry
+
+OnMissingRuntime = Literal["error", "eager"]
+_BUILDING = threading.RLock()
+_TURNS: WeakKeyDictionary[type[BackendRuntime], threading.RLock] = WeakKeyDictionary()
+"""Held while a runtime that is not thread-safe loads or runs."""
+
+
+class Delegates:
+    """The delegates of a program, each loaded once; one that keeps state, once for every ``fresh()``."""
+
+    def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
+        self.registry, self.on_missing = registry, on_missing
+        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
+        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
+
+    def fresh(self) -> Delegates:
+        """The same delegates, those that keep state in their initial state."""
+        made = Delegates(self.registry, self.on_missing)
+        made._loaded = self._loaded
+        return made
+
+    def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
+        """What a call of ``module`` calls."""
+        table = self._stateful if module.state else self._loaded
+        return table.setdefault(module, LoadedDelegate(module, self))
+
+
+class LoadedDelegate:
+    """A blob in its runtime, loaded with the first call; the one place where a plugin's runtime runs.
+
+    Raises ContractViolation if results are not of the recorded types.
+    """
+
+    def __init__(self, module: LoweredBackendModule, delegates: Delegates) -> None:
+        self._module, self._delegates = module, delegates
+        self._checks = [_result_check(a) for a in module.outputs]
+        self._turn: Any = threading.RLock()
+        self._run: Delegate | None = None
+        self._copies = False
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        run = self._run or self._load()
+        if not self._copies:
+            return self._checked(run(*args))
+        with self._turn:
+            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in self._checked(run(*args)))
+
+    def _load(self) -> Delegate:
+        try:
+            runtime = self._delegates.registry.runtime_for(self._module.backend_id)
+        except NoRuntime:
+            if self._delegates.on_missing == "eager":
+                return self._eager()
+            raise
+        if not runtime.thread_safe:
+            with _BUILDING:
+                self._turn = _TURNS.setdefault(runtime, threading.RLock())
+        with self._turn:
+            if self._run is None:
+                run = self._loaded(runtime)
+                self._copies, self._run = not runtime.thread_safe, run
+            return self._run
+
+    def _loaded(self, runtime: type[BackendRuntime]) -> Delegate:
+        module, registry = self._module, self._delegates.registry
+        load, call = (AtWork(runtime, doing, *place_of(module), registry) for doing in ("load", "delegate"))
+        with load:
+            return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
+
+    def _eager(self) -> Delegate:
+        """Not torch's module, which writes state into the program's tensors, and insists on the recorded strides."""
+        with self._turn:
+            self._run = self._run or Executable(self._module.original_module, self._delegates)
+            return self._run
+
+    def _checked(self, results: Any) -> tuple[Any, ...]:
+        listed = results if isinstance(results, (tuple, list)) else ()
+        if len(listed) == len(self._checks) and all(fits(r) for fits, r in zip(self._checks, listed, strict=True)):
+            return tuple(listed)
+        given = [_type_of(r) for r in results] if isinstance(results, (tuple, list)) else type(results).__name__
+        wanted = [_type_of(a) for a in self._module.outputs]
+        text = f"the runtime of {self._module.backend_id} returned {given}; the calling convention says {wanted}"
+        raise ContractViolation("contract-violation", text)
+
+
+def _result_check(wanted: Argument) -> Callable[[Any], bool]:
+    if wanted.dtype is None:
+        return lambda value: not isinstance(value, torch.Tensor)
+    return TensorCheck(wanted.dtype, wanted.shape or ()).fits
+
+
+def _type_of(value: Any) -> Any:
+    described = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
+    return (value.dtype, tuple(value.shape or ())) if described else "number"
+
+
+class Method:
+    """What all instances of a method share: how it is called, and its code, which the first call generates."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.arguments, self.pack = Arguments(program), packer(program.call_spec.out_spec)
+        specs = list(enumerate(program.graph_signature.output_specs))
+        names = [n.name for n in user_inputs(program)]
+        self.copied = [(k, names.index(str(s.target))) for k, s in specs if s.kind is OutputKind.USER_INPUT_MUTATION]
+        self.stored = [(k, str(s.target)) for k, s in specs if s.kind in STATE_WRITES]
+        self.keeps_state = bool(self.stored) or any(m.state for _, m in delegate_calls(program))
+
+    @cached_property
+    def code(self) -> GraphCode:
+        """A function of the buffers that are written, and then of the user's inputs."""
+        written = written_targets(self.program)
+        constants, state = {}, []
+        for node, spec in placeholders(self.program):
+            if spec.target in written:
+                state.append(node)
+            elif spec.kind is not InputKind.USER_INPUT:
+                constants[node] = constant_tensor(self.program, spec)
+        module = self.program.graph_module
+        layouts = result_layouts(module, state)
+        return GraphCode(module, [*state, *user_inputs(self.program)], constants, layouts)
+
+    @cached_property
+    def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
+        """The buffers that are written, in calling order: the program's tensors, and where they are seen in memory."""
+        specs = [(n, s) for n, s in placeholders(self.program) if s.target in written_targets(self.program)]
+        return {str(s.target): (constant_tensor(self.program, s), Layout.of(n.meta.get("val"), True)) for n, s in specs}
+
+    @cached_property
+    def returned(self) -> list[tuple[int, Layout | None]]:
+        """The outputs that the caller gets, and the layouts of those that delegates had a part in."""
+        pairs = zip(self.program.graph_signature.output_specs, output_layouts(self.program), strict=True)
+        return [(k, layout) for k, (spec, layout) in enumerate(pairs) if spec.kind not in MUTATIONS]
+
+    @cached_property
+    def pinned(self) -> list[tuple[int, Node, Node]]:
+        """Positions of inputs that have to come with the recorded strides, and the operators that read them."""
+        found = pinned_inputs(self.program)
+        return [(k, n, found[n]) for k, n in enumerate(user_inputs(self.program)) if n in found]
+
+
+class Executable:
+    """One method, ready to be called with the arguments of the exported module, by any number of threads.
+
+    Buffers that the program or its delegates write live here from the first call on; the caller's module is not
+    touched. Calls that write such buffers are made one after the other.
+    """
+
+    def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
+        self._method = program if isinstance(program, Method) else Method(program)
+        self.program = self._method.program
+        self._delegates = delegates.fresh() if delegates is not None else None
+        self._turn: AbstractContextManager[Any] = threading.RLock() if self._method.keeps_state else nullcontext()
+        self._state: dict[str, torch.Tensor] = {}
+        self._run: Callable[..., Any] | None = None
+
+    def instance(self) -> Executable:
+        """The same method with buffers of its own, in their initial state."""
+        return Executable(self._method, self._delegates)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
+        """With a copy of the buffers. Raises InputError if a delegate keeps state, which only its runtime knows."""
+        if any(m.state for _, m in delegate_calls(self.program)):
+            text = "a program with delegates that keep state cannot be copied: their runtimes have the state"
+            raise InputError("input-invalid", text, hint="lowered.instance() starts from the initial state")
+        made = self.instance()
+        with self._turn:
+            made._state = {k: v.clone() for k, v in self._state.items()}
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = self._method.arguments(args, kwargs)
+        with self._turn, torch.no_grad():
+            run = self._run or self._prepare()
+            for position, node, reader in self._method.pinned:
+                _check_strides(node, flat[position], reader)
+            results = run(*self._state.values(), *flat)
+            return self._method.pack(self._finish(results, flat))
+
+    def _prepare(self) -> Callable[..., Any]:
+        with _BUILDING:
+            if self._run is None:
+                for name, (tensor, layout) in self._method.initial.items():
+                    self._state.setdefault(name, _arranged(tensor.detach().clone(), layout))
+                self._run = self._method.code.function(self._bind)
+            return self._run
+
+    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        assert self._delegates is not None, "a program with delegates is run without their runtimes"
+        return self._delegates(module)
+
+    def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
+        """Store what the signature calls mutations; return the rest."""
+        for k, position in self._method.copied:
+            flat[position].copy_(results[k])
+        for k, name in self._method.stored:
+            self._state[name] = _arranged(results[k], self._method.initial[name][1])
+        return [results[k] if layout is None else arrange(results[k], layout) for k, layout in self._method.returned]
+
+
+def _arranged(value: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    made: torch.Tensor = value if layout is None else arrange(value, layout)
+    return made
+
+
+def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
+    layout = Layout.of(node.meta["val"])
+    wanted = value.stride() if layout is None else layout.strides_for(value.shape)
+    if not same_strides(value, wanted):
+        text = (
+            f"input {node.name} has the strides {list(value.stride())}; it was exported with {list(wanted)}, on which"
+        )
+        text += f" the result of {reader.target} depends"
+        hint = "give the input in the layout of the example, or export with one in this layout"
+        raise InputError("input-invalid", text, reader, source_of(reader), hint)

@@ -1,0 +1,261 @@
+"""Where a value's place in memory can be seen, and how it gets the recorded one there.
+
+A graph was recorded with certain strides. Kernels on the host keep them; delegates may return others. That shows in
+operators that read memory or its order (``as_strided``, random numbers, custom operators), in delegates that were
+compiled with them, and in what the caller gets. A static scan finds these positions once, so that no call pays for it
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from ..errors import Unsupported
+from ..exported_program import output_node, user_inputs
+from ..source import source_of
+from .lowered_module import LoweredBackendModule
+
+aten = torch.ops.aten
+READ_MEMORY = frozenset(
+    {
+        aten.as_strided.default,
+        aten.as_strided_copy.default,
+        aten.as_strided_scatter.default,
+        aten._reshape_alias.default,
+        aten._reshape_alias_copy.default,
+        aten.sym_stride.int,
+        aten.sym_storage_offset.default,
+    }
+)
+"""What these compute depends on strides."""
+_WANT_STRIDES = frozenset({aten.view.dtype, aten.view_as_complex.default})
+"""These refuse some strides."""
+_VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed"})
+"""Namespaces whose other operators compute the same whatever the strides; operators of users may read memory."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Strides, and where somebody may read memory the offset in it.
+
+    ``strides`` is None if they depend on sizes known at run time; the value is then dense, and ``order`` has its
+    dimensions, innermost first.
+    """
+
+    strides: tuple[int, ...] | None
+    order: tuple[int, ...] = ()
+    offset: int | None = None
+
+    @classmethod
+    def of(cls, val: Any, with_offset: bool = False) -> Layout | None:
+        """The layout of a recorded value; None for what is no strided tensor, or not dense and of symbolic strides."""
+        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+            return None
+        start = val.storage_offset() if with_offset else None
+        offset = start if isinstance(start, int) else None
+        if all(isinstance(s, int) for s in val.stride()):
+            return cls(tuple(val.stride()), offset=offset)
+        order = _dense_order(val)
+        return None if order is None else cls(None, order, offset)
+
+    def strides_for(self, shape: torch.Size) -> tuple[int, ...]:
+        """The strides of a value of this shape."""
+        if self.strides is not None:
+            return self.strides
+        found, step = [0] * len(shape), 1
+        for dim in self.order:
+            found[dim] = step
+            step *= max(shape[dim], 1)
+        return tuple(found)
+
+
+def _dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
+    """Symbolic sizes are compared by their text: to compare their values would fix them."""
+    order: list[int] = []
+    step: Any = 1
+    for _ in range(val.dim()):
+        fitting = [d for d in range(val.dim()) if d not in order and str(val.stride(d)) == str(step)]
+        if not fitting:
+            return None
+        order.append(next((d for d in fitting if str(val.shape[d]) == "1"), fitting[-1]))
+        step = step * val.shape[order[-1]]
+    return tuple(order)
+
+
+def arrange(value: Any, layout: Layout) -> Any:
+    """``value`` itself if it has the layout, else a copy of it that has."""
+    strides = layout.strides if layout.strides is not None else layout.strides_for(value.shape)
+    if value.stride() == strides and (layout.offset is None or value.storage_offset() == layout.offset):
+        return value
+    if layout.offset is None and same_strides(value, strides):
+        return value.as_strided(value.shape, strides)
+    return _copied(value, strides, layout.offset or 0)
+
+
+def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether the elements are where ``strides`` say; of a dimension of one element they say nothing."""
+    sizes = zip(value.shape, value.stride(), strides, strict=True)
+    return not value.numel() or all(size == 1 or have == want for size, have, want in sizes)
+
+
+def _copied(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
+    extent = 1 + sum((size - 1) * s for size, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
+    made = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
+    target = made
+    for dim in (d for d, s in enumerate(strides) if s == 0 and value.shape[d]):  # one element of memory for them all
+        target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    target.copy_(value)
+    return made
+
+
+def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: bool = False) -> dict[Node, Layout]:
+    """Results of delegates, and of other calls with bodies, whose place in memory somebody can see in the graph.
+
+    Also what is computed on the host and read by place: a replaced kernel, or an operand of it, may have other strides.
+    ``outward``: whoever gets the graph's outputs can see it as well. ``state``: inputs that are copies of the program's
+    buffers. Raises Unsupported if an operator reads memory that is neither in a result nor in a buffer.
+    """
+    readers = [n for n in module.graph.nodes if _reads(n, module, _sees_layout)]
+    seen = _ancestors([*readers, *([output_node(module.graph)] if outward else [])])
+    roots = {n: _root(n) for n in readers if _reads_memory(n)}
+    wanted = {*(n for n in seen if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
+    for reader, root in roots.items():
+        _check_memory(reader, root, state)
+    found = {n: Layout.of(n.meta.get("val"), with_offset=True) for n in wanted}
+    return {n: layout for n, layout in found.items() if layout is not None}
+
+
+def body_layouts(owner: Node, body: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
+    """The same of a body that ``owner`` holds: its outputs are seen if the call's results are, or if it is a loop's."""
+    calls = [u for u in owner.users if u in known or any(r in known for r in u.users)]
+    outward = bool(calls) or any(_reads(n, body, _sees_layout) for n in body.graph.nodes)
+    return result_layouts(body, outward=outward)
+
+
+def output_layouts(program: ExportedProgram) -> list[Layout | None]:
+    """The layouts of those outputs that delegates had a part in. The others have what eager gives them."""
+    touched: set[Node] = set()
+    for node in program.graph.nodes:
+        if _is_opaque(node) or not touched.isdisjoint(node.all_input_nodes):
+            touched.add(node)
+    values: Any = output_node(program.graph).args[0]
+    return [Layout.of(v.meta.get("val")) if isinstance(v, Node) and v in touched else None for v in values]
+
+
+def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
+    """Inputs on whose strides numbers depend that are not read directly -> the operator that reads them.
+
+    A view of an input is read as in eager, whatever its strides. After a computation the strides are those that were
+    recorded, or that a delegate returns, and no longer what eager would have.
+    """
+    module, inputs = program.graph_module, set(user_inputs(program))
+    found: dict[Node, Node] = {}
+    seen: set[tuple[Node, bool]] = set()
+    waiting = [
+        (given, reader, _is_opaque(reader))
+        for reader in module.graph.nodes
+        if _reads(reader, module, _reads_memory)
+        for given in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
+    ]
+    while waiting:
+        node, reader, computed = waiting.pop()
+        if (node, computed) not in seen:
+            seen.add((node, computed))
+            if node in inputs and computed:
+                found.setdefault(node, reader)
+            waiting += [(given, reader, computed or not _is_view(node)) for given in node.all_input_nodes]
+    return found
+
+
+def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -> bool:
+    """Whether a call satisfies ``predicate``, or something in its bodies or in its delegate does."""
+    inside = ((n, inner) for inner in _inside(node, module) for n in inner.graph.nodes)
+    return predicate(node) or any(_reads(n, inner, predicate) for n, inner in inside)
+
+
+def _inside(node: Node, module: GraphModule) -> Iterator[GraphModule]:
+    for owner in node.all_input_nodes if _is_opaque(node) else ():
+        held = getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
+        if isinstance(held, LoweredBackendModule):
+            yield held.original_module.graph_module
+        elif isinstance(held, GraphModule):
+            yield held
+
+
+def _is_opaque(node: Node) -> bool:
+    """Whether a delegate, or a body that may contain one, computes the node."""
+    return isinstance(node.target, HigherOrderOperator)
+
+
+def _is_opaque_result(node: Node) -> bool:
+    single = _is_opaque(node) and isinstance(node.meta.get("val"), torch.Tensor)
+    return single or (node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes)))
+
+
+def _reads_memory(node: Node) -> bool:
+    return node.target in READ_MEMORY
+
+
+def _sees_layout(node: Node) -> bool:
+    """Random numbers are drawn in memory's order."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    known = node.target.namespace in _VALUES_ONLY
+    drawn = torch.Tag.nondeterministic_seeded in node.target.tags
+    return node.target in READ_MEMORY or node.target in _WANT_STRIDES or drawn or not known
+
+
+def _is_view(node: Node) -> bool:
+    arguments = node.target._schema.arguments if isinstance(node.target, OpOverload) else []
+    return bool(arguments) and arguments[0].alias_info is not None
+
+
+def _ancestors(nodes: list[Node]) -> set[Node]:
+    found: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _root(reader: Node) -> Node:
+    """What the operand of a call is a view of, as far as the graph shows."""
+    root = reader.all_input_nodes[0]
+    while _is_view(root):
+        root = root.all_input_nodes[0]
+    return root
+
+
+def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
+    """A delegate returns the elements of its result, not the memory around them that eager would have there."""
+    if (root in state or _is_opaque_result(root)) and not _is_covered(root.meta["val"], reader.meta["val"]):
+        text = f"{reader.target} reads memory around {root.name}, which is not there in a lowered program"
+        hint = "index the tensor instead, or leave what it is a view of to the host"
+        raise Unsupported("unsupported", text, reader, source_of(reader), hint)
+
+
+def _is_covered(written: torch.Tensor, read: Any) -> bool:
+    places = [(v.shape, v.stride(), v.storage_offset()) for v in (written, read) if isinstance(v, torch.Tensor)]
+    numbers = [n for shape, strides, offset in places for n in (*shape, *strides, offset)]
+    if len(places) < 2:
+        return True  # a stride or an offset
+    if not all(isinstance(n, int) for n in numbers):
+        return False
+    if 0 in places[1][0]:
+        return True
+    extents = [o + 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) for shape, strides, o in places]
+    memory = torch.zeros(max(extents), dtype=torch.bool)
+    shape, strides, offset = places[0]
+    once = [1 if s == 0 else d for d, s in zip(shape, strides, strict=True)]
+    memory.as_strided(once, strides, offset).fill_(True)
+    return bool(memory.as_strided(*places[1]).all())

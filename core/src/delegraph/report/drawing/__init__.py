@@ -1,0 +1,22 @@
+"""Graphs as pictures in a page: boxes and wires, laid out in layers, as SVG. It imports neither torch nor a plugin."""
+
+from ...io.escape import printable, text
+from .condense import condensed
+from .picture import Box, Picture, Wire
+from .style import STYLE, TONES, head
+from .svg import figure, svg, swatch
+
+__all__ = [
+    "STYLE",
+    "TONES",
+    "Box",
+    "Picture",
+    "Wire",
+    "condensed",
+    "figure",
+    "head",
+    "printable",
+    "svg",
+    "swatch",
+    "text",
+]

@@ -1,0 +1,89 @@
+"""A picture as SVG to put into a page; colours come from the page's style sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unicodedata import east_asian_width
+
+from ...io.escape import lines, text
+from .condense import condensed
+from .layout import BELOW, LINE, PADDING, Layout, Leg, Place, laid_out
+from .picture import Box, Picture, Wire
+from .style import TONES
+
+_CHARACTERS = 31
+"""Columns of a line in a box; the whole line is in the tooltip."""
+
+
+def figure(picture: Picture, title: str) -> str:
+    """The drawing in a frame that scrolls, also by keyboard; of a large picture it is condensed, and that is said."""
+    small, left_out = condensed(picture)
+    note = f"<p>{text(left_out)}</p>\n" if left_out else ""
+    frame = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
+    return f"{note}{frame}\n{svg(small, f'{len(small.boxes)} boxes, {len(small.wires)} values')}</div>\n"
+
+
+def svg(picture: Picture, label: str) -> str:
+    """The drawing; ``label`` says to those who do not see it what it shows."""
+    layout = laid_out(picture)
+    size = f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width} {layout.height}"'
+    return "".join([f'<svg {size} role="group" aria-label="{text(label)}">\n', *_drawn(picture, layout), "</svg>\n"])
+
+
+def swatch(classes: str) -> str:
+    """A small box of the look that ``classes`` have, for a legend."""
+    box = '<rect x="2" y="2" width="22" height="12" rx="3"/>'
+    return f'<svg width="26" height="16" aria-hidden="true"><g class="{classes}">{box}</g></svg>'
+
+
+def look(box: Box) -> str:
+    """The classes of a box."""
+    kind = f"t{box.tone % TONES}" if box.kind == "backend" else box.kind
+    return f"{kind} marked" if box.marked else kind
+
+
+def _drawn(picture: Picture, layout: Layout) -> Iterator[str]:
+    for wire, legs in zip(picture.wires, layout.routes, strict=True):
+        if legs:
+            yield _wire(wire, legs)
+    for box, place in zip(picture.boxes, layout.places, strict=True):
+        yield _box(box, place)
+
+
+def _wire(wire: Wire, legs: list[Leg]) -> str:
+    """The line, and a broader one that nobody sees, to point at."""
+    path = "".join(map(_path, legs))
+    return f'<g><title>{text(wire.label)}</title><path class="wire" d="{path}"/><path class="near" d="{path}"/></g>\n'
+
+
+def _path(leg: Leg) -> str:
+    """Straight down beside the boxes of the row, then in a bow to the next row."""
+    bend, below = BELOW // 2, leg.y1 + leg.drop
+    down, arrow = f"V{below}" if leg.drop else "", "m-3 -6l3 6l3 -6" if leg.end else ""
+    return f"M{leg.x1} {leg.y1}{down}C{leg.x1} {below + bend} {leg.x2} {leg.y2 - bend} {leg.x2} {leg.y2}{arrow}"
+
+
+def _box(box: Box, place: Place) -> str:
+    area = f'<rect x="{place.x}" y="{place.y}" width="{place.width}" height="{place.height}" rx="4"/>'
+    free = _CHARACTERS - 2 * box.marked
+    shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.lines))
+    mark = f'<text class="mark" x="{place.x + place.width - 13}" y="{place.y + LINE}">!</text>' if box.marked else ""
+    tooltip = f"<title>{lines(box.tooltip or box.lines)}</title>"
+    drawn = f'<g class="{look(box)}">{tooltip}{area}{shown}{mark}</g>'
+    return f'<a href="#{box.link}">{drawn}</a>\n' if box.link else f"{drawn}\n"
+
+
+def _line(k: int, line: str, place: Place) -> str:
+    kind = ' class="title"' if k == 0 else ""
+    return f'<text{kind} x="{place.x + 7}" y="{place.y + PADDING + LINE * (k + 1) - 4}">{text(line)}</text>'
+
+
+def _short(line: str, room: int) -> str:
+    """As much as fits, counting what takes two columns as two; escapes of what does not print count in full."""
+    kept = ""
+    for character in line:
+        columns = 2 if east_asian_width(character) in "WF" else 1 if character.isprintable() else 6
+        if (room := room - columns) < 0:
+            return kept[:-1] + "…"
+        kept += character
+    return kept

@@ -1,0 +1,278 @@
+"""From a lowered program to pictures: the host's graph with its delegates, what is inside of each, and loop bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..exported_program import constant_placeholders, placeholders
+from ..program.lowered_module import LoweredBackendModule
+from ..source import source_of
+from .collect import NOT_TAGGED, host_calls, operator_name, refused_by
+from .drawing import Box, Picture, Wire
+from .model import DelegateRow, Origin, Report, by_count, counted, size_of
+
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+_LISTED = 6
+"""Kinds of operators that the box of a delegate lists."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One picture of a report: of a method, of a body of its control flow, or of the inside of a delegate."""
+
+    title: str
+    picture: Picture
+    id: str
+
+
+@dataclass(frozen=True)
+class MethodPictures:
+    """The method's own graph and its bodies, and the inside of each delegate by its name."""
+
+    graphs: list[Drawn]
+    delegates: dict[str, Drawn]
+
+
+def tones(report: Report) -> dict[str, int]:
+    """Backend -> number of its colour, for the backends that have delegates."""
+    return {name: k for k, name in enumerate(dict.fromkeys(row.backend for row in report.delegates))}
+
+
+def method_pictures(report: Report, method: str, prefix: str) -> MethodPictures | None:
+    """The pictures of one method, with ids that begin with ``prefix``; None if there is no program to draw."""
+    if method not in report.origin.programs:
+        return None
+    return _Method(report, method, prefix).pictures()
+
+
+class _Method:
+    """What the pictures of one method share: who owns which delegate, and why operators were refused."""
+
+    def __init__(self, report: Report, method: str, prefix: str) -> None:
+        self.origin: Origin = report.origin
+        self.method, self.prefix, self.tones = method, prefix, tones(report)
+        rows = {(row.method, row.name): row for row in report.delegates}
+        mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
+        self.delegates = [(rows[method, d.name], d) for d in mine]
+        self.numbers = {id(d.module): k for k, (_, d) in enumerate(self.delegates)}
+        self.graphs: list[Drawn] = []
+
+    def pictures(self) -> MethodPictures:
+        program = self.origin.programs[self.method]
+        hidden = constant_placeholders(program)
+        names = _output_names(program.graph_signature.output_specs)
+        self.draw(f"method {self.method}", program.graph_module, hidden, names, dict(placeholders(program)))
+        inside = {
+            row.name: Drawn(f"inside of {row.name}", _inside(row, info.nodes, self.tones[row.backend]), self.id(k))
+            for k, (row, info) in enumerate(self.delegates)
+        }
+        return MethodPictures(self.graphs, inside)
+
+    def id(self, delegate: int) -> str:
+        return f"{self.prefix}d{delegate}"
+
+    def draw(
+        self,
+        title: str,
+        root: GraphModule,
+        hidden: Iterable[Node] = (),
+        names: Sequence[str] = (),
+        specs: Mapping[Node, Any] | None = None,
+    ) -> str:
+        """Draw a graph, and after it those of its control flow; returns its id."""
+        place = len(self.graphs)
+        drawn = Drawn(title, Picture((), ()), f"{self.prefix}g{place}")
+        self.graphs.append(drawn)
+        picture = _Host(self, root, set(hidden), specs).picture(names)
+        self.graphs[place] = Drawn(title, picture, drawn.id)
+        return drawn.id
+
+
+class _Graph:
+    """Boxes and wires of one graph while it is read."""
+
+    def __init__(self) -> None:
+        self.boxes: list[Box] = []
+        self.made: dict[Node, int] = {}
+        self.uses: dict[Node, dict[int, None]] = {}
+
+    def add(self, box: Box, *makes: Node) -> int:
+        self.boxes.append(box)
+        self.made.update(dict.fromkeys(makes, len(self.boxes) - 1))
+        return len(self.boxes) - 1
+
+    def unpack(self, node: Node) -> bool:
+        """Whether ``node`` takes one of several results; then it is no box, but a value of the box that made them."""
+        maker = node.args[0] if getattr(node.target, "__name__", "") == "getitem" else None
+        if not isinstance(maker, Node) or maker not in self.made:
+            return False
+        self.made[node] = self.made[maker]
+        return True
+
+    def connect(self, values: Iterable[Node], user: int) -> None:
+        for value in values:
+            if value in self.made and self.made[value] != user:
+                self.uses.setdefault(value, {})[user] = None
+
+    def finished(self) -> Picture:
+        wires = [Wire(self.made[v], tuple(users), self.label(v)) for v, users in self.uses.items()]
+        return Picture(self.boxes, wires)
+
+    def label(self, value: Node) -> str:
+        return typed(value)
+
+
+class _Host(_Graph):
+    """The graph that the host runs."""
+
+    def __init__(self, method: _Method, root: GraphModule, hidden: set[Node], specs: Mapping[Node, Any] | None) -> None:
+        super().__init__()
+        self.method, self.root, self.hidden, self.specs = method, root, hidden, specs or {}
+        self.body = specs is None
+        self.rows: dict[Node, DelegateRow] = {}
+        self.host = set(host_calls(root.graph.nodes))
+
+    def picture(self, names: Sequence[str]) -> Picture:
+        for node in self.root.graph.nodes:
+            if node.op == "placeholder" and node not in self.hidden:
+                self.add(_border("input", f"input {self._holds(node)}", node), node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                self._outputs(node, names)
+        return self.finished()
+
+    def label(self, value: Node) -> str:
+        """With the name that a delegate's output has in the report."""
+        call, index = (*value.args, None, None)[:2]
+        row = self.rows.get(call) if isinstance(call, Node) else None
+        of = f", output {row.outputs[index].name} of {row.name}" if row and isinstance(index, int) else ""
+        return typed(value) + of
+
+    def _holds(self, node: Node) -> str:
+        target = getattr(self.specs.get(node), "target", None)
+        return f"buffer {target}" if target else node.name
+
+    def _call(self, node: Node) -> None:
+        if self.unpack(node):
+            return
+        if node.target is _CALL_DELEGATE:
+            box = self._delegate(node)
+        elif node in self.host:
+            box = self._operator(node)
+        else:
+            box = Box((f"cast of {node.all_input_nodes[0].name}", typed(node)), kind="border", owner="cast")
+        self.connect(node.all_input_nodes, self.add(box, node))
+
+    def _delegate(self, node: Node) -> Box:
+        module = _found(self.root, node.args[0])
+        number = self.method.numbers.get(id(module))
+        if number is None:
+            return Box((node.name, "delegate"), (node.name,), owner="delegate")
+        self.rows[node] = row = self.method.delegates[number][0]
+        return _delegate_box(row, self.method.tones[row.backend], self.method.id(number))
+
+    def _operator(self, node: Node) -> Box:
+        origin = self.method.origin
+        refusals = refused_by(node, origin.reasons.get(self.method.method, {}), origin.backends)
+        refusals = [r for r in refusals if r[2] != NOT_TAGGED or not self.body]  # not each body is offered to backends
+        tooltip = [*described(node, self.hidden), *(f"refused by {who}: {why}" for _, who, why in refusals)]
+        bodies = [(n.name, m) for n in node.all_input_nodes if isinstance(m := _found(self.root, n), GraphModule)]
+        ids = [self.method.draw(f"{name}, a body of {node.name}", module) for name, module in bodies]
+        shown = (_short(node), typed(node, named=False))
+        return Box(shown, tuple(tooltip), marked=bool(refusals), link="".join(ids[:1]), owner="host operator")
+
+    def _outputs(self, node: Node, names: Sequence[str]) -> None:
+        values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+        for k, value in enumerate(values):
+            if isinstance(value, Node):
+                self.connect([value], self.add(_border("output", names[k] if k < len(names) else f"output_{k}", value)))
+
+
+def _inside(row: DelegateRow, nodes: Sequence[Node], tone: int) -> Picture:
+    """The operators of a delegate between its inputs and its outputs."""
+    graph, mine = _Graph(), set(nodes)
+    names = {a.name for a in row.inputs}
+    around = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in mine)
+    for node in (n for n in around if n.name in names):
+        graph.add(_border("input", f"input {node.name}", node), node)
+    hidden = {n for n in around if n.name not in names}
+    for node in nodes:
+        if not graph.unpack(node):
+            box = Box((_short(node), typed(node, named=False)), tuple(described(node, hidden)), "backend", tone)
+            graph.connect(node.all_input_nodes, graph.add(box, node))
+    leaving = {a.name for a in row.outputs}
+    for node in (n for n in nodes if n.name in leaving):
+        graph.connect([node], graph.add(_border("output", f"output {node.name}", node)))
+    return graph.finished()
+
+
+def _delegate_box(row: DelegateRow, tone: int, link: str) -> Box:
+    kinds = by_count(row.operators)
+    listed = [f"{n} x {_stem(op)}" for op, n in kinds[:_LISTED]]
+    listed += [f"and {len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else []
+    size = f"{counted(sum(row.operators.values()), 'operator')}, {size_of(row.bytes)}"
+    tooltip = (f"{row.name}: {row.backend} ({row.producer})", size, *row.details())
+    shown = (row.name, row.backend, size, *listed)
+    return Box(shown, tooltip, "backend", tone, link=link, owner=f"{row.backend} delegate")
+
+
+def _border(kind: str, title: str, node: Node) -> Box:
+    return Box((title, typed(node, named=False)), (title, typed(node)), "border", owner=kind)
+
+
+def described(node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
+    """The tooltip of a call: what it computes from what, its constants, and the user's line."""
+    constants = set(hidden)
+    yield f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
+    yield typed(node)
+    yield from (f"constant {typed(n)}" for n in node.all_input_nodes if n in constants)
+    if (source := source_of(node)) is not None:
+        yield f"at {source}"
+
+
+def typed(node: Node, named: bool = True) -> str:
+    """``name: float32[2, 3]``, or the type alone."""
+    shown = _type(node.meta.get("val"))
+    return f"{node.name}: {shown}" if named and shown else node.name if named else shown
+
+
+def _type(val: Any) -> str:
+    if isinstance(val, torch.Tensor):
+        return f"{str(val.dtype).removeprefix('torch.')}[{', '.join(map(str, val.shape))}]"
+    if isinstance(val, (list, tuple)):
+        return ", ".join(map(_type, val))
+    return {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", type(None): ""}.get(
+        type(val), type(val).__name__
+    )
+
+
+def _short(node: Node) -> str:
+    return _stem(operator_name(node))
+
+
+def _stem(operator: str) -> str:
+    """``add`` for ``aten.add.Tensor``; operators of other libraries keep their name."""
+    return operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") == 2 else operator
+
+
+def _output_names(specs: Iterable[Any]) -> list[str]:
+    """``output_0`` and so on, as ``verify`` counts them; for what is stored and not returned, where."""
+    numbers = count()
+    return [f"new value of {s.target}" if s.target else f"output_{next(numbers)}" for s in specs]
+
+
+def _found(root: GraphModule, node: Any) -> LoweredBackendModule | GraphModule | None:
+    """The module that a ``get_attr`` node names."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    found: Any = root
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, (LoweredBackendModule, GraphModule)) else None

@@ -1,0 +1,201 @@
+"""A report as one HTML page that opens without network: pictures of the methods, and tables of everything it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ..source import Source
+from .drawing import TONES, condensed, figure, head, swatch, text
+from .graphs import Drawn, MethodPictures, method_pictures, tones
+from .model import SCHEMA, DelegateRow, RefusalRow, Report, by_count, counted, duration, size_of
+
+BOXES = 3000
+"""Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
+_FEW = 4
+"""Entries that a cell of a table shows without being opened."""
+
+
+def page(report: Report) -> str:
+    """The whole page. It differs from run to run in the times only."""
+    return "".join(_Page(report).parts())
+
+
+class _Page:
+    """One page while it is written."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.tones, self.room = report, tones(report), BOXES
+        self.ids = {method: f"m{k}" for k, method in enumerate(report.host)}
+
+    def parts(self) -> Iterator[str]:
+        yield head("Delegation report")
+        yield f"<body>\n<h1>Delegation report</h1>\n<p>{text(self.report.summary())}.</p>\n"
+        yield from self._contents()
+        yield from self._legend()
+        for method in self.report.host:
+            yield f'<h2 id="{self.ids[method]}">Method {text(method)}</h2>\n'
+            yield from self._method(method)
+        yield from self._notes()
+        yield from self._times()
+        yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
+
+    def _contents(self) -> Iterator[str]:
+        """The methods with their figures, and the way to each."""
+        heads = ("method", "delegates", "operators in them", "size", "operators on the host")
+        rows = [[_link(self.ids[m], m), *self._figures(m)] for m in self.report.host]
+        yield f'<nav aria-label="Methods">\n{_table(heads, rows, "name", *["number"] * 4)}</nav>\n'
+
+    def _figures(self, method: str) -> tuple[str, str, str, str]:
+        rows = self._rows(method)
+        delegated, size = sum(sum(r.operators.values()) for r in rows), sum(r.bytes for r in rows)
+        return f"{len(rows):,}", f"{delegated:,}", size_of(size), f"{sum(self.report.host[method].values()):,}"
+
+    def _rows(self, method: str) -> list[DelegateRow]:
+        return [row for row in self.report.delegates if row.method == method]
+
+    def _legend(self) -> Iterator[str]:
+        looks = [(f"t{tone % TONES}", backend) for backend, tone in self.tones.items()]
+        looks += [("host", "host"), ("host marked", "host, refused by a backend"), ("border", "input, output")]
+        items = "".join(f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks)
+        yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
+        hint = "Values flow down. Point at a box or a line for types, the line of your program, and reasons."
+        yield f'<p class="faint">{hint} An underlined box leads to what is inside.</p>\n'
+
+    def _method(self, method: str) -> Iterator[str]:
+        rows, pictures = self._rows(method), method_pictures(self.report, method, self.ids[method])
+        yield from _graphs(pictures)
+        yield from self._left(method)
+        insides = self._affordable(pictures.delegates) if pictures else {}
+        if rows:
+            yield f"<h3>Delegates</h3>\n{_delegates(rows, pictures, insides)}"
+        if insides:
+            yield "<h3>Inside the delegates</h3>\n"
+            yield from (_inside(row, insides[row.name]) for row in rows if row.name in insides)
+        if insides and len(insides) < len(rows):
+            yield f"<p>The inside of {len(rows) - len(insides):,} more is not drawn, to keep this page small.</p>\n"
+
+    def _affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
+        """Those that are drawn: as many as there is room for, from the first on."""
+        found: dict[str, Drawn] = {}
+        for name, drawn in insides.items():
+            self.room -= len(condensed(drawn.picture)[0].boxes)
+            if self.room < 0:
+                break
+            found[name] = drawn
+        return found
+
+    def _left(self, method: str) -> Iterator[str]:
+        counts = self.report.host[method]
+        if not counts:
+            return
+        rows = _refusals(r for r in self.report.refusals if r.method == method)
+        yield "<h3>Left to the host</h3>\n"
+        heads = ("calls", "operator", "why", "first at")
+        yield _table(heads, rows, "number", "text", "text", "text") if rows else "<p>No backend was asked.</p>\n"
+        every = [f"{n} x {op}" for op, n in by_count(counts)]
+        yield f"<details><summary>What the host runs: {counted(sum(counts.values()), 'operator')}</summary>\n"
+        yield f"<p>{_lines(every)}</p></details>\n"
+
+    def _notes(self) -> Iterator[str]:
+        if self.report.notes:
+            items = "".join(f"<li>{text(note)}</li>\n" for note in self.report.notes)
+            yield f"<h2>Notes</h2>\n<ul>\n{items}</ul>\n"
+
+    def _times(self) -> Iterator[str]:
+        rows = [[text(phase), duration(s)] for phase, s in self.report.seconds.items()]
+        if rows:
+            yield f"<h2>Time</h2>\n{_table(('phase', 'time'), rows, 'name', 'number')}"
+
+
+def _graphs(pictures: MethodPictures | None) -> Iterator[str]:
+    if pictures is None:
+        yield '<p class="faint">No picture: this report was separated from its program.</p>\n'
+        return
+    for drawn in pictures.graphs:
+        yield f'<h3 id="{drawn.id}">Graph of {text(drawn.title)}</h3>\n{figure(drawn.picture, drawn.title)}'
+
+
+def _inside(row: DelegateRow, drawn: Drawn) -> str:
+    what = f"{row.name}, {row.backend}: {counted(sum(row.operators.values()), 'operator')}"
+    body = f'<div id="{drawn.id}">\n{figure(drawn.picture, drawn.title)}</div>'
+    return f"<details><summary>{text(what)}</summary>\n{body}</details>\n"
+
+
+def _delegates(rows: Sequence[DelegateRow], pictures: MethodPictures | None, insides: Mapping[str, Drawn]) -> str:
+    """One row a delegate. Boxes of the graph lead to rows of delegates whose inside is not drawn."""
+    heads = ["delegate", "backend", "operators", "inputs", "outputs", "size"]
+    kinds = ["name", "name", "text", "text", "text", "number"]
+    extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in rows)]
+    cells = [_delegate(row, insides[row.name].id if row.name in insides else "", extra) for row in rows]
+    led = {} if pictures is None else {n: d.id for n, d in pictures.delegates.items() if n not in insides}
+    names = {"facts": "facts", "seconds": "time"}
+    heads += [names[e] for e in extra]
+    return _table(heads, cells, *kinds, *[""] * len(extra), ids=[led.get(row.name, "") for row in rows])
+
+
+def _delegate(row: DelegateRow, inside: str, extra: Sequence[str]) -> list[str]:
+    cells = [
+        _link(inside, row.name) if inside else text(row.name),
+        f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>',
+        _cell([f"{n} x {op}" for op, n in by_count(row.operators)], counted(sum(row.operators.values()), "operator")),
+        _cell([str(a) for a in row.inputs], counted(len(row.inputs), "input")),
+        _cell([str(a) for a in row.outputs], counted(len(row.outputs), "output")),
+        f"{size_of(row.bytes)}",
+    ]
+    shown = {
+        "facts": [f"{k}: {v}" for k, v in row.facts.items()],
+        "seconds": [f"{phase}: {duration(s)}" for phase, s in row.seconds.items()],
+    }
+    return [*cells, *(_lines(shown[e]) for e in extra)]
+
+
+def _refusals(rows: Iterable[RefusalRow]) -> list[list[str]]:
+    """One row for the same calls, with what each backend said of them."""
+    found: dict[tuple[int, str, Source | None], list[str]] = {}
+    for row in rows:
+        why = f"<li><b>{text(row.backend)}</b>: {text(row.reason)}</li>"
+        found.setdefault((row.count, row.operator, row.source), []).append(why)
+    return [
+        [f"{count:,}", _code(operator), f"<ul>{''.join(why)}</ul>", _where(source)]
+        for (count, operator, source), why in found.items()
+    ]
+
+
+def _where(source: Source | None) -> str:
+    if source is None:
+        return '<span class="faint">unknown</span>'
+    return f"{text(source.place)}, in {text(source.function)}<br/>{_code(source.code)}"
+
+
+def _code(value: str) -> str:
+    return f"<code>{text(value)}</code>"
+
+
+def _link(target: str, shown: str) -> str:
+    return f'<a href="#{target}">{text(shown)}</a>'
+
+
+def _cell(entries: Sequence[str], summary: str) -> str:
+    """The entries, a line each; many are folded away behind ``summary``."""
+    if len(entries) <= _FEW:
+        return _lines(entries)
+    return f"<details><summary>{text(summary)}</summary>{_lines(entries)}</details>"
+
+
+def _lines(entries: Iterable[str]) -> str:
+    return "<br/>".join(_code(entry) for entry in entries)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *kinds: str, ids: Sequence[str] = ()) -> str:
+    """A table of cells that are HTML already. ``kinds``: the class of each column. ``ids``: of rows that have one."""
+    classes = [f' class="{kind}"' if kind else "" for kind in kinds]
+    top = "".join(f'<th scope="col"{c}>{text(h)}</th>' for c, h in zip(classes, heads, strict=True))
+    body = (
+        f"<tr{_id(ids, k)}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
+        for k, row in enumerate(rows)
+    )
+    return f'<div class="wide"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{"".join(body)}</tbody></table></div>\n'
+
+
+def _id(ids: Sequence[str], k: int) -> str:
+    return f' id="{ids[k]}"' if k < len(ids) and ids[k] else ""

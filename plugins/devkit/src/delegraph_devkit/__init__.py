@@ -1,0 +1,53 @@
+"""The conformance kit: the rules that every backend keeps, as checks that pytest or ``delegraph check`` runs.
+
+Does not need pytest. A backend's own test-suite says:
+
+    from delegraph_devkit import BackendContract
+
+    class TestMine(BackendContract):
+        backend = "mine"
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import checks
+    from .backend_under_test import GATE, QUICK_GATE, TOLERANCE, Subject
+    from .check import CHECKS, SCHEMA, Check, CheckReport, CheckResult, Status, run_check, run_checks
+    from .contract import BackendContract
+    from .outcomes import CheckFailed, CheckSkipped
+    from .programs import Program
+
+__all__ = [
+    "CHECKS",
+    "GATE",
+    "QUICK_GATE",
+    "SCHEMA",
+    "TOLERANCE",
+    "BackendContract",
+    "Check",
+    "CheckFailed",
+    "CheckReport",
+    "CheckResult",
+    "CheckSkipped",
+    "Program",
+    "Status",
+    "Subject",
+    "checks",
+    "run_check",
+    "run_checks",
+]
+
+_MODULES = ("backend_under_test", "check", "contract", "outcomes", "programs")
+
+
+def __getattr__(name: str) -> Any:
+    """The kit imports torch, which the commands of this distribution do without until they need it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    checks = import_module(".checks", __name__)
+    homes = (import_module(f".{module}", __name__) for module in _MODULES)
+    return checks if name == "checks" else next(getattr(home, name) for home in homes if hasattr(home, name))

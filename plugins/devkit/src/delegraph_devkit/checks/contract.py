@@ -1,0 +1,86 @@
+"""The delegation contract: what a backend may touch, and what becomes of what it tagged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delegraph.report.collect import host_calls
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ..backend_under_test import Subject
+from ..check import Figures, check
+from ..lowering_attempt import Attempt, Phase
+from ..outcomes import CheckFailed, CheckSkipped
+
+
+@check
+def input_program_unmodified(subject: Subject) -> Figures:
+    """The caller's program is left as it was: its graph, its metadata, and the values of its tensors."""
+    for one in subject.samples:
+        if one.changed:
+            text = f"lowering changed {one.changed[0]} of the caller's program"
+            advice = "copy what you change: graphs and meta dictionaries are yours, what they refer to is not"
+            raise CheckFailed(text, one.program, advice, more=one.changed[1:])
+    return {"programs": len(subject.samples)}
+
+
+@check
+def only_tagged_nodes_lowered(subject: Subject) -> Figures:
+    """What the partitioner tagged is delegated, nothing else is, and the rest of the graph stays as it was."""
+    nodes = 0
+    for one in subject.samples:
+        why = _difference(one)
+        if why is not None:
+            advice = "a partitioner sets meta['delegation_tag'] of the nodes that it wants, and changes nothing else"
+            raise CheckFailed(why, one.program, advice)
+        nodes += len(one.calls)
+    if not subject.samples:
+        raise CheckSkipped("none of the sample programs could be exported")
+    return {"programs": len(subject.samples), "calls": nodes}
+
+
+def _difference(one: Attempt) -> str | None:
+    if one.phase is Phase.CONTRACT:
+        return f"the delegation contract was broken: {one.error}"
+    if one.recording.changed:
+        return f"the partitioner changed {one.recording.changed[0]}"
+    if one.lowered is None:
+        return None
+    tagged = {n.meta["debug_handle"] for n in one.calls if n.meta.get("delegation_tag")}
+    lowered = {n.meta["debug_handle"] for d in one.lowered.delegates for n in d.nodes}
+    unpacking = {n.meta["debug_handle"] for n in one.calls if getattr(n.target, "__name__", "") == "getitem"}
+    if lowered - unpacking != tagged - unpacking:
+        odd = (lowered ^ tagged) - unpacking
+        names = [n.name for n in one.calls if n.meta["debug_handle"] in odd]
+        return f"tagged and delegated nodes differ: {', '.join(names)}"
+    left = [n for n in one.calls if n.meta["debug_handle"] not in unpacking and _stays(n)]
+    there = host_calls(one.lowered.exported_program().graph.nodes)
+    return _host_change(left, [n for n in there if n.meta["debug_handle"] not in unpacking])
+
+
+def _stays(node: Node) -> bool:
+    """Whether the host computes it: what is not tagged, and constants that it has a copy of."""
+    tag = node.meta.get("delegation_tag")
+    return not tag or (isinstance(tag, tuple) and tag[0] is None)
+
+
+def _host_change(left: list[Node], there: list[Node]) -> str | None:
+    """What the host computes that it was not left with, or with other arguments.
+
+    The host may decompose what it was left with: pieces have their operator's debug handle.
+    """
+    handles, calls = {n.meta["debug_handle"] for n in left}, {_call(n) for n in left}
+    same = {(handle, target) for handle, target, _ in calls}
+    for node in there:
+        if node.meta["debug_handle"] not in handles:
+            return f"the host computes {node.name} ({node.target}), which it was not left with"
+        if _call(node)[:2] in same and _call(node) not in calls:
+            return f"the host calls {node.target} with other arguments than before: {node.format_node()}"
+    return None
+
+
+def _call(node: Node) -> tuple[Any, str, str]:
+    """A call without what names its operands, which are others once their producers are delegated."""
+    literals = pytree.tree_map(lambda a: "node" if isinstance(a, Node) else repr(a), (node.args, node.kwargs))
+    return node.meta["debug_handle"], str(node.target), str(literals)

@@ -1,0 +1,183 @@
+"""A damaged blob gives an error of delegraph.errors, or works; it never crashes, hangs or eats the memory."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from delegraph.errors import DelegraphError
+from delegraph.program.lowered_module import Argument, LoweredBackendModule
+
+from ..backend_under_test import Recipe, Subject
+from ..check import Figures, check
+from ..lowering_attempt import Attempt, quiet
+from ..outcomes import CheckFailed
+
+COPIES = 800
+"""Damaged copies of a blob that are tried however long that takes; others follow for the subject's seconds."""
+FLIPS = 4000
+"""Damaged copies with other bytes, per blob."""
+STEP_SECONDS = 3.0
+"""CPU time within which one damaged copy has to be loaded and run."""
+_LARGEST = 4096
+"""Bytes up to which a blob is cut at every place."""
+_SHORTEST = 64
+_BLOBS = 3
+_ENOUGH = 20
+_ADVICE = "check every size, offset and count against the blob before using it, and raise delegraph.errors.FormatError"
+
+
+@check
+def damaged_blob(subject: Subject) -> Figures:
+    """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or a delegate that works.
+
+    A backend that declares ``checksum=False`` is given whole bytes only: blobs cut short, and named data missing.
+    """
+    subject.needs_runtime()
+    smallest = _smallest(subject.lowered)
+    names = [one.program.name for one, _ in smallest]
+    answer = subject.elsewhere(f"{__name__}:damage", names, subject.seconds / 5)
+    programs = {one.program.name: one.program for one, _ in smallest}
+    if not answer.finished:
+        name, _, mutation = answer.progress.partition(": ")
+        raise CheckFailed(f"loading {mutation} {answer.failure}", programs.get(name), _ADVICE)
+    figures, wrong = answer.result
+    if wrong:
+        first = wrong[0]
+        more = [f"{w.program}: {w.text}" for w in wrong[1:]]
+        raise CheckFailed(first.text, programs.get(first.program), _ADVICE, more)
+    counted: Figures = figures
+    return counted
+
+
+def _smallest(lowered: list[Attempt]) -> list[tuple[Attempt, int]]:
+    """The programs with the smallest blobs: damage in them hits structure rather than weights."""
+    sizes = [(one, min(len(d.processed_bytes) for d in one.lowered.delegates)) for one in lowered if one.lowered]
+    return sorted(sizes, key=lambda pair: pair[1])[:_BLOBS]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A damaged copy that did not end as it should."""
+
+    program: str
+    text: str
+
+
+def damage(
+    recipe: Recipe, names: list[str], seconds: float, progress: Callable[[str], None]
+) -> tuple[dict[str, int], list[Wrong]]:
+    """Run in another process: try damaged copies of the programs' smallest blobs; what happened, and what was wrong."""
+    subject = recipe.subject()
+    counts = dict.fromkeys(("blobs", "truncations", "changed", "refused", "worked"), 0)
+    wrong: list[Wrong] = []
+    chosen = [p for p in subject.programs if p.name in names]
+    for program in chosen:
+        one = subject.attempt(program, program.kept())
+        if one is None or one.lowered is None:
+            continue
+        module = min((d.module for d in one.lowered.delegates), key=lambda m: len(m.processed_bytes))
+        counts["blobs"] += 1
+        deadline = time.monotonic() + seconds / len(chosen)
+        with quiet():
+            for found in _tried(module, subject, counts, deadline, _named(program.name, progress)):
+                wrong.append(Wrong(program.name, found))
+                if len(wrong) >= _ENOUGH:
+                    return counts, wrong
+    return counts, wrong
+
+
+def _named(program: str, progress: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda text: progress(f"{program}: {text}")
+
+
+def _tried(
+    module: LoweredBackendModule,
+    subject: Subject,
+    counts: dict[str, int],
+    deadline: float,
+    progress: Callable[[str], None],
+) -> Iterator[str]:
+    runtime, inputs = subject.needs_runtime(), [_sample(a) for a in module.inputs]
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    checksum = subject.registry.spec(subject.backend).checksum
+    for number, (kind, what, blob, data) in enumerate(_copies(module, checksum)):
+        if number >= COPIES and time.monotonic() > deadline:
+            break
+        progress(what)
+        signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)  # its default action ends the process, also inside C code
+        counts[kind] += 1
+        why = _outcome(runtime, blob, list(module.compile_specs), data, inputs, counts)
+        if why is not None:
+            yield f"loading {what} {why}"
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _outcome(
+    runtime: Any, blob: bytes, specs: list[Any], data: dict[str, bytes], inputs: list[Any], counts: dict[str, int]
+) -> str | None:
+    try:
+        delegate = runtime.load(blob, specs, data)
+        delegate(*[i.clone() if isinstance(i, torch.Tensor) else i for i in inputs])
+    except DelegraphError:
+        counts["refused"] += 1
+        return None
+    except BaseException as e:  # SystemExit and MemoryError are as wrong as any other
+        return f"raised {type(e).__name__}: {e!s:.200}"
+    counts["worked"] += 1
+    return None
+
+
+def _sample(argument: Argument) -> Any:
+    if argument.dtype is None:
+        return 1
+    return torch.ones([int(d) for d in argument.shape or ()], dtype=argument.dtype)
+
+
+def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
+    """Kind, description, blob and named data of every damaged copy, cuts and changes in turn.
+
+    Without a ``checksum`` nobody can tell whether a byte was changed.
+    """
+    blob, data = module.processed_bytes, dict(module.named_data())
+    yield from _damaged_data(blob, data)
+    cuts, changes = _cut(blob), _changed(blob) if checksum else iter(())
+    for _ in range(max(_LARGEST + 1, FLIPS)):
+        for kind, stream in (("truncations", cuts), ("changed", changes)):
+            made = next(stream, None)
+            if made is not None:
+                yield kind, made[0], made[1], dict(data)
+
+
+def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
+    """The shortest first, then in an order that spreads over the blob."""
+    places = list(range(len(blob)) if len(blob) <= _LARGEST else range(0, len(blob), len(blob) // _LARGEST + 1))
+    rest = places[_SHORTEST:]
+    random.Random(0).shuffle(rest)
+    for place in (*places[:_SHORTEST], *rest):
+        yield f"the first {place} of {len(blob)} bytes", blob[:place]
+
+
+def _changed(blob: bytes) -> Iterator[tuple[str, bytes]]:
+    rng = random.Random(0)
+    for _ in range(FLIPS if blob else 0):
+        changed = bytearray(blob)
+        places = sorted(rng.randrange(len(blob)) for _ in range(rng.choice((1, 1, 1, 2, 4))))
+        for place in places:
+            changed[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, changed[place] ^ (1 << rng.randrange(8))))
+        if changed != blob:
+            text = ", ".join(f"byte {p} = {changed[p]:#04x}" for p in dict.fromkeys(places))
+            yield f"a copy with {text} (of {len(blob)})", bytes(changed)
+
+
+def _damaged_data(blob: bytes, data: Mapping[str, bytes]) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
+    for key, value in data.items():
+        yield "changed", f"without named data {key!r}", blob, {k: v for k, v in data.items() if k != key}
+        for size in {0, len(value) // 2, max(0, len(value) - 1)} - {len(value)}:
+            text = f"with {size} of {len(value)} bytes of named data {key!r}"
+            yield "truncations", text, blob, {**data, key: value[:size]}

@@ -1,0 +1,66 @@
+"""``delegraph new-backend``: a package for a backend of one's own. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from delegraph.cli.outcome import Outcome, UsageError
+from delegraph.discovery.registry import default_registry
+
+from .. import scaffold
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    new = commands.add_parser("new-backend", parents=[common], help="write a package for a backend of your own")
+    new.add_argument("name", metavar="NAME", help="of the package, and of the backend unless given: such as my-npu")
+    new.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make (default: ./NAME)")
+    new.add_argument("--backend", metavar="NAME", help="of the backend, if the package is called otherwise")
+    new.set_defaults(command=_new_backend)
+
+
+def _new_backend(args: argparse.Namespace) -> Outcome:
+    names = _names(args.name, args.backend)
+    folder = args.folder or Path(names.distribution)
+    files = scaffold.generate(names, folder)
+    commands = _commands(names.backend, folder)
+    content = {
+        **{"name": names.backend, "distribution": names.distribution, "package": names.package},
+        **{"backend_id": names.backend_id, "folder": str(folder), "files": files, "next": commands},
+    }
+    listed = [f"wrote {folder}, a package with the backend {names.backend} ({names.backend_id}):"]
+    text = [*listed, *(f"  {path}" for path in files), "next:", *(f"  {command}" for command in commands)]
+    return Outcome("delegraph.new-backend/1", content, "\n".join(text))
+
+
+def _names(text: str, backend: str | None) -> scaffold.Names:
+    what = "backend" if backend is None else "package"
+    reason = scaffold.why_not(text)
+    if reason is not None:
+        raise UsageError("usage-invalid", f"no {what} can be called {text!r}: {reason}", hint="a name such as my-npu")
+    reason = scaffold.why_no_backend(backend) if backend is not None else None
+    if reason is not None:
+        text = f"no backend can be called {backend!r}: {reason}"
+        raise UsageError("usage-invalid", text, hint="a name such as my-npu")
+    names = scaffold.Names.of(text, backend)
+    owner = scaffold.taken(names, default_registry())
+    if owner is not None:
+        asked = repr(text) if backend is None else f"{text!r} with the backend {backend!r}"
+        hint = f"choose another, such as: delegraph new-backend delegraph-{names.backend} --backend {names.backend}"
+        raise UsageError("usage-invalid", f"the name {asked} is taken: {owner}", hint=hint if backend is None else None)
+    return names
+
+
+def _commands(backend: str, folder: Path) -> list[str]:
+    """What installs the package, lowers its example and checks it, from where the user is."""
+    place, example = (shlex.quote(os.fspath(p)) for p in (folder, folder / "example.py"))
+    editable = place if os.sep in place else f"./{place}"  # without a slash, pip looks in its index
+    return [
+        f"pip install -e {editable}",
+        f"delegraph lower {example} --backend {backend} --verify",
+        f"delegraph check {backend}",
+    ]

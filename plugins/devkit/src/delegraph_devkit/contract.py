@@ -1,0 +1,63 @@
+"""``BackendContract``: the checks as test methods, for a backend's own test-suite."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from delegraph.errors import DelegraphWarning
+
+from . import checks  # noqa: F401 - fills CHECKS
+from .backend_under_test import QUICK_GATE, TOLERANCE, Register, Subject
+from .check import CHECKS, Check
+from .programs import Example
+
+
+class BackendContract:
+    """Derive a test class from this, in three lines, and pytest runs every check on the backend.
+
+        class TestMine(BackendContract):
+            backend = "mine"
+
+    ``options`` are those of the backend; ``tolerance`` is relative to the largest value of an output; ``gate`` is how
+    many operators and random programs are tried, the same at every run, and ``seconds`` how long others. ``example``, a
+    static method, returns (module, inputs) that the backend takes at least in part. ``register``, a static method, adds
+    a backend that is not installed to a registry.
+    """
+
+    backend: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Any]] = {}
+    tolerance: ClassVar[float] = TOLERANCE
+    gate: ClassVar[int] = QUICK_GATE
+    seconds: ClassVar[float] = 0.0
+    example: ClassVar[Callable[[], Example] | None] = None
+    register: ClassVar[Register | None] = None
+
+    @classmethod
+    def subject(cls) -> Subject:
+        """What the checks of this class look at; made once, so that they share what they lowered."""
+        if cls not in _subjects:
+            given = dict(cls.options), cls.tolerance, cls.example, cls.register, cls.gate, cls.seconds
+            _subjects[cls] = Subject(cls.backend, *given)
+        return _subjects[cls]
+
+
+_subjects: dict[type[BackendContract], Subject] = {}
+
+
+def _method(one: Check) -> Callable[[BackendContract], None]:
+    def test(self: BackendContract) -> None:
+        subject = self.subject()
+        before = len(subject.warnings)
+        one.run(subject)
+        for text in subject.warnings[before:]:
+            warnings.warn(f"{subject.backend}: {text}", DelegraphWarning, stacklevel=1)
+
+    test.__name__, test.__doc__ = f"test_{one.name}", one.purpose
+    test.__qualname__ = f"BackendContract.{test.__name__}"
+    return test
+
+
+for _one in CHECKS.values():
+    setattr(BackendContract, f"test_{_one.name}", _method(_one))

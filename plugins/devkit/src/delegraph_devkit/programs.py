@@ -1,0 +1,214 @@
+"""The programs that backends are tried on, as text that a failure can print and that anyone can run."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from delegraph.engine.decompose.trace import unlogged
+from torch.export import Dim, ExportedProgram
+
+Example = tuple[torch.nn.Module, tuple[Any, ...]]
+"""A module in eval mode and its example inputs."""
+Exported = tuple[ExportedProgram, tuple[Any, ...]]
+"""A program and example inputs."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module with inputs: ``make(n)`` builds it for batches of ``n``.
+
+    ``source`` is Python that sets ``model`` and ``inputs``, as a failure shows it; without one it is written from the
+    exported program. ``members`` are the programs that this one is made of, to be tried one by one if it fails.
+    """
+
+    name: str
+    source: str
+    make: Callable[[int], Example]
+    batched: bool = False
+    """Whether ``n`` matters: the first dimension of every input may then be dynamic."""
+    special: bool = False
+    """Whether inputs hold values that a backend may declare to treat otherwise (``known_differences``)."""
+    members: tuple[Program, ...] = ()
+
+    def exported(self, dynamic: bool = False) -> Exported | None:
+        """The exported program and its inputs; None if torch cannot export it, which says nothing of a backend."""
+        try:
+            return self._exported(dynamic)
+        except Exception:  # torch's own limits, of many kinds
+            return None
+
+    def kept(self) -> Exported | None:
+        """As ``exported``, once in this process: nobody is to change it, and a check looks whether somebody did."""
+        return _kept(self)
+
+    def _exported(self, dynamic: bool) -> Exported:
+        with undisturbed():
+            module, inputs = self.make(3)
+            shapes = tuple(_dynamic(i) for i in inputs) if dynamic else None
+            if shapes is not None and any(p.kind is p.VAR_POSITIONAL for p in _parameters(module)):
+                shapes = (shapes,)
+            return torch.export.export(module, inputs, dynamic_shapes=shapes), inputs
+
+
+@cache
+def _kept(program: Program) -> Exported | None:
+    return program.exported()
+
+
+def _parameters(module: torch.nn.Module) -> list[Any]:
+    return list(inspect.signature(module.forward).parameters.values())
+
+
+def _dynamic(value: Any) -> Any:
+    return {0: Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep torch's random state as it is, and its remarks on odd programs to itself."""
+    with torch.random.fork_rng(devices=()), warnings.catch_warnings(), unlogged():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def written(name: str, source: str, batched: bool = False, **fields: Any) -> Program:
+    """A program from text that sets ``model`` and ``inputs``; ``N`` is the size of a batch in it."""
+    text = textwrap.dedent(source).strip() + "\n"
+    file = f"<delegraph_devkit {name}>"
+
+    def make(n: int) -> Example:
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        scope: dict[str, Any] = {"N": n, "__name__": "delegraph_testing_program"}
+        with undisturbed():
+            exec(compile(text, file, "exec"), scope)
+        return scope["model"].eval(), scope["inputs"]
+
+    return Program(name, f"N = 3\n{text}" if batched else text, make, batched, **fields)
+
+
+def given(example: Callable[[], Example]) -> Program:
+    """The backend's own example, made with torch's random numbers in the same state every time."""
+
+    def make(n: int) -> Example:
+        with undisturbed():
+            torch.manual_seed(0)
+            return example()
+
+    return Program("example", _place(example), make)
+
+
+def _place(example: Callable[[], Example]) -> str:
+    """The lines that make the example again; empty if it is of no file."""
+    if inspect.isfunction(example) and "<" not in example.__qualname__:
+        return f"import runpy\n\nmodel, inputs = {place_text(example)}()\n"
+    source: str = getattr(example, "source", "")
+    return source
+
+
+def place_text(function: Callable[..., Any]) -> str:
+    """An expression for a function of a file, which need not be on the path."""
+    file, (name, *attributes) = inspect.getfile(function), function.__qualname__.split(".")
+    read = f"runpy.run_path({file!r}, run_name={Path(file).stem!r})[{name!r}]"
+    return ".".join([read, *attributes])
+
+
+def relaid(program: Program) -> Program:
+    """The same program with its inputs in another layout: the first dimension fastest in memory."""
+
+    def make(n: int) -> Example:
+        module, inputs = program.make(n)
+        return module, tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs)
+
+    line = "inputs = tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs)\n"
+    return Program(f"{program.name} in another layout", program.source + line, make)
+
+
+def _written(name: str, inputs: str, *forward: str, init: Sequence[str] = (), parameters: str = "x") -> Program:
+    made = ["    def __init__(self):", "        super().__init__()", *(f"        {line}" for line in init), ""]
+    body = [f"    def forward(self, {parameters}):", *(f"        {line}" for line in forward)]
+    lines = ["import torch", "import torch.nn.functional as F", "", "torch.manual_seed(0)", ""]
+    lines += ["class Model(torch.nn.Module):", *(made if init else []), *body, ""]
+    lines += ["model = Model().eval()", f"inputs = ({inputs},)"]
+    return written(name, "\n".join(lines), batched="N" in inputs)
+
+
+PROGRAMS: tuple[Program, ...] = (
+    _written(
+        *("mlp", "torch.randn(N, 8)", "return self.b(torch.relu(self.a(x)))"),
+        init=("self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)",),
+    ),
+    _written(
+        *(
+            "convolutions",
+            "torch.randn(N, 3, 8, 8)",
+            "x = torch.relu(self.n(self.a(x)))",
+            "return torch.relu(self.b(x))",
+        ),
+        init=(
+            *("self.a = torch.nn.Conv2d(3, 4, 3, padding=1)", "self.n = torch.nn.BatchNorm2d(4)"),
+            "self.b = torch.nn.Conv2d(4, 2, 3)",
+        ),
+    ),
+    _written(
+        *(
+            "convolution",
+            "torch.randn(N, 3, 8, 8)",
+            "x = F.max_pool2d(torch.relu(self.a(x)), 2)",
+            "return x.flatten(1)",
+        ),
+        init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
+    ),
+    _written("arithmetic", "torch.randn(N, 4), torch.randn(N, 4)", "return (x + y) * 2 - x * y", parameters="x, y"),
+    _written("functions", "torch.rand(N, 5) + 0.5", "return torch.sin(x) + torch.exp(-x), torch.tan(x * 0.5)"),
+    _written(
+        *("integers", "torch.randint(-9, 9, (N, 4), dtype=torch.int32)", "y = x + x * 2"),
+        "return y - x, torch.maximum(y, x)",
+    ),
+    _written("sine", "torch.randn(N, 3)", "return torch.sin(x)"),
+    _written("product", "torch.randn(3, 4), torch.randn(4, 2)", "return torch.mm(x, y) + 1", parameters="x, y"),
+    _written(
+        *("attention", "torch.randn(N, 4, 8)", "q, k, v = self.a(x).chunk(3, -1)"),
+        *("s = torch.softmax(q @ k.transpose(-1, -2) * 0.35, -1)", "return self.n(x + s @ v)"),
+        init=("self.a, self.n = torch.nn.Linear(8, 24), torch.nn.LayerNorm(8)",),
+    ),
+    _written(
+        *("tokens", "torch.randint(0, 10, (N, 6))", "return self.e(x).mean(1)"),
+        init=("self.e = torch.nn.Embedding(10, 4)",),
+    ),
+    _written(
+        *("shared", "torch.randn(N, 4)", "y = F.linear(x, self.w)", "z = torch.sort(y)[0]"),
+        *("return F.linear(z, self.w), y * self.w[0]",),
+        init=("self.w = torch.nn.Parameter(torch.randn(4, 4))",),
+    ),
+    _written(
+        *("state", "torch.randn(N, 4)", "self.total.add_(x.sum())", "y = x.clone()", "y.relu_()"),
+        *("return y + self.total, x.view(-1)",),
+        init=("self.register_buffer('total', torch.zeros(1))",),
+    ),
+)
+"""Small programs of common kinds; every backend is tried on all of them."""
+
+NOTHING = (
+    _written("returns_its_input", "torch.randn(N, 3)", "return x"),
+    _written("ignores_an_input", "torch.randn(N, 3), torch.randn(N)", "return y", parameters="x, y"),
+    _written(
+        *("returns_a_constant", "torch.randn(N, 3)", "return x, self.c"),
+        init=("self.register_buffer('c', torch.arange(4.0))",),
+    ),
+    _written("unusual", "torch.rand(N, 3)", "return torch.special.modified_bessel_k0(x + 1)"),
+    _written("one_of_them_twice", "torch.randn(N, 3)", "y = torch.special.bessel_j1(x)", "return y, x, y"),
+)
+"""Programs with little or nothing to delegate."""
+
+RELAID = tuple(relaid(p) for p in PROGRAMS if p.name in ("mlp", "convolution", "arithmetic", "integers", "product"))
+"""Some of them with their inputs in another layout."""

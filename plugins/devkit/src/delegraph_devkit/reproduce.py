@@ -1,0 +1,150 @@
+"""A failure as Python that runs as it stands, without this kit and without what OpInfo needs."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import math
+import operator
+import textwrap
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from delegraph.exported_program import constant_tensor, output_node, placeholders
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from .programs import Program, place_text
+
+if TYPE_CHECKING:
+    from .backend_under_test import Subject
+
+_LISTED = 64
+"""Elements up to which a tensor is written as numbers."""
+_WIDTH = 110
+OTHER_INPUTS = "[x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x for x in inputs]"
+"""The text of ``other_inputs``."""
+
+
+def other_inputs(inputs: Sequence[Any]) -> list[Any]:
+    """Inputs with other values, which are in the domain of most operators."""
+    return [x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def listing(program: Program) -> str:
+    """Python that sets ``model`` and ``inputs``; a comment if the program cannot be written so."""
+    if program.source:
+        return program.source
+    made = program.kept()
+    text = _text(*made) if made is not None else None
+    return text or f"# {program.name}: it has parts that cannot be written as calls of operators\n"
+
+
+def lowering(subject: Subject) -> str:
+    """Python that lowers ``model`` for the subject's backend."""
+    given = [f"backends=[{subject.backend!r}]"]
+    if subject.options:
+        given.append(f"options={ {subject.backend: dict(subject.options)}!r}")
+    if subject.runtime is None:
+        given.append("on_missing_runtime='eager'")
+    registered = _registered(subject)
+    if registered:
+        given.append("registry=registry")
+    return f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs, {', '.join(given)})\n"
+
+
+def verifying(subject: Subject) -> str:
+    """Python that lowers ``model`` and compares with eager."""
+    return lowering(subject) + ("" if subject.runtime is None else "print(lowered.verify(*inputs))\n")
+
+
+def calling_again(subject: Subject) -> str:
+    """Python that shows how the results of one call change with the next."""
+    lines = ["first = lowered(*inputs)", "before = copy.deepcopy(first)", f"lowered(*{OTHER_INPUTS})"]
+    return "import copy\n" + lowering(subject) + "\n".join([*lines, "print(before)", "print(first)", ""])
+
+
+def _registered(subject: Subject) -> str:
+    """How a backend gets into a registry that is not installed."""
+    if subject.register is None:
+        return ""
+    made = "registry = delegraph.Registry(discover=False)\n"
+    if not inspect.isfunction(subject.register):
+        return f"{made}# register the backend with it, as the test does\n"
+    return f"import runpy\n{made}{place_text(subject.register)}(registry)\n"
+
+
+# --- an exported program as text
+
+
+def _text(program: ExportedProgram, inputs: Sequence[Any]) -> str | None:
+    """The calls of a program, which is one module without submodules; None if it has bodies of its own."""
+    constants, lines, names = [], [], []
+    for node, spec in placeholders(program):
+        if spec.kind is InputKind.USER_INPUT:
+            names.append(node.name)
+        else:
+            constants.append(f"{node.name} = {tensor_text(constant_tensor(program, spec))}")
+    for node in program.graph.nodes:
+        if node.op == "get_attr":
+            return None
+        if node.op == "call_function":
+            lines.append(f"{node.name} = {_call(node)}")
+    outputs = zip(program.graph_signature.output_specs, output_node(program.graph).args[0], strict=True)  # type: ignore[arg-type]
+    returned = [_literal(v) for spec, v in outputs if spec.kind is OutputKind.USER_OUTPUT]
+    lines.append(f"return {returned[0]}" if len(returned) == 1 else f"return ({', '.join(returned)})")
+    leaves = pytree.tree_leaves(tuple(inputs))
+    given = ",\n".join(tensor_text(v) if isinstance(v, torch.Tensor) else _literal(v) for v in leaves)
+    body = textwrap.indent("\n".join(lines), " " * 8)
+    return "\n".join(
+        [
+            *("import base64", "import operator", "import zlib", "", "import torch", "from torch import inf, nan", ""),
+            *(*constants, "", "class Model(torch.nn.Module):", f"    def forward(self, {', '.join(names)}):", body, ""),
+            *("model = Model().eval()", "inputs = (", textwrap.indent(given + ",", "    "), ")", ""),
+        ]
+    )
+
+
+def _call(node: Node) -> str:
+    target: Any = node.target
+    if target is operator.getitem:
+        return f"{node.args[0]}[{node.args[1]!r}]"
+    named = f"torch.ops.{target}" if isinstance(target, torch._ops.OpOverload) else _function(target)
+    given = [*map(_literal, node.args), *(f"{k}={_literal(v)}" for k, v in node.kwargs.items())]
+    return f"{named}({', '.join(given)})"
+
+
+def _function(target: Any) -> str:
+    module = getattr(target, "__module__", "").removeprefix("_")
+    return f"{module or 'torch'}.{target.__name__}"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        listed = ", ".join(map(_literal, value))
+        return f"[{listed}]" if isinstance(value, list) else f"({listed}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    return value.name if isinstance(value, Node) else repr(value)
+
+
+def tensor_text(tensor: torch.Tensor) -> str:
+    """An expression that makes the tensor, bit for bit and with its strides."""
+    dtype = tensor.dtype
+    if tensor.numel() <= _LISTED and not tensor.is_complex():
+        made = f"torch.tensor({tensor.tolist()}, dtype={dtype})"
+        made = made if math.prod(tensor.shape) else f"torch.empty({list(tensor.shape)}, dtype={dtype})"
+    else:
+        data = zlib.compress(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        encoded = textwrap.wrap(base64.b64encode(data).decode(), _WIDTH)
+        text = "\n".join(["(", *(f"    {line!r}" for line in encoded), ")"])
+        read = f"bytearray(zlib.decompress(base64.b64decode({text})))"
+        made = f"torch.frombuffer({read}, dtype={dtype}).reshape({list(tensor.shape)})"
+    if tensor.is_contiguous():
+        return made
+    strided = f"torch.empty_strided({tuple(tensor.shape)}, {tensor.stride()}, dtype={dtype})"
+    return f"{strided}.copy_({made})"

@@ -1,0 +1,71 @@
+"""Writing the package of a new backend, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from delegraph.errors import WriteError
+
+from .names import Names
+
+TEMPLATE = Path(__file__).with_name("template")
+FILES = (
+    *(".gitignore", "README.md", "example.py", "pyproject.toml"),
+    *(f"src/acme_npu/{name}.py" for name in ("__init__", "backend", "blob", "instructions")),
+    *(f"src/acme_npu/{name}.py" for name in ("partitioner", "plugin", "runtime")),
+    *("src/acme_npu/py.typed", "tests/test_contract.py", "tests/test_numerics.py"),
+)
+"""The template's files; beside them there can be what Python, pip and linters leave behind."""
+
+
+def generate(names: Names, folder: Path) -> list[str]:
+    """Write the package to ``folder``, which does not exist or is empty; returns the files' paths in it.
+
+    Raises WriteError, and then nothing is left behind.
+    """
+    try:
+        target = folder.resolve()
+        _check_place(folder, target)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
+            made = Path(temporary, target.name)
+            paths = [_write(path, made, names) for path in FILES]
+            os.rename(made, target)  # takes the place of an empty folder, and of nothing else
+    except WriteError:
+        raise
+    except OSError as e:
+        raise WriteError("write-failed", f"cannot write {folder}: {e.strerror or e}") from e
+    return paths
+
+
+def _check_place(folder: Path, target: Path) -> None:
+    why = None
+    if target.exists() and not target.is_dir():
+        why = "it is a file"
+    elif target.is_dir() and any(target.iterdir()):
+        why = "the folder is not empty"
+    elif target == Path.cwd():
+        why = "it is the current folder; name a new one"
+    elif not target.parent.is_dir():
+        why = f"there is no folder {target.parent}"
+    if why is not None:
+        raise WriteError("write-failed", f"cannot write {folder}: {why}")
+
+
+def _write(path: str, folder: Path, names: Names) -> str:
+    renamed = _renamed(path, names)
+    target = folder / renamed
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(_renamed((TEMPLATE / path).read_text("utf-8"), names).encode())
+    return renamed
+
+
+def _renamed(text: str, names: Names) -> str:
+    """``text`` with the template's four names replaced, in one pass: a new name may contain one of them."""
+    new = {
+        **{"acme-npu-plugin": names.distribution, "acme-npu": names.backend},
+        **{"acme_npu": names.package, "AcmeNpu": names.prefix},
+    }
+    return re.sub("|".join(new), lambda found: new[found[0]], text)
