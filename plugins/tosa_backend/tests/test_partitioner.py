@@ -104,23 +104,27 @@ def test_a_buffer_that_is_written_is_no_constant():
 
 
 def test_what_crosses_the_border_must_be_representable():
-    program = export(lambda m, x: (x + m.ids[:1].to(torch.float32), m.ids[:1]), torch.ones(3), ids=torch.arange(3))
+    ids = torch.arange(3) << 40
+    program = export(lambda m, x: (x + m.ids[:1].to(torch.float32), m.ids[:1]), torch.ones(3), ids=ids)
     support, answers = asked(program)
     part = [n for n in program.graph.nodes if n.name in answers]
     late = support.partition_why_not(part)
     assert {n.name: why for n, why in late.items()} == {
-        "slice_2": "the result leaves the delegate: a tensor of int64 is not in TOSA 1.0"
+        "slice_2": "the result leaves the delegate: an int64 that may be from 0 to 2199023255552, which 32 bits do not "
+        "hold"
     }
 
 
 def test_a_value_from_another_partition_is_an_input_there():
-    program = export(lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=torch.arange(3))
-    support, _ = asked(program)
-    (to,) = [n for n in program.graph.nodes if n.target is aten.to.dtype]
-    late = support.partition_why_not([to])
-    assert list(late.values()) == ["the input slice_1: a tensor of int64 is not in TOSA 1.0"]
-    whole = [n for n in program.graph.nodes if n.op == "call_function"]
-    assert support.partition_why_not(whole) == {}
+    for ids, why in ((torch.arange(3), []), (torch.arange(3) - 2**31 - 1, ["-2147483649 to -2147483647"])):
+        program = export(lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=ids)
+        support, _ = asked(program)
+        (to,) = [n for n in program.graph.nodes if n.target is aten.to.dtype]
+        late = support.partition_why_not([to])
+        where = "the input slice_1: an int64 that may be from {}, which 32 bits do not hold"
+        assert list(late.values()) == [where.format(text) for text in why]
+        whole = [n for n in program.graph.nodes if n.op == "call_function"]
+        assert support.partition_why_not(whole) == {}
 
 
 def test_results_that_are_not_lowered_matter_only_where_they_are_used():

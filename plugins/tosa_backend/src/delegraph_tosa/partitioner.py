@@ -2,104 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported_program import constant_placeholders
-from delegraph.partitioner import CapabilityPartitioner
+from delegraph.partitioner import CapabilityPartitioner, PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from .ir.graph import Array, Deferred, Value
-from .ir.types import Type
+from .ir.graph import Value
+from .lowering.bounds import bounds_of
 from .lowering.builder import Tosa
-from .lowering.interpreter import Interpreter
-from .lowering.registry import Result, apply, bind, is_unpacking, rule_of
-from .lowering.torch_types import refused, type_of, why_not_static
+from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
+from .lowering.ranges import Range
+from .lowering.registry import Result, is_unpacking
+from .lowering.torch_types import why_not_static
 from .options import Options
 from .spec import TosaSpec
 
 _CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
-
-
-def _nothing() -> Array:
-    raise refused("a dry run read the elements of a constant")
-
-
-ABSENT = Deferred(_nothing)
-"""Stands for a constant in a dry run, which knows types only."""
-
-
-class DryRun(Interpreter):
-    """Lowers on types only. What was lowered once, with the same types and arguments, is not lowered again."""
-
-    def __init__(self, t: Tosa, constants: set[Node], memo: dict[Hashable, Any]) -> None:
-        super().__init__(t, self._constant)
-        self.constants, self.memo = constants, memo
-
-    def _constant(self, node: Node) -> Value | None:
-        if node not in self.constants:
-            return None
-        return Value(type_of(node.meta["val"], f"the constant {node.name}"), ABSENT)
-
-    def run(self, node: Node) -> Result:
-        if is_unpacking(node):
-            return super().run(node)
-        rule = rule_of(node)
-        arguments = bind(rule, node, self.value_of)
-        key = (node.target, *map(_key, arguments))
-        try:
-            kept = self.memo[key]
-        except KeyError:
-            kept = self.memo[key] = self._tried(node, arguments)
-        if isinstance(kept, str):
-            raise refused(kept)
-        result: Result = _revived(kept)
-        self.values[node] = result
-        return result
-
-    def _tried(self, node: Node, arguments: list[Any]) -> Any:
-        """The refusal, or the results' types."""
-        try:
-            return _summary(apply(self.t, rule_of(node), node, arguments))
-        except Unsupported as refusal:
-            return refusal.message
-        finally:
-            self.t.operators.clear()
-
-    def why_not(self, node: Node) -> str | None:
-        try:
-            self.run(node)
-        except Unsupported as refusal:
-            return refusal.message
-        return None
-
-
-def _key(argument: Any) -> Hashable:
-    """What a rule may see of an argument. Python compares 1, 1.0 and True equal, rules do not."""
-    if isinstance(argument, Value):
-        return argument.type, argument.constant is None
-    if isinstance(argument, (list, tuple)):
-        return tuple([_key(a) for a in argument])
-    return type(argument), argument
-
-
-Summary = tuple[Type, bool]
-"""A value's type, and whether it is constant."""
-
-
-def _summary(result: Result) -> Any:
-    if isinstance(result, tuple):
-        return [_summary(value) for value in result]
-    return None if result is None else (result.type, result.constant is not None)
-
-
-def _revived(kept: Any) -> Any:
-    if isinstance(kept, list):
-        return tuple([_revived(one) for one in kept])
-    return None if kept is None else Value(kept[0], ABSENT if kept[1] else None)
 
 
 class TOSASupport:
@@ -108,19 +30,20 @@ class TOSASupport:
     def __init__(self, spec: TosaSpec) -> None:
         self._t = Tosa(spec)
         self._memo: dict[Hashable, Any] = {}
-        self._constants: set[Node] = set()
         self._accepted: set[Node] = set()
         self._copied: set[Node] = set()
-        self._run = self._fresh()
+        self._constant: Constants = lambda node: None
+        self._run = self._fresh({}, lambda node: None)
 
-    def _fresh(self) -> DryRun:
-        return DryRun(self._t, self._constants, self._memo)
+    def _fresh(self, bounds: Mapping[Node, Range], arriving: Callable[[Node], Range | None]) -> DryRun:
+        return DryRun(self._t, self._constant, bounds, arriving, self._memo)
 
     def begin(self, exported_program: ExportedProgram) -> None:
         """A new program: forget the last one."""
-        self._constants = constant_placeholders(exported_program)
         self._accepted, self._copied = set(), set()
-        self._run = self._fresh()
+        self._constant = facts_of_constants(exported_program)
+        bounds = bounds_of(exported_program.graph.nodes)
+        self._run = self._fresh(bounds, bounds.get)
 
     def why_not(self, node: Node) -> str | None:
         """Why ``node`` is not lowered for this target; None if it is. Asked in graph order."""
@@ -138,8 +61,12 @@ class TOSASupport:
         return known
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """Refusals of what shows only in a whole partition; {} if ``TOSABackend`` compiles it."""
-        run, inside = self._fresh(), set(nodes)
+        """Refusals of what shows only in a whole partition; {} if ``TOSABackend`` compiles it.
+
+        That an int64 fits into 32 bits when it crosses the border may follow from the whole program; what follows from
+        that inside, the backend has to see in the partition alone.
+        """
+        run, inside = self._fresh(bounds_of(nodes), self._known), set(nodes)
         found: dict[Node, str] = {}
         for node in nodes:
             why = run.why_not(node) or self._why_not_result(run, node, inside)
@@ -149,6 +76,10 @@ class TOSASupport:
         self._accepted.difference_update(found)
         return found
 
+    def _known(self, node: Node) -> Range | None:
+        """The range of a value in the whole program; Unsupported if nothing is known of it there."""
+        return Fact.of(self._run.value_of(node)).range
+
     def _why_not_result(self, run: DryRun, node: Node, inside: set[Node]) -> str | None:
         """Why a value that others use cannot leave the partition."""
         if not any(u not in inside for u in node.users) or isinstance(node.meta["val"], (list, tuple)):
@@ -157,7 +88,7 @@ class TOSASupport:
             value = run.value_of(node)
         except Unsupported as refusal:
             return refusal.message
-        why = self._t.spec.why_not_tensor(value.type) if self._leaves(node, value, inside) else None
+        why = Fact.of(value).why_not_result(self._t.spec) if self._leaves(node, value, inside) else None
         return why and f"the result leaves the delegate: {why}"
 
     def _leaves(self, node: Node, value: Value, inside: set[Node]) -> bool:
@@ -204,6 +135,17 @@ class TOSAPartitioner(CapabilityPartitioner):
             additional_checks=(why_not_dynamic,),
             spec={"spec": options.spec},
         )
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """As the checks say; every int64 that enters or leaves a delegate is cast there, as TOSA 1.0 has none."""
+        result = super().partition(exported_program)
+        crossing = [n.name for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))]
+        result.boundary_types = dict.fromkeys(crossing, torch.int32)
+        return result
+
+
+def _is_int64(val: Any) -> bool:
+    return isinstance(val, torch.Tensor) and val.dtype is torch.int64
 
 
 def why_not_dynamic(node: Node) -> str | None:

@@ -114,15 +114,17 @@ Constant = Literal | Deferred | Folded | Scaled
 class Value:
     """One tensor or shape: its type, and its ``constant`` if it is one. Compared by identity.
 
-    ``producer`` is the operator of the graph that computes it; None for inputs and constants.
+    ``producer`` is the operator of the graph that computes it; None for inputs and constants. ``range`` is the least
+    and the greatest element that integers can have, None if nothing is known of them.
     """
 
-    __slots__ = ("constant", "name", "producer", "type")
+    __slots__ = ("constant", "name", "producer", "range", "type")
 
     def __init__(
         self, type: Type, constant: Constant | None = None, name: str = "", producer: Operator | None = None
     ) -> None:
         self.type, self.constant, self.name, self.producer = type, constant, name, producer
+        self.range: tuple[int, int] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,6 +3,9 @@
 A method adds the operands that are the same everywhere (zero points, the shift of MUL, shapes), infers the result's
 type, asks the target whether it takes the operator, and appends it. An operator whose operands are all constant is a
 constant: nothing is emitted, and it is computed when the file is written.
+
+TOSA 1.0 has no int64. Constants fold in it; what is computed at run time is int32 in the graph, and a rule sees a value
+that calls itself int64. The builder knows both, and refuses a result that is not proven to fit.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from ..ir import operators as tosa
 from ..ir.graph import Folded, Illegal, Literal, Operator, Value, literal
 from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, Type
 from ..spec import TosaSpec
+from .ranges import COUNTED, INT32, Range, inside, range_of, result_range
 from .torch_types import refused
 
 Operand = Value | float
@@ -38,6 +42,7 @@ class Tosa:
         self.operators: list[Operator] = []
         self.source: Any = None
         self._constants: dict[Any, Value] = {}
+        self._narrow: dict[Value, Value] = {}
 
     def require(self, ok: bool, why: str) -> None:
         """Raise Unsupported(why) unless ``ok``."""
@@ -69,16 +74,57 @@ class Tosa:
             if not _fits(inputs, types):
                 return self._appended(operator, types)
             operator.outputs = tuple([Value(type, Folded(operator, i)) for i, type in enumerate(types)])
+            _bound_results(operator)
             self._constants[key] = operator.outputs[0]
         return self._constants[key]
 
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
+        _bound_results(operator)
+        if any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)]):
+            return self._appended_narrow(operator)
         why = self.spec.why_not(operator)
         if why is not None:
             raise refused(why)
         self.operators.append(operator)
         return operator.outputs[0]
+
+    # ---- int64 that runs as int32
+
+    def _appended_narrow(self, wide: Operator) -> Value:
+        """The result of an operator on int64, which the graph has on int32."""
+        (result,) = wide.outputs
+        attributes = wide.attribute_values()
+        if attributes.get("dtype") is DType.INT64:
+            attributes["dtype"] = DType.INT32
+        narrow = type(wide)([self.narrowed(v) for v in wide.inputs], self.source, **attributes)
+        if result.dtype is not DType.INT64:
+            return self._appended(narrow, (result.type,))
+        self._expect_32_bits(result, f"TOSA {wide.name}: its int64 result")
+        return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
+
+    def narrowed(self, value: Value) -> Value:
+        """What the graph has for a value: of int64, the int32 with the same elements. Unsupported if it may not fit."""
+        if value.dtype is not DType.INT64:
+            return value
+        if value not in self._narrow:
+            self._expect_32_bits(value, f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip())
+            narrow = Value(Type(value.shape, DType.INT32), name=value.name)
+            if value.constant is not None:
+                narrow = self._folded(tosa.CAST, (value,), {"dtype": DType.INT32})
+            narrow.range, self._narrow[value] = value.range, narrow
+        return self._narrow[value]
+
+    def widened(self, narrow: Value, range: Range | None = None) -> Value:
+        """An int32 of the graph as the int64 that rules see, whose elements lie in ``range`` if that is given."""
+        wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
+        wide.range = range_of(narrow) if range is None else range
+        self._narrow[wide] = narrow
+        return wide
+
+    def _expect_32_bits(self, value: Value, what: str) -> None:
+        low, high = range_of(value)
+        self.require(inside((low, high), INT32), f"{what} may be from {low} to {high}, more than 32 bits hold")
 
     def shape(self, entries: Sequence[int]) -> Value:
         """A SHAPE constant."""
@@ -177,6 +223,8 @@ class Tosa:
 
     def cast(self, x: Value, dtype: DType) -> Value:
         """TOSA's own CAST: a float becomes the nearest integer (torch cuts: see ``cast.converted``)."""
+        if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64}:
+            return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
 
     # ---- elementwise, two and three operands that broadcast; numbers become constants
@@ -264,6 +312,13 @@ class Tosa:
     def reduce_sum(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
 
+    def reduce_any(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_ANY, (x,), axis=axis)
+
+    def argmax(self, x: Value, axis: int) -> Value:
+        """Index of the first maximum, int32, without the axis; NaN is the greatest."""
+        return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
+
     # ---- data layout; what would change nothing emits nothing
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
@@ -295,6 +350,14 @@ class Tosa:
 
     def reverse(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REVERSE, (x,), axis=axis)
+
+    def gather(self, values: Value, indices: Value) -> Value:
+        """values [N,K,C], indices [N,W] -> [N,W,C]"""
+        return self.emit(tosa.GATHER, (values, indices))
+
+    def scatter(self, values: Value, indices: Value, source: Value) -> Value:
+        """values [N,K,C], indices [N,W] (no row twice), source [N,W,C] -> [N,K,C]"""
+        return self.emit(tosa.SCATTER, (values, indices, source))
 
     # ---- convolution, pooling, matrices: images are NHWC
 
@@ -332,6 +395,12 @@ class Tosa:
         """x [N,H,W,C] -> [N,H',W',C]; scale is (y_n, y_d, x_n, x_d), the others (y, x)."""
         operands = (x, self.shape(scale), self.shape(offset), self.shape(border))
         return self.emit(tosa.RESIZE, operands, mode=mode)
+
+
+def _bound_results(operator: Operator) -> None:
+    for value in operator.outputs:
+        if value.dtype in COUNTED and value.dtype is not DType.BOOL:
+            value.range = result_range(operator, value.dtype)
 
 
 def _all_constant(values: Sequence[Value]) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from delegraph.errors import Unsupported
 from delegraph.exported_program import constant_placeholders, constant_tensor, output_node, placeholders, user_inputs
@@ -14,9 +14,13 @@ from torch.fx import Node
 
 from ..ir.graph import Graph, Value
 from ..spec import TosaSpec
+from .bounds import bounds_of
 from .builder import Tosa
+from .ranges import Range, meet, range_of
 from .registry import Result, apply, bind, is_unpacking, rule_of
 from .torch_types import constant_of, memory_of, refused, type_of
+
+R = TypeVar("R", bound=Result)
 
 
 class Origin(NamedTuple):
@@ -35,11 +39,14 @@ class Interpreter:
     """The values of a program's nodes, as far as they are known.
 
     A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
-    ``constant`` makes the value of a constant placeholder, or None for other nodes.
+    ``constant`` makes the value of a constant placeholder, or None for other nodes. ``bounds`` says in which range
+    integers lie because of what they are used for.
     """
 
-    def __init__(self, t: Tosa, constant: Callable[[Node], Value | None]) -> None:
-        self.t, self.constant = t, constant
+    def __init__(
+        self, t: Tosa, constant: Callable[[Node], Value | None], bounds: Mapping[Node, Range] | None = None
+    ) -> None:
+        self.t, self.constant, self.bounds = t, constant, bounds or {}
         self.values: dict[Node, Result] = {}
 
     def value_of(self, node: Node) -> Value:
@@ -53,15 +60,21 @@ class Interpreter:
         producer, index = self._unpacked(node)
         several = self.values.get(producer)
         if several is None:
-            return self.constant(node) or self.input(node)
+            return self.bounded(node, self.constant(node) or self.input(node))
         found: Value | None = several[index]  # type: ignore[index]
         if found is None:
             raise refused(f"result {index} of {producer.target} is not lowered")
-        return found
+        return self.bounded(node, found)
 
     def _unpacked(self, node: Node) -> tuple[Any, Any]:
         """The call that ``node`` takes one of several results of, and which; (None, None) if it is no such node."""
         return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
+
+    def bounded(self, node: Node, result: R) -> R:
+        """What ``node`` stands for, in the range that its uses prove."""
+        if node in self.bounds and isinstance(result, Value):
+            result.range = meet(range_of(result), self.bounds[node])
+        return result
 
     def input(self, node: Node) -> Value:
         """A value that arrives at run time; Unsupported if the target has no such tensor."""
@@ -76,14 +89,17 @@ class Interpreter:
         if is_unpacking(node):
             return None  # when it is used: of several results, those that nobody uses need not be there
         rule = rule_of(node)
-        result = self.values[node] = apply(self.t, rule, node, bind(rule, node, self.value_of))
+        result = self.bounded(node, apply(self.t, rule, node, bind(rule, node, self.value_of)))
+        self.values[node] = result
         return result
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
         """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""
         taken, results = set(inputs), []
-        for node in nodes:
+        for position, node in enumerate(nodes):
             value = self.value_of(node)
+            why = self.t.spec.why_not_tensor(value.type)
+            self.t.require(why is None, f"output {position}: {why}")
             if value in taken or value.constant is not None:
                 value = self.t.identity(value)
             taken.add(value)
@@ -97,7 +113,7 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
     Inputs are the user's, in order, named as the placeholders; outputs are ``output_0``, ... Parameters, buffers and
     constants stay where they are until the graph is written. Raises Unsupported with the node and the user's line.
     """
-    interpreter = Interpreter(t or Tosa(spec), _constants(program))
+    interpreter = Interpreter(t or Tosa(spec), _constants(program), bounds_of(program.graph.nodes))
     inputs = [interpreter.value_of(node) for node in user_inputs(program)]
     for node in program.graph.nodes:
         if node.op == "call_function":

@@ -1,0 +1,160 @@
+"""What the uses of integers prove of them: an index that is out of its range is an error in eager, so it is inside.
+
+Token ids are inside of the embedding's table, whatever the program does with them before and beside that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .ranges import Range, inside, meet, range_of_type
+from .torch_types import DTYPES
+
+aten = torch.ops.aten
+Found = Iterable[tuple[Any, Range]]
+"""Arguments of a call, and in which range their elements are."""
+
+
+def bounds_of(nodes: Iterable[Node]) -> dict[Node, Range]:
+    """Node -> the range in which its elements are unless one of ``nodes`` raises; users come after what they use."""
+    bounds: dict[Node, Range] = {}
+    for node in reversed(list(nodes)):
+        rule = INDEXES.get(node.target)
+        if rule is not None:
+            _note(bounds, rule(node))
+        if node in bounds and node.target in _PASSING and 0 not in _shape(node):  # nothing is said of what is left out
+            _note(bounds, _PASSING[node.target](node, bounds[node]))
+    return bounds
+
+
+def _note(bounds: dict[Node, Range], found: Found) -> None:
+    for argument, range in found:
+        if isinstance(argument, Node) and _dtype(argument) in (torch.int32, torch.int64):
+            bounds[argument] = meet(bounds[argument], range) if argument in bounds else range
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    val = node.meta.get("val")
+    return val.dtype if isinstance(val, torch.Tensor) else None
+
+
+def _shape(node: Node) -> list[Any]:
+    return list(node.meta["val"].shape)
+
+
+def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _below(size: Any, negative: bool = False) -> Range:
+    """Indices of an axis; those that may count from its end. A size that is not known says nothing."""
+    if not isinstance(size, int):
+        return range_of_type(DTYPES[torch.int64])
+    return (-size if negative else 0), max(size - 1, 0)
+
+
+def _table(node: Node) -> Found:
+    return [(node.args[1], _below(_shape(node.args[0])[0]))]  # type: ignore[arg-type]
+
+
+def _along(negative: bool = False) -> Callable[[Node], Found]:
+    """(self, dim, index, ..): indices of one axis."""
+
+    def rule(node: Node) -> Found:
+        shape = _shape(node.args[0]) or [1]  # type: ignore[arg-type]
+        return [(node.args[2], _below(shape[node.args[1]], negative))]  # type: ignore[index]
+
+    return rule
+
+
+def _each_axis(node: Node) -> Found:
+    """(self, indices, ..): a list of one tensor an axis, or None."""
+    sizes: Any = _shape(node.args[0])  # type: ignore[arg-type]
+    return [(index, _below(size, True)) for index, size in zip(node.args[1], sizes, strict=False)]  # type: ignore[arg-type]
+
+
+def _classes(node: Node) -> Found:
+    count = _argument(node, 1, "num_classes", -1)
+    return [(node.args[0], _below(count))] if isinstance(count, int) and count > 0 else []
+
+
+def _along_broadcast(node: Node) -> Found:
+    """(self, indices, dim): indices of one axis, or of all elements."""
+    shape, dim = _shape(node.args[0]), _argument(node, 2, "dim")  # type: ignore[arg-type]
+    return [(node.args[1], _below(math.prod(shape) if dim is None else shape[dim], True))]
+
+
+_ALONG = _along()
+INDEXES: dict[Any, Callable[[Node], Found]] = {
+    aten.embedding.default: _table,
+    aten.embedding_bag.default: _table,
+    aten._embedding_bag.default: _table,
+    aten._embedding_bag_forward_only.default: _table,
+    aten.one_hot.default: _classes,
+    aten.take_along_dim.default: _along_broadcast,
+    aten.index.Tensor: _each_axis,
+    aten.index_put.default: _each_axis,
+    aten.index_put_.default: _each_axis,
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along(negative=True)),
+    **dict.fromkeys((aten.index_select.default, aten.gather.default, aten.scatter.src, aten.scatter.value), _ALONG),
+    **dict.fromkeys((aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default), _ALONG),
+    **dict.fromkeys((aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default), _ALONG),
+}
+"""ATen operators that raise for an index out of range."""
+
+
+def _first(node: Node, range: Range) -> Found:
+    return [(node.args[0], range)]
+
+
+def _listed(node: Node, range: Range) -> Found:
+    return [(part, range) for part in node.args[0]]  # type: ignore[union-attr]
+
+
+def _cast(node: Node, range: Range) -> Found:
+    """To a type that has all values of the one before."""
+    before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
+    if before is None or after is None or not inside(range_of_type(before), range_of_type(after)):
+        return []
+    return [(node.args[0], range)]
+
+
+def _shifted(sign: int) -> Callable[[Node, Range], Found]:
+    """x + c or x - c for a number c. int64 that wraps around comes to where the result is not."""
+
+    def rule(node: Node, range: Range) -> Found:
+        number: Any = node.args[1]
+        if type(number) is not int or _argument(node, 2, "alpha", 1) != 1 or _dtype(node) is not torch.int64:
+            return []
+        before = range[0] - sign * number, range[1] - sign * number
+        return [(node.args[0], before)] if inside(before, range_of_type(DTYPES[torch.int64])) else []
+
+    return rule
+
+
+_WHOLE = (
+    "alias clone contiguous detach lift_fresh_copy view reshape _unsafe_view view_as unsqueeze squeeze flatten"
+    " unflatten permute transpose swapaxes swapdims movedim t mT numpy_T expand expand_as broadcast_to repeat tile flip"
+    " roll"
+).split()
+"""Operators each of whose results has all elements of the first argument, and no others."""
+
+
+def _overloads(name: str) -> list[Any]:
+    packet = getattr(aten, name)
+    return [getattr(packet, overload) for overload in packet.overloads() if (name, overload) != ("view", "dtype")]
+
+
+_PASSING: dict[Any, Callable[[Node, Range], Found]] = {
+    **{overload: _first for name in _WHOLE for overload in _overloads(name)},
+    **{overload: _listed for name in ("cat", "concat", "concatenate", "stack") for overload in _overloads(name)},
+    **{overload: _cast for name in ("to", "_to_copy", "type_as") for overload in _overloads(name)},
+    **{overload: _shifted(1) for overload in _overloads("add")},
+    **{overload: _shifted(-1) for overload in _overloads("sub")},
+}
+"""Operators whose results tell of their operands."""

@@ -1,0 +1,171 @@
+"""The support check: rules applied to what is known of values before the program runs, and to nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from delegraph.errors import Unsupported
+from delegraph.exported_program import constant_placeholders, constant_tensor, placeholders
+from delegraph.io.weights import why_no_bytes
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..ir.graph import Array, Deferred, Value
+from ..ir.types import INTEGERS, DType, Type
+from ..spec import TosaSpec
+from .builder import Tosa
+from .interpreter import Interpreter
+from .ranges import INT32, Range, inside, range_of
+from .registry import Result, apply, bind, is_unpacking, rule_of
+from .torch_types import constant_of, refused, type_of
+
+
+def _nothing() -> Array:
+    raise refused("a dry run read the elements of a constant")
+
+
+ABSENT = Deferred(_nothing)
+"""Stands for a constant in a dry run, which knows facts only."""
+
+
+class Fact(NamedTuple):
+    """What a rule may know of a value before the program runs. With equal facts it does the same."""
+
+    type: Type
+    constant: bool
+    range: Range | None
+
+    @staticmethod
+    def of(value: Value) -> Fact:
+        """What is known of ``value``; only integers have a range."""
+        return Fact(value.type, value.constant is not None, range_of(value) if value.dtype in INTEGERS else None)
+
+    def value(self) -> Value:
+        """A value of which no more is known."""
+        made = Value(self.type, ABSENT if self.constant else None)
+        made.range = self.range
+        return made
+
+    def why_not_result(self, spec: TosaSpec) -> str | None:
+        """Why the value cannot leave a delegate; None if it can. An int64 leaves as int32 and is cast outside."""
+        if self.type.dtype is not DType.INT64 or self.range is None:
+            return spec.why_not_tensor(self.type)
+        return _why_not_32_bits(self.range) or spec.why_not_tensor(Type(self.type.shape, DType.INT32))
+
+
+def _why_not_32_bits(range: Range) -> str | None:
+    if inside(range, INT32):
+        return None
+    return f"an int64 that may be from {range[0]} to {range[1]}, which 32 bits do not hold"
+
+
+Constants = Callable[[Node], Fact | None]
+
+
+def facts_of_constants(program: ExportedProgram) -> Constants:
+    """The fact of a constant placeholder, None for other nodes. Elements are read of int64 only, each tensor once."""
+    constant, specs = constant_placeholders(program), dict(placeholders(program))
+    facts: dict[Node, Fact] = {}
+
+    def fact(node: Node) -> Fact | None:
+        if node not in constant:
+            return None
+        if node not in facts:
+            type = type_of(node.meta["val"], f"the constant {node.name}")
+            tensor = constant_tensor(program, specs[node]) if type.dtype is DType.INT64 else None
+            facts[node] = Fact(type, True, _range_of_tensor(tensor))
+        return facts[node]
+
+    return fact
+
+
+def _range_of_tensor(tensor: torch.Tensor | None) -> Range | None:
+    if tensor is None or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
+        return None
+    return range_of(constant_of("", tensor))
+
+
+class DryRun(Interpreter):
+    """Lowers on facts only. What was lowered once, with the same facts and arguments, is not lowered again.
+
+    ``arriving`` tells what is known of an int64 value that is computed elsewhere and crosses the border as int32.
+    """
+
+    def __init__(
+        self,
+        t: Tosa,
+        constant: Constants,
+        bounds: Mapping[Node, Range],
+        arriving: Callable[[Node], Range | None],
+        memo: dict[Hashable, Any],
+    ) -> None:
+        super().__init__(t, lambda node: (fact := constant(node)) and fact.value(), bounds)
+        self.arriving, self.memo = arriving, memo
+
+    def input(self, node: Node) -> Value:
+        """As in a lowering; an int64 value arrives as an int32 that may be anything, if it is known to fit."""
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64:
+            return super().input(node)
+        arrives, range = type_of(val, f"the input {node.name}"), self.arriving(node)
+        why = "an int64 that nothing proves to fit into 32 bits" if range is None else _why_not_32_bits(range)
+        why = why or self.t.spec.why_not_tensor(Type(arrives.shape, DType.INT32))
+        if why is not None:
+            raise refused(f"the input {node.name}: {why}")
+        return Fact(arrives, False, INT32).value()
+
+    def run(self, node: Node) -> Result:
+        if is_unpacking(node):
+            return super().run(node)
+        rule = rule_of(node)
+        arguments = bind(rule, node, self.value_of)
+        key = (node.target, *map(_key, arguments))
+        try:
+            kept = self.memo[key]
+        except KeyError:
+            kept = self.memo[key] = self._attempt(node, arguments)
+        if isinstance(kept, str):
+            raise refused(kept)
+        result: Result = _revive(kept)
+        self.values[node] = self.bounded(node, result)
+        return result
+
+    def _attempt(self, node: Node, arguments: list[Any]) -> Any:
+        """The refusal, or the facts of the results."""
+        try:
+            return _summarize(apply(self.t, rule_of(node), node, arguments))
+        except Unsupported as refusal:
+            return refusal.message
+        finally:
+            self.t.operators.clear()
+
+    def why_not(self, node: Node) -> str | None:
+        try:
+            self.run(node)
+        except Unsupported as refusal:
+            return refusal.message
+        return None
+
+
+def _key(argument: Any) -> Hashable:
+    """What a rule may see of an argument. Python compares 1, 1.0 and True equal, rules do not."""
+    if isinstance(argument, Value):
+        return Fact.of(argument)
+    if isinstance(argument, (list, tuple)):
+        return tuple([_key(a) for a in argument])
+    return type(argument), argument
+
+
+def _summarize(result: Result) -> Any:
+    if isinstance(result, tuple):
+        return [_summarize(value) for value in result]
+    return None if result is None else Fact.of(result)
+
+
+def _revive(kept: Any) -> Any:
+    if isinstance(kept, list):
+        return tuple([_revive(one) for one in kept])
+    return None if kept is None else kept.value()

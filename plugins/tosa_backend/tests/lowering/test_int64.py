@@ -1,0 +1,114 @@
+"""int64: what provably fits runs as int32 and is cast at the border, nowhere else; the rest is refused."""
+
+from __future__ import annotations
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.set_num_threads(1)
+LARGE = 2**40
+
+
+class Program(nn.Module):
+    def __init__(self, function, **buffers):
+        super().__init__()
+        self.function = function
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def lower(function, *inputs, **buffers):
+    module = Program(function, **buffers).eval()
+    return module, delegraph.lower(module, inputs, backends=["tosa"])
+
+
+def reasons(lowered):
+    return {r.operator: r.reason for r in lowered.report.refusals}
+
+
+TABLE = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+IDS = torch.tensor([[1, 9, 0]])
+
+WHOLE = {
+    "token ids": lambda m, ids: F.embedding(ids, m.table),
+    "ids in another shape": lambda m, ids: F.embedding(ids.view(3, 1).expand(3, 2), m.table) + ids.numel(),
+    "ids beside their use": lambda m, ids: F.embedding(ids, m.table) * (ids != 1)[..., None],
+    "ids are numbers": lambda m, ids: F.embedding(ids, m.table) + ids[..., None] * 2,
+    "ids that are shifted": lambda m, ids: F.embedding(ids - 1 + 1, m.table),
+    "ids as a result": lambda m, ids: (F.embedding(ids, m.table), ids * 3),
+    "positions": lambda m, ids: F.embedding(ids, m.table) + F.embedding(torch.arange(3) * 2, m.table),
+    "positions of a buffer": lambda m, ids: F.embedding(ids, m.table) + F.embedding(m.positions[:, 1:4], m.table),
+    "comparisons": lambda m, ids: (F.embedding(ids, m.table), torch.where(ids > 3, ids, -1), ids.clamp(2, 5)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_in_one_delegate(name):
+    module, lowered = lower(WHOLE[name], IDS, table=TABLE, positions=torch.arange(8)[None])
+    assert lowered.report.host_operators == 0, lowered.report
+    (row,) = lowered.report.delegates
+    assert [str(a) for a in row.inputs] == ["args_0: int32[1, 3]"]
+    assert all("int64" not in str(a) for a in row.outputs)
+    found, wanted = lowered(IDS), module(IDS)
+    for mine, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def test_what_may_not_fit_is_left_out():
+    def forward(m, x):
+        return x + 1, x.relu(), x > 0
+
+    module, lowered = lower(forward, torch.tensor([LARGE, -LARGE]))
+    assert not lowered.delegates
+    assert set(reasons(lowered).values()) == {"the input args_0: an int64 that nothing proves to fit into 32 bits"}
+    for found, wanted in zip(lowered(torch.tensor([LARGE, 1])), module(torch.tensor([LARGE, 1])), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_result_that_may_not_fit_is_left_out():
+    module, lowered = lower(lambda m, ids: (F.embedding(ids, m.table), ids * 2**30), IDS, table=TABLE)
+    why = "TOSA MUL: its int64 result may be from 0 to 9663676416, more than 32 bits hold"
+    assert reasons(lowered) == {"aten.mul.Tensor": why}
+    torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
+
+
+def test_a_large_constant_folds_and_is_refused_beside_what_is_computed():
+    both = lambda m, ids: (F.embedding(ids, m.table) + (m.large >> 38).float(), ids + m.large)  # noqa: E731
+    module, lowered = lower(both, IDS, table=TABLE, large=torch.tensor(LARGE))
+    assert "aten.add.Tensor" in reasons(lowered)
+    for found, wanted in zip(lowered(IDS), module(IDS), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_cast_that_wraps_proves_nothing_of_what_it_cuts():
+    """2^32 + 1 is 1 in 32 bits: the table says nothing of the int64."""
+    module, lowered = lower(lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE)
+    large = IDS + 2**32
+    assert reasons(lowered)["aten.add.Tensor"].endswith("nothing proves to fit into 32 bits")
+    for found, wanted in zip(lowered(large), module(large), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_part_proves_nothing_of_the_whole():
+    module, lowered = lower(lambda m, x: (F.embedding(x[:, :1], m.table), x + 1), IDS, table=TABLE)
+    large = torch.tensor([[1, LARGE, 2]])
+    for found, wanted in zip(lowered(large), module(large), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_nothing_is_proven_by_what_is_left_out():
+    """An index tensor of which no element is used says nothing."""
+    module, lowered = lower(lambda m, x: (F.embedding(x.expand(0, 3), m.table), x + 1), IDS, table=TABLE)
+    torch.testing.assert_close(lowered(IDS + LARGE)[1], module(IDS + LARGE)[1])
+
+
+def test_float_numbers_as_int64_stay_on_the_host():
+    module, lowered = lower(lambda m, x: (x * 2).long(), torch.tensor([1e15, -2.5]))
+    assert list(reasons(lowered)) == ["aten.to.dtype"]
+    torch.testing.assert_close(lowered(torch.tensor([1e15, -2.5])), module(torch.tensor([1e15, -2.5])))
