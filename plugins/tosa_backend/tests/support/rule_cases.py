@@ -114,9 +114,13 @@ class Family:
     def exported(self, name: str) -> ExportedProgram:
         if name not in self._exported:
             module, inputs, *_ = self.rows[name]
-            if any(t.dtype is torch.int64 for t in tree_leaves((inputs, module(*inputs)))):
-                module, inputs = AsDelegate(module, inputs), tree_map(narrow, inputs)
-            self._exported[name] = torch.export.export(module, inputs)
+            program = torch.export.export(module, inputs)
+            vals = [
+                n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" or "output" in map(_op, n.users)
+            ]
+            if any(isinstance(v, torch.Tensor) and v.dtype is torch.int64 for v in vals):
+                program = torch.export.export(AsDelegate(module, inputs), tree_map(narrow, inputs))
+            self._exported[name] = program
         return self._exported[name]
 
     def operators(self) -> Iterator[Any]:
@@ -164,6 +168,10 @@ class Family:
         _, inputs, spec, _ = self.rows[name]
         blob = TosaFile(compile_program(self.exported(name), spec), spec).join()
         return name, blob, [np.ascontiguousarray(a) for a in _arrays(inputs)]
+
+
+def _op(node):
+    return node.op
 
 
 def _arrays(tensors):

@@ -312,9 +312,6 @@ class Tosa:
     def reduce_sum(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
 
-    def reduce_any(self, x: Value, axis: int) -> Value:
-        return self.emit(tosa.REDUCE_ANY, (x,), axis=axis)
-
     def argmax(self, x: Value, axis: int) -> Value:
         """Index of the first maximum, int32, without the axis; NaN is the greatest."""
         return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)

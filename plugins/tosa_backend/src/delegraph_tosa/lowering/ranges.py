@@ -137,6 +137,21 @@ def _bits(operator: Operator) -> Range:
     return 0, (1 << max(high for _, high in ranges).bit_length()) - 1
 
 
+def _inverted(operator: Operator) -> Range:
+    low, high = range_of(operator.inputs[0])
+    return ~high, ~low
+
+
+def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
+    """Of a shift by less than 32 bits, which is the same on 32 bits; of another one anything."""
+
+    def spanned(operator: Operator) -> Range:
+        amounts = range_of(operator.inputs[1])
+        return _corners(combine)(operator) if inside(amounts, (0, 31)) else range_of_type(operator.inputs[0].dtype)
+
+    return spanned
+
+
 RANGES: dict[type[Operator], Callable[..., Range]] = {
     **dict.fromkeys((tosa.RESHAPE, tosa.TRANSPOSE, tosa.SLICE, tosa.TILE, tosa.REVERSE, tosa.IDENTITY), _same),
     **dict.fromkeys((tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.GATHER), _same),
@@ -155,5 +170,8 @@ RANGES: dict[type[Operator], Callable[..., Range]] = {
     tosa.REDUCE_SUM: _sum,
     tosa.ARGMAX: _position,
     tosa.CAST: _cast,
+    tosa.LOGICAL_LEFT_SHIFT: _shifted(lambda x, y: x << y),
+    tosa.ARITHMETIC_RIGHT_SHIFT: _shifted(lambda x, y: x >> y),
+    tosa.BITWISE_NOT: _inverted,
     **dict.fromkeys((tosa.BITWISE_AND, tosa.BITWISE_OR, tosa.BITWISE_XOR), _bits),
 }

@@ -21,7 +21,7 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.int64: DType.INT64,
     torch.bool: DType.BOOL,
 }
-"""No operator of TOSA 1.0 takes INT64: constants fold in it, and what is computed is INT32 in the graph (``builder``)."""
+"""No operator of TOSA 1.0 takes INT64: constants fold in it, and the graph computes in INT32 (see ``builder``)."""
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()}
 
