@@ -95,6 +95,13 @@ def test_a_cast_that_wraps_proves_nothing_of_what_it_cuts():
         torch.testing.assert_close(found, wanted)
 
 
+def test_floats_that_become_indices_are_not_bounded():
+    """Nothing fits a float into 32 bits, so the host makes the index."""
+    module, lowered = lower(lambda m, x: F.embedding(x.long(), m.table) + 1, torch.tensor([1.5, 3.0]), table=TABLE)
+    assert list(reasons(lowered)) == ["aten.to.dtype"]
+    torch.testing.assert_close(lowered(torch.tensor([2.5, 9.0])), module(torch.tensor([2.5, 9.0])))
+
+
 def test_a_part_proves_nothing_of_the_whole():
     module, lowered = lower(lambda m, x: (F.embedding(x[:, :1], m.table), x + 1), IDS, table=TABLE)
     large = torch.tensor([[1, LARGE, 2]])

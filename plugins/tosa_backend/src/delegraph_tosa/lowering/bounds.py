@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .ranges import Range, inside, meet, range_of_type
+from .ranges import COUNTED, Range, inside, meet, range_of_type
 from .torch_types import DTYPES
 
 aten = torch.ops.aten
@@ -119,9 +119,8 @@ def _listed(node: Node, range: Range) -> Found:
 def _cast(node: Node, range: Range) -> Found:
     """To a type that has all values of the one before."""
     before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
-    if before is None or after is None or not inside(range_of_type(before), range_of_type(after)):
-        return []
-    return [(node.args[0], range)]
+    whole = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
+    return [(node.args[0], range)] if whole else []
 
 
 def _shifted(sign: int) -> Callable[[Node, Range], Found]:
