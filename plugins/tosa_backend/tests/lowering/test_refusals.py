@@ -41,34 +41,9 @@ REFUSALS = [
     (lambda x: torch.special.i0(x), (x,), "aten.special_i0.default: no TOSA lowering for this operator"),
     (lambda x: x.double(), (x,), "aten.to.dtype: the result: TOSA has no torch.float64"),
     (
-        lambda x: F.max_pool2d(x, 2, dilation=2),
-        (x,),
-        "aten.max_pool2d.default: max_pool2d with dilation [2, 2] is not lowered",
-    ),
-    (
         lambda x: F.max_pool2d(x, 2, stride=2, return_indices=True)[1],
         (x,),
         "result 1 of aten.max_pool2d_with_indices.default is not lowered",
-    ),
-    (
-        lambda x: F.conv_transpose2d(x, torch.ones(2, 3, 2, 2)),
-        (x,),
-        "aten.conv_transpose2d.input: no TOSA lowering for this operator",
-    ),
-    (
-        lambda x: aten.convolution(x, torch.ones(2, 3, 2, 2), None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1),
-        (x,),
-        "aten.convolution.default: a transposed convolution is not lowered",
-    ),
-    (
-        lambda x: aten.convolution(x, torch.ones(3, 2, 2, 2, 2), None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1),
-        (torch.randn(1, 2, 3, 3, 3),),
-        "aten.convolution.default: a convolution over 3 axes is not lowered, only over 1 or 2",
-    ),
-    (
-        lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
-        (x,),
-        "aten.pad.default: padding of mode 'reflect' is not lowered, only 'constant'",
     ),
     (
         lambda x: F.dropout(x, 0.25, training=True),

@@ -345,6 +345,10 @@ class Tosa:
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         return values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
 
+    def gather(self, values: Value, indices: Value) -> Value:
+        """values [N,K,C], indices int32 [N,W] -> [N,W,C]"""
+        return self.emit(tosa.GATHER, (values, indices))
+
     def reverse(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REVERSE, (x,), axis=axis)
 
@@ -367,6 +371,15 @@ class Tosa:
     ) -> Value:
         """x [N,H,W,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,H',W',C*M]; accumulated in fp32."""
         return self._convolution(tosa.DEPTHWISE_CONV2D, x, weight, bias, pad, stride, dilation)
+
+    def conv3d(self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape) -> Value:
+        """x [N,D,H,W,C], weight [O,KD,KH,KW,C], bias [O or 1] -> [N,D',H',W',O]; accumulated in fp32."""
+        return self._convolution(tosa.CONV3D, x, weight, bias, pad, stride, dilation)
+
+    def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
+        operands = (x, weight, bias, self.zero(x), self.zero(weight))
+        return self.emit(tosa.TRANSPOSE_CONV2D, operands, out_pad=out_pad, stride=stride, acc_type=DType.FP32)
 
     def _convolution(
         self, cls: type[Operator], x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape

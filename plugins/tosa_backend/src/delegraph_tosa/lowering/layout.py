@@ -19,11 +19,28 @@ HWOI = (2, 3, 0, 1)
 Pair = tuple[int, int]
 
 
+def channels_last(rank: int) -> tuple[int, ...]:
+    """From torch's (N,C,*S), or its weights (O,C,*K), to TOSA's (N,*S,C)."""
+    return (0, *range(2, rank), 1)
+
+
+def channels_first(rank: int) -> tuple[int, ...]:
+    """Back again."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
 def pair(numbers: int | Sequence[int]) -> Pair:
     """One number for both axes, or one for each."""
     if isinstance(numbers, int):
         return numbers, numbers
     return (numbers[0], numbers[-1])
+
+
+def numbers(given: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """One number for all ``count`` axes, or one for each."""
+    if isinstance(given, int):
+        return (given,) * count
+    return tuple(given) if len(given) == count else (given[0],) * count
 
 
 def axis_of(dim: int, rank: int) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..ir.graph import Value
 from .builder import Tosa
-from .layout import Pair
 
-Pad = tuple[int, int, int, int]
-"""(top, bottom, left, right)"""
+Pad = tuple[int, ...]
+"""(top, bottom, left, right), or with front and back before them"""
+Ints = Sequence[int]
 
 
 class Window(NamedTuple):
@@ -40,13 +41,16 @@ class Window(NamedTuple):
         return (self.count(size) - 1) * self.stride + self.reach - size - self.before
 
 
-def windows(kernel: Pair, stride: Pair, padding: Pair, dilation: Pair = (1, 1), ceil: bool = False) -> list[Window]:
+def windows(
+    kernel: Ints, stride: Ints, padding: Ints, dilation: Ints | None = None, ceil: bool = False
+) -> list[Window]:
     """One window an axis, with torch's symmetric padding."""
+    dilation = (1,) * len(kernel) if dilation is None else dilation
     return [Window(k, s, p, p, d, ceil) for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)]
 
 
 def exact(t: Tosa, x: Value, axes: Sequence[Window]) -> tuple[Value, Pad]:
-    """x [N,H,W,C] -> (x' [N,H',W',C], pad (top, bottom, left, right)), with which TOSA's windows are torch's.
+    """x [N,*S,C] -> (x' [N,*S',C], pad (before, after) an axis), with which TOSA's windows are torch's.
 
     What torch's rounding ignores is taken off the trailing padding, and what is left of it off the input.
     """
@@ -57,5 +61,22 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window]) -> tuple[Value, Pad]:
         trailing = window.trailing(x.shape[axis])
         pad += [window.before, max(trailing, 0)]
         size[axis] += min(trailing, 0)
-    top, bottom, left, right = pad
-    return t.slice(x, (0, 0, 0, 0), size), (top, bottom, left, right)
+    return t.slice(x, [0] * x.rank, size), tuple(pad)
+
+
+def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: float = 0) -> Value:
+    """x [*S] with (before, after) elements of ``number`` along each axis; negative ones are cut off."""
+    start = [max(-before, 0) for before, _ in frame]
+    size = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]
+    return t.pad(t.slice(x, start, size), [max(n, 0) for both in frame for n in both], number)
+
+
+def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:
+    """x [*A,N,*B] -> [*A,(N-1)*step+1,*B]; zeros between the elements of ``axis``"""
+    size = x.shape[axis]
+    if step == 1 or size == 1:
+        return x
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    apart = t.pad(t.reshape(x, (before, size, 1, after)), (0, 0, 0, 0, 0, step - 1, 0, 0))
+    rows = t.slice(t.reshape(apart, (before, size * step, after)), (0, 0, 0), (before, (size - 1) * step + 1, after))
+    return t.reshape(rows, (*x.shape[:axis], (size - 1) * step + 1, *x.shape[axis + 1 :]))

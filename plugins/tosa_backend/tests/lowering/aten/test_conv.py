@@ -39,16 +39,20 @@ FAMILY.cases("grouped-no-bias", conv(4, 6, 3, 2, groups=2, bias=False), image)
 FAMILY.cases("conv1d", nn.Conv1d(4, 6, 3, 2, 1), randn(2, 4, 11), randn(4, 11))
 FAMILY.cases("conv1d-same", nn.Conv1d(4, 8, 4, padding="same", groups=2), randn(2, 4, 11))
 FAMILY.cases("conv-of-run-time-weights", F.conv2d, (image, randn(6, 4, 3, 3), randn(6)))
-FAMILY.cases(
-    "convolution",
-    lambda x, w: aten.convolution(x, w, None, [2], [1], [1], False, [0], 1),
-    (randn(1, 4, 9), randn(6, 4, 3)),
-)
-FAMILY.cases(
-    "convolution2",
-    lambda x, w: aten.convolution(x, w, None, [2, 1], [1, 1], [1, 1], False, [0, 0], 2),
-    (image, randn(6, 2, 3, 3)),
-)
+
+
+def conv3(*args, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    return nn.Conv3d(*args, **kwargs)
+
+
+volume = randn(2, 4, 5, 7, 6)
+FAMILY.cases("conv3d", conv3(4, 6, 3), volume, volume[0], spec=FP)
+FAMILY.cases("conv3d-cut", conv3(4, 6, (1, 2, 3), (2, 3, 1), (0, 1, 2), dilation=(1, 2, 1), bias=False), volume)
+FAMILY.cases("conv3d-grouped", conv3(4, 6, 2, groups=2, padding=1), volume)
+FAMILY.cases("conv3d-depthwise", conv3(4, 8, 2, groups=4), volume)
+FAMILY.cases("conv3d-same", conv3(4, 6, (3, 2, 1), padding="same"), volume)
+FAMILY.cases("conv3d-run-time-weights", F.conv3d, (volume, randn(6, 4, 2, 2, 2), randn(6)))
 
 
 test_equals_eager = FAMILY.equals_eager()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from ...support.rule_cases import Family, half, randn, truth, whole
 
@@ -45,9 +44,6 @@ moves = {
     "broadcast-to": lambda x: x[:, :1].broadcast_to(2, 6, 4, 5),
     "repeat": lambda x: x.repeat(2, 1, 1, 3, 1),
     "tile": lambda x: x.tile((2, 1)),
-    "pad": lambda x: F.pad(x, (1, 2, 0, 3), value=1),
-    "pad-cut": lambda x: F.pad(x, (-1, 2, 1, -2)),
-    "constant-pad": lambda x: aten.constant_pad_nd(x, [1, 1, 2, 0, 0, 1]),
 }
 for name, move in moves.items():
     FAMILY.cases(name, move, x, half(2, 3, 4, 5), whole(2, 3, 4, 5), truth(2, 3, 4, 5) if name not in UNEQUAL else x)

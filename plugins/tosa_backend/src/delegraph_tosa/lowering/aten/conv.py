@@ -7,29 +7,38 @@ from collections.abc import Sequence
 import torch
 
 from ...ir.graph import Value
-from ..builder import Shape, Tosa
-from ..layout import HWOI, NCHW, NHWC, OHWI, Pair, batched, pair, unbatched
+from ..builder import Tosa
+from ..layout import HWOI, batched, channels_first, channels_last, numbers, unbatched
 from ..registry import lowers
 from ..window import Window, exact, windows
 
 aten = torch.ops.aten
+Numbers = Sequence[int]
 
 
 def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Sequence[Window], groups: int) -> Value:
-    """input [N,C,H,W], weight [O,C/groups,KH,KW], bias [O] -> [N,O,H',W']"""
-    types = {v.dtype for v in (input, weight, bias) if v is not None}
-    t.require(len(types) == 1, f"a convolution of mixed types ({', '.join(map(str, sorted(types)))}) is not lowered")
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three axes"""
+    expect_one_type(t, input, weight, bias)
     if bias is None:
         bias = t.constant(0, input.dtype)
-    x, pad = exact(t, t.transpose(input, NHWC), axes)
-    stride, dilation = pair([a.stride for a in axes]), pair([a.dilation for a in axes])
+    x, pad = exact(t, t.transpose(input, channels_last(input.rank)), axes)
+    settings = pad, tuple([a.stride for a in axes]), tuple([a.dilation for a in axes])
+    conv = t.conv2d if len(axes) == 2 else t.conv3d
+    kernel = channels_last(weight.rank)
     if groups == 1:
-        y = t.conv2d(x, t.transpose(weight, OHWI), bias, pad, stride, dilation)
-    elif groups == input.shape[1]:
-        y = t.depthwise_conv2d(x, depthwise_weight(t, weight, groups), bias, pad, stride, dilation)
+        y = conv(x, t.transpose(weight, kernel), bias, *settings)
+    elif groups == input.shape[1] and len(axes) == 2:
+        y = t.depthwise_conv2d(x, depthwise_weight(t, weight, groups), bias, *settings)
     else:
-        y = _grouped(t, x, t.transpose(weight, OHWI), bias, pad, stride, dilation, groups)
-    return t.transpose(y, NCHW)
+        parts = in_groups(t, (x, -1), (t.transpose(weight, kernel), 0), bias, groups)
+        y = joined(t, [conv(part, w, b, *settings) for part, w, b in parts], x.rank - 1)
+    return t.transpose(y, channels_first(y.rank))
+
+
+def expect_one_type(t: Tosa, *values: Value | None) -> None:
+    """Unsupported unless all values that are there have one element type."""
+    types = {v.dtype for v in values if v is not None}
+    t.require(len(types) == 1, f"a convolution of mixed types ({', '.join(map(str, sorted(types)))}) is not lowered")
 
 
 def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
@@ -38,21 +47,17 @@ def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
     return t.reshape(t.transpose(weight, HWOI), (height, width, channels, outputs // channels))
 
 
-def _grouped(
-    t: Tosa, x: Value, weight: Value, bias: Value, pad: Shape, stride: Pair, dilation: Pair, groups: int
-) -> Value:
-    """x [N,H,W,C], weight [O,KH,KW,C/groups], bias [O or 1] -> [N,H',W',O], one convolution a group."""
-    parts = zip(
-        _split(t, x, 3, groups),
-        _split(t, weight, 0, groups),
-        _split(t, bias, 0, groups) if bias.shape != (1,) else [bias] * groups,
-        strict=True,
-    )
-    return joined(t, [t.conv2d(part, w, b, pad, stride, dilation) for part, w, b in parts], 3)
+def in_groups(
+    t: Tosa, input: tuple[Value, int], weight: tuple[Value, int], bias: Value, groups: int
+) -> list[tuple[Value, Value, Value]]:
+    """Input, weight and bias of each group: the values, split along the axis that stands beside each."""
+    biases = _split(t, bias, 0, groups) if bias.shape != (1,) else [bias] * groups
+    return list(zip(_split(t, *input, groups), _split(t, *weight, groups), biases, strict=True))
 
 
 def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
     """``count`` equal pieces along ``axis``."""
+    axis %= x.rank
     size = list(x.shape)
     size[axis] //= count
     starts = [[0] * axis + [k * size[axis]] + [0] * (x.rank - axis - 1) for k in range(count)]
@@ -66,17 +71,14 @@ def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
     return t.concat(values, axis)
 
 
-def named_padding(name: str, kernel: Pair, stride: Pair, dilation: Pair) -> list[Window]:
+def named_padding(name: str, kernel: Numbers, stride: Numbers, dilation: Numbers) -> list[Window]:
     """Windows for padding "valid" (none) or "same" (as many outputs as inputs; the odd element behind)."""
     total = [d * (k - 1) if name == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
     rows = zip(kernel, stride, total, dilation, strict=True)
     return [Window(k, s, p // 2, p - p // 2, d) for k, s, p, d in rows]
 
 
-Numbers = Sequence[int]
-
-
-@lowers(aten.conv2d.default)
+@lowers(aten.conv2d.default, aten.conv3d.default)
 def conv2d(
     t: Tosa,
     input: Value,
@@ -87,12 +89,13 @@ def conv2d(
     dilation: Numbers,
     groups: int,
 ) -> Value:
-    """input [N,C,H,W], weight [O,C/groups,KH,KW], bias [O] -> [N,O,H',W']"""
-    axes = windows(pair(weight.shape[2:]), pair(stride), pair(padding), pair(dilation))
-    return unbatched(t, convolve(t, batched(t, input, 4), weight, bias, axes, groups), input)
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
+    rank = weight.rank - 2
+    axes = windows(weight.shape[2:], numbers(stride, rank), numbers(padding, rank), numbers(dilation, rank))
+    return unbatched(t, convolve(t, batched(t, input, rank + 2), weight, bias, axes, groups), input)
 
 
-@lowers(aten.conv2d.padding)
+@lowers(aten.conv2d.padding, aten.conv3d.padding)
 def conv2d_padding(
     t: Tosa,
     input: Value,
@@ -103,9 +106,10 @@ def conv2d_padding(
     dilation: Numbers,
     groups: int,
 ) -> Value:
-    """input [N,C,H,W], weight [O,C/groups,KH,KW], bias [O] -> [N,O,H',W']"""
-    axes = named_padding(padding, pair(weight.shape[2:]), pair(stride), pair(dilation))
-    return unbatched(t, convolve(t, batched(t, input, 4), weight, bias, axes, groups), input)
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
+    rank = weight.rank - 2
+    axes = named_padding(padding, weight.shape[2:], numbers(stride, rank), numbers(dilation, rank))
+    return unbatched(t, convolve(t, batched(t, input, rank + 2), weight, bias, axes, groups), input)
 
 
 @lowers(aten.conv1d.default)
@@ -141,28 +145,11 @@ def conv1d_padding(
 
 
 def _flat(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: list[Window], groups: int) -> Value:
-    x, w = batched(t, input, 3), weight.shape
-    image = t.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
-    y = convolve(t, image, t.reshape(weight, (w[0], w[1], 1, w[2])), bias, axes, groups)
+    image = high(t, batched(t, input, 3))
+    y = convolve(t, image, high(t, weight), bias, axes, groups)
     return unbatched(t, t.reshape(y, (y.shape[0], y.shape[1], y.shape[3])), input)
 
 
-@lowers(aten.convolution.default)
-def convolution(
-    t: Tosa,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
-    transposed: bool,
-    output_padding: Numbers,
-    groups: int,
-) -> Value:
-    """input [N,C,H,W] or [N,C,L], weight [O,C/groups,KH,KW] or [O,C/groups,K], bias [O] -> [N,O,H',W'] or [N,O,L']"""
-    t.require(not transposed, "a transposed convolution is not lowered")
-    if weight.rank == 3:
-        return conv1d(t, input, weight, bias, stride, padding, dilation, groups)
-    t.require(weight.rank == 4, f"a convolution over {weight.rank - 2} axes is not lowered, only over 1 or 2")
-    return conv2d(t, input, weight, bias, stride, padding, dilation, groups)
+def high(t: Tosa, x: Value) -> Value:
+    """x [A,B,L] as an image of height 1 [A,B,1,L]"""
+    return t.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))

@@ -1,31 +1,108 @@
-"""Pooling of images."""
+"""Pooling. TOSA pools images; over three axes, images first and then their depth."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
-from ..layout import NCHW, NHWC, Pair, batched, pair, unbatched
+from ..layout import batched, channels_first, channels_last, numbers, unbatched
 from ..registry import lowers
-from ..window import Pad, exact, windows
+from ..window import Pad, Window, exact, framed, windows
 from .conv import joined
+from .shape import cut, every
 
 aten = torch.ops.aten
 Numbers = int | Sequence[int]
+Pool = Callable[[Value, list[Window]], Value]
+"""Pools an image [N,H,W,C] by the windows of H and W."""
 
 
-def _on_nhwc(t: Tosa, x: Value, pool: Callable[[Value], Value]) -> Value:
-    """``pool`` of the image x [N,C,H,W] or [C,H,W], which it sees as [N,H,W,C]."""
-    y = t.transpose(pool(t.transpose(batched(t, x, 4), NHWC)), NCHW)
-    return unbatched(t, y, x)
+def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], over the last one, two or three axes.
+
+    What one axis is pooled to does not depend on the others: an average over three axes is one of averages.
+    """
+    rank = len(axes) + 2
+    image = batched(t, x, rank)
+    y = _pooled(t, t.transpose(image, channels_last(rank)), axes, pool)
+    return unbatched(t, t.transpose(y, channels_first(rank)), x)
 
 
-def _stride(stride: Numbers, kernel: Pair) -> Pair:
-    """No stride given means that windows do not overlap."""
-    return pair(stride) if stride else kernel
+def _pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
+    """x [N,*S,C] -> [N,*S',C]"""
+    n, *size, c = x.shape
+    if len(axes) == 2:
+        return pool(x, axes)
+    y = pool(t.reshape(x, (n * size[0], *size[1:], c)), axes[1:])
+    _, height, width, _ = y.shape
+    z = pool(t.reshape(y, (n, size[0], height * width, c)), [axes[0], Window(1, 1, 0, 0)])
+    return t.reshape(z, (n, z.shape[1], height, width, c))
+
+
+def windows_of(
+    count: int, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers = 1, ceil: bool = False
+) -> list[Window]:
+    """The windows of a pool over ``count`` axes; no stride given means that they do not overlap."""
+    size = numbers(kernel, count)
+    step = numbers(stride, count) if stride else size
+    return windows(size, step, numbers(padding, count), numbers(dilation, count), ceil)
+
+
+def _kernel(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple([a.kernel for a in axes]), tuple([a.stride for a in axes])
+
+
+# ---- the largest
+
+
+def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S']; NaN wins"""
+
+    def pool(image: Value, windows: list[Window]) -> Value:
+        if any(w.dilation > 1 for w in windows):
+            return _dilated(t, _dilated(t, image, 1, windows[0]), 2, windows[1])
+        image, pad = exact(t, image, windows)
+        return t.max_pool2d(image, *_kernel(windows), pad)
+
+    return pooled(t, x, axes, pool)
+
+
+def _dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
+    """x [N,H,W,C] with the largest elements along ``axis``: rows of one dilation are columns, next to each other."""
+    n, *size, c = x.shape
+    length, d = x.shape[axis], window.dilation
+    reach = (window.count(length) - 1) * window.stride + window.reach
+    rows = -(-reach // d)
+    frame = [(0, 0)] * 4
+    frame[axis] = (window.before, rows * d - window.before - length)
+    apart = (n, rows, d * size[1], c) if axis == 1 else (n * size[0], rows, d, c)
+    y = t.reshape(framed(t, x, frame, -math.inf), apart)
+    y = t.max_pool2d(y, (window.kernel, 1), (1, 1), (0, 0, 0, 0))
+    places = list(x.shape)
+    places[axis] = y.shape[1] * d
+    starts = cut(t, t.reshape(y, places), axis, 0, (window.count(length) - 1) * window.stride + 1)
+    return starts if window.stride == 1 else every(t, starts, axis, window.stride)
+
+
+@lowers(aten.max_pool1d.default)
+def max_pool1d(
+    t: Tosa,
+    self: Value,
+    kernel_size: Numbers,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    ceil_mode: bool,
+) -> Value:
+    """[N,C,L] -> [N,C,L']; NaN wins"""
+    image = t.reshape(self, (*self.shape[:-1], 1, self.shape[-1]))
+    across = windows_of(1, kernel_size, stride, padding, dilation, ceil_mode)
+    y = max_pooled(t, image, [Window(1, 1, 0, 0), *across])
+    return t.reshape(y, (*y.shape[:-2], y.shape[-1]))
 
 
 @lowers(aten.max_pool2d.default)
@@ -39,16 +116,21 @@ def max_pool2d(
     ceil_mode: bool,
 ) -> Value:
     """[N,C,H,W] -> [N,C,H',W']; NaN wins"""
-    kernel = pair(kernel_size)
-    step = _stride(stride, kernel)
-    t.require(pair(dilation) == (1, 1), f"max_pool2d with dilation {list(pair(dilation))} is not lowered")
-    axes = windows(kernel, step, pair(padding), ceil=ceil_mode)
+    return max_pooled(t, self, windows_of(2, kernel_size, stride, padding, dilation, ceil_mode))
 
-    def pool(x: Value) -> Value:
-        x, pad = exact(t, x, axes)
-        return t.max_pool2d(x, kernel, step, pad)
 
-    return _on_nhwc(t, self, pool)
+@lowers(aten.max_pool3d.default)
+def max_pool3d(
+    t: Tosa,
+    self: Value,
+    kernel_size: Numbers,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    ceil_mode: bool,
+) -> Value:
+    """[N,C,D,H,W] -> [N,C,D',H',W']; NaN wins"""
+    return max_pooled(t, self, windows_of(3, kernel_size, stride, padding, dilation, ceil_mode))
 
 
 @lowers(aten.max_pool2d_with_indices.default)
@@ -65,6 +147,39 @@ def max_pool2d_with_indices(
     return max_pool2d(t, self, kernel_size, stride, padding, dilation, ceil_mode), None
 
 
+# ---- averages
+
+
+def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divisor: int | None) -> Value:
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'].
+
+    TOSA divides by the elements that are no padding: padding that counts becomes zeros.
+    """
+
+    def pool(image: Value, windows: list[Window]) -> Value:
+        image, pad = exact(t, image, windows)
+        if divisor is not None:
+            image, pad = _zero_padded(t, image, pad), (0, 0, 0, 0)
+        elif counts_padding:
+            beyond = _beyond(pad, windows)
+            image = _zero_padded(t, image, [p - b for p, b in zip(pad, beyond, strict=True)])
+            pad = beyond
+        return t.avg_pool2d(image, *_kernel(windows), pad)
+
+    y = pooled(t, x, axes, pool)
+    return y if divisor is None else t.mul(y, math.prod([a.kernel for a in axes]) / divisor)
+
+
+def _beyond(pad: Pad, windows: list[Window]) -> Pad:
+    """What ceil_mode adds behind the padding; that never counts."""
+    return tuple([n for k, w in enumerate(windows) for n in (0, max(pad[2 * k + 1] - w.after, 0))])
+
+
+def _zero_padded(t: Tosa, x: Value, pad: Sequence[int]) -> Value:
+    """x [N,H,W,C] with zeros around; pad is (top, bottom, left, right)."""
+    return t.pad(x, (0, 0, *pad, 0, 0))
+
+
 @lowers(aten.avg_pool2d.default)
 def avg_pool2d(
     t: Tosa,
@@ -76,58 +191,59 @@ def avg_pool2d(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']. TOSA divides by the elements that are no padding: padding that counts becomes zeros."""
-    kernel, margin = pair(kernel_size), pair(padding)
-    step = _stride(stride, kernel)
-    axes = windows(kernel, step, margin, ceil=ceil_mode)
-
-    def pool(x: Value) -> Value:
-        x, pad = exact(t, x, axes)
-        if divisor_override is not None:
-            whole = t.avg_pool2d(_zero_padded(t, x, pad), kernel, step, (0, 0, 0, 0))
-            return t.mul(whole, kernel[0] * kernel[1] / divisor_override)
-        if count_include_pad:
-            rest = _beyond(pad, margin)
-            x, pad = _zero_padded(t, x, (pad[0], pad[1] - rest[1], pad[2], pad[3] - rest[3])), rest
-        return t.avg_pool2d(x, kernel, step, pad)
-
-    return _on_nhwc(t, self, pool)
+    """[N,C,H,W] -> [N,C,H',W']"""
+    axes = windows_of(2, kernel_size, stride, padding, ceil=ceil_mode)
+    return avg_pooled(t, self, axes, count_include_pad, divisor_override)
 
 
-def _beyond(pad: Pad, margin: Pair) -> Pad:
-    """What ceil_mode adds behind the padding; that never counts."""
-    return 0, max(pad[1] - margin[0], 0), 0, max(pad[3] - margin[1], 0)
+@lowers(aten.avg_pool3d.default)
+def avg_pool3d(
+    t: Tosa,
+    self: Value,
+    kernel_size: Numbers,
+    stride: Numbers,
+    padding: Numbers,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    """[N,C,D,H,W] -> [N,C,D',H',W']"""
+    axes = windows_of(3, kernel_size, stride, padding, ceil=ceil_mode)
+    return avg_pooled(t, self, axes, count_include_pad, divisor_override)
 
 
-def _zero_padded(t: Tosa, x: Value, pad: Pad) -> Value:
-    """x [N,H,W,C] with zeros around; pad is (top, bottom, left, right)."""
-    return t.pad(x, (0, 0, *pad, 0, 0))
+def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
+    """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; equal windows where the sizes divide, else one after the other"""
+    axes = [Window(n // out, n // out, 0, 0) for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True)]
+    if all(n % out == 0 for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True)):
+        return avg_pooled(t, x, axes, False, None)
+    first = x.rank - len(output_size)
+    for axis, out in enumerate(output_size, start=first):
+        x = _uneven(t, x, axis, out)
+    return x
+
+
+def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
+    """Start and end of the ``count`` windows of ``size`` elements, which differ in size and may overlap."""
+    return [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
+
+
+def _uneven(t: Tosa, x: Value, axis: int, count: int) -> Value:
+    """x [*A,L,*B] -> [*A,count,*B], averaged along ``axis``"""
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    image = t.reshape(x, (before, x.shape[axis], after, 1))
+    parts = [cut(t, image, 1, start, stop - start) for start, stop in adaptive_bounds(x.shape[axis], count)]
+    means = [t.avg_pool2d(p, (p.shape[1], 1), (1, 1), (0, 0, 0, 0)) for p in parts]
+    return t.reshape(joined(t, means, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
 @lowers(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)
 def adaptive_avg_pool2d(t: Tosa, self: Value, output_size: Sequence[int]) -> Value:
     """[N,C,H,W] -> [N,C,*output_size]"""
-    size = pair(output_size)
-
-    def pool(x: Value) -> Value:
-        if x.shape[1] % size[0] == 0 and x.shape[2] % size[1] == 0:
-            kernel = (x.shape[1] // size[0], x.shape[2] // size[1])
-            return t.avg_pool2d(x, kernel, kernel, (0, 0, 0, 0))
-        return _uneven(t, _uneven(t, x, 1, size[0]), 2, size[1])
-
-    return _on_nhwc(t, self, pool)
+    return adaptive_averaged(t, self, numbers(output_size, 2))
 
 
-def _uneven(t: Tosa, x: Value, axis: int, count: int) -> Value:
-    """x [N,H,W,C] with ``axis`` averaged to ``count`` elements whose windows differ in size and may overlap."""
-    size = x.shape[axis]
-    bounds = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
-    return joined(t, [_averaged(t, x, axis, start, stop) for start, stop in bounds], axis)
-
-
-def _averaged(t: Tosa, x: Value, axis: int, start: int, stop: int) -> Value:
-    """The mean of elements ``start`` .. ``stop`` of ``axis``, which is 1 (height) or 2 (width)."""
-    begin, size = [0] * 4, list(x.shape)
-    begin[axis], size[axis] = start, stop - start
-    kernel = (stop - start, 1) if axis == 1 else (1, stop - start)
-    return t.avg_pool2d(t.slice(x, begin, size), kernel, (1, 1), (0, 0, 0, 0))
+@lowers(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> Value:
+    """[N,C,D,H,W] -> [N,C,*output_size]"""
+    return adaptive_averaged(t, self, numbers(output_size, 3))

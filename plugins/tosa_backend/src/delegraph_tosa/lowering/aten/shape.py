@@ -268,7 +268,7 @@ def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
     return tuple([select(t, self, dim, index) for index in range(self.shape[axis_of(dim, self.rank)])])
 
 
-# ---- repeating and padding
+# ---- repeating
 
 
 def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
@@ -307,20 +307,3 @@ def tile(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
     """[*S] -> [*S'], each axis repeated as a whole; missing leading repeats are 1"""
     rank = max(len(dims), self.rank)
     return t.tile(t.ranked(self, rank), [1] * (rank - len(dims)) + list(dims))
-
-
-@lowers(aten.constant_pad_nd.default)
-def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']; (before, after) from the last axis on; a negative one cuts"""
-    pairs = [(0, 0)] * (self.rank - len(pad) // 2) + [(pad[k], pad[k + 1]) for k in range(len(pad) - 2, -1, -2)]
-    start = [max(-before, 0) for before, _ in pairs]
-    size = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(self.shape, pairs, strict=True)]
-    kept = t.slice(self, start, size)
-    return t.pad(kept, [max(n, 0) for both in pairs for n in both], value)
-
-
-@lowers(aten.pad.default)
-def pad(t: Tosa, self: Value, pad: Sequence[int], mode: str, value: float | None) -> Value:
-    """[*S] -> [*S']"""
-    t.require(mode == "constant", f"padding of mode {mode!r} is not lowered, only 'constant'")
-    return constant_pad_nd(t, self, pad, 0 if value is None else value)

@@ -1,0 +1,137 @@
+"""Transposed convolutions: every input element is multiplied by the kernel and added to the output.
+
+TRANSPOSE_CONV2D does that over two axes, without dilation (the weight is spread instead) and without groups (one a
+group). Over three axes, and for a kernel per channel, the definition serves: a convolution, by the reversed kernel, of
+the input with zeros between its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...ir.graph import Value
+from ..builder import Tosa
+from ..layout import batched, channels_first, channels_last, numbers, unbatched
+from ..registry import lowers
+from ..window import framed, spread
+from .conv import conv1d, conv2d, expect_one_type, high, in_groups, joined
+
+aten = torch.ops.aten
+Numbers = Sequence[int]
+
+
+class Reach(NamedTuple):
+    """One axis: the kernel with its dilation, the stride, and what the output has beyond the inner part."""
+
+    kernel: int
+    stride: int
+    before: int
+    after: int
+
+
+def _reaches(kernel: Numbers, stride: Numbers, padding: Numbers, extra: Numbers, dilation: Numbers) -> list[Reach]:
+    rows = zip(kernel, stride, padding, extra, dilation, strict=True)
+    return [Reach(d * (k - 1) + 1, s, -p, e - p) for k, s, p, e, d in rows]
+
+
+def transposed(
+    t: Tosa, input: Value, weight: Value, bias: Value | None, axes: list[Reach], dilation: Numbers, groups: int
+) -> Value:
+    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S'], over two or three axes"""
+    expect_one_type(t, input, weight, bias)
+    bias = t.constant(0, input.dtype) if bias is None else bias
+    for axis, step in enumerate(dilation, start=2):
+        weight = spread(t, weight, axis, step)
+    x = t.transpose(input, channels_last(input.rank))
+    per_channel = groups == input.shape[1] > 1
+    y = _stuffed(t, x, weight, bias, axes, groups) if len(axes) == 3 or per_channel else None
+    y = _by_groups(t, x, weight, bias, axes, groups) if y is None else y
+    return t.transpose(y, channels_first(y.rank))
+
+
+def _by_groups(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
+    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O]. What is cut off may not be as wide as the kernel."""
+    stride = tuple([a.stride for a in axes])
+    inside = [max(min(n, 0), 1 - a.kernel) for a in axes for n in (a.before, a.after)]
+    out_pad = tuple([max(n, i) for n, i in zip([n for a in axes for n in (a.before, a.after)], inside, strict=True)])
+    parts = in_groups(t, (x, -1), (weight, 0), bias, groups)
+    made = [t.transpose_conv2d(p, t.transpose(w, (1, 2, 3, 0)), b, out_pad, stride) for p, w, b in parts]
+    cut = [(a.before - out_pad[2 * k], a.after - out_pad[2 * k + 1]) for k, a in enumerate(axes)]
+    return framed(t, joined(t, made, 3), [(0, 0), *cut, (0, 0)])
+
+
+def _stuffed(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
+    """x [N,*S,C], weight [C,O/groups,*K] -> [N,*S',O] by a convolution of x with zeros between its elements"""
+    for axis, reach in enumerate(axes, start=1):
+        x = spread(t, x, axis, reach.stride)
+        weight = t.reverse(weight, axis + 1) if reach.kernel > 1 else weight
+    x = framed(t, x, [(0, 0), *[(a.kernel - 1 + a.before, a.kernel - 1 + a.after) for a in axes], (0, 0)])
+    none, one = (0,) * (2 * len(axes)), (1,) * len(axes)
+    if len(axes) == 2:
+        return t.depthwise_conv2d(x, t.transpose(weight, (2, 3, 0, 1)), bias, none, one, one)
+    parts = in_groups(t, (x, -1), (weight, 0), bias, groups)
+    made = [t.conv3d(p, t.transpose(w, (1, 2, 3, 4, 0)), b, none, one, one) for p, w, b in parts]
+    return joined(t, made, 4)
+
+
+@lowers(aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose2d(
+    t: Tosa,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Numbers,
+    padding: Numbers,
+    output_padding: Numbers,
+    groups: int,
+    dilation: Numbers,
+) -> Value:
+    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
+    rank = weight.rank - 2
+    spacing = numbers(dilation, rank)
+    given = [numbers(n, rank) for n in (stride, padding, output_padding)]
+    axes = _reaches(weight.shape[2:], *given, spacing)
+    return unbatched(t, transposed(t, batched(t, input, rank + 2), weight, bias, axes, spacing, groups), input)
+
+
+@lowers(aten.conv_transpose1d.default)
+def conv_transpose1d(
+    t: Tosa,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Numbers,
+    padding: Numbers,
+    output_padding: Numbers,
+    groups: int,
+    dilation: Numbers,
+) -> Value:
+    """input [N,C,L], weight [C,O/groups,K], bias [O] -> [N,O,L']; over an image of height 1"""
+    spacing = (1, dilation[0])
+    axes = _reaches((1, weight.shape[2]), (1, stride[0]), (0, padding[0]), (0, output_padding[0]), spacing)
+    y = transposed(t, high(t, batched(t, input, 3)), high(t, weight), bias, axes, spacing, groups)
+    return unbatched(t, t.reshape(y, (y.shape[0], y.shape[1], y.shape[3])), input)
+
+
+@lowers(aten.convolution.default)
+def convolution(
+    t: Tosa,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    transposed: bool,
+    output_padding: Numbers,
+    groups: int,
+) -> Value:
+    """input [N,C,*S], weight [O,C/groups,*K] ([C,O/groups,*K] if transposed), bias [O] -> [N,O,*S']"""
+    if transposed:
+        flipped = conv_transpose1d if weight.rank == 3 else conv_transpose2d
+        return flipped(t, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    straight = conv1d if weight.rank == 3 else conv2d
+    return straight(t, input, weight, bias, stride, padding, dilation, groups)

@@ -1,0 +1,94 @@
+"""Padding: by a number, or by elements of the tensor itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...ir.graph import Value
+from ..builder import Tosa
+from ..registry import lowers
+from ..window import framed
+from .conv import joined
+from .shape import cut
+
+aten = torch.ops.aten
+
+
+def _frame(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
+    """(before, after) of each axis of x, of which ``pad`` has the last ones, in reverse order"""
+    pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
+    return [(0, 0)] * (x.rank - len(pairs)) + pairs[::-1]
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> Value:
+    """[*S] -> [*S']; (before, after) from the last axis on; a negative one cuts"""
+    return framed(t, self, _frame(self, pad), value)
+
+
+Border = Callable[[Tosa, Value, int, int, int], tuple[Value, Value]]
+"""The elements to put before and after, of x along an axis: (t, x, axis, before, after)."""
+
+
+def _mirrored(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
+    """Mirrored at the outermost elements, which are not repeated."""
+    size = x.shape[axis]
+    return (
+        t.reverse(cut(t, x, axis, 1, max(before, 1)), axis) if before else x,
+        t.reverse(cut(t, x, axis, size - 1 - after, max(after, 1)), axis) if after else x,
+    )
+
+
+def _repeated(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
+    """The outermost elements, repeated."""
+    times = [1] * axis, [1] * (x.rank - axis - 1)
+    return (
+        t.tile(cut(t, x, axis, 0, 1), [*times[0], max(before, 1), *times[1]]),
+        t.tile(cut(t, x, axis, x.shape[axis] - 1, 1), [*times[0], max(after, 1), *times[1]]),
+    )
+
+
+def _wrapped(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
+    """What lies at the other end."""
+    return cut(t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)), cut(t, x, axis, 0, max(after, 1))
+
+
+BORDERS: dict[str, Border] = {"reflect": _mirrored, "replicate": _repeated, "circular": _wrapped}
+
+
+def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
+    """x [*S] -> [*S'], padded axis by axis with its own elements.
+
+    A negative padding cuts; only what wraps around is taken from what is left then.
+    """
+    frame = _frame(x, pad)
+    if mode == "circular":
+        x = framed(t, x, [(min(before, 0), min(after, 0)) for before, after in frame])
+        frame = [(max(before, 0), max(after, 0)) for before, after in frame]
+    for axis, (before, after) in enumerate(frame):
+        first, last = BORDERS[mode](t, x, axis, max(before, 0), max(after, 0)) if before > 0 or after > 0 else (x, x)
+        parts = [*[first] * (before > 0), x, *[last] * (after > 0)]
+        x = joined(t, parts, axis)
+    return framed(t, x, [(min(before, 0), min(after, 0)) for before, after in frame])
+
+
+@lowers(aten.pad.default)
+def pad(t: Tosa, self: Value, pad: Sequence[int], mode: str, value: float | None) -> Value:
+    """[*S] -> [*S']"""
+    if mode == "constant":
+        return constant_pad_nd(t, self, pad, 0 if value is None else value)
+    return bordered(t, self, pad, mode)
+
+
+@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad1d(t: Tosa, self: Value, padding: Sequence[int]) -> Value:
+    """[*S] -> [*S']; mirrored at the outermost elements"""
+    return bordered(t, self, padding, "reflect")
+
+
+@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad1d(t: Tosa, self: Value, padding: Sequence[int]) -> Value:
+    """[*S] -> [*S']; the outermost elements repeated"""
+    return bordered(t, self, padding, "replicate")
