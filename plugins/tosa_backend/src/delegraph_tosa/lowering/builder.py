@@ -345,10 +345,6 @@ class Tosa:
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         return values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
 
-    def gather(self, values: Value, indices: Value) -> Value:
-        """values [N,K,C], indices int32 [N,W] -> [N,W,C]"""
-        return self.emit(tosa.GATHER, (values, indices))
-
     def reverse(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REVERSE, (x,), axis=axis)
 

@@ -92,8 +92,8 @@ def conv_transpose2d(
     """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
     rank = weight.rank - 2
     spacing = numbers(dilation, rank)
-    given = [numbers(n, rank) for n in (stride, padding, output_padding)]
-    axes = _reaches(weight.shape[2:], *given, spacing)
+    step, margin, extra = (numbers(n, rank) for n in (stride, padding, output_padding))
+    axes = _reaches(weight.shape[2:], step, margin, extra, spacing)
     return unbatched(t, transposed(t, batched(t, input, rank + 2), weight, bias, axes, spacing, groups), input)
 
 
