@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-DISTRIBUTIONS = ("core", "plugins/demo_backend", "plugins/devkit", "plugins/tosa_backend")
+DISTRIBUTIONS = ("core", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend", "plugins/tosa_backend")
 """In the order of their names."""
 TEMPLATE = "delegraph_devkit/scaffold/template/tests/"  # tests of the packages that it makes
 
@@ -57,7 +57,7 @@ def delegraph(installed, *arguments):
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    assert names == ["delegraph", "delegraph_demo", "delegraph_devkit", "delegraph_tosa"]
+    assert names == ["delegraph", "delegraph_demo", "delegraph_devkit", "delegraph_executorch", "delegraph_tosa"]
     for wheel, package in zip(wheels, names, strict=True):
         assert wheel.name.endswith("-py3-none-any.whl")
         files = zipfile.ZipFile(wheel).namelist()

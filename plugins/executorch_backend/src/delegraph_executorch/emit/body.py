@@ -1,0 +1,153 @@
+"""Emitting the nodes of a graph: a method's own, or that of a branch or of the body of a loop."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from delegraph.errors import Unsupported
+from delegraph.source import source_of
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+
+from .assembler import Assembler
+from .context import Context, Delegates
+from .sizes import Ranges, upper_bounds
+from .values import Computed, TensorValue, constant_tensor, planned_tensor, scalar_value
+
+Item = Computed | int | float | bool | str | None
+"""What stands for a value: a tensor, a number that is computed, or a constant."""
+Result = Item | list[Item]
+_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+_NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+class Body:
+    """The nodes of one graph on their way to instructions; ``of`` says what a node became.
+
+    ``targets`` are results that others wait for: what a node computes goes there, not into memory of its own.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        assembler: Assembler,
+        delegates: Delegates,
+        context: Context,
+        ranges: Ranges,
+    ) -> None:
+        self.module, self.assembler, self.delegates, self.context = module, assembler, delegates, context
+        self.ranges = ranges
+        self.of: dict[Node, Result] = {}
+        self.targets: dict[tuple[Node, int], Computed] = {}
+
+    def nested(self, module: GraphModule, inputs: Sequence[Item]) -> Body:
+        """The body of a subgraph of this one, with its placeholders bound."""
+        made = Body(module, self.assembler, self.delegates, self.context, self.ranges)
+        made.of.update(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        return made
+
+    def emit(self) -> None:
+        """Append the instructions of all nodes but the output."""
+        for node in self.module.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                self.assembler.handle = node.meta.get("debug_handle", self.assembler.handle)
+                self.of[node] = self._emit_node(node)
+
+    @property
+    def results(self) -> list[Any]:
+        """The output's arguments."""
+        returned = self.module.graph.output_node().args[0]
+        return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+    def item(self, argument: Any) -> Item:
+        """What an argument that is no list became."""
+        if not isinstance(argument, Node):
+            return argument  # type: ignore[no-any-return]
+        found = self.of[argument]
+        assert not isinstance(found, list), f"{argument.name} is used as one value and is several"
+        return found
+
+    def _emit_node(self, node: Node) -> Result:
+        if node.op == "get_attr":
+            return self._attribute(node)
+        if node.target is operator.getitem:
+            return self._element(node)
+        if node.target is _CALL_DELEGATE:
+            return self._call_delegate(node)
+        emit = self._emitter_of(node)
+        if emit is None:
+            raise unsupported(node, f"{node.target} is no operator that a program file can hold")
+        return emit(self, node)
+
+    @staticmethod
+    def _emitter_of(node: Node) -> Callable[[Body, Node], Result] | None:
+        from .control_flow import CONTROL_FLOW
+        from .kernel_calls import emit_operator
+        from .symbolic import SYMBOLIC, emit_symbolic
+
+        if isinstance(node.target, HigherOrderOperator):
+            return CONTROL_FLOW.get(node.target)
+        if node.target in SYMBOLIC:
+            return emit_symbolic
+        return emit_operator if isinstance(node.target, OpOverload) else None
+
+    def _attribute(self, node: Node) -> Result:
+        attribute = getattr(self.module, str(node.target))
+        return constant_tensor(attribute) if isinstance(attribute, torch.Tensor) else None
+
+    def _element(self, node: Node) -> Result:
+        source, index = node.args
+        assert isinstance(source, Node) and isinstance(index, int)
+        several = self.of[source]
+        assert isinstance(several, list), f"{source.name} has no elements"
+        return several[index]
+
+    def subgraph(self, argument: Any) -> Any:
+        """The module that a ``get_attr`` argument names."""
+        return getattr(self.module, argument.target)
+
+    def _call_delegate(self, node: Node) -> Result:
+        index = self.delegates.index(self.subgraph(node.args[0]))
+        results = self.new_results(node)
+        items = [*(self.item(a) for a in node.args[1:]), *results]
+        self.assembler.delegate(index, [self.position(i) for i in items])
+        return list(results)
+
+    def new_results(self, node: Node) -> list[Item]:
+        """A value for each result of a node, by what it is in the program."""
+        val = node.meta["val"]
+        listed = val if isinstance(val, (tuple, list)) else [val]
+        return [self.targets.get((node, k)) or self.new_value(v, node) for k, v in enumerate(listed)]
+
+    def new_value(self, val: Any, node: Node) -> Item:
+        """A new value for what ``val`` describes; results that are not there are None."""
+        if isinstance(val, torch.Tensor):
+            self._check_dense(val, node)
+            sizes, varies = upper_bounds(val.shape, self.ranges, node)
+            return planned_tensor(val.dtype, sizes, varies)
+        return scalar_value(_NUMBERS.get(type(val), type(val))) if val is not None else None
+
+    def _check_dense(self, val: torch.Tensor, node: Node) -> None:
+        if val.layout is not torch.strided:
+            raise unsupported(
+                node, f"{node.name} is a tensor of the layout {val.layout}; a program file holds dense ones"
+            )
+
+    def position(self, item: Item) -> int:
+        """The position of a value in the file."""
+        values = self.assembler.values
+        return values.position(item) if isinstance(item, Computed) else values.constant(item)
+
+    def tensor(self, argument: Any) -> TensorValue:
+        """What an argument became that is a tensor."""
+        item = self.item(argument)
+        assert isinstance(item, TensorValue), f"{argument} is no tensor"
+        return item
+
+
+def unsupported(node: Node, text: str, hint: str | None = None) -> Unsupported:
+    """The error for a node that a program file cannot hold."""
+    return Unsupported("unsupported", text, node, source_of(node), hint)

@@ -1,0 +1,57 @@
+"""The structure of a method's inputs and outputs as text: lists, tuples, dictionaries and named tuples of leaves.
+
+Runtimes pass flat lists and ignore it; ``delegraph.load`` gives callers their structure back. Nothing in the text
+names a class, so reading it imports nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from typing import Any
+
+from delegraph.errors import FormatError
+from torch.utils import _pytree as pytree
+
+_LEAF = "*"
+_KEYS = (str, int, float, bool, type(None))
+
+
+def encode_structure(spec: pytree.TreeSpec) -> str:
+    """The text of a structure; containers of other types than these become lists of their children."""
+    return json.dumps(_encode(spec), separators=(",", ":"))
+
+
+def _encode(spec: pytree.TreeSpec) -> Any:
+    if spec.is_leaf():
+        return _LEAF
+    children = [_encode(child) for child in spec.children()]
+    if issubclass(spec.type, dict) and all(isinstance(k, _KEYS) for k in spec.context or ()):
+        return {"dict": [[key, child] for key, child in zip(spec.context, children, strict=True)]}
+    if spec.type is tuple:
+        return {"tuple": children}
+    fields = getattr(spec.context, "_fields", None)
+    if fields is not None:
+        return {"named": [spec.context.__name__, [[f, c] for f, c in zip(fields, children, strict=True)]]}
+    return {"list": children}
+
+
+def decode_structure(text: str) -> pytree.TreeSpec:
+    """The structure that a text describes. Raises FormatError for any other text."""
+    try:
+        return pytree.tree_structure(_decode(json.loads(text)))
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+        raise FormatError("format-invalid", f"the structure of inputs or outputs cannot be read: {e}") from e
+
+
+def _decode(encoded: Any) -> Any:
+    """A value of the structure, with 0 for each leaf."""
+    if encoded == _LEAF:
+        return 0
+    ((kind, content),) = encoded.items()
+    if kind == "dict":
+        return {key: _decode(child) for key, child in content}
+    if kind == "named":
+        name, fields = content
+        return namedtuple(name, [f for f, _ in fields])(*(_decode(c) for _, c in fields))
+    return {"tuple": tuple, "list": list}[kind](_decode(child) for child in content)

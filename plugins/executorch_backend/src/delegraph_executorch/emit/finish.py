@@ -1,0 +1,45 @@
+"""Values as the file stores them, once their memory is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from ..memory import Home, Storage
+from ..program.tables import AllocationDetails, Dynamism, Tensor, Value
+from .context import Context
+from .kernel_calls import CODES
+from .values import Entry, TensorValue
+
+
+def finish_values(entries: Sequence[Entry], offsets: Mapping[Storage, int], context: Context) -> list[Value]:
+    """The values of a method; constants and initial states go to their pools."""
+    return [_finish_tensor(e, offsets, context) if isinstance(e, TensorValue) else e for e in entries]
+
+
+def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: Context) -> Tensor:
+    """Position 0 of a segment's offsets stands for no data, so the first content is number 1."""
+    index = 0
+    if value.constant is not None:
+        index = 1 + context.constants.add(value.constant)
+    elif value.initial is not None:
+        index = 1 + context.states.add(value.initial)
+    return Tensor(
+        scalar_type=CODES[value.dtype],
+        sizes=value.sizes,
+        dim_order=_c_order(len(value.sizes)),
+        data_buffer_idx=index,
+        allocation=_allocation(value.storage, offsets),
+        dynamism=Dynamism.BOUND if value.varies else Dynamism.STATIC,
+    )
+
+
+@cache
+def _c_order(rank: int) -> tuple[int, ...]:
+    return tuple(range(rank))
+
+
+def _allocation(storage: Storage, offsets: Mapping[Storage, int]) -> AllocationDetails | None:
+    if storage.home in (Home.CONSTANT, Home.GIVEN):
+        return None
+    return AllocationDetails.at(storage.memory_id, offsets.get(storage, 0))

@@ -1,0 +1,183 @@
+"""One method: its inputs, the body, the write-back of its state, its outputs, and the plan of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from delegraph.exported_program import constant_tensor as tensor_of
+from delegraph.exported_program import output_values, placeholders, written_targets
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Node
+
+from ..memory import Home, Storage, find_lifetimes, plan_memory
+from ..program.tables import Call, Chain, ContainerMetadata, EValue, ExecutionPlan, Instruction
+from .assembler import Assembler
+from .body import Body, Item
+from .containers import encode_structure
+from .context import Context, Delegates
+from .finish import finish_values
+from .kernel_calls import copy_tensor
+from .sizes import upper_bounds
+from .values import TensorValue, constant_tensor, planned_tensor
+
+_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+
+
+@dataclass(frozen=True)
+class DebugHandles:
+    """Of one method: the debug handle of each instruction, and of each delegate its debug handle map."""
+
+    instructions: tuple[int | None, ...]
+    delegates: tuple[dict[Any, tuple[int, ...]], ...]
+
+
+def emit_method(name: str, program: ExportedProgram, context: Context) -> tuple[ExecutionPlan, DebugHandles]:
+    """The table of a method. Raises Unsupported for what a program file, or the kernels, cannot hold."""
+    return _Method(name, program, context).emit()
+
+
+class _Method:
+    def __init__(self, name: str, program: ExportedProgram, context: Context) -> None:
+        self.name, self.program, self.context = name, program, context
+        self.assembler, self.delegates = Assembler(), Delegates(context)
+        ranges = program.range_constraints
+        self.body = Body(program.graph_module, self.assembler, self.delegates, context, ranges)
+        self.state: dict[str, TensorValue] = {}
+        self.inputs: list[Item] = []
+
+    def emit(self) -> tuple[ExecutionPlan, DebugHandles]:
+        self._bind_placeholders()
+        inputs = [self.body.position(i) for i in self.inputs]
+        self.body.emit()
+        self.assembler.handle = None
+        outputs = self._outputs()
+        self._write_back()
+        positions = [self.body.position(o) for o in outputs]
+        plan = self._finish(inputs, positions)
+        handles = DebugHandles(tuple(self.assembler.handles), tuple(dict(m) for m in self.delegates.debug_maps))
+        return plan, handles
+
+    def _bind_placeholders(self) -> None:
+        written = written_targets(self.program)
+        given = {s.target for s in self.program.graph_signature.output_specs if s.kind in _WRITES}
+        for node, spec in placeholders(self.program):
+            if spec.kind is InputKind.USER_INPUT:
+                self.body.of[node] = item = self._input(node, written_by_program=spec.arg.name in given)
+                self.inputs.append(item)
+            elif spec.target in written:
+                self.body.of[node] = self.state[str(spec.target)] = self._state(spec)
+            else:
+                self.body.of[node] = constant_tensor(tensor_of(self.program, spec))
+
+    def _input(self, node: Node, written_by_program: bool) -> Item:
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor):
+            return self.body.new_value(val, node) if isinstance(val, torch.SymInt | torch.SymFloat) else val
+        sizes, varies = upper_bounds(val.shape, self.program.range_constraints, node)
+        planned = self.context.plan_inputs and not written_by_program
+        return planned_tensor(val.dtype, sizes, varies, Home.PLANNED if planned else Home.GIVEN)
+
+    def _state(self, spec: InputSpec) -> TensorValue:
+        tensor = tensor_of(self.program, spec)
+        made = planned_tensor(tensor.dtype, tuple(tensor.shape), False, Home.STATE)
+        made.initial = tensor
+        return made
+
+    def _specs(self) -> Iterable[tuple[OutputSpec, Any]]:
+        return zip(self.program.graph_signature.output_specs, output_values(self.program), strict=True)
+
+    def _outputs(self) -> list[Item]:
+        """What the caller gets. It is copied where it is memory that is not the method's to give away."""
+        outputs: list[Item] = []
+        for spec, value in self._specs():
+            if spec.kind is OutputKind.USER_OUTPUT:
+                item = self.body.item(value)
+                taken = isinstance(item, TensorValue) and self._is_taken(item, outputs)
+                outputs.append(self._copied(item) if taken else item)
+        return outputs
+
+    def _is_taken(self, item: TensorValue, outputs: Sequence[Item]) -> bool:
+        if item.storage.home is not Home.PLANNED:
+            return True
+        if not self.context.plan_outputs and self._has_views(item):
+            return True
+        return any(isinstance(o, TensorValue) and o.storage is item.storage for o in (*outputs, *self.inputs))
+
+    def _has_views(self, item: TensorValue) -> bool:
+        """A caller brings memory for the output alone, not for other tensors that share it."""
+        return any(t is not item and t.storage is item.storage for t in self.assembler.values.tensors())
+
+    def _copied(self, item: Item) -> Item:
+        assert isinstance(item, TensorValue)
+        made = planned_tensor(item.dtype, item.sizes, item.varies)
+        copy_tensor(self.body, item, made)
+        return made
+
+    def _write_back(self) -> None:
+        """Buffers and inputs that the program writes get their new values, after all old ones were read."""
+        writes = [(self._written(s), self.body.item(v)) for s, v in self._specs() if s.kind in _WRITES]
+        targets = {target.storage for target, _ in writes}
+        safe = [
+            (target, self._copied(v) if isinstance(v, TensorValue) and v.storage in targets and v is not target else v)
+            for target, v in writes
+        ]
+        for target, value in safe:
+            assert isinstance(value, TensorValue)
+            if value is not target:
+                position = self.body.position(target)
+                args = [position, self.body.position(value), self.body.position(False), position]
+                self.assembler.kernel("aten::copy_", "", args)
+
+    def _written(self, spec: OutputSpec) -> TensorValue:
+        target = str(spec.target)
+        if spec.kind is not OutputKind.USER_INPUT_MUTATION:
+            return self.state[target]
+        node = next(n for n, s in placeholders(self.program) if n.name == target)
+        return self.body.tensor(node)
+
+    def _finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> ExecutionPlan:
+        entries = self.assembler.values.entries
+        uses = [[t.storage for t in tensors] for tensors in self.assembler.tensors_used()]
+        self._release_outputs(outputs)
+        lifetimes = find_lifetimes(uses, self._storages(inputs), self._storages(outputs), self.assembler.loops)
+        offsets, sizes = plan_memory(lifetimes)
+        values = finish_values(entries, offsets, self.context)
+        instructions = tuple(Instruction(call) for call in self.assembler.instructions)
+        return ExecutionPlan(
+            name=self.name,
+            container=self._container(),
+            values=tuple(EValue(v) for v in values),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            chains=(Chain(instructions=instructions),),
+            operators=tuple(self.assembler.operators),
+            delegates=tuple(self.delegates.tables),
+            memory_sizes=tuple(sizes),
+        )
+
+    def _storages(self, positions: Sequence[int]) -> list[Storage]:
+        entries = [self.assembler.values.entries[p] for p in positions]
+        return [e.storage for e in entries if isinstance(e, TensorValue)]
+
+    def _release_outputs(self, outputs: Sequence[int]) -> None:
+        """Outputs that the caller brings memory for have none in the plan."""
+        if not self.context.plan_outputs:
+            for position in outputs:
+                entry = self.assembler.values.entries[position]
+                if isinstance(entry, TensorValue):
+                    entry.storage.home = Home.GIVEN
+
+    def _container(self) -> ContainerMetadata:
+        spec = self.program.call_spec
+        return ContainerMetadata(
+            encode_structure(spec.in_spec) if spec.in_spec is not None else "", encode_structure(spec.out_spec)
+        )
+
+
+def calls_of(plan: ExecutionPlan) -> list[Call]:
+    """The instructions of a method, one after the other."""
+    return [i.call for chain in plan.chains for i in chain.instructions if i.call is not None]

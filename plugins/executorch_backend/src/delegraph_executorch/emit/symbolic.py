@@ -1,0 +1,58 @@
+"""Arithmetic with sizes: Python's operators on numbers that are known at run time only."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .body import Body, Result, unsupported
+
+PRIM = "executorch_prim"
+SYMBOLIC: dict[Any, tuple[str, str]] = {
+    operator.add: ("add", "Scalar"),
+    operator.sub: ("sub", "Scalar"),
+    operator.mul: ("mul", "Scalar"),
+    operator.floordiv: ("floordiv", "Scalar"),
+    operator.truediv: ("truediv", "Scalar"),
+    operator.mod: ("mod", "Scalar"),
+    operator.neg: ("neg", "Scalar"),
+    operator.eq: ("eq", "Scalar"),
+    operator.lt: ("lt", "Scalar"),
+    operator.le: ("le", "Scalar"),
+    operator.gt: ("gt", "Scalar"),
+    operator.ge: ("ge", "Scalar"),
+    math.ceil: ("ceil", "Scalar"),
+    math.trunc: ("trunc", "Scalar"),
+    round: ("round", "Scalar"),
+    torch.sym_float: ("sym_float", "Scalar"),
+    torch.sym_int: ("sym_int", "Scalar"),
+    torch.sym_max: ("sym_max", "Scalar"),
+    torch.sym_min: ("sym_min", "Scalar"),
+    torch.sym_not: ("sym_not", "Scalar"),
+    torch.sym_ite: ("sym_ite", "Scalar"),
+    torch.ops.aten.sym_size.int: ("sym_size", "int"),
+    torch.ops.aten.sym_numel.default: ("sym_numel", ""),
+    torch.ops.aten._local_scalar_dense.default: ("_local_scalar_dense", ""),
+    torch.ops.aten.item.default: ("_local_scalar_dense", ""),
+}
+"""Function -> the kernel that computes it."""
+
+
+def emit_symbolic(body: Body, node: Node) -> Result:
+    """Call the kernel for an operation on numbers."""
+    name, overload = SYMBOLIC[node.target]
+    namespace = "aten" if isinstance(node.target, torch._ops.OpOverload) else PRIM
+    whole = f"{namespace}::{name}" + (f".{overload}" if overload else "")
+    if whole not in body.context.kernels:
+        hint = "name a kernel set that has it (option kernels)"
+        raise unsupported(node, f"{body.context.kernels.runtime} has no kernel {whole}", hint)
+    if not isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return node.meta["val"]  # type: ignore[no-any-return]  # a size that export found to be fixed
+    (result,) = body.new_results(node)
+    args = [body.position(body.item(a)) for a in node.args]
+    body.assembler.kernel(f"{namespace}::{name}", overload, [*args, body.position(result)])
+    return result

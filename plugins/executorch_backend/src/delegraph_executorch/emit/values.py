@@ -1,0 +1,119 @@
+"""The values of a method while it is emitted. A value gets its position when an instruction first uses it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..memory.storage import Home, Storage
+from ..program.tables import (
+    Bool,
+    BoolList,
+    Double,
+    DoubleList,
+    Int,
+    IntList,
+    Null,
+    OptionalTensorList,
+    String,
+    TensorList,
+)
+
+
+@dataclass(eq=False)
+class TensorValue:
+    """A tensor: its element type, its sizes (upper bounds where they vary) and its memory.
+
+    ``constant`` is its content if that is known now, ``initial`` what its memory holds before the first run.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    storage: Storage
+    varies: bool = False
+    constant: torch.Tensor | None = None
+    initial: torch.Tensor | None = None
+
+
+@dataclass(eq=False)
+class ScalarValue:
+    """A number that the program computes; ``start`` has its type."""
+
+    start: Int | Bool | Double
+
+
+Computed = TensorValue | ScalarValue
+Constant = Int | Bool | Double | Null | String | IntList | DoubleList | BoolList | TensorList | OptionalTensorList
+Entry = TensorValue | Constant
+
+
+@dataclass
+class ValueTable:
+    """Values in the order of their positions. Equal constants and lists are there once."""
+
+    entries: list[Entry] = field(default_factory=list)
+    _computed: dict[Computed, int] = field(default_factory=dict)
+    _constants: dict[object, int] = field(default_factory=dict)
+
+    def position(self, value: Computed) -> int:
+        """Where a tensor or a computed number is."""
+        if value not in self._computed:
+            self._computed[value] = len(self.entries)
+            self.entries.append(value if isinstance(value, TensorValue) else value.start)
+        return self._computed[value]
+
+    def constant(self, value: bool | int | float | str | None) -> int:
+        """Where a number, a string or nothing is."""
+        if value is None:
+            return self._once(Null(), None)
+        if isinstance(value, bool):
+            return self._once(Bool(value), value)
+        if isinstance(value, int):
+            return self._once(Int(value), value)
+        if isinstance(value, float):
+            return self._once(Double(value), struct.pack("<d", value))  # tells -0.0 from 0.0, and finds NaN again
+        return self._once(String(value), value)
+
+    def numbers(self, cls: type[DoubleList] | type[BoolList], items: Sequence[Any]) -> int:
+        """Where a list of numbers is that are all known now."""
+        packed = struct.pack(f"<{len(items)}d", *items)
+        return self._once(cls(tuple(items)), packed)
+
+    def references(
+        self, cls: type[IntList] | type[TensorList] | type[OptionalTensorList], positions: Sequence[int]
+    ) -> int:
+        """Where a list of values is."""
+        return self._once(cls(tuple(positions)), tuple(positions))
+
+    def tensors(self) -> list[TensorValue]:
+        return [e for e in self.entries if isinstance(e, TensorValue)]
+
+    def _once(self, entry: Entry, content: object) -> int:
+        key = (type(entry), content)
+        if key not in self._constants:
+            self._constants[key] = len(self.entries)
+            self.entries.append(entry)
+        return self._constants[key]
+
+
+def constant_tensor(tensor: torch.Tensor) -> TensorValue:
+    """A tensor whose content the file has."""
+    return TensorValue(tensor.dtype, tuple(tensor.shape), Storage(tensor.nbytes, Home.CONSTANT), constant=tensor)
+
+
+def planned_tensor(dtype: torch.dtype, sizes: tuple[int, ...], varies: bool, home: Home = Home.PLANNED) -> TensorValue:
+    """A tensor with memory of its own."""
+    count = 1
+    for size in sizes:
+        count *= size
+    return TensorValue(dtype, sizes, Storage(count * dtype.itemsize, home), varies)
+
+
+def scalar_value(kind: type) -> ScalarValue:
+    """A number to be computed, of a Python type."""
+    starts: dict[type, Int | Bool | Double] = {int: Int(0), bool: Bool(False), float: Double(0.0)}
+    return ScalarValue(starts[kind])

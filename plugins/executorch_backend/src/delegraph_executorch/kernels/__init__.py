@@ -1,0 +1,6 @@
+"""The kernels that a runtime has, and the one that computes an operator."""
+
+from .kernel_set import KernelSet, kernel_set, stock_kernels
+from .select import Kernel, find_kernel, kernel_name
+
+__all__ = ["Kernel", "KernelSet", "find_kernel", "kernel_name", "kernel_set", "stock_kernels"]

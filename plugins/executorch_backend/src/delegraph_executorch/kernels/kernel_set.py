@@ -1,0 +1,55 @@
+"""The kernels that a runtime has: what a program may call. A vendor's selective build has a set of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from delegraph.errors import OptionError
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Names of kernels (``aten::add.out``), and what has them."""
+
+    runtime: str
+    names: frozenset[str]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+
+@cache
+def stock_kernels() -> KernelSet:
+    """The kernels of the runtime in the wheel ``executorch``; the file says of which version."""
+    return _from_json(json.loads(files(__package__).joinpath("stock.json").read_text()), "the plugin's own list")
+
+
+def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSet:
+    """The set that an option names: None for the stock runtime's, a path of a JSON file, or names.
+
+    The file has ``{"runtime": "...", "kernels": ["aten::add.out", ...]}``. Raises OptionError for anything else.
+    """
+    if given is None:
+        return stock_kernels()
+    if isinstance(given, KernelSet):
+        return given
+    if not isinstance(given, (str, Path)):
+        return KernelSet("the runtime", frozenset(given))
+    try:
+        return _from_json(json.loads(Path(given).read_text()), str(given))
+    except (OSError, ValueError) as e:
+        raise OptionError("option-invalid", f"kernels: {given} cannot be read: {e}") from e
+
+
+def _from_json(content: Any, where: str) -> KernelSet:
+    kernels = content.get("kernels") if isinstance(content, dict) else None
+    if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
+        hint = '{"runtime": "acme 1.0", "kernels": ["aten::add.out", ...]}'
+        raise OptionError("option-invalid", f"kernels: {where} is no list of kernels", hint=hint)
+    return KernelSet(str(content.get("runtime", "the runtime")), frozenset(kernels))

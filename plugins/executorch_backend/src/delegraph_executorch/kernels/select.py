@@ -1,0 +1,76 @@
+"""The kernel that computes an operator: its out variant, found by the operators' schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from .kernel_set import KernelSet
+
+DECLARED_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
+"""Arguments that an out variant may lack: the tensor that it fills has these properties already."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and the schema of its arguments; those of the results are the last ones."""
+
+    name: str
+    overload: str
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return kernel_name(self.name, self.overload)
+
+
+def kernel_name(name: str, overload: str) -> str:
+    """The name by which a runtime registers a kernel: the overload ``default`` is not said."""
+    return f"{name}.{overload}" if overload else name
+
+
+@lru_cache(maxsize=4096)
+def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
+    """The kernel in ``kernels`` that computes what ``operator`` does; a view is computed by its copying twin."""
+    for candidate in _candidates(operator):
+        if _same_call(operator, candidate):
+            arguments = candidate._schema.arguments
+            kernel = Kernel(
+                candidate._schema.name,
+                candidate._schema.overload_name,
+                tuple(a for a in arguments if not a.is_out),
+                tuple(a for a in arguments if a.is_out),
+            )
+            if str(kernel) in kernels:
+                return kernel
+    return None
+
+
+def _candidates(operator: OpOverload) -> Iterator[OpOverload]:
+    """Overloads that write their results into arguments, of the operator and of its copying twin."""
+    namespace, _, name = operator._schema.name.partition("::")
+    for twin in (name, f"{name}_copy"):
+        packet = getattr(getattr(torch.ops, namespace), twin, None)
+        for overload in packet.overloads() if packet is not None else ():
+            candidate = getattr(packet, overload)
+            if any(a.is_out for a in candidate._schema.arguments):
+                yield candidate
+
+
+def _same_call(operator: OpOverload, candidate: OpOverload) -> bool:
+    """Whether both take the same arguments, those aside that say what kind of tensor the result is."""
+    given = {a.name: str(a.real_type) for a in operator._schema.arguments}
+    taken = {a.name: str(a.real_type) for a in candidate._schema.arguments if not a.is_out}
+    missing = given.keys() - taken.keys()
+    results = [a for a in candidate._schema.arguments if a.is_out]
+    return (
+        all(given.get(name) == kind for name, kind in taken.items() if name in given)
+        and taken.keys() <= given.keys()
+        and missing <= DECLARED_BY_RESULT
+        and len(results) == len(operator._schema.returns)
+    )

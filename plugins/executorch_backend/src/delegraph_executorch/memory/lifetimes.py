@@ -1,0 +1,60 @@
+"""When memory is in use: from the first instruction that touches it to the last, loops counted as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .storage import Home, Storage
+
+
+@dataclass
+class Lifetime:
+    """The first and the last instruction that use some memory, both included."""
+
+    storage: Storage
+    first: int
+    last: int
+
+
+def find_lifetimes(
+    uses: Sequence[Iterable[Storage]],
+    inputs: Iterable[Storage],
+    outputs: Iterable[Storage],
+    loops: Iterable[tuple[int, int]],
+) -> list[Lifetime]:
+    """Lifetimes of all planned memory, by first use.
+
+    ``uses``: what each instruction touches. ``loops``: (first, last) instruction of each. Inputs are there before the
+    first instruction, outputs after the last one, state all the time. What comes into a loop is there until its end,
+    since another round may need it.
+    """
+    end = len(uses)
+    found: dict[Storage, Lifetime] = {}
+    for storage in inputs:
+        _touch(found, storage, -1, end)
+    for place, storages in enumerate(uses):
+        for storage in storages:
+            _touch(found, storage, place, end)
+    for storage in outputs:
+        _touch(found, storage, end, end)
+    _extend_over_loops(found, sorted(loops, key=lambda loop: loop[0] - loop[1]))
+    return list(found.values())
+
+
+def _touch(found: dict[Storage, Lifetime], storage: Storage, place: int, end: int) -> None:
+    if not storage.is_planned or storage.nbytes == 0:
+        return
+    if storage.home is Home.STATE:
+        found.setdefault(storage, Lifetime(storage, -1, end))
+        return
+    known = found.setdefault(storage, Lifetime(storage, place, place))
+    known.last = max(known.last, place)
+
+
+def _extend_over_loops(found: Mapping[Storage, Lifetime], loops: Iterable[tuple[int, int]]) -> None:
+    """Inner loops come after the outer ones they are in: what one extends is judged by the next as it then is."""
+    for first, last in loops:
+        for lifetime in found.values():
+            if lifetime.first < first <= lifetime.last:
+                lifetime.last = max(lifetime.last, last)

@@ -1,0 +1,1 @@
+"""The ``.pte`` and ``.ptd`` formats as Python classes. Imports neither torch nor numpy."""

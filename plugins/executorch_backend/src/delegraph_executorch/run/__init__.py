@@ -1,0 +1,1 @@
+"""Running program files on this host."""

@@ -1,0 +1,1 @@
+"""Program files as bytes: writing and reading."""

@@ -1,0 +1,67 @@
+"""What a program file computes in ExecuTorch's own runtime, compared with the module that it was made from."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import delegraph
+import pytest
+import torch
+from delegraph_executorch.emit import EmitOptions, EmittedProgram, emit_program
+from torch.utils import _pytree as pytree
+
+TOLERANCE = 1e-5
+"""Of the largest output."""
+
+
+def stock_runtime() -> Any:
+    """The runtime in the wheel ``executorch``; the test is skipped where it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            from executorch.runtime import Runtime
+        except ImportError:
+            pytest.skip("the stock runtime is not installed (pip install executorch==1.5.1)")
+    return Runtime.get()
+
+
+def emit(lowered: Any, options: EmitOptions | None = None) -> EmittedProgram:
+    programs = {name: lowered.exported_program(name) for name in lowered.methods}
+    return emit_program(programs, lowered.named_data, options)
+
+
+def lower(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Any = None, **kwargs: Any) -> Any:
+    return delegraph.lower(module.eval(), inputs, dynamic_shapes=shapes, backends=kwargs.pop("backends", []), **kwargs)
+
+
+def check_numbers(
+    module: torch.nn.Module, calls: Sequence[tuple[Any, ...]], shapes: Any = None, options: EmitOptions | None = None
+) -> EmittedProgram:
+    """Run a module's program file in the stock runtime, call after call, beside the module itself."""
+    runtime = stock_runtime()
+    emitted = emit(lower(module, calls[0], shapes), options)
+    program = runtime.load_program(emitted.file.join())  # a method does not keep its program
+    method = program.load_method("forward")
+    eager = copy.deepcopy(module)
+    for call in calls:
+        got = method.execute(pytree.tree_leaves(call))
+        with torch.no_grad():
+            wanted = pytree.tree_leaves(eager(*call))
+        expect_equal(got, wanted)
+    return emitted
+
+
+def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Equal types, shapes and values; floating-point ones up to ``TOLERANCE`` of the largest."""
+    assert len(got) == len(wanted)
+    for ours, theirs in zip(got, wanted, strict=True):
+        if not isinstance(theirs, torch.Tensor):
+            assert ours == theirs
+            continue
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        finite = theirs.double().nan_to_num(0, 0, 0).abs()
+        scale = float(finite.max()) if finite.numel() else 0.0
+        torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)

@@ -1,0 +1,131 @@
+"""Small modules that each need one more thing of a program file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+
+class Function(torch.nn.Module):
+    """A function of its inputs, with buffers that it gets by name."""
+
+    def __init__(self, function: Callable[..., Any], **buffers: torch.Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs, **dict(self.named_buffers()))
+
+
+class Counter(torch.nn.Module):
+    """Keeps a sum and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.ones(3))
+        self.register_buffer("count", torch.zeros(2, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.total.add_(x)
+        self.count.add_(1)
+        return x * self.total, self.count.clone(), self.total
+
+
+class Exchange(torch.nn.Module):
+    """Writes each of two buffers with the other's old value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("left", torch.ones(3))
+        self.register_buffer("right", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = self.left.clone()
+        self.left.copy_(self.right)
+        self.right.copy_(left + x)
+        return self.left + self.right * 2
+
+
+class Cache(torch.nn.Module):
+    """Writes a row of a buffer at a position, as key-value caches do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, 2, 8, 4))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        self.cache[:, :, position] = x
+        return self.cache.sum(2)
+
+
+def branch(x: torch.Tensor) -> Any:
+    big, small = torch.cond(x.sum() > 0, lambda a: (a + 1, a.clone()), lambda a: (a * 2, a - 1), (x,))
+    return big * 2, small
+
+
+def loop(x: torch.Tensor) -> Any:
+    return torch.while_loop(lambda i, a: i < 5, lambda i, a: (i + 1, a * 1.5 + 1), (torch.tensor(0), x))
+
+
+def exchanging_loop(x: torch.Tensor, y: torch.Tensor) -> Any:
+    def step(i: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return i + 1, b.clone(), a.clone()
+
+    return torch.while_loop(lambda i, a, b: i < 5, step, (torch.tensor(0), x, y))
+
+
+def branch_in_loop(x: torch.Tensor) -> Any:
+    def step(i: torch.Tensor, a: torch.Tensor) -> Any:
+        return i + 1, torch.cond(a.sum() > 3, lambda a: a * 0.5, lambda a: a + 1, (a,))
+
+    return torch.while_loop(lambda i, a: i < 7, step, (torch.tensor(0), x))
+
+
+def rows(x: torch.Tensor, y: torch.Tensor) -> Any:
+    from functorch.experimental.control_flow import map as map_rows
+
+    return map_rows(lambda row, y: row.sin() + y, x, y)
+
+
+def views(x: torch.Tensor) -> Any:
+    moved = x.unsqueeze(0).permute(1, 0, 2)
+    return x.view(-1).relu(), x.t().reshape(-1) + 1, moved.exp(), x[1:].sum(0), x.expand(3, 4) + 1
+
+
+def numbers(x: torch.Tensor) -> Any:
+    compared = x == 0, x > 1, torch.maximum(x, torch.tensor(1.0)), torch.where(x > 0, x, 0.0)
+    return x + 1, 2 - x, x / 3, x * True, x**2, 2**x, x // 2, x % 2, x.clamp(0, 1), 1 / x, *compared
+
+
+def types(x: torch.Tensor, i: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> Any:
+    return x.double() * 2, i + 1, b & (i > 1), h * 2, i.to(torch.int8), x.to(torch.bfloat16), i.to(torch.uint8)
+
+
+def several(x: torch.Tensor) -> Any:
+    return x.chunk(2, 1)[1] * 2, x.max(1), x.topk(2), torch.stack(x.unbind(0)), torch.cat([x, x], 0)
+
+
+def indexed(x: torch.Tensor, i: torch.Tensor) -> Any:
+    return x[i], x[:, i] * 1, x.index_select(0, i), x.scatter(0, i[None].expand(1, 2), x[:1, :2].clone())
+
+
+def resized(x: torch.Tensor) -> Any:
+    doubled = torch.cat([x, x], 1).reshape(-1, 4)
+    return doubled + x.shape[0] * 2, x.reshape(x.shape[0] * 2, 2).sin(), x.shape[0]
+
+
+def images(x: torch.Tensor) -> Any:
+    larger = functional.interpolate(x, scale_factor=2.0), functional.interpolate(x, scale_factor=2.0, mode="bilinear")
+    smaller = functional.avg_pool2d(x, 2), functional.adaptive_avg_pool2d(x, 1), functional.max_pool2d(x, 2)
+    padded = functional.pad(x, (1, 1)), functional.pad(x, (1, 1, 1, 1), mode="reflect")
+    normed = functional.group_norm(x, 2), x.std(1), x.norm(), x.cumsum(1)
+    return larger, smaller, padded, normed, x.flip(1), x.roll(1, 1), functional.gelu(x), functional.silu(x)
+
+
+def tree(x: torch.Tensor, d: dict[str, list[torch.Tensor]]) -> Any:
+    return {"a": [x + d["k"][0]], "b": (x * 2, None, 3)}
