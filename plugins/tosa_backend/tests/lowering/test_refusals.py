@@ -41,8 +41,8 @@ REFUSALS = [
     (lambda x: torch.special.i0(x), (x,), "aten.special_i0.default: no TOSA lowering for this operator"),
     (lambda x: x.double(), (x,), "aten.to.dtype: the result: TOSA has no torch.float64"),
     (
-        lambda x: F.max_pool2d(x, 2, stride=2, return_indices=True)[1],
-        (x,),
+        lambda x: F.max_pool2d(x, 3, 1, 1, return_indices=True)[1],
+        (torch.randn(1, 1, 400, 400),),
         "result 1 of aten.max_pool2d_with_indices.default is not lowered",
     ),
     (

@@ -7,29 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Literal, Value
-from ..ir.types import DType, Type
+from ..ir.graph import Value, literal
+from ..ir.types import DType
 from .builder import Tosa
 
 LARGEST = 1 << 20
 """Positions that one operator may have: a larger constant would make the file explode."""
 
 
-def constant_ints(numbers: Any) -> Value:
-    """An array of integers as an int32 constant."""
-    array = np.ascontiguousarray(numbers, np.int32)
-    return Value(Type(array.shape, DType.INT32), Literal(array))
-
-
 def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
     """x [*A,N,*B], positions [*P] -> [*A,*P,*B], the elements at those positions along ``axis``"""
     places = np.asarray(positions)
-    t.require(places.size <= LARGEST, f"{places.size} positions would be a constant of more than {4 * LARGEST} bytes")
+    t.require(places.size <= LARGEST, f"{places.size} constant positions are more than the {LARGEST} that are lowered")
     if x.dtype is DType.BOOL:  # which GATHER does not take
         return t.cast(picked(t, t.cast(x, DType.INT8), axis, places), DType.BOOL)
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     rows = t.transpose(t.reshape(x, (before, x.shape[axis], after)), (1, 0, 2))
-    chosen = t.gather(t.reshape(rows, (1, x.shape[axis], before * after)), constant_ints(places.reshape(1, -1)))
+    index = literal(places.reshape(1, -1), DType.INT32, np.int32)
+    chosen = t.gather(t.reshape(rows, (1, x.shape[axis], before * after)), index)
     columns = t.transpose(t.reshape(chosen, (places.size, before, after)), (1, 0, 2))
     return t.reshape(columns, (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 

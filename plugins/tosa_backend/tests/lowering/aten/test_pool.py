@@ -30,7 +30,6 @@ for kernel, *rest in settings:
     FAMILY.case(f"avg-pool-uncounted-{name}", nn.AvgPool2d(**arguments, count_include_pad=False), image, spec=FP)
     FAMILY.case(f"avg-pool-divisor-{name}", nn.AvgPool2d(**arguments, divisor_override=5), image, spec=FP)
 FAMILY.cases("max-pool-unbatched", nn.MaxPool2d(2), image[0], half(1, 2, 4, 4))
-FAMILY.cases("max-pool-indices", lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], image)
 for size in (1, (2, 3), (5, 4), (11, 9), (4, 1), (13, 10)):
     FAMILY.cases(f"adaptive{size}", nn.AdaptiveAvgPool2d(size), image, randn(1, 2, 10, 12), half(3, 10, 9))
 volume = randn(2, 3, 5, 7, 6)

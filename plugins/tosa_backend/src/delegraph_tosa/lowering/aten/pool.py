@@ -133,20 +133,6 @@ def max_pool3d(
     return max_pooled(t, self, windows_of(3, kernel_size, stride, padding, dilation, ceil_mode))
 
 
-@lowers(aten.max_pool2d_with_indices.default)
-def max_pool2d_with_indices(
-    t: Tosa,
-    self: Value,
-    kernel_size: Numbers,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
-    ceil_mode: bool,
-) -> tuple[Value, None]:
-    """[N,C,H,W] -> [N,C,H',W']; the indices are not lowered"""
-    return max_pool2d(t, self, kernel_size, stride, padding, dilation, ceil_mode), None
-
-
 # ---- averages
 
 

@@ -1,0 +1,124 @@
+"""The largest element of a window with its position, and windows of different sizes.
+
+All windows are gathered, ARGMAX finds the largest element of each, and a table says where in the tensor that lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from delegraph.errors import Unsupported
+
+from ...ir.graph import Value, literal
+from ...ir.types import DType
+from ..builder import Tosa
+from ..layout import numbers
+from ..positions import LARGEST, picked
+from ..registry import lowers
+from ..window import Window
+from .cast import converted
+from .pool import Numbers, adaptive_bounds, max_pooled, windows_of
+
+aten = torch.ops.aten
+
+
+def _taps(size: int, window: Window) -> list[list[int]]:
+    """The positions along one axis that each of its windows has within the ``size`` elements."""
+    starts = [k * window.stride - window.before for k in range(window.count(size))]
+    return [[p for p in range(s, s + window.reach, window.dilation) if 0 <= p < size] for s in starts]
+
+
+def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
+    """The positions of every window in a plane of ``sizes`` -> [windows, taps]; a shorter window repeats its last."""
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    rows = [[sum(map(int.__mul__, place, strides)) for place in product(*window)] for window in product(*taps)]
+    longest = max(map(len, rows))
+    return np.array([row + row[-1:] * (longest - len(row)) for row in rows])
+
+
+def _largest(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple[Value, Value]:
+    """x [*N,*S] -> the largest element of each window and its position in *S, [*N,*S']; the first of several"""
+    lead, sizes = x.shape[: x.rank - len(taps)], x.shape[x.rank - len(taps) :]
+    table = _table(sizes, taps)
+    planes, (count, longest) = math.prod(lead), table.shape
+    window = picked(t, t.reshape(x, (planes, math.prod(sizes))), 1, table)
+    row = literal(np.arange(count)[None] * longest, DType.INT32, np.int32)
+    entry = t.reshape(t.add(t.argmax(window, 2), row), (1, planes * count))
+    places = t.gather(literal(table.reshape(1, -1, 1), DType.INT32, np.int32), entry)
+    result = (*lead, *map(len, taps))
+    return t.reshape(t.reduce_max(window, 2), result), converted(t, t.reshape(places, result), DType.INT64)
+
+
+def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value | None]:
+    """x [N,C,*S] or [C,*S] -> the largest elements; and their positions, where the target has the integers for it"""
+    sizes = x.shape[x.rank - len(axes) :]
+    image, across = (x, axes) if len(axes) > 1 else _high(t, x, axes)
+    values = max_pooled(t, image, across)
+    lead = x.shape[: x.rank - len(axes)]
+    values = t.reshape(values, (*lead, *[w.count(n) for n, w in zip(sizes, axes, strict=True)]))
+    elements = math.prod([w.count(n) * w.kernel for n, w in zip(sizes, axes, strict=True)])
+    if elements > LARGEST:
+        return values, None
+    try:
+        return values, _largest(t, x, [_taps(n, w) for n, w in zip(sizes, axes, strict=True)])[1]
+    except Unsupported:  # the values, which are what most programs use, can be had all the same
+        return values, None
+
+
+def _high(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, list[Window]]:
+    """x [N,C,L] as an image of height 1"""
+    return t.reshape(x, (*x.shape[:-1], 1, x.shape[-1])), [Window(1, 1, 0, 0), *axes]
+
+
+@lowers(aten.max_pool1d_with_indices.default)
+def max_pool1d_with_indices(
+    t: Tosa, self: Value, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil_mode: bool
+) -> tuple[Value, Value | None]:
+    """[N,C,L] -> [N,C,L'], and positions in L. Of several NaN the first one's, where torch has the last one's"""
+    return _with_indices(t, self, windows_of(1, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+@lowers(aten.max_pool2d_with_indices.default)
+def max_pool2d_with_indices(
+    t: Tosa, self: Value, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil_mode: bool
+) -> tuple[Value, Value | None]:
+    """[N,C,H,W] -> [N,C,H',W'], and positions in H*W (as ``max_pool1d_with_indices``)"""
+    return _with_indices(t, self, windows_of(2, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+@lowers(aten.max_pool3d_with_indices.default)
+def max_pool3d_with_indices(
+    t: Tosa, self: Value, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil_mode: bool
+) -> tuple[Value, Value | None]:
+    """[N,C,D,H,W] -> [N,C,D',H',W'], and positions in D*H*W (as ``max_pool1d_with_indices``)"""
+    return _with_indices(t, self, windows_of(3, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+    """x [*N,*S] -> [*N,*output_size], the largest elements and their positions in *S"""
+    sizes = x.shape[x.rank - len(output_size) :]
+    bounds = [adaptive_bounds(n, out) for n, out in zip(sizes, output_size, strict=True)]
+    return _largest(t, x, [[list(range(*ends)) for ends in axis] for axis in bounds])
+
+
+@lowers(aten.adaptive_max_pool1d.default)
+def adaptive_max_pool1d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+    """[N,C,L] -> [N,C,*output_size], and positions in L"""
+    return _adaptive(t, self, numbers(output_size, 1))
+
+
+@lowers(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool2d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+    """[N,C,H,W] -> [N,C,*output_size], and positions in H*W"""
+    return _adaptive(t, self, numbers(output_size, 2))
+
+
+@lowers(aten.adaptive_max_pool3d.default)
+def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+    """[N,C,D,H,W] -> [N,C,*output_size], and positions in D*H*W"""
+    return _adaptive(t, self, numbers(output_size, 3))

@@ -1,0 +1,33 @@
+"""Pooling with positions, each rule against eager torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...support.rule_cases import FP, Family, half, inf, nan, randn
+
+aten = torch.ops.aten
+
+FAMILY = Family()
+signal, image, volume = randn(2, 3, 11), randn(2, 3, 7, 9), randn(2, 3, 5, 4, 6)
+TIES = torch.tensor([[[1.0, 1.0, nan, 0.0, -inf, -inf, 2.0, 2.0, 2.0]]])
+
+for axes, x in enumerate((signal, image, volume), start=1):
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[axes - 1]
+    settings = {
+        "plain": {"kernel_size": 2},
+        "overlapping": {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+        "dilated": {"kernel_size": 2, "stride": 1, "dilation": 2},
+    }
+    for name, given in settings.items():
+        FAMILY.cases(f"{axes}d-{name}", lambda x, p=pool, g=given: p(x, return_indices=True, **g), x, x[0])
+    adaptive = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[axes - 1]
+    for size in (1, 2, 3):
+        FAMILY.cases(f"adaptive-{axes}d-{size}", lambda x, a=adaptive, s=size: a(x, s, return_indices=True), x, x[0])
+FAMILY.cases("ties", lambda x: F.max_pool1d(x, 3, 2, return_indices=True), TIES, half(1, 2, 9))
+FAMILY.cases("values-only", lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], image, spec=FP)
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
