@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
 
+
 __all__ = [
     "BackendDetails",
     "Blob",

@@ -8,6 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = [
+    "CODES",
+    "BackendNotFound",
+    "ContractViolation",
+    "DelegraphError",
+    "DelegraphWarning",
+    "FormatError",
+    "InputError",
+    "InternalError",
+    "NamedDataError",
+    "NamedDataTypeError",
+    "NoRuntime",
+    "NotFullyDelegated",
+    "OptionError",
+    "PluginBroken",
+    "PluginConflict",
+    "PluginFailed",
+    "PluginIncompatible",
+    "PluginUnavailable",
+    "UnknownMethod",
+    "Unsupported",
+    "WriteError",
+]
+
 CODES: dict[str, str] = {
     "backend-not-found": "No installed plugin offers a backend, partitioner or runtime of that name.",
     "plugin-broken": "The plugin that was asked for could not be loaded.",

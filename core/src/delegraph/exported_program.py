@@ -26,6 +26,25 @@ from torch.fx import Graph, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
+__all__ = [
+    "CONSTANT_KINDS",
+    "MUTATIONS",
+    "STATE_WRITES",
+    "argument_of",
+    "build_program",
+    "constant_placeholders",
+    "constant_tensor",
+    "copy_node",
+    "flat_call",
+    "output_node",
+    "output_values",
+    "placeholders",
+    "root_call",
+    "user_inputs",
+    "written_targets",
+    "written_values",
+]
+
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 STATE_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+__all__ = [
+    "Source",
+    "source_of",
+]
+
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
 _GENERATED = "<eval_with_key>"

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from ..backend import Blob
 from ..errors import WriteError
+from .blob import Blob
 
 if sys.platform != "win32":
     import fcntl

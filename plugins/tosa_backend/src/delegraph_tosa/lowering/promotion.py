@@ -10,9 +10,26 @@ import torch
 
 from ..ir.graph import Value
 from ..ir.types import FLOATS, DType
-from .aten.cast import converted
 from .builder import Operand, Tosa
 from .torch_types import TORCH_DTYPES, dtype_of
+
+
+def converted(t: Tosa, x: Value, dtype: DType) -> Value:
+    """x [*S] -> [*S] of ``dtype``. torch cuts a float to an integer where CAST takes the nearest one."""
+    if x.dtype is dtype:
+        return x
+    if dtype is DType.BOOL:
+        return t.logical_not(t.equal(x, 0)) if x.dtype in FLOATS else t.cast(x, dtype)
+    if x.dtype is DType.BOOL and dtype in FLOATS:
+        return t.select(x, t.constant(1, dtype, (1,) * x.rank), 0)
+    if x.dtype in FLOATS and dtype not in FLOATS:
+        return t.cast(truncated(t, x), dtype)
+    return t.cast(x, dtype)
+
+
+def truncated(t: Tosa, x: Value) -> Value:
+    """x [*S] -> [*S], towards zero."""
+    return t.select(t.greater_equal(x, 0), t.floor(x), t.ceil(x))
 
 
 def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:

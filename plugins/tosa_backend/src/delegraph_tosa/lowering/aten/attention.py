@@ -10,8 +10,8 @@ import torch
 from ...ir.graph import Literal, Value
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Tosa
+from ..promotion import converted
 from ..registry import lowers
-from .cast import converted
 from .linear import batched_product
 from .reduce import softmax_of
 

@@ -9,9 +9,8 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import BYTES, DType
 from ..builder import Operand, Tosa
-from ..promotion import promoted
+from ..promotion import converted, promoted
 from ..registry import lowers
-from .cast import converted
 
 aten = torch.ops.aten
 

@@ -7,30 +7,12 @@ from typing import Any
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import FLOATS, DType
 from ..builder import Tosa
+from ..promotion import converted
 from ..registry import lowers
 from ..torch_types import dtype_of
 
 aten = torch.ops.aten
-
-
-def converted(t: Tosa, x: Value, dtype: DType) -> Value:
-    """x [*S] -> [*S] of ``dtype``. torch cuts a float to an integer where CAST takes the nearest one."""
-    if x.dtype is dtype:
-        return x
-    if dtype is DType.BOOL:
-        return t.logical_not(t.equal(x, 0)) if x.dtype in FLOATS else t.cast(x, dtype)
-    if x.dtype is DType.BOOL and dtype in FLOATS:
-        return t.select(x, t.constant(1, dtype, (1,) * x.rank), 0)
-    if x.dtype in FLOATS and dtype not in FLOATS:
-        return t.cast(truncated(t, x), dtype)
-    return t.cast(x, dtype)
-
-
-def truncated(t: Tosa, x: Value) -> Value:
-    """x [*S] -> [*S], towards zero."""
-    return t.select(t.greater_equal(x, 0), t.floor(x), t.ceil(x))
 
 
 def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:

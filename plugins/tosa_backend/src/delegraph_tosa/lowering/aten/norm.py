@@ -11,8 +11,8 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
+from ..promotion import converted
 from ..registry import lowers
-from .cast import converted
 from .reduce import average
 
 aten = torch.ops.aten

@@ -11,8 +11,9 @@ from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
+from ..promotion import converted
 from ..registry import lowers
-from .cast import converted, to_torch
+from .cast import to_torch
 
 aten = torch.ops.aten
 

@@ -15,9 +15,8 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
-from ..promotion import promoted
+from ..promotion import converted, promoted, truncated
 from ..registry import lowers
-from .cast import converted, truncated
 from .elementwise import div
 
 aten = torch.ops.aten

@@ -10,9 +10,8 @@ import torch
 from ...ir.graph import Value
 from ..builder import Shape, Tosa
 from ..layout import axis_of
-from ..promotion import common_type
+from ..promotion import common_type, converted
 from ..registry import lowers
-from .cast import converted
 from .conv import joined
 
 aten = torch.ops.aten

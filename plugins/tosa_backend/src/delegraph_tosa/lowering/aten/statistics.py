@@ -10,8 +10,8 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
+from ..promotion import converted
 from ..registry import lowers
-from .cast import converted
 from .elementwise import sqrt
 from .reduce import axes_of, reduced
 
