@@ -116,7 +116,7 @@ def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
     assert output.read_bytes() == b"program 0"
     assert "largest error 0" in out
     assert f"wrote {output} (9 bytes)" in out
-    assert json.loads(report.read_text())["schema"] == "delegraph.report.model/1"
+    assert json.loads(report.read_text())["schema"] == "delegraph.report/1"
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.echo", "net.py", "report.json"]
 
 

@@ -100,7 +100,7 @@ def test_report_says_who_and_why(registry):
     assert "1 x aten.sort.default  CapabilityPartitioner: refused here" in text
     assert "in forward: s = torch.sort(y)[0]" in text
     data = json.loads(json.dumps(lowered.report.to_json()))
-    assert data["schema"] == "delegraph.report.model/1" and data["host_operators"] == 1
+    assert data["schema"] == "delegraph.report/1" and data["host_operators"] == 1
     assert data["refusals"][0]["source"]["code"] == "s = torch.sort(y)[0]"
 
 

@@ -106,4 +106,4 @@ def _doctor(args: argparse.Namespace) -> Outcome:
     with warnings.catch_warnings(), progress("examining plugins"):
         warnings.simplefilter("ignore", DelegraphWarning)  # the report shows it
         report = default_registry().doctor(args.timeout)
-    return Outcome("delegraph.discovery.doctor.report/1", report.to_json(), str(report), 0 if report.healthy else 1)
+    return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)

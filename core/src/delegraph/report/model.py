@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..program.delegates import DelegateInfo
 
-SCHEMA = "delegraph.report.model/1"
+SCHEMA = "delegraph.report/1"
 
 
 @dataclass(frozen=True)
