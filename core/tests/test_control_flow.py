@@ -10,7 +10,7 @@ import pytest
 import torch
 from delegraph import Registry
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.functionalize.normalize import normalize
 from delegraph.engine.subgraphs import all_nodes, graphs
 from delegraph.exported_program import placeholders
 from delegraph.partitioner import CapabilityPartitioner
@@ -281,7 +281,7 @@ def test_the_report_counts_and_names_what_is_in_bodies(registry):
 
 
 def test_debug_handles_are_unique_over_bodies(registry):
-    program, _ = normalise(torch.export.export(Cond().eval(), (torch.ones(3, 4),)))
+    program, _ = normalize(torch.export.export(Cond().eval(), (torch.ones(3, 4),)))
     handles = [n.meta["debug_handle"] for n in all_nodes(program.graph_module) if n.op == "call_function"]
     assert handles == list(range(1, len(handles) + 1))
     lowered = delegraph.lower(Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry)

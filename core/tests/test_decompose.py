@@ -1,4 +1,4 @@
-"""Decomposition on demand: what is kept, what is taken apart, what the host gets, and that values stay the same."""
+"""Decomposer on demand: what is kept, what is taken apart, what the host gets, and that values stay the same."""
 
 import copy
 from collections import Counter
@@ -7,9 +7,9 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.engine.decompose import trace
-from delegraph.engine.decompose.on_demand import Decomposition
+from delegraph.engine.decompose.on_demand import Decomposer
 from delegraph.engine.decompose.tables import beyond_core, to_core
-from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.functionalize.normalize import normalize
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.report.collect import host_calls
 from hypothesis import given, settings
@@ -198,7 +198,7 @@ def test_at_once_and_step_by_step_the_host_gets_the_same(registry, monkeypatch):
 
 def test_a_kept_operator_stays_whole_inside_of_another():
     program = torch.export.export(Block().eval(), (torch.randn(2, 4, 8),))
-    finished = [Decomposition().finish(normalise(program)[0], kept) for kept in ([], [aten.t.default])]
+    finished = [Decomposer().finish(normalize(program)[0], kept) for kept in ([], [aten.t.default])]
     assert [aten.t.default in targets(p) for p in finished] == [False, True]
     assert not any(aten.linear.default in targets(p) for p in finished)
 
@@ -236,7 +236,7 @@ def test_signatures_tell_types_and_arguments_apart():
 
 def test_pieces_keep_debug_handle_and_source(registry):
     made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry)
-    program, _ = normalise(torch.export.export(Block().eval(), (torch.randn(2, 4, 8),)))
+    program, _ = normalize(torch.export.export(Block().eval(), (torch.randn(2, 4, 8),)))
     linear = [n for n in program.graph.nodes if n.target is aten.linear.default]
     pieces = [n for d in made.delegates for n in d.nodes]
     assert [p.meta["debug_handle"] for p in pieces] == [n.meta["debug_handle"] for n in linear]
@@ -338,9 +338,9 @@ class Left(nn.Module):
 
 
 def test_random_and_data_dependent_operators_are_left_alone():
-    program, _ = normalise(torch.export.export(Left().eval(), (torch.randn(3), torch.randn(2))))
+    program, _ = normalize(torch.export.export(Left().eval(), (torch.randn(3), torch.randn(2))))
     before = [t for t in targets(program) if not to_core(t)]
-    after = targets(Decomposition().finish(program))
+    after = targets(Decomposer().finish(program))
     assert [t for t in before if t not in after] == []
     for op in (aten.item.default, aten.nonzero.default, aten.add_.Tensor, torch.ops.higher_order.cond):
         assert to_core(op) is None and beyond_core(op) is None

@@ -1,10 +1,10 @@
-"""Local functionalisation: in-place programs equal eager, and the report says when the graph had to be retraced."""
+"""Local functionalization: in-place programs equal eager, and the report says when the graph had to be retraced."""
 
 import copy
 
 import pytest
 import torch
-from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.functionalize.normalize import normalize
 from delegraph.engine.subgraphs import all_nodes
 from delegraph.errors import InputError
 from delegraph.program.executor import Executable
@@ -260,10 +260,10 @@ RETRACED = {
 
 
 def run_both(module, *inputs, times=2):
-    """The normalised program and eager, called several times, and the notes."""
+    """The normalized program and eager, called several times, and the notes."""
     program = torch.export.export(module, copy.deepcopy(inputs))
     before = str(program.graph)
-    normal, notes = normalise(program)
+    normal, notes = normalize(program)
     assert str(program.graph) == before, "the caller's program was changed"
     ours, theirs = Executable(normal, None), copy.deepcopy(module)
     for _ in range(times):
@@ -321,7 +321,7 @@ def test_what_torch_gets_wrong_is_refused(step, says, known):
     if not known:
         program._example_inputs = None
     with pytest.raises(InputError, match="wrap_with_autocast.*what torch makes of it differs from eager") as e:
-        normalise(program)
+        normalize(program)
     assert says in str(e.value) and "test_functional.py" in str(e.value.source)
 
 
@@ -333,7 +333,7 @@ def test_what_torch_gets_right_is_not(known):
     if not known:
         program._example_inputs = None
     before, state = x.clone(), torch.random.get_rng_state()
-    _, notes = normalise(program)
+    _, notes = normalize(program)
     assert [n.partition(":")[0] for n in notes] == ["retraced, because of wrap_with_autocast"]
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(x, before) and torch.equal(program.state_dict["h"], torch.ones(3, 4)), "the user's own"
@@ -345,7 +345,7 @@ def test_a_program_that_eager_cannot_run_is_not_compared():
     program = torch.export.export(module.eval(), (torch.randn(3, 4),))
     with torch._subclasses.FakeTensorMode():
         program._example_inputs = ((torch.empty(3, 4),), {})
-    _, notes = normalise(program)
+    _, notes = normalize(program)
     assert notes[1] == "not compared with eager after that, since its tensors have no values"
 
 
@@ -360,14 +360,14 @@ def test_input_mutation_is_in_the_signature():
 
 
 def test_handles_are_unique_and_in_order():
-    normal, _ = normalise(torch.export.export(LOCAL["chain"], (torch.randn(3),)))
+    normal, _ = normalize(torch.export.export(LOCAL["chain"], (torch.randn(3),)))
     handles = [n.meta["debug_handle"] for n in normal.graph.nodes if n.op == "call_function"]
     assert handles == list(range(1, len(handles) + 1))
 
 
-def test_normalising_again_keeps_handles():
-    normal, _ = normalise(torch.export.export(LOCAL["residual"], (torch.randn(3),)))
-    again, _ = normalise(normal)
+def test_normalizing_again_keeps_handles():
+    normal, _ = normalize(torch.export.export(LOCAL["residual"], (torch.randn(3),)))
+    again, _ = normalize(normal)
     assert [n.meta.get("debug_handle") for n in again.graph.nodes] == [
         n.meta.get("debug_handle") for n in normal.graph.nodes
     ]
@@ -385,13 +385,13 @@ def test_loaded_from_disk(name, tmp_path):
     """A saved program has lost its storages; schemas and calls under fake tensors still tell what aliases."""
     x = torch.randn(3, 4)
     torch.export.save(torch.export.export(LOCAL[name], (x,)), tmp_path / "p.pt2")
-    normal, notes = normalise(torch.export.load(tmp_path / "p.pt2"))
+    normal, notes = normalize(torch.export.load(tmp_path / "p.pt2"))
     assert notes == []
     torch.testing.assert_close(Executable(normal, None)(x), LOCAL[name](x), rtol=0, atol=0)
 
 
 def test_what_was_added_has_the_handle_of_the_call_that_it_was_added_for():
-    normal, _ = normalise(torch.export.export(fn(relu_of_view), (torch.randn(3, 4),)))
+    normal, _ = normalize(torch.export.export(fn(relu_of_view), (torch.randn(3, 4),)))
     handles = {str(n.target): n.meta.get("debug_handle") for n in normal.graph.nodes}
     assert handles["aten.reshape.default"] == handles["aten.mul.Tensor"]
 
@@ -407,12 +407,12 @@ def test_write_to_a_constant_is_an_error():
             return self.k * 2
 
     with pytest.raises(InputError, match="writes k, which is no buffer"):
-        normalise(torch.export.export(Attribute(), (torch.ones(3),)))
+        normalize(torch.export.export(Attribute(), (torch.ones(3),)))
 
 
 def test_programs_are_what_the_constructor_makes():
     """Programs are assembled without generating code; their attributes are the constructor's."""
-    made, _ = normalise(torch.export.export(Counter(), (torch.randn(3),)))
+    made, _ = normalize(torch.export.export(Counter(), (torch.randn(3),)))
     constructed = torch.export.ExportedProgram(
         made.graph_module,
         made.graph,
@@ -443,7 +443,7 @@ def test_what_nobody_can_make_functional_is_an_error():
             return self.row * 2
 
     with pytest.raises(InputError, match="functional: aten.add_.Tensor: b_row shares memory with b_table"):
-        normalise(torch.export.export(Overlapping(), (torch.ones(3),)))
+        normalize(torch.export.export(Overlapping(), (torch.ones(3),)))
 
 
 @pytest.mark.filterwarnings("ignore:erase_node:UserWarning")
@@ -460,7 +460,7 @@ def test_random_aliasing_programs(first):
 def agrees_with_eager(seed, with_torch=True):
     module = aliasing_programs.Program(seed).eval()
     program = torch.export.export(copy.deepcopy(module), aliasing_programs.inputs(0))
-    normal, notes = normalise(program)
+    normal, notes = normalize(program)
     ours = Executable(normal, None)
     theirs = Executable(program.run_decompositions({}), None) if with_torch else None
     for call in range(3):
@@ -499,7 +499,7 @@ def test_casts_of_autocast_are_written_out(inside):
             return torch.cond(x.sum() > 0, self.region, lambda x: x * 2, (x,)) if inside else self.region(x) + 1
 
     module, x = Cast().eval(), torch.randn(2, 4).abs()
-    normal, notes = normalise(torch.export.export(module, (x,)))
+    normal, notes = normalize(torch.export.export(module, (x,)))
     assert notes and "wrap_with_autocast: its casts show only when it is traced" in notes[0]
     calls = {str(n.target) for n in all_nodes(normal.graph_module) if n.op == "call_function"}
     assert "aten._to_copy.default" in calls and "wrap_with_autocast" not in calls

@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from delegraph.partitioner.levels import connected, flattened, groups, levels, limited, sink, units
+from delegraph.partitioner.levels import connected_components, flatten, group_by_level, levels, limit, sink, units
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ def partition(calls, accepted, cut=lambda group: [group]):
     level = levels(listed, accepted)
     sink(listed, level, accepted)
     position = {n: k for k, n in enumerate(calls)}
-    return [flattened(piece, position) for group in groups(listed, level, accepted) for piece in cut(group)]
+    return [flatten(piece, position) for group in group_by_level(listed, level, accepted) for piece in cut(group)]
 
 
 def acyclic(calls, parts):
@@ -61,8 +61,10 @@ def test_random_graphs(case):
 @settings(max_examples=150, deadline=None)
 def test_options(case, largest):
     calls, accepted = case
-    assert acyclic(calls, partition(calls, accepted, connected))
-    small = partition(calls, accepted, lambda group: [p for piece in connected(group) for p in limited(piece, largest)])
+    assert acyclic(calls, partition(calls, accepted, connected_components))
+    small = partition(
+        calls, accepted, lambda group: [p for piece in connected_components(group) for p in limit(piece, largest)]
+    )
     assert acyclic(calls, small)
     assert {n for p in small for n in p} == accepted
     assert all(sum(n.target is not operator.getitem for n in p) <= largest for p in small)

@@ -557,7 +557,7 @@ def test_lowered_programs_cannot_be_saved_by_torch(registry, tmp_path):
         torch.export.save(lowered.exported_program(), tmp_path / "p.pt2")
 
 
-def test_transforms_run_on_the_normalised_program(registry):
+def test_transforms_run_on_the_normalized_program(registry):
     def relu_to_sin(program):
         for node in program.graph.nodes:
             node.target = aten.sin.default if node.target is aten.relu.default else node.target

@@ -12,7 +12,7 @@ from delegraph_devkit.trial import disagreement
 
 
 class Cancelling(torch.nn.Module):
-    """The mean of what a normalisation leaves, which is 0 but for rounding, and a sum."""
+    """The mean of what a normalization leaves, which is 0 but for rounding, and a sum."""
 
     def forward(self, x, flags):
         kept = torch.nn.functional.layer_norm(x.tanh(), [4])

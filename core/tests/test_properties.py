@@ -16,7 +16,7 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.engine.decompose.tables import to_core
-from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.functionalize.normalize import normalize
 from delegraph.errors import InputError
 from delegraph.exported_program import constant_placeholders
 from delegraph.partitioner import CapabilityPartitioner
@@ -88,7 +88,7 @@ def test_a_lowered_program_is_eager_over_several_calls(echo_registry, seed, mask
 def test_exactly_the_refused_calls_stay(echo_registry, seed, mask):
     """But for copies of constants, and calls whose decomposition is nothing, such as flattening what is flat."""
     _, exported, lowered = lowered_program(seed, mask, echo_registry)
-    normal, _ = normalise(exported)
+    normal, _ = normalize(exported)
     calls = [n for n in normal.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     wanted = Counter(n.meta["debug_handle"] for n in calls if refused(n, mask))
     graph = lowered.exported_program().graph

@@ -22,9 +22,9 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.report.drawing import STYLE, TONES, Box, Picture, Wire, condensed, svg, text
+from delegraph.report.drawing import STYLE, TONES, Box, Picture, Wire, condense, svg, text
 from delegraph.report.drawing.condense import LARGEST, STRETCHES
-from delegraph.report.drawing.layout import laid_out
+from delegraph.report.drawing.layout import lay_out
 from delegraph.report.html import BOXES
 from delegraph.report.model import RefusalRow, Report
 from delegraph.source import Source
@@ -368,7 +368,7 @@ def apart(one, other, space=0):
 @given(pictures())
 @settings(max_examples=150, deadline=None)
 def test_boxes_do_not_overlap_and_wires_run_down_beside_them(picture):
-    layout = laid_out(picture)
+    layout = lay_out(picture)
     places = layout.places
     assert all(apart(a, b, 8) for a, b in itertools.combinations(places, 2))
     assert all(p.x >= 0 and p.y >= 0 and p.x + p.width <= layout.width for p in places)
@@ -402,7 +402,7 @@ def _check_passes(leg, places):
 def test_a_chain_is_a_straight_line_beside_its_shortcut():
     """The main line of a network does not give way to a value that passes by."""
     picture = Picture([Box(("n",)) for _ in range(6)], [Wire(k, (k + 1,)) for k in range(5)] + [Wire(1, (4,))])
-    layout = laid_out(picture)
+    layout = lay_out(picture)
     assert max(p.x for p in layout.places) - min(p.x for p in layout.places) <= 2
 
 
@@ -428,7 +428,7 @@ def star(size):
 @pytest.mark.parametrize("size", [LARGEST, 8000])
 def test_large_pictures_are_condensed_and_nothing_is_lost(shape, size):
     made = [Box((f"op{k % 7}",), owner="a" if k % 10 else "b", marked=k % 10 == 0) for k in range(size)]
-    small, note = condensed(Picture(made, shape(size)))
+    small, note = condense(Picture(made, shape(size)))
     assert len(small.boxes) <= LARGEST and sum(b.count for b in small.boxes) == size
     assert all(w.source < t for w in small.wires for t in w.targets)
     assert bool(note) == (len(small.boxes) < size)
@@ -440,13 +440,13 @@ def test_large_pictures_are_condensed_and_nothing_is_lost(shape, size):
 
 def test_small_pictures_are_drawn_whole():
     picture = Picture([Box(("x",))] * 300, residual(300))
-    assert condensed(picture) == (picture, "")
+    assert condense(picture) == (picture, "")
 
 
 def test_chains_are_joined_first_but_not_with_what_leads_elsewhere():
     made = [Box(("in",), kind="border"), *[Box((f"op{k}",)) for k in range(1100)]]
     made[500] = Box(("cond",), link="d0")
-    small, note = condensed(Picture(made, chain(1101)))
+    small, note = condense(Picture(made, chain(1101)))
     assert [b.lines for b in small.boxes] == [
         ("in",),
         ("499 operators", "op0, op1, op2, …"),
@@ -458,7 +458,7 @@ def test_chains_are_joined_first_but_not_with_what_leads_elsewhere():
 
 def test_a_value_with_two_uses_ends_a_chain():
     wires = [*chain(1200), Wire(600, (900,))]
-    small, _ = condensed(Picture([Box(("op",))] * 1200, wires))
+    small, _ = condense(Picture([Box(("op",))] * 1200, wires))
     assert [b.count for b in small.boxes] == [601, 299, 300]
     assert [(w.source, w.targets) for w in small.wires] == [(0, (1, 2)), (1, (2,))]
 

@@ -42,7 +42,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_names_are_normalised(text):
+def test_names_are_normalized(text):
     names = Names.of(text)
     assert (names.backend, names.package, names.backend_id) == NAMES[text]
     assert why_not(text) is None

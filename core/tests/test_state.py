@@ -8,7 +8,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.functionalize.normalize import normalize
 from delegraph.errors import ContractViolation
 from delegraph.partitioner import (
     CapabilityPartitioner,
@@ -315,7 +315,7 @@ def test_tagged_input_is_refused(registry):
 def test_tagging_sees_indirect_writes(tag):
     """Rows test_tag_constant_data_detects_indirect_buffer_mutation and test_tag_mutated_buffer_...: the write is no
     direct user of the buffer."""
-    program, _ = normalise(torch.export.export(Indirect(), x3()))
+    program, _ = normalize(torch.export.export(Indirect(), x3()))
     for node in program.graph.nodes:
         if node.op == "call_function":
             node.meta["delegation_tag"] = "t"
@@ -325,7 +325,7 @@ def test_tagging_sees_indirect_writes(tag):
 
 
 def test_constant_of_two_partitions_is_tagged_for_both():
-    program, _ = normalise(torch.export.export(Accumulate(), x3()))
+    program, _ = normalize(torch.export.export(Accumulate(), x3()))
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     scale = next(n for n in program.graph.nodes if n.name == "b_scale")
     with program.graph.inserting_after(calls[-1]):
@@ -347,7 +347,7 @@ def test_batch_norm_in_training():
         torch.manual_seed(k)
         return (torch.randn(2, 2, 5, 5),)
 
-    program, notes = normalise(torch.export.export(copy.deepcopy(module), inputs()))
+    program, notes = normalize(torch.export.export(copy.deepcopy(module), inputs()))
     assert notes == []
     written = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert set(program.graph_signature.buffers_to_mutate.values()) == written

@@ -10,7 +10,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.discovery.registry import Registry
-from delegraph.engine.decompose.trace import TRACING
+from delegraph.engine.tracing import TRACING
 from delegraph.errors import InputError
 from delegraph.partitioner import CapabilityPartitioner, tag_mutated_buffer
 from delegraph.runtime import BackendRuntime

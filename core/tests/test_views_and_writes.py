@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.functionalize.normalize import normalize
 from delegraph.program.executor import Executable
 from torch import nn
 
@@ -59,7 +59,7 @@ CELLS = [cell for cell in itertools.product(VIEWS, ALL) if is_defined(*cell)]
 def check(cells, kind):
     module = Cells(cells, kind).eval()
     program = torch.export.export(copy.deepcopy(module), tuple(numbers(view) for view, _ in cells))
-    normal, notes = normalise(program)
+    normal, notes = normalize(program)
     assert bool(notes) == any(view in RETRACED for view, _ in cells), notes
     ours = Executable(normal, None)
     for call in range(2):

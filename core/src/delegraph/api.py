@@ -37,7 +37,7 @@ def lower(
     ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple), an ExportedProgram, or {method: either}
     (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by method too). ``backends``: names in order
     of preference, Partitioners, or both; [] leaves everything on the host. ``options``: {backend name: {option:
-    value}}. ``transforms``: functions from program to program, run on the normalised program. ``require_full`` makes
+    value}}. ``transforms``: functions from program to program, run on the normalized program. ``require_full`` makes
     an operator left to the host an error that lists all of them. The model is never changed, its weights never copied.
     ``executor`` (a ``concurrent.futures`` executor of threads) compiles the partitions of backends that say they are
     thread-safe side by side, to the same bytes.
@@ -53,7 +53,7 @@ def lower(
         exported = {m: _export(m, *given) for m, given in sources.items()}
     with collection_suspended():
         lowering = _Lowering(exported, chosen, seconds, executor)
-        lowering.normalise(transforms)
+        lowering.normalize(transforms)
         for k, (name, partitioner) in enumerate(named):
             lowering.stage(name, partitioner, [later for _, later in named[k + 1 :]])
         lowering.finish()

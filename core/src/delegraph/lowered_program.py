@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from .backend import NamedDataStoreOutput
 from .discovery.registry import Registry
-from .engine.decompose.trace import TRACING
+from .engine.tracing import TRACING
 from .errors import InputError, OptionError
 from .exported_program import written_targets
 from .program.delegates import DelegateDebug, DelegateInfo, delegate_map, merged_named_data

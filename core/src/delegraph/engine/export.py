@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from ..errors import InputError
 from ..exported_program import user_inputs
-from .decompose.trace import TRACING
+from .tracing import TRACING
 
 
 def _export(method: str, program: Any, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:

@@ -17,12 +17,12 @@ from ..program.executor import OnMissingRuntime
 from ..program.types import Transform
 from ..report.collect import count_operators, host_calls, reasons_of, refusal_rows
 from ..report.model import DelegateRow, Origin, Reasons, Report
-from .decompose.on_demand import Decomposition
+from .decompose.on_demand import Decomposer
 from .delegate.partition import Plan
 from .delegate.random_order import random_notes
 from .delegate.stage import StageResult, run_stage
 from .delegate.state import shared_state_notes
-from .functionalize.normalize import normalise
+from .functionalize.normalize import normalize
 from .subgraphs import all_nodes
 
 
@@ -40,20 +40,20 @@ class _Lowering:
         self.notes: list[str] = []
         self.backends: list[str] = []
         self.reasons: dict[str, Reasons] = {m: {} for m in exported}
-        self.decomposition = Decomposition()
+        self.decomposition = Decomposer()
         self.delegates: list[DelegateInfo] = []
 
-    def normalise(self, transforms: Sequence[Transform]) -> None:
-        with _timed(self.seconds, "normalise"):
+    def normalize(self, transforms: Sequence[Transform]) -> None:
+        with _timed(self.seconds, "normalize"):
             for method, program in self.programs.items():
-                self.programs[method] = self._normalised(method, program)
+                self.programs[method] = self._normalized(method, program)
                 for transform in transforms:
                     changed = _transformed(transform, self.programs[method])
-                    self.programs[method] = self._normalised(method, changed)
+                    self.programs[method] = self._normalized(method, changed)
         self.notes += shared_state_notes(self.programs)
 
-    def _normalised(self, method: str, program: ExportedProgram) -> ExportedProgram:
-        normal, notes = normalise(program)
+    def _normalized(self, method: str, program: ExportedProgram) -> ExportedProgram:
+        normal, notes = normalize(program)
         self.notes += [f"{method} was {text}" for text in notes]
         return normal
 

@@ -34,7 +34,7 @@ _POINTWISE = frozenset({"flex_attention", "flex_attention_backward", "associativ
 
 
 @dataclass
-class Body:
+class Subgraph:
     """One body: the attribute of the parent that holds it, the calls that it belongs to, and it as a program.
 
     ``names``: its placeholders, by position. ``single``: it returns a value that is not in a tuple, as the condition of
@@ -48,7 +48,7 @@ class Body:
     single: bool
 
 
-def bodies(program: ExportedProgram) -> list[Body]:
+def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
     """The bodies of the calls in ``program``, in graph order; not those inside of bodies. Their graphs are copies."""
     found: dict[str, list[Node]] = {}
     for call in program.graph.nodes:
@@ -76,17 +76,17 @@ def next_handles(module: GraphModule) -> Iterator[int]:
     return itertools.count(1 + max((n.meta.get("debug_handle", 0) for n in all_nodes(module)), default=0))
 
 
-def rewrite_bodies(
+def rewrite_subgraphs(
     program: ExportedProgram, step: Callable[[ExportedProgram], ExportedProgram]
 ) -> list[ExportedProgram]:
     """Let every body of ``program``, whose graph may be changed, become what ``step`` makes of it; returns that."""
-    found = bodies(program)
+    found = extract_subgraphs(program)
     made = [step(body.program) for body in found]
     put_back(program, list(zip(found, made, strict=True)))
     return made
 
 
-def put_back(program: ExportedProgram, lowered: Sequence[tuple[Body, ExportedProgram]]) -> set[Node]:
+def put_back(program: ExportedProgram, lowered: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[Node]:
     """Let bodies be what they were lowered to, and the calls pass only what some body still takes.
 
     Returns the placeholders of ``program`` that some call no longer passes.
@@ -102,7 +102,7 @@ def put_back(program: ExportedProgram, lowered: Sequence[tuple[Body, ExportedPro
     return dropped
 
 
-def bodies_of(call: Node) -> list[GraphModule]:
+def subgraphs_of(call: Node) -> list[GraphModule]:
     """The bodies of a higher-order call; none of any other node."""
     root: Any = call.graph.owning_module
     return [getattr(root, str(owner.target)) for owner in _owners(call)]
@@ -127,7 +127,7 @@ def _constants(program: ExportedProgram) -> dict[Node, InputSpec]:
     return {n: s for n, s in placeholders(program) if n in known}
 
 
-def _taken_out(program: ExportedProgram, name: str, calls: list[Node], constants: dict[Node, InputSpec]) -> Body:
+def _taken_out(program: ExportedProgram, name: str, calls: list[Node], constants: dict[Node, InputSpec]) -> Subgraph:
     module: Any = getattr(program.graph_module, name)
     graph, single = _copied(module)
     nodes = [n for n in graph.nodes if n.op == "placeholder"]
@@ -137,7 +137,7 @@ def _taken_out(program: ExportedProgram, name: str, calls: list[Node], constants
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
     passed = sum(s.kind is InputKind.USER_INPUT for s in inputs)
     made = build_program(module, graph, inputs, outputs, program, flat_call(passed, len(values)), check=False)
-    return Body(name, calls, made, [n.name for n in nodes], single)
+    return Subgraph(name, calls, made, [n.name for n in nodes], single)
 
 
 def _copied(module: GraphModule) -> tuple[Graph, bool]:
@@ -168,7 +168,7 @@ def _input(node: Node, passed: set[Any], constants: dict[Node, InputSpec]) -> In
     return InputSpec(spec.kind, argument_of(node), spec.target, spec.persistent)
 
 
-def _narrow(call: Node, mine: Sequence[tuple[Body, ExportedProgram]], whole: bool) -> set[Node]:
+def _narrow(call: Node, mine: Sequence[tuple[Subgraph, ExportedProgram]], whole: bool) -> set[Node]:
     """Drop operands of ``call`` that none of its bodies uses any more; give bodies back what only others dropped."""
     count = len(mine[0][0].names)
     shared = _shared(call, count) if whole and all(len(b.calls) == 1 for b, _ in mine) else {}
@@ -184,16 +184,16 @@ def _narrow(call: Node, mine: Sequence[tuple[Body, ExportedProgram]], whole: boo
     return {shared[k] for k in gone}
 
 
-def _used(body: Body, made: ExportedProgram) -> Iterable[int]:
+def _used(body: Subgraph, made: ExportedProgram) -> Iterable[int]:
     used = {n.name for n in made.graph.nodes if n.op == "placeholder" and n.users}
     return (k for k, name in enumerate(body.names) if name in used)
 
 
-def _is_constant(body: Body, position: int) -> bool:
+def _is_constant(body: Subgraph, position: int) -> bool:
     return body.program.graph_signature.input_specs[position].kind is not InputKind.USER_INPUT
 
 
-def _realign(body: Body, made: ExportedProgram, gone: set[int]) -> None:
+def _realign(body: Subgraph, made: ExportedProgram, gone: set[int]) -> None:
     """Let the placeholders be those at the positions that are not ``gone``, in order."""
     have = {n.name: n for n in made.graph.nodes if n.op == "placeholder"}
     old = {n.name: n for n in body.program.graph.nodes if n.op == "placeholder"}
@@ -208,7 +208,7 @@ def _realign(body: Body, made: ExportedProgram, gone: set[int]) -> None:
         before = have[name].next
 
 
-def _module(body: Body, made: ExportedProgram) -> GraphModule:
+def _module(body: Subgraph, made: ExportedProgram) -> GraphModule:
     module: GraphModule = made.graph_module
     if body.single:
         values: Any = output_node(module.graph).args[0]

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from ..backend import CompileSpec
 from ..discovery.registry import default_registry
 from ..engine.delegate.stage import run_stage
-from ..engine.functionalize.normalize import normalise
+from ..engine.functionalize.normalize import normalize
 from ..engine.gc_pause import collection_suspended
 from ..engine.graph_equality import is_identical_graph
 from ..errors import InputError, UnknownMethod
@@ -98,13 +98,13 @@ def _methods(programs: Mapping[str, Any], partitioners: Mapping[str, Any]) -> di
             "input-invalid", f"a partitioner is given for method {unknown[0]!r}; methods: {list(programs)}"
         )
     with collection_suspended():
-        normal = {m: normalise(p)[0] if m in partitioners else p for m, p in programs.items()}
+        normal = {m: normalize(p)[0] if m in partitioners else p for m, p in programs.items()}
         return run_stage(normal, partitioners, default_registry()).programs
 
 
 def _whole(backend_id: str, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> LoweredBackendModule:
     with collection_suspended():
-        normal, _ = normalise(program)
+        normal, _ = normalize(program)
         everything = AllNodePartitioner(backend_id, compile_specs)
         made = run_stage({"forward": normal}, {"forward": everything}, default_registry())
         call = whole_call(made.programs["forward"])

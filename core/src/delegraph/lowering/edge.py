@@ -20,10 +20,10 @@ from torch.fx.passes.infra.pass_manager import PassManager
 
 from ..backend import NamedDataStoreOutput
 from ..discovery.registry import default_registry
-from ..engine.decompose.on_demand import Decomposition
+from ..engine.decompose.on_demand import Decomposer
 from ..engine.delegate.partition import Plan
 from ..engine.delegate.stage import run_stage
-from ..engine.functionalize.normalize import normalise, number_calls
+from ..engine.functionalize.normalize import normalize, number_calls
 from ..engine.gc_pause import collection_suspended
 from ..engine.subgraphs import all_nodes, graphs, next_handles
 from ..errors import ContractViolation, InputError, OptionError, UnknownMethod
@@ -112,7 +112,7 @@ class EdgeProgramManager:
         named = partitioner if isinstance(partitioner, Mapping) else dict.fromkeys(self._programs, partitioner)
         self._check_methods("a partitioner is", named)
         with collection_suspended():
-            copies = {m: normalise(p)[0] if m in named else p for m, p in self._programs.items()}
+            copies = {m: normalize(p)[0] if m in named else p for m, p in self._programs.items()}
             made = run_stage(copies, named, default_registry()).programs
         self._verify(made, "to_backend")
         return self._next(made)
@@ -134,7 +134,7 @@ class EdgeProgramManager:
 
     def _passed(self, method: str, program: ExportedProgram, passes: Sequence[Pass]) -> ExportedProgram:
         for each in passes:
-            like, module = run_pass(each, normalise(program)[0])
+            like, module = run_pass(each, normalize(program)[0])
             handles = next_handles(module)
             for graph in graphs(module):
                 number_calls(graph, handles)
@@ -159,9 +159,9 @@ def to_edge(
     With a partitioner at hand, ``to_edge_transform_and_lower`` lets it keep what it wants whole.
     """
     config = compile_config or EdgeCompileConfig()
-    decomposition = Decomposition()
+    decomposition = Decomposer()
     with collection_suspended():
-        normal = {m: normalise(p)[0] for m, p in _by_method(programs).items()}
+        normal = {m: normalize(p)[0] for m, p in _by_method(programs).items()}
         core = {m: decomposition.finish(p, config.preserve_ops) for m, p in normal.items()}
     made = EdgeProgramManager(core, constant_methods, config)
     made._verify(core, "to_edge")
@@ -175,7 +175,7 @@ def to_edge_transform_and_lower(
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
 ) -> EdgeProgramManager:
-    """Normalise, run passes, delegate, and bring what is left to core ATen.
+    """Normalize, run passes, delegate, and bring what is left to core ATen.
 
     ``partitioner``: one, several in order of preference, or such a list by method. What one of them keeps
     (``ops_to_not_decompose``, or what its backend says of single nodes) is not decomposed before it was asked;
@@ -183,7 +183,7 @@ def to_edge_transform_and_lower(
     """
     config = compile_config or EdgeCompileConfig()
     with collection_suspended():
-        normal = {m: normalise(p)[0] for m, p in _by_method(programs).items()}
+        normal = {m: normalize(p)[0] for m, p in _by_method(programs).items()}
         edge = EdgeProgramManager(normal, constant_methods, config)
         edge = edge.transform(transform_passes) if transform_passes else edge
         lists = {m: list(p) for m, p in _lists(partitioner, edge.methods).items()}
@@ -197,7 +197,7 @@ def to_edge_transform_and_lower(
 def _lowered(
     programs: dict[str, ExportedProgram], lists: Mapping[str, Sequence[Partitioner]], config: EdgeCompileConfig
 ) -> dict[str, ExportedProgram]:
-    decomposition = Decomposition()
+    decomposition = Decomposer()
     for k in range(max(map(len, lists.values()), default=0)):
         now = {m: listed[k] for m, listed in lists.items() if k < len(listed)}
 

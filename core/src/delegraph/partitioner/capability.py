@@ -16,8 +16,8 @@ from ..errors import OptionError
 from ..exported_program import CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
 from ..io.weights import why_no_bytes
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
-from .groups import Bonds
-from .levels import connected, flattened, groups, levels, limited, sink
+from .groups import Groups
+from .levels import connected_components, flatten, group_by_level, levels, limit, sink
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -217,10 +217,10 @@ class _Partitioning:
             self._refuse(late)
             self._refuse({**apart, **small}, final=True)
 
-    def _bonds(self) -> Bonds:
+    def _bonds(self) -> Groups:
         """Constants bind nothing: each partition that uses one has its own."""
         bound = [[n for n in group if n not in self.constant] for group in self.groups]
-        return Bonds(bound, self.calls, self.who.largest)
+        return Groups(bound, self.calls, self.who.largest)
 
     def _refuse(self, found: Mapping[Node, str], final: bool = False) -> None:
         together = _with_unpackers(found)
@@ -232,7 +232,7 @@ class _Partitioning:
     def _late(self, part: list[Node]) -> Mapping[Node, str]:
         return self.support.partition_why_not(_with_constants(part, self.constant))
 
-    def _group(self, bonds: Bonds) -> tuple[list[list[Node]], dict[Node, str]]:
+    def _group(self, bonds: Groups) -> tuple[list[list[Node]], dict[Node, str]]:
         """Partitions, and what its groups keep out of them."""
         accepted = {n for n in self.calls if n not in self.refused}
         floating = self._floating()
@@ -240,12 +240,12 @@ class _Partitioning:
         listed, apart = bonds.units(settled, accepted)
         level = levels(listed, accepted)
         sink(listed, level, accepted)
-        parts = groups(listed, level, accepted)
+        parts = group_by_level(listed, level, accepted)
         if self.who.connected_only:
-            parts = [piece for part in parts for piece in connected(part)]
+            parts = [piece for part in parts for piece in connected_components(part)]
         if self.who.largest is not None:
-            parts = [piece for part in parts for piece in limited(part, self.who.largest)]
-        return [flattened(part, self.position) for part in parts], apart
+            parts = [piece for part in parts for piece in limit(part, self.who.largest)]
+        return [flatten(part, self.position) for part in parts], apart
 
     def _too_small(self, part: list[Node]) -> dict[Node, str]:
         who = self.who

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 
-class Bonds:
+class Groups:
     """Groups of calls of one program. Groups that overlap are one; what is no call is left out."""
 
     def __init__(self, groups: Iterable[Iterable[Node]], calls: Sequence[Node], largest: int | None = None) -> None:
@@ -84,7 +84,7 @@ class Bonds:
 class _Knot:
     """Lets groups give way, the widest first, until none needs its own result and none is too large."""
 
-    def __init__(self, bonds: Bonds, joined: Collection[Node]) -> None:
+    def __init__(self, bonds: Groups, joined: Collection[Node]) -> None:
         self.bonds, self.joined = bonds, joined
         self.refused: dict[Node, str] = {}
 

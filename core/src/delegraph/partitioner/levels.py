@@ -74,7 +74,7 @@ def _users(unit: Unit) -> Collection[Node]:
     return [u for n in unit for u in n.users if u not in inside]
 
 
-def groups(listed: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:
+def group_by_level(listed: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:
     """Accepted units by level, lowest first."""
     found: dict[int, list[Unit]] = {}
     for unit in listed:
@@ -83,7 +83,7 @@ def groups(listed: Iterable[Unit], level: Levels, accepted: Collection[Node]) ->
     return [found[k] for k in sorted(found)]
 
 
-def connected(group: Sequence[Unit]) -> list[list[Unit]]:
+def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
     """The connected pieces of a group, in order of their first units (union-find)."""
     parent = {n: unit[0] for unit in group for n in unit}
     for unit in group:
@@ -104,7 +104,7 @@ def root(parent: dict[Node, Node], node: Node) -> Node:
     return node
 
 
-def limited(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
+def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
     """A group cut, in the order of its units, into pieces of at most ``largest`` operators."""
     pieces: list[list[Unit]] = []
     room = 0
@@ -117,6 +117,6 @@ def limited(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
     return pieces
 
 
-def flattened(group: Iterable[Unit], position: Mapping[Node, int]) -> list[Node]:
+def flatten(group: Iterable[Unit], position: Mapping[Node, int]) -> list[Node]:
     """The nodes of a group in graph order."""
     return sorted((n for unit in group for n in unit), key=position.__getitem__)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
-class OutputFigures:
+class OutputStatistics:
     """How one output compares: largest absolute difference, largest value of eager, and elements not comparable.
 
     ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
@@ -42,7 +42,7 @@ class OutputFigures:
 class Verification:
     """Figures of every output against eager."""
 
-    outputs: tuple[OutputFigures, ...]
+    outputs: tuple[OutputStatistics, ...]
 
     @property
     def relative_error(self) -> float:
@@ -71,19 +71,19 @@ def compare(got: Any, wanted: Any) -> Verification:
     return Verification(tuple(_figures(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
 
-def _figures(name: str, got: Any, wanted: Any) -> OutputFigures:
+def _figures(name: str, got: Any, wanted: Any) -> OutputStatistics:
     if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
-        return OutputFigures(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted))
+        return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted))
     a, b = map(_wide, (got, wanted))
     if a.shape != b.shape:
-        return OutputFigures(name, tuple(b.shape), float("inf"), _largest(b), b.numel())
+        return OutputStatistics(name, tuple(b.shape), float("inf"), _largest(b), b.numel())
     same = (a == b) | (a.isnan() & b.isnan())
     finite = a.isfinite() & b.isfinite()
     error = torch.where(finite, (a - b).abs(), 0.0)
     if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:  # float64 holds 53 bits
         error = error.maximum((got != wanted).to(error.dtype))
     odd = int((~finite & ~same).sum())
-    return OutputFigures(name, tuple(b.shape), _largest(error), _largest(torch.where(finite, b, 0.0)), odd)
+    return OutputStatistics(name, tuple(b.shape), _largest(error), _largest(torch.where(finite, b, 0.0)), odd)
 
 
 def _wide(value: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..source import Source
-from .drawing import TONES, condensed, figure, head, swatch, text
+from .drawing import TONES, condense, figure, head, swatch, text
 from .graphs import Drawn, MethodPictures, method_pictures, tones
 from .model import SCHEMA, DelegateRow, RefusalRow, Report, by_count, counted, duration, size_of
 
@@ -78,7 +78,7 @@ class _Page:
         """Those that are drawn: as many as there is room for, from the first on."""
         found: dict[str, Drawn] = {}
         for name, drawn in insides.items():
-            self.room -= len(condensed(drawn.picture)[0].boxes)
+            self.room -= len(condense(drawn.picture)[0].boxes)
             if self.room < 0:
                 break
             found[name] = drawn

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from delegraph.engine.decompose.trace import unlogged
+from delegraph.engine.tracing import unlogged
 from torch.export import Dim, ExportedProgram
 
 Example = tuple[torch.nn.Module, tuple[Any, ...]]

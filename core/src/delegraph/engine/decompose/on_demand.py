@@ -23,7 +23,7 @@ from ...exported_program import argument_of, build_program, output_node, root_ca
 from ...partitioner import Partitioner, Support
 from ..delegate.partition import Plan
 from ..delegate.plan import make_plan
-from ..subgraphs import rewrite_bodies
+from ..subgraphs import rewrite_subgraphs
 from .inline import Splice
 from .tables import beyond_core, to_core
 from .trace import LINEAR, Pieces, Tracer
@@ -32,7 +32,7 @@ Keeps = Callable[[Node], bool]
 """Whether some backend takes a call as it is."""
 
 
-class Decomposition:
+class Decomposer:
     """The decompositions of one lowering: what was traced, what was tried in vain, the time that it took.
 
     Programs that it is given are the lowering's own; their graphs change.
@@ -67,7 +67,7 @@ class Decomposition:
             return self._finished(program, keep)
 
     def _finished(self, program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
-        rewrite_bodies(program, lambda body: self._finished(body, keep))
+        rewrite_subgraphs(program, lambda body: self._finished(body, keep))
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
         reducer = _Finisher(self.tracer, frozenset(keep))
         changed = [n for n in nodes if reducer.open(n)]

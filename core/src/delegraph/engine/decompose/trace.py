@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import operator
-import threading
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -23,7 +21,8 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ..functionalize.writes import functionalise
+from ..functionalize.writes import functionalize
+from ..tracing import TRACING, unlogged
 from .tables import RECURRENT, Decomposed, core_table, is_composite, to_core
 
 aten = torch.ops.aten
@@ -31,8 +30,6 @@ Table = Mapping[OpOverload, Decomposed]
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 LINEAR = frozenset({aten.linear.default})
 """What stays whole for a backend that can be asked: the one composite that recurrent layers are made of."""
-TRACING = threading.RLock()
-"""Held while torch traces: part of its tracers' state is the process's, and lowerings may run in several threads."""
 
 
 class Untraceable(Exception):
@@ -175,26 +172,6 @@ def _sizes_kept(mode: Any) -> Any:
     return nullcontext() if mode.shape_env is None else mode.shape_env.error_on_new_guards()
 
 
-@contextmanager
-def unlogged() -> Iterator[None]:
-    """torch logs the traceback of what fails under fake tensors; here a failure is an answer."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    for logger in loggers:
-        logger.addFilter(_nothing)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(_nothing)
-
-
-_TALKATIVE = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
-
-
 def _guards(mode: Any) -> int:
     env = mode.shape_env
     return 0 if env is None else len(env.guards) + len(env.replacements)
@@ -311,7 +288,7 @@ def _tidied(graph: Graph, mode: Any) -> Graph:
     for node in graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and to_core(node.target) is None:
             raise Untraceable(f"its decomposition draws random numbers ({node.target})")
-    found = functionalise(graph)
+    found = functionalize(graph)
     if found.unproven or found.last_value:
         raise Untraceable(
             f"its decomposition writes in place ({'; '.join(r.text for r in found.unproven) or 'an argument'})"

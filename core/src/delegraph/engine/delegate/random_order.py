@@ -10,14 +10,14 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..subgraphs import all_nodes, bodies_of
+from ..subgraphs import all_nodes, subgraphs_of
 
 
 def draws(node: Node) -> bool:
     """Whether a call draws random numbers, itself or in its bodies."""
     if isinstance(node.target, OpOverload):
         return _is_seeded(node.target)
-    return any(map(draws, (n for body in bodies_of(node) for n in all_nodes(body))))
+    return any(map(draws, (n for body in subgraphs_of(node) for n in all_nodes(body))))
 
 
 @cache

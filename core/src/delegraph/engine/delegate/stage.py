@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from ...discovery.attribution import attributing
 from ...partitioner.contract import Partitioner
 from ...program.lowered_module import LoweredBackendModule
-from ..subgraphs import Body, bodies, next_handles, put_back
+from ..subgraphs import Subgraph, extract_subgraphs, next_handles, put_back
 from .compile import compile_all
 from .extract import arguments, extract
 from .insert import Unit, insert, order
@@ -47,7 +47,7 @@ class _Level:
     method: str
     plan: Plan
     units: list[Unit]
-    below: list[tuple[Body, _Level]]
+    below: list[tuple[Subgraph, _Level]]
 
     def all(self) -> Iterator[_Level]:
         yield self
@@ -96,7 +96,7 @@ class _Clock:
 def _planned(method: str, program: ExportedProgram, who: Partitioner, planner: Planner) -> _Level:
     """The plan of a program, and those of the bodies of calls that it leaves to the host."""
     plan = planner(method, program, who)
-    left = [b for b in bodies(plan.program) if not any(call in plan.tags for call in b.calls)]
+    left = [b for b in extract_subgraphs(plan.program) if not any(call in plan.tags for call in b.calls)]
     below = [(b, _planned(method, b.program, who, planner)) for b in left]
     return _Level(method, plan, order(plan), below)
 

@@ -77,7 +77,7 @@ def writes(node: Node) -> bool:
 
 
 def updates_statistics(node: Node) -> bool:
-    """Whether ``node`` is a normalisation that updates its running statistics."""
+    """Whether ``node`` is a normalization that updates its running statistics."""
     target: Any = node.target
     position = HIDDEN_WRITES.get(target) if isinstance(target, OpOverload) else None
     return position is not None and bool(node.args[position]) and node.args[3] is not None

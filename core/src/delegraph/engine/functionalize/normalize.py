@@ -19,9 +19,9 @@ from torch.fx import Graph, GraphModule, Node
 from ...errors import InputError
 from ...exported_program import CONSTANT_KINDS, MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
 from ...source import source_of
-from ..subgraphs import bodies_of, next_handles, rewrite_bodies
+from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .retrace import check_retraced, retrace
-from .writes import Mutations, Reason, functionalise
+from .writes import Mutations, Reason, functionalize
 
 aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -40,8 +40,8 @@ _DROPOUTS = frozenset(
 _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 
-def normalise(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
-    """The normalised copy of ``program``, and notes for the report."""
+def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
+    """The normalized copy of ``program``, and notes for the report."""
     made, unproven = _functional(program, next_handles(program.graph_module))
     if not unproven:
         return made, []
@@ -63,7 +63,7 @@ def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[Expor
     hidden = next(filter(None, map(_hides, graph.nodes)), None)
     if hidden:
         return program, [hidden]
-    mutations = functionalise(graph, _state(program, graph))
+    mutations = functionalize(graph, _state(program, graph))
     if mutations.unproven:
         return program, mutations.unproven
     inputs, outputs = _specs(program, graph, mutations)
@@ -72,13 +72,13 @@ def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[Expor
     _refresh(outputs, graph)
     number_calls(graph, handles, mutations.origin)
     made = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
-    unproven = _normalise_bodies(made, handles)
+    unproven = _normalize_bodies(made, handles)
     if not unproven:
         made.validate()  # type: ignore[no-untyped-call]
     return made, unproven
 
 
-def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
+def _normalize_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
     """The same for the bodies in ``program``; those that write what they were given are not functional."""
     unproven: list[Reason] = []
 
@@ -89,7 +89,7 @@ def _normalise_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[
             unproven.append(Reason("a write inside a branch to what comes from outside"))
         return body if unproven else made
 
-    rewrite_bodies(program, step)
+    rewrite_subgraphs(program, step)
     return unproven
 
 
@@ -179,7 +179,9 @@ def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
 def _hides(node: Node) -> Reason | None:
     """What does more than the graph says, to calls in or after it."""
     if node.target is _AUTOCAST:
-        inside = (source_of(n) for body in bodies_of(node) for n in body.graph.nodes)  # torch records none of its own
+        inside = (
+            source_of(n) for body in subgraphs_of(node) for n in body.graph.nodes
+        )  # torch records none of its own
         return Reason("wrap_with_autocast: its casts show only when it is traced", next(filter(None, inside), None))
     if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
         return Reason("vmap: what it maps over shows only when it is traced", source_of(node))

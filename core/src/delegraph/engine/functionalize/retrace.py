@@ -24,8 +24,8 @@ from ...errors import InputError
 from ...exported_program import CONSTANT_KINDS, MUTATIONS, constant_tensor, output_values, placeholders, user_inputs
 from ...program.call_spec import flat_arguments
 from ...program.lowered_module import LoweredBackendModule
-from ..decompose.trace import TRACING
-from ..subgraphs import all_nodes, bodies_of
+from ..subgraphs import all_nodes, subgraphs_of
+from ..tracing import TRACING
 from .aliases import families
 from .effects import updates_statistics, writes
 from .writes import Reason, written_arguments
@@ -187,7 +187,7 @@ def _may_be_written(program: ExportedProgram) -> set[Node]:
     for node in program.graph.nodes:
         if writes(node) or updates_statistics(node):
             found += written_arguments(node)
-        elif any(writes(n) or updates_statistics(n) for body in bodies_of(node) for n in all_nodes(body)):
+        elif any(writes(n) or updates_statistics(n) for body in subgraphs_of(node) for n in all_nodes(body)):
             found += node.all_input_nodes
     return {n for family in families(program.graph.nodes, found) for n in family} if found else set()
 

@@ -1,4 +1,4 @@
-"""Local functionalisation: writes become values, without retracing the graph.
+"""Local functionalization: writes become values, without retracing the graph.
 
 Exported graphs keep in-place operators, and a mutation has no data edge and is not in the signature. One walk in graph
 order keeps, for every tensor that is written, the value that it has now. An in-place call becomes its functional twin;
@@ -52,7 +52,7 @@ class Mutations:
     unproven: list[Reason] = field(default_factory=list)
 
 
-def functionalise(graph: Graph, state: Collection[Node] = ()) -> Mutations:
+def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     """Make ``graph`` functional, in place; ``state`` are its placeholders of parameters and buffers."""
     nodes = list(graph.nodes)
     found = Mutations()

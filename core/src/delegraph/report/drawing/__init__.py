@@ -1,7 +1,7 @@
 """Graphs as pictures in a page: boxes and wires, laid out in layers, as SVG. It imports neither torch nor a plugin."""
 
 from ...io.escape import printable, text
-from .condense import condensed
+from .condense import condense
 from .picture import Box, Picture, Wire
 from .style import STYLE, TONES, head
 from .svg import figure, svg, swatch
@@ -12,7 +12,7 @@ __all__ = [
     "Box",
     "Picture",
     "Wire",
-    "condensed",
+    "condense",
     "figure",
     "head",
     "printable",

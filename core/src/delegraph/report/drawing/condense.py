@@ -17,7 +17,7 @@ _CROSSED = 6
 """Wires that cross a layer, for each box, which are still drawn."""
 
 
-def condensed(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHES) -> tuple[Picture, str]:
+def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHES) -> tuple[Picture, str]:
     """The picture, small enough to be drawn, and a sentence on what was left out; it is empty if nothing was."""
     if _fits(picture, largest):
         return picture, ""

@@ -58,7 +58,7 @@ class Layout:
     height: int
 
 
-def laid_out(picture: Picture) -> Layout:
+def lay_out(picture: Picture) -> Layout:
     """Boxes of one row do not overlap; a box stands below all boxes that it uses."""
     grid = _Grid(picture)
     grid.order()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from unicodedata import east_asian_width
 
 from ...io.escape import lines, text
-from .condense import condensed
-from .layout import BELOW, LINE, PADDING, Layout, Leg, Place, laid_out
+from .condense import condense
+from .layout import BELOW, LINE, PADDING, Layout, Leg, Place, lay_out
 from .picture import Box, Picture, Wire
 from .style import TONES
 
@@ -17,7 +17,7 @@ _CHARACTERS = 31
 
 def figure(picture: Picture, title: str) -> str:
     """The drawing in a frame that scrolls, also by keyboard; of a large picture it is condensed, and that is said."""
-    small, left_out = condensed(picture)
+    small, left_out = condense(picture)
     note = f"<p>{text(left_out)}</p>\n" if left_out else ""
     frame = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
     return f"{note}{frame}\n{svg(small, f'{len(small.boxes)} boxes, {len(small.wires)} values')}</div>\n"
@@ -25,7 +25,7 @@ def figure(picture: Picture, title: str) -> str:
 
 def svg(picture: Picture, label: str) -> str:
     """The drawing; ``label`` says to those who do not see it what it shows."""
-    layout = laid_out(picture)
+    layout = lay_out(picture)
     size = f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width} {layout.height}"'
     return "".join([f'<svg {size} role="group" aria-label="{text(label)}">\n', *_drawn(picture, layout), "</svg>\n"])
 

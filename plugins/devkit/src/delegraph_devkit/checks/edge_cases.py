@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.engine.functionalize.normalize import normalise
+from delegraph.engine.functionalize.normalize import normalize
 from delegraph.errors import DelegraphError
 from delegraph.exported_program import user_inputs
 
@@ -46,7 +46,7 @@ def _whole(subject: Subject, program: Program) -> None:
     made = program.kept()
     if made is None:
         return
-    normal, _ = normalise(made[0])
+    normal, _ = normalize(made[0])
     backend = subject.registry.get_backend(subject.backend)
     try:
         backend.preprocess(normal, list(_settings(subject)))

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner.groups import Bonds
-from delegraph.partitioner.levels import flattened, groups, levels, limited, sink, size
+from delegraph.partitioner.groups import Groups
+from delegraph.partitioner.levels import flatten, group_by_level, levels, limit, sink, size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,21 +25,21 @@ def cases(draw):
 
 def settled(calls, accepted, named, largest=None):
     """Parts, and the calls that groups kept out of them."""
-    bonds, refused = Bonds(named, calls, largest), {}
+    named_groups, refused = Groups(named, calls, largest), {}
     while True:
-        listed, apart = bonds.units(calls, accepted - set(refused))
+        listed, apart = named_groups.units(calls, accepted - set(refused))
         if not apart:
             break
         refused.update(apart)
-        refused.update(bonds.broken(refused))
+        refused.update(named_groups.broken(refused))
     inside = accepted - set(refused)
     level = levels(listed, inside)
     sink(listed, level, inside)
-    parts = groups(listed, level, inside)
+    parts = group_by_level(listed, level, inside)
     if largest is not None:
-        parts = [piece for part in parts for piece in limited(part, largest)]
+        parts = [piece for part in parts for piece in limit(part, largest)]
     position = {n: k for k, n in enumerate(calls)}
-    return [flattened(part, position) for part in parts], refused
+    return [flatten(part, position) for part in parts], refused
 
 
 def fixed_point(calls, accepted, named):
@@ -153,7 +153,7 @@ def test_groups_that_overlap_are_one():
 def test_a_group_names_calls_of_the_program():
     relu, tanh = chain(torch.relu, torch.tanh)
     with pytest.raises(ContractViolation, match="a group names tanh, which is no call of the program"):
-        Bonds([[tanh]], [relu])
+        Groups([[tanh]], [relu])
 
 
 def steps(size):
