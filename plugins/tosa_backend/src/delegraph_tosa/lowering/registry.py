@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from delegraph.errors import InternalError
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -31,13 +32,15 @@ class Rule(NamedTuple):
 
     function: Callable[..., Any]
     parameters: tuple[tuple[str, Any], ...]
+    by_memory: bool = False
+    """Whether the operator is about places in memory: its first tensor must lie there in the order of its axes."""
 
 
 RULES: dict[OpOverload, Rule] = {}
 
 
-def lowers(*overloads: OpOverload) -> Callable[[F], F]:
-    """Register a rule; its parameter names must be the schema's, and an operator has one rule."""
+def lowers(*overloads: OpOverload, by_memory: bool = False) -> Callable[[F], F]:
+    """Register a rule; its parameter names must be the schema's, and an operator has one rule (see ``Rule``)."""
 
     def register(function: F) -> F:
         names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
@@ -47,7 +50,7 @@ def lowers(*overloads: OpOverload) -> Callable[[F], F]:
                 raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
             if overload in RULES:
                 raise ValueError(f"{overload} has the rule {RULES[overload].function.__name__} already")
-            RULES[overload] = Rule(function, parameters)
+            RULES[overload] = Rule(function, parameters, by_memory)
         return function
 
     return register
@@ -56,9 +59,18 @@ def lowers(*overloads: OpOverload) -> Callable[[F], F]:
 def rule_of(node: Node) -> Rule:
     """The rule for ``node``; Unsupported if there is none."""
     try:
-        return RULES[node.target]  # type: ignore[index]
+        rule = RULES[node.target]  # type: ignore[index]
     except (KeyError, TypeError):
         raise refused("no TOSA lowering for this operator") from None
+    if rule.by_memory:
+        _expect_order(node.args[0].meta["val"])  # type: ignore[union-attr]
+    return rule
+
+
+def _expect_order(val: torch.Tensor) -> None:
+    if not (val.is_contiguous() and val.storage_offset() == 0):
+        order = f"strides {list(val.stride())} and offset {val.storage_offset()}"
+        raise refused(f"it is about places in memory, and its input lies there with {order}; TOSA has no strides")
 
 
 def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> list[Any]:

@@ -199,14 +199,15 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
 def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
     """[*A,N,*B] -> [*A,N',*B]; bounds count from the end if negative, and are cut to the size"""
     axis = axis_of(dim, self.rank)
-    size = self.shape[axis]
-    first, last = _bound(0 if start is None else start, size), _bound(size if end is None else end, size)
+    first, last = bounds(start, end, self.shape[axis])
     taken = cut(t, self, axis, first, last - first)
     return taken if step == 1 else every(t, taken, axis, step)
 
 
-def _bound(position: int, size: int) -> int:
-    return min(max(position + size if position < 0 else position, 0), size)
+def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
+    """Where a slice of an axis begins and ends, counted from 0; an end before the beginning is the beginning."""
+    first, last = (min(max(p + size if p < 0 else p, 0), size) for p in (start or 0, size if end is None else end))
+    return first, max(first, last)
 
 
 @lowers(aten.narrow.default)

@@ -1,0 +1,253 @@
+"""Elements in another order: reversed, rotated, windows, diagonals, places in memory; and slices that are replaced.
+
+What a few slices, joins and reversals do is made of these; the rest is one GATHER with constant positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...ir.graph import Value
+from ..builder import Tosa
+from ..layout import axis_of, pair
+from ..positions import numbered, picked, rearranged
+from ..registry import lowers
+from ..window import framed, spread
+from .cast import converted
+from .conv import joined
+from .shape import bounds, cut, every, expanded
+
+aten = torch.ops.aten
+Pairs = Sequence[int]
+
+# ---- reversed and rotated
+
+
+def _reversed(t: Tosa, x: Value, dims: Sequence[int]) -> Value:
+    for dim in dims:
+        x = t.reverse(x, axis_of(dim, x.rank)) if x.rank else x
+    return x
+
+
+@lowers(aten.flip.default)
+def flip(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
+    """[*S] -> [*S], reversed along ``dims``"""
+    return _reversed(t, self, dims)
+
+
+@lowers(aten.fliplr.default)
+def fliplr(t: Tosa, self: Value) -> Value:
+    """[A,B,*S] -> [A,B,*S], reversed along B"""
+    return _reversed(t, self, [1])
+
+
+@lowers(aten.flipud.default)
+def flipud(t: Tosa, self: Value) -> Value:
+    """[A,*S] -> [A,*S], reversed along A"""
+    return _reversed(t, self, [0])
+
+
+@lowers(aten.rot90.default)
+def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
+    """[..,A,..,B,..] -> turned k times from the first of ``dims`` to the second"""
+    first, second = (axis_of(d, self.rank) for d in dims)
+    if k % 2 == 0:
+        return _reversed(t, self, [first, second]) if k % 4 else self
+    swapped = list(range(self.rank))
+    swapped[first], swapped[second] = second, first
+    return _reversed(t, t.transpose(self, swapped), [first if k % 4 == 1 else second])
+
+
+@lowers(aten.roll.default)
+def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
+    """[*S] -> [*S]; what leaves at an end comes in at the other. Without ``dims`` all axes are one"""
+    if not dims:
+        flat = t.reshape(self, (math.prod(self.shape),))
+        return t.reshape(_rolled(t, flat, shifts[0], 0), self.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        self = _rolled(t, self, shift, axis_of(dim, self.rank)) if self.rank else self
+    return self
+
+
+def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
+    size = x.shape[axis]
+    back = shift % size
+    if back == 0:
+        return x
+    return t.concat([cut(t, x, axis, size - back, back), cut(t, x, axis, 0, size - back)], axis)
+
+
+# ---- diagonals
+
+
+@lowers(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
+    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of two axes: every (M + 1)-th one"""
+    first, second = axis_of(dim1, self.rank), axis_of(dim2, self.rank)
+    rest = [axis for axis in range(self.rank) if axis not in (first, second)]
+    x = t.transpose(self, [*rest, first, second])
+    *lead, rows, columns = x.shape
+    start = offset if offset >= 0 else -offset * columns
+    count = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
+    flat = t.reshape(x, (*lead, rows * columns))
+    reach = (max(count, 1) - 1) * (columns + 1) + 1
+    return every(t, cut(t, flat, len(lead), start, reach if count > 0 else 0), len(lead), columns + 1)
+
+
+@lowers(aten.linalg_diagonal.default)
+def linalg_diagonal(t: Tosa, A: Value, offset: int, dim1: int, dim2: int) -> Value:
+    """[..,N,..,M,..] -> [..,K]"""
+    return diagonal(t, A, offset, dim1, dim2)
+
+
+# ---- windows that overlap
+
+
+def windows_along(t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation: int = 1) -> Value:
+    """x [*A,N,*B] -> [*A,count,kernel,*B]"""
+    reach = dilation * (kernel - 1) + 1
+    count = (x.shape[axis] - reach) // step + 1
+    if step == kernel and dilation == 1:
+        whole = cut(t, x, axis, 0, count * kernel)
+        return t.reshape(whole, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :]))
+    return picked(t, x, axis, np.arange(count)[:, None] * step + np.arange(kernel) * dilation)
+
+
+@lowers(aten.unfold.default, aten.unfold_copy.default)
+def unfold(t: Tosa, self: Value, dimension: int, size: int, step: int) -> Value:
+    """[*A,N,*B] -> [*A,count,*B,size]"""
+    if self.rank == 0:
+        return t.reshape(self, (1,))
+    axis = axis_of(dimension, self.rank)
+    x = windows_along(t, self, axis, size, step)
+    return t.transpose(x, [a for a in range(x.rank) if a != axis + 1] + [axis + 1])
+
+
+@lowers(aten.im2col.default)
+def im2col(t: Tosa, self: Value, kernel_size: Pairs, dilation: Pairs, padding: Pairs, stride: Pairs) -> Value:
+    """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L], L windows"""
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
+    x = framed(t, t.ranked(self, 4), [(0, 0), (0, 0), (ph, ph), (pw, pw)])
+    x = windows_along(t, windows_along(t, x, 2, kh, sh, dh), 4, kw, sw, dw)
+    n, c, rows, _, columns, _ = x.shape
+    y = t.reshape(t.transpose(x, (0, 1, 3, 5, 2, 4)), (n, c * kh * kw, rows * columns))
+    return y if self.rank == 4 else t.reshape(y, y.shape[1:])
+
+
+@lowers(aten.col2im.default)
+def col2im(
+    t: Tosa, self: Value, output_size: Pairs, kernel_size: Pairs, dilation: Pairs, padding: Pairs, stride: Pairs
+) -> Value:
+    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W], where windows overlap their sum"""
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
+    height, width = pair(output_size)
+    x = t.ranked(self, 3)
+    n, c = x.shape[0], x.shape[1] // (kh * kw)
+    rows, columns = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1, (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
+    lines = _added(t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw)
+    image = _added(t, t.reshape(lines, (n * c, kh, rows, width + 2 * pw)), 2, sh, dh, height + 2 * ph)
+    whole = t.reshape(image, (n, c, height + 2 * ph, width + 2 * pw))
+    y = framed(t, whole, [(0, 0), (0, 0), (-ph, -ph), (-pw, -pw)])
+    return y if self.rank == 3 else t.reshape(y, y.shape[1:])
+
+
+def _added(t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int) -> Value:
+    """x [N,K,A,B] -> [N,A',B'], each of K at its place along ``axis``, which gets ``size`` elements; summed"""
+    total: Value | None = None
+    for tap in range(x.shape[1]):
+        apart = spread(t, cut(t, x, 1, tap, 1), axis, stride)
+        frame = [(0, 0)] * 4
+        frame[axis] = (tap * dilation, size - tap * dilation - apart.shape[axis])
+        placed = framed(t, apart, frame)
+        total = placed if total is None else t.add(total, placed)
+    assert total is not None
+    return t.reshape(total, (x.shape[0], *total.shape[2:]))
+
+
+# ---- places in memory
+
+
+def _strided(shape: tuple[int, ...], size: Sequence[int], stride: Sequence[int], offset: int | None) -> Any:
+    """Where in memory the elements of such a view lie, in its shape."""
+    axes = [np.arange(n) * s for n, s in zip(size, stride, strict=True)]
+    return (offset or 0) + (sum(np.ix_(*axes)) if axes else np.array(0))
+
+
+@lowers(aten.as_strided.default, aten.as_strided_copy.default, by_memory=True)
+def as_strided(t: Tosa, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Value:
+    """[*S] -> [*size]"""
+    return rearranged(t, self, _within(t, self, _strided(self.shape, size, stride, storage_offset)))
+
+
+@lowers(aten.as_strided_scatter.default, by_memory=True)
+def as_strided_scatter(
+    t: Tosa, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> Value:
+    """self [*S], src [*size] -> [*S] with ``src`` in those places"""
+    return replaced(t, self, src, _within(t, self, _strided(self.shape, size, stride, storage_offset)))
+
+
+def _within(t: Tosa, x: Value, places: Any) -> Any:
+    inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
+    t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
+    return places
+
+
+@lowers(aten.resize.default, by_memory=True)
+def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Value:
+    """[*S] -> [*size], the first elements in memory"""
+    count = math.prod(size)
+    t.require(memory_format in (None, torch.contiguous_format), "resizing to another memory format is not lowered")
+    t.require(count <= math.prod(self.shape), f"of {list(self.shape)} resized to {list(size)} the rest is not defined")
+    return t.reshape(cut(t, t.reshape(self, (math.prod(self.shape),)), 0, 0, count), size)
+
+
+# ---- slices that are replaced
+
+
+def replaced(t: Tosa, x: Value, src: Value, places: Any) -> Value:
+    """x [*S] with the elements of ``src`` at ``places``, which has the shape of ``src``"""
+    chosen = numbered(x.shape).ravel()
+    chosen[places.ravel()] = chosen.size + np.arange(places.size)
+    both = [t.reshape(v, (math.prod(v.shape),)) for v in (x, converted(t, src, x.dtype))]
+    return t.reshape(picked(t, t.concat(both, 0), 0, chosen), x.shape)
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(t: Tosa, self: Value, src: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
+    """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` from ``start`` to ``end``"""
+    axis = axis_of(dim, self.rank)
+    size = self.shape[axis]
+    first, last = bounds(start, end, size)
+    if step > 1:
+        return replaced(t, self, src, np.moveaxis(np.moveaxis(numbered(self.shape), axis, 0)[first:last:step], 0, axis))
+    before = [cut(t, self, axis, 0, first)] if first else []
+    after = [cut(t, self, axis, last, size - last)] if last < size else []
+    return joined(t, [*before, converted(t, src, self.dtype), *after], axis)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(t: Tosa, self: Value, src: Value, dim: int, index: int) -> Value:
+    """self [*A,N,*B], src [*A,*B] -> [*A,N,*B] with ``src`` at ``index``"""
+    axis = axis_of(dim, self.rank)
+    at = index % self.shape[axis]
+    row = t.reshape(src, (*self.shape[:axis], 1, *self.shape[axis + 1 :]))
+    return slice_scatter(t, self, row, axis, at, at + 1, 1)
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(t: Tosa, self: Value, src: Value, offset: int, dim1: int, dim2: int) -> Value:
+    """self [..,N,..,M,..], src [..,K] -> [..,N,..,M,..] with ``src`` on the diagonal"""
+    places = np.diagonal(numbered(self.shape), offset, axis_of(dim1, self.rank), axis_of(dim2, self.rank))
+    return replaced(t, self, src, places)
+
+
+@lowers(aten.copy.default)
+def copy(t: Tosa, self: Value, src: Value, non_blocking: bool) -> Value:
+    """self [*S], src [*S'] -> [*S], the elements of ``src``"""
+    return expanded(t, converted(t, src, self.dtype), self.shape)
