@@ -45,6 +45,8 @@ __all__ = [
     "written_values",
 ]
 
+CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+"""What a lowered graph calls for each delegate: ``CALL_DELEGATE(lowered_module, *inputs)``; the operator is torch's."""
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 STATE_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)

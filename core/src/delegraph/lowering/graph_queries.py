@@ -5,30 +5,28 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..backend import CompileSpec
+from ..exported_program import CALL_DELEGATE
 from ..program.delegates import delegate_calls
 from ..program.lowered_module import LoweredBackendModule
-
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 def get_delegates(graph: Graph) -> list[Node]:
     """The ``get_attr`` nodes of the lowered modules that ``graph`` calls, in graph order."""
-    called = {n.args[0] for n in graph.nodes if n.target is _CALL_DELEGATE}
+    called = {n.args[0] for n in graph.nodes if n.target is CALL_DELEGATE}
     return [n for n in graph.nodes if n in called]
 
 
 def get_non_lowered_nodes(graph: Graph) -> list[Node]:
     """The calls that the host computes: neither calls of delegates, nor what unpacks their results."""
-    return [n for n in graph.nodes if n.op == "call_function" and n.target is not _CALL_DELEGATE and not _unpacks(n)]
+    return [n for n in graph.nodes if n.op == "call_function" and n.target is not CALL_DELEGATE and not _unpacks(n)]
 
 
 def _unpacks(node: Node) -> bool:
     producer = node.args[0] if node.target is operator.getitem else None
-    return isinstance(producer, Node) and producer.target is _CALL_DELEGATE
+    return isinstance(producer, Node) and producer.target is CALL_DELEGATE
 
 
 def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
 from ..errors import OptionError
-from ..exported_program import CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
+from ..exported_program import CALL_DELEGATE, CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
 from ..io.weights import why_no_bytes
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
 from .groups import Groups
@@ -22,9 +22,7 @@ from .levels import connected_components, flatten, group_by_level, levels, limit
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
-
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
-_NO_OPERATORS = (operator.getitem, _CALL_DELEGATE)
+_NO_OPERATORS = (operator.getitem, CALL_DELEGATE)
 WhyNot = Callable[["Node"], str | None]
 """Why a node is not to be taken, in the user's terms; None if it may be."""
 NodeLists = Callable[["ExportedProgram"], Iterable[Sequence["Node"]]]
@@ -172,13 +170,13 @@ class _Partitioning:
             self.constant.add(node)
 
     def _why_not(self, node: Node) -> str | None:
-        if node.target is _CALL_DELEGATE:
+        if node.target is CALL_DELEGATE:
             return "a delegate already"
         if node.target is not operator.getitem:
             whys = (ask(node) for ask in (self._checked, self.support.why_not, self._without_bytes))
             return next((why for why in whys if why is not None), None)  # an empty reason is a refusal, too
         producer: Any = node.args[0]
-        if producer.op != "call_function" or producer.target is _CALL_DELEGATE:
+        if producer.op != "call_function" or producer.target is CALL_DELEGATE:
             return "unpacks a value that the host makes"
         return self.refused.get(producer)
 

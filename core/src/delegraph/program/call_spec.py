@@ -14,9 +14,15 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
-from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, output_values, placeholders, user_inputs
-
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
+from ..exported_program import (
+    CALL_DELEGATE,
+    MUTATIONS,
+    STATE_WRITES,
+    constant_tensor,
+    output_values,
+    placeholders,
+    user_inputs,
+)
 
 
 def flat_arguments(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -217,7 +223,7 @@ def whole_call(program: ExportedProgram) -> WholeCall:
 
 
 def _only_call(program: ExportedProgram) -> Node:
-    calls: list[Node] = [n for n in program.graph.nodes if n.target is _CALL_DELEGATE]
+    calls: list[Node] = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
     if len(calls) != 1:
         text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
         raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")

@@ -7,15 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..backend import NamedDataStore, NamedDataStoreOutput
+from ..exported_program import CALL_DELEGATE
 from ..io.atomic_write import write_whole
 from .lowered_module import Argument, LoweredBackendModule
-
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ def _calls(module: GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
         attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(attribute, GraphModule):
             bodies[str(node.target)] = attribute
-        if node.target is _CALL_DELEGATE:
+        if node.target is CALL_DELEGATE:
             owner: Any = node.args[0]
             yield node, getattr(module, owner.target)
     for body in bodies.values():

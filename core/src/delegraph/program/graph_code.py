@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..exported_program import CALL_DELEGATE
 from ..source import source_of
 from .layouts import Layout, arrange, body_layouts
 from .lowered_module import LoweredBackendModule
 
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 _RESHAPE = torch.ops.aten.reshape.default
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 """They were chosen by recorded strides; inputs, and results of delegates or of kernels, may have others."""
@@ -97,7 +97,7 @@ class GraphCode:
             self._bound[name] = value
 
     def _call(self, node: Node) -> str:
-        text = self._delegate_call(node) if node.target is _CALL_DELEGATE else self._plain_call(node)
+        text = self._delegate_call(node) if node.target is CALL_DELEGATE else self._plain_call(node)
         layout = self._layouts.get(node)
         return text if layout is None else f"arrange({text}, {self._bind(layout)})"
 

@@ -12,11 +12,9 @@ import torch
 from torch.export import ExportedProgram
 
 from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
-from ..exported_program import STATE_WRITES
+from ..exported_program import CALL_DELEGATE, STATE_WRITES
 from ..io.blob import join
 from .call_spec import WholeCall
-
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 @dataclass(frozen=True)
@@ -135,8 +133,8 @@ class LoweredBackendModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.whole is not None:
-            return self.whole.call(partial(_CALL_DELEGATE, self), args, kwargs)
-        return _CALL_DELEGATE(self, *args, **kwargs)
+            return self.whole.call(partial(CALL_DELEGATE, self), args, kwargs)
+        return CALL_DELEGATE(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
         memo.update((id(t), t) for t in self._shared())

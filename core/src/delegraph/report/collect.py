@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
 from ..source import source_of
 
@@ -24,7 +25,7 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
     for node in nodes:
         if node.op != "call_function":
             continue
-        if node.target is _CALL_DELEGATE or "boundary" in node.meta or _unpacks(node, moved):
+        if node.target is CALL_DELEGATE or "boundary" in node.meta or _unpacks(node, moved):
             moved.add(node)
         else:
             found.append(node)
@@ -88,6 +89,3 @@ def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tu
     """(Operator, backend, reason) of every backend that was asked about ``node``, a call of the host, and refused."""
     found = ((backend, *_refused(node, backend, reasons)) for backend in backends)
     return [(op, backend, why) for backend, op, why in found]
-
-
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate

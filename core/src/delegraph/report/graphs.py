@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..exported_program import constant_placeholders, placeholders
+from ..exported_program import CALL_DELEGATE, constant_placeholders, placeholders
 from ..program.lowered_module import LoweredBackendModule
 from ..source import source_of
 from .collect import NOT_TAGGED, host_calls, operator_name, refused_by
 from .drawing import Box, Picture, Wire
 from .model import DelegateRow, Origin, Report, by_count, counted, size_of
 
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 _LISTED = 6
 """Kinds of operators that the box of a delegate lists."""
 
@@ -162,7 +161,7 @@ class _Host(_Graph):
     def _call(self, node: Node) -> None:
         if self.unpack(node):
             return
-        if node.target is _CALL_DELEGATE:
+        if node.target is CALL_DELEGATE:
             box = self._delegate(node)
         elif node in self.host:
             box = self._operator(node)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported_program import CALL_DELEGATE
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -20,8 +21,6 @@ from .lowering.registry import Result, is_unpacking
 from .lowering.torch_types import why_not_static
 from .options import Options
 from .spec import TosaSpec
-
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 class TOSASupport:
@@ -99,7 +98,7 @@ class TOSASupport:
 
     def _is_refused(self, node: Node) -> bool:
         """Or another backend's, which is not asked about."""
-        return node.target is _CALL_DELEGATE or _call(node) not in self._accepted
+        return node.target is CALL_DELEGATE or _call(node) not in self._accepted
 
 
 def _call(node: Node) -> Node:

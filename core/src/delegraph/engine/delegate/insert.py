@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 
 from ...errors import ContractViolation
 from ...exported_program import (
+    CALL_DELEGATE,
     argument_of,
     build_program,
     copy_node,
@@ -29,7 +30,6 @@ from .partition import Partition, Plan
 from .random_order import draws
 from .state import stored_by_delegates
 
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 Unit = Partition | Node
 
 
@@ -172,7 +172,7 @@ class _Parent:
     def _call(self, partition: Partition) -> None:
         module = self._attach(self.modules[partition.tag])
         args = [self._arriving(n, partition) for n in partition.inputs]
-        call = self.graph.call_function(_CALL_DELEGATE, (module, *args))
+        call = self.graph.call_function(CALL_DELEGATE, (module, *args))
         vals = tuple(_crossing(n, partition) for n in partition.outputs)
         call.meta = {"val": vals, "debug_handle": next(self.handles)}
         for k, node in enumerate(partition.outputs):

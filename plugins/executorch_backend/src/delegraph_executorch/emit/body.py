@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported_program import CALL_DELEGATE
 from delegraph.source import source_of
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
@@ -20,7 +21,6 @@ from .values import Computed, TensorValue, constant_tensor, planned_tensor, scal
 Item = Computed | int | float | bool | str | None
 """What stands for a value: a tensor, a number that is computed, or a constant."""
 Result = Item | list[Item]
-_CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
@@ -75,7 +75,7 @@ class Body:
             return self._attribute(node)
         if node.target is operator.getitem:
             return self._element(node)
-        if node.target is _CALL_DELEGATE:
+        if node.target is CALL_DELEGATE:
             return self._call_delegate(node)
         emit = self._emitter_of(node)
         if emit is None:
