@@ -20,6 +20,7 @@ for name in ("mean", "sum", "amax", "amin"):
     FAMILY.cases(f"{name}-of-rank-0", lambda x, f=function: f(x, dim=0), torch.tensor(2.0))
 FAMILY.cases("amax-all", lambda x: torch.amax(x, ()) - torch.amin(x, ()), x, whole(2, 3))
 FAMILY.cases("sum-int32", lambda x: x.sum(1, dtype=torch.int32), whole(2, 3))
+FAMILY.cases("sum-int64", lambda x: x.sum(1), truth(2, 9), whole(2, 9).short())
 FAMILY.cases("sum-of-ints-as-float", lambda x: x.sum(dtype=torch.float32), whole(2, 3))
 FAMILY.cases("mean-as-float", lambda x: x.mean(dtype=torch.float32), half(2, 3), whole(2, 3))
 FAMILY.cases("max-min-all", lambda x: torch.max(x) - torch.min(x), x, whole(2, 3), torch.tensor(3.0))

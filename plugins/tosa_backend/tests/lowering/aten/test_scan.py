@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import Family, half, inf, nan, randn, whole
+from ...support.rule_cases import Family, half, inf, nan, randn, truth, whole
 
 FAMILY = Family()
 x = randn(2, 7, 4)
@@ -18,6 +18,7 @@ for name in ("cumsum", "cumprod"):
     function = getattr(torch, name)
     FAMILY.cases(f"{name}-of-ints", lambda x, f=function: f(x, 0, dtype=torch.int32), whole(9))
     FAMILY.cases(f"{name}-as-float", lambda x, f=function: f(x, 0, dtype=torch.float32), whole(9), half(5))
+FAMILY.cases("cumsum-int64", lambda x: torch.cumsum(x, -1), truth(2, 9), whole(9).to(torch.int8))
 
 
 test_equals_eager = FAMILY.equals_eager()

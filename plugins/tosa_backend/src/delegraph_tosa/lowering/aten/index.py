@@ -16,9 +16,9 @@ from ...ir.graph import Value, literal
 from ...ir.types import DType
 from ..builder import Shape, Tosa
 from ..layout import axis_of
+from ..promotion import converted
 from ..ranges import range_of
 from ..registry import lowers
-from .cast import converted
 from .shape import expanded
 
 aten = torch.ops.aten

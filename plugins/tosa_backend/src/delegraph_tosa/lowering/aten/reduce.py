@@ -37,11 +37,17 @@ def axes_of(dims: Sequence[int] | int | None, rank: int) -> list[int]:
 
 
 def total(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The sum over ``dims``. fp16 is summed in fp32, as in torch; integers in int64, which TOSA lacks."""
-    wanted = x if dtype is None else to_torch(t, x, dtype)
+    """The sum over ``dims``. fp16 is summed in fp32, and integers in int64, as in torch."""
+    wanted = summand(t, x, dtype)
     wide = converted(t, wanted, DType.FP32) if wanted.dtype is DType.FP16 else wanted
-    t.require(wide.dtype in FLOATS or dtype is torch.int32, f"the sum of {x.dtype} is int64 in torch, which TOSA lacks")
     return converted(t, reduced(t, wide, t.reduce_sum, dims, keepdim), wanted.dtype)
+
+
+def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
+    """x in the type that is summed: ``dtype``, or int64 for integers and truth values."""
+    if dtype is None:
+        return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
+    return to_torch(t, x, dtype)
 
 
 def average(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Value:

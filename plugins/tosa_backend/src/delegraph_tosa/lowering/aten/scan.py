@@ -12,14 +12,14 @@ from collections.abc import Callable
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import FLOATS, DType
+from ...ir.types import DType
 from ..builder import Tosa
 from ..layout import axis_of
 from ..promotion import converted
 from ..registry import lowers
-from .cast import to_torch
 from .elementwise import product
 from .exponential import logaddexp
+from .reduce import summand
 
 aten = torch.ops.aten
 inf = math.inf
@@ -46,20 +46,10 @@ def _before(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Valu
     return t.pad(t.slice(x, [0] * x.rank, size), padding, neutral)
 
 
-def _summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x in the type that is summed: integers are int64 in torch, if no other type is asked for."""
-    wanted = x if dtype is None else to_torch(t, x, dtype)
-    t.require(
-        wanted.dtype in FLOATS or dtype is torch.int32,
-        f"a running sum of {x.dtype} is int64 in torch, which TOSA lacks",
-    )
-    return wanted
-
-
 @lowers(aten.cumsum.default)
 def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     """[*A,N,*B] -> [*A,N,*B]; fp16 in fp32"""
-    x = _summand(t, self, dtype)
+    x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype is DType.FP16 else x
     return converted(t, scanned(t, wide, dim, t.add, 0), x.dtype)
 
@@ -67,7 +57,7 @@ def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 @lowers(aten.cumprod.default)
 def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     """[*A,N,*B] -> [*A,N,*B]; fp16 in fp32. What overflows and comes back to 0 is NaN, where torch has infinity"""
-    x = _summand(t, self, dtype)
+    x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype is DType.FP16 else x
     return converted(t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype)
 

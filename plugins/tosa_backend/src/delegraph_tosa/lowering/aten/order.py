@@ -1,0 +1,235 @@
+"""Where the largest and the smallest elements are, and the elements in order.
+
+NaN is the greatest element, as in torch. Of equal elements the first one comes first; torch says so of ``argmax``
+and of stable sorting, and leaves it open elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS, DType
+from ..builder import Tosa
+from ..layout import axis_of
+from ..promotion import converted
+from ..ranges import range_of
+from ..registry import lowers
+from .index import along, counted, taken
+from .scan import scanned
+
+aten = torch.ops.aten
+inf = math.inf
+Pair = tuple[Value, Value]
+
+COMPARISONS = 1 << 22
+"""So many pairs of elements may be compared: TOSA has no sort, so each element is compared with each other one."""
+
+
+def comparable(t: Tosa, x: Value) -> Value:
+    """x in a type that TOSA compares: floats, int32 and int64 as they are, smaller integers and bool as int32."""
+    return x if x.dtype in FLOATS or x.dtype is DType.INT64 else converted(t, x, DType.INT32)
+
+
+# ---- the largest and the smallest
+
+
+def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
+    """x [*A,N,*B] -> int64 [*A,1,*B]; the index of the first extreme. ARGMAX does not take int32."""
+    kept = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    if x.dtype in FLOATS:
+        return t.reshape(converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64), kept)
+    wide, size = comparable(t, x), x.shape[axis]
+    hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
+    return t.reduce_min(t.select(hit, counted(size, along(x.rank, axis, size)), size - 1), axis)
+
+
+def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
+    """x [*A,N,*B] -> int64 [*A,*B]; the index in all elements if ``dim`` is None"""
+    flat = t.reshape(x, (math.prod(x.shape),)) if dim is None or x.rank == 0 else x
+    axis = 0 if dim is None else axis_of(dim, x.rank)
+    index = first_extreme(t, flat, axis, largest)
+    if dim is None or x.rank == 0:
+        return t.reshape(index, (1,) * x.rank if keepdim else ())
+    return index if keepdim else _dropped(t, index, axis)
+
+
+def _dropped(t: Tosa, y: Value, axis: int) -> Value:
+    return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
+
+
+@lowers(aten.argmax.default)
+def argmax(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
+    """[*A,N,*B] -> [*A,*B]; int64, of all elements without a ``dim``"""
+    return position(t, self, dim, keepdim, largest=True)
+
+
+@lowers(aten.argmin.default)
+def argmin(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
+    """[*A,N,*B] -> [*A,*B]; int64, of all elements without a ``dim``"""
+    return position(t, self, dim, keepdim, largest=False)
+
+
+def extreme(t: Tosa, x: Value, dim: int, keepdim: bool, largest: bool) -> Pair:
+    """x [*A,N,*B] -> its extreme along ``dim``, and the index of that"""
+    if x.rank == 0:
+        return x, t.constant(0, DType.INT64, ())
+    axis, wide = axis_of(dim, x.rank), comparable(t, x)
+    value = converted(t, (t.reduce_max if largest else t.reduce_min)(wide, axis), x.dtype)
+    return value if keepdim else _dropped(t, value, axis), position(t, x, dim, keepdim, largest)
+
+
+@lowers(aten.max.dim)
+def max_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; values and indices"""
+    return extreme(t, self, dim, keepdim, largest=True)
+
+
+@lowers(aten.min.dim)
+def min_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; values and indices"""
+    return extreme(t, self, dim, keepdim, largest=False)
+
+
+# ---- running extremes
+
+
+def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
+    """The extreme of the elements 0 .. n, and the index of the last one that is as extreme; NaN counts as such."""
+    if x.rank == 0:
+        return x, t.constant(0, DType.INT64, ())
+    axis, size, wide = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)], comparable(t, x)
+    least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
+    best = scanned(t, wide, axis, t.maximum, least) if largest else scanned(t, wide, axis, t.minimum, most)
+    reached = _same(t, wide, best)
+    index = t.select(reached, counted(size, along(x.rank, axis, size)), 0)
+    return converted(t, best, x.dtype), scanned(t, index, axis, t.maximum, 0)
+
+
+def _same(t: Tosa, left: Value, right: Value) -> Value:
+    """Where both are equal, or both NaN."""
+    same = t.equal(left, right)
+    return t.logical_or(same, t.logical_and(is_nan(t, left), is_nan(t, right))) if left.dtype in FLOATS else same
+
+
+def is_nan(t: Tosa, x: Value) -> Value:
+    """NaN is what does not equal itself."""
+    return t.logical_not(t.equal(x, x))
+
+
+@lowers(aten.cummax.default)
+def cummax(t: Tosa, self: Value, dim: int) -> Pair:
+    """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
+    return running(t, self, dim, largest=True)
+
+
+@lowers(aten.cummin.default)
+def cummin(t: Tosa, self: Value, dim: int) -> Pair:
+    """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
+    return running(t, self, dim, largest=False)
+
+
+# ---- in order
+
+
+def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
+    """x [N,K] -> int64 [N,count]: where the element is that comes first, second, .. in order; stable
+
+    An element's place is the number of those that come before it.
+    """
+    rows, size = x.shape
+    t.require(rows * size * size <= COMPARISONS, f"sorting {rows} times {size} elements takes too many comparisons")
+    place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
+    here = t.equal(place, converted(t, counted(count, (1, 1, count)), DType.INT32))
+    found = t.reduce_sum(t.select(here, converted(t, counted(size, (1, size, 1)), DType.INT32), 0), 1)
+    index = converted(t, t.reshape(found, (rows, count)), DType.INT64)
+    return t.minimum(index, size - 1)
+
+
+def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
+    """x [N,K] -> bool [N,K,K]: whether element j of the last axis comes before element i of the middle one"""
+    rows, size = x.shape
+    wide = comparable(t, x)
+    one, other = t.reshape(wide, (rows, size, 1)), t.reshape(wide, (rows, 1, size))
+    before = t.greater(other, one) if descending else t.greater(one, other)
+    tie = t.equal(one, other)
+    if x.dtype in FLOATS:
+        nan, other_nan = is_nan(t, one), is_nan(t, other)
+        greater, smaller = (other_nan, nan) if descending else (nan, other_nan)
+        before = t.logical_or(before, t.logical_and(greater, t.logical_not(smaller)))
+        tie = t.logical_or(tie, t.logical_and(nan, other_nan))
+    earlier = t.greater(counted(size, (1, size, 1)), counted(size, (1, 1, size)))
+    return t.logical_or(before, t.logical_and(tie, earlier))
+
+
+def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: int) -> Pair:
+    """x [*A,N,*B] -> ``count`` elements in order from place ``first`` on, and their indices, [*A,count,*B]"""
+    if x.rank == 0:
+        return x, t.constant(0, DType.INT64, ())
+    axis, size = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)]
+    last = [*(a for a in range(x.rank) if a != axis), axis]
+    moved = t.transpose(x, last)
+    rows = t.reshape(moved, (math.prod(x.shape) // size, size))
+    index = t.slice(places(t, rows, descending, first + count), (0, first), (rows.shape[0], count))
+    values = taken(t, t.reshape(rows, (*rows.shape, 1)), index)
+    back = sorted(range(x.rank), key=last.__getitem__)
+    shape = (*moved.shape[:-1], count)
+    return t.transpose(t.reshape(values, shape), back), t.transpose(t.reshape(index, shape), back)
+
+
+@lowers(aten.sort.default)
+def sort(t: Tosa, self: Value, dim: int, descending: bool) -> Pair:
+    """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
+    return sort_stable(t, self, None, dim, descending)
+
+
+@lowers(aten.sort.stable)
+def sort_stable(t: Tosa, self: Value, stable: bool | None, dim: int, descending: bool) -> Pair:
+    """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
+    return ordered(t, self, dim, descending, 0, self.shape[axis_of(dim, self.rank)] if self.rank else 1)
+
+
+@lowers(aten.argsort.default)
+def argsort(t: Tosa, self: Value, dim: int, descending: bool) -> Value:
+    """[*A,N,*B] -> [*A,N,*B]; int64"""
+    return sort(t, self, dim, descending)[1]
+
+
+@lowers(aten.topk.default)
+def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool, sorted: bool) -> Pair:
+    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, always in order"""
+    return ordered(t, self, dim, largest, 0, k)
+
+
+@lowers(aten.kthvalue.default)
+def kthvalue(t: Tosa, self: Value, k: int, dim: int, keepdim: bool) -> Pair:
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; value and index of the element at place k, counted from 1"""
+    return _at(t, self, k - 1, dim, keepdim)
+
+
+def _at(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) -> Pair:
+    value, index = ordered(t, x, dim, False, place, 1)
+    if keepdim or x.rank == 0:
+        return value, index
+    axis = axis_of(dim, x.rank)
+    return _dropped(t, value, axis), _dropped(t, index, axis)
+
+
+@lowers(aten.median.dim)
+def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the lower of two in the middle and its index. NaN wins"""
+    size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
+    value, index = _at(t, self, (size - 1) // 2, dim, keepdim)
+    if self.dtype not in FLOATS:
+        return value, index
+    largest, where = extreme(t, self, dim, keepdim, largest=True)
+    broken = is_nan(t, largest)
+    return t.select(broken, largest, value), t.select(broken, where, index)
+
+
+@lowers(aten.median.default)
+def median(t: Tosa, self: Value) -> Value:
+    """[*S] -> []; the lower of two in the middle. NaN wins"""
+    return median_dim(t, t.reshape(self, (math.prod(self.shape),)), 0, False)[0]

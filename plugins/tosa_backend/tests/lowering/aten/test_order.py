@@ -1,0 +1,62 @@
+"""Extremes and order, each rule against eager torch; indices of equal elements only where torch defines them."""
+
+from __future__ import annotations
+
+import torch
+
+from ...support.rule_cases import EDGES, Family, half, inf, nan, randn, truth, whole
+
+FAMILY = Family()
+
+x = randn(2, 7, 4)
+ties = torch.tensor([[1.0, 3, 3, 2, 3], [-0.0, 0.0, -inf, -0.0, 0.0]])
+broken = torch.tensor([[1.0, nan, inf, nan, -inf], [-0.0, 0.0, -inf, inf, 1.0]])
+small = whole(3, 5)
+long = torch.tensor([4, 0, 9, 9, 2])
+
+for name in ("argmax", "argmin"):
+    function = getattr(torch, name)
+    FAMILY.cases(name, lambda x, f=function: f(x, 1), x, half(2, 9), ties, broken, small, small.to(torch.int8))
+    FAMILY.cases(f"{name}-kept", lambda x, f=function: f(x, -1, keepdim=True), x, small)
+    FAMILY.cases(f"{name}-all", lambda x, f=function: f(x), x, broken, small, torch.tensor(2.0))
+    FAMILY.case(f"{name}-all-kept", lambda x, f=function: f(x, keepdim=True), x)
+    FAMILY.case(f"{name}-of-rank-0", lambda x, f=function: f(x, 0), torch.tensor(2.0))
+for name in ("max", "min"):
+    function = getattr(torch, name)
+    FAMILY.cases(f"{name}-dim", lambda x, f=function: f(x, 1), x, half(2, 9), ties, broken, small, truth(3, 4))
+    FAMILY.cases(f"{name}-dim-kept", lambda x, f=function: f(x, 0, keepdim=True), x, small.short())
+    FAMILY.case(f"{name}-dim-of-rank-0", lambda x, f=function: f(x, 0), torch.tensor(2.0))
+    FAMILY.case(f"{name}-dim-of-int64", lambda x, i, f=function: (x[i], *f(i, 0)), randn(10), long)
+for name in ("cummax", "cummin"):
+    function = getattr(torch, name)
+    FAMILY.cases(name, lambda x, f=function: f(x, 1), x, half(2, 9), ties, broken, small, small.short())
+    FAMILY.cases(f"{name}-first", lambda x, f=function: f(x, 0), x, torch.tensor(2.0), randn(1, 3))
+
+for descending in (False, True):
+    FAMILY.cases(
+        f"sort-{descending}", lambda x, d=descending: torch.sort(x, 1, d), x, half(2, 9), whole(1, 4).unique()[None]
+    )
+    FAMILY.cases(
+        f"sort-stable-{descending}",
+        lambda x, d=descending: torch.sort(x, dim=0, descending=d, stable=True),
+        x,
+        ties.T.contiguous(),
+        broken.T.contiguous(),
+        EDGES,
+        small,
+        truth(5),
+        torch.tensor(1.0),
+    )
+    FAMILY.cases(f"argsort-{descending}", lambda x, d=descending: torch.argsort(x, -1, d), x)
+    FAMILY.cases(f"topk-{descending}", lambda x, d=descending: x.topk(3, 1, d), x, half(2, 9), broken[:, 2:])
+FAMILY.case("topk-values-of-ties", lambda x: x.topk(3)[0], ties)
+FAMILY.case("topk-of-int64", lambda x, i: (x[i], i.topk(2)[0]), randn(10), long)
+FAMILY.cases("kthvalue", lambda x: x.kthvalue(2, -1), x, torch.tensor([1.0, nan, 0.5]), torch.tensor([3, 1, 2]).int())
+FAMILY.case("kthvalue-kept", lambda x: x.kthvalue(2, 1, keepdim=True), x)
+FAMILY.cases("median", lambda x: x.median(), x, broken, small, torch.tensor(1.5), ties)
+FAMILY.cases("median-dim", lambda x: x.median(1), x, randn(2, 6), broken)
+FAMILY.cases("median-dim-kept", lambda x: x.median(0, keepdim=True), x, torch.tensor(1.5))
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
