@@ -94,11 +94,11 @@ class Buffer:
 class Table:
     """A table whose position was checked. Fields are addressed by their id in the schema."""
 
-    __slots__ = ("_buffer", "_fields", "_position", "_size", "_vtable", "where")
+    __slots__ = ("_buffer", "_fields", "_size", "_vtable", "position", "where")
 
     def __init__(self, buffer: Buffer, position: int, where: str) -> None:
         buffer.spend(1, where)
-        self._buffer, self._position, self.where = buffer, position, where
+        self._buffer, self.position, self.where = buffer, position, where
         self._vtable = position - buffer.read(_I32, position, where)
         length: int = buffer.read(_U16, self._vtable, f"the vtable of {where}")
         self._size: int = buffer.read(_U16, self._vtable + 2, f"the vtable of {where}")
@@ -122,7 +122,7 @@ class Table:
         offset: int = _U16.unpack_from(self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field)[0]
         if offset and (offset < 4 or offset + width > self._size):
             raise self.damaged(f"field {field} lies outside of the table")
-        return self._position + offset if offset else None
+        return self.position + offset if offset else None
 
     def scalar(self, field: int, form: str, default: int = 0) -> int:
         """A number; ``form`` is its ``struct`` letter (b B h H i I q Q ?)."""

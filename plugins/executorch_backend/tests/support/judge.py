@@ -11,6 +11,9 @@ import delegraph
 import pytest
 import torch
 from delegraph_executorch.emit import EmitOptions, EmittedProgram, emit_program
+from delegraph_executorch.run.data import Data
+from delegraph_executorch.run.program import HostProgram
+from delegraph_executorch.serialize.reader import read_program
 from torch.utils import _pytree as pytree
 
 TOLERANCE = 1e-5
@@ -65,3 +68,9 @@ def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
         finite = theirs.double().nan_to_num(0, 0, 0).abs()
         scale = float(finite.max()) if finite.numel() else 0.0
         torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+
+
+def run_on_host(emitted: EmittedProgram) -> HostProgram:
+    """The program read back from its bytes, to run in torch."""
+    file = read_program(emitted.file.join())
+    return HostProgram(file, Data.of(file, []))

@@ -40,11 +40,13 @@ class Delegates:
     context: Context
     tables: list[BackendDelegate] = field(default_factory=list)
     debug_maps: list[Mapping[Any, tuple[int, ...]]] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
     _indices: dict[Any, int] = field(default_factory=dict)
 
     def index(self, module: Any) -> int:
         if module not in self._indices:
             self._indices[module] = len(self.tables)
             self.tables.append(backend_delegate(module, self.context))
+            self.outputs.append(len(module.outputs))
             self.debug_maps.append(dict(module.meta.get("debug_handle_map") or {}))
         return self._indices[module]

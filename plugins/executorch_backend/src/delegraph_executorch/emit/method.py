@@ -13,11 +13,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Node
 
+from ..containers import encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
 from ..program.tables import Call, Chain, ContainerMetadata, EValue, ExecutionPlan, Instruction
 from .assembler import Assembler
 from .body import Body, Item
-from .containers import encode_structure
 from .context import Context, Delegates
 from .finish import finish_values
 from .kernel_calls import copy_tensor
@@ -173,9 +173,8 @@ class _Method:
 
     def _container(self) -> ContainerMetadata:
         spec = self.program.call_spec
-        return ContainerMetadata(
-            encode_structure(spec.in_spec) if spec.in_spec is not None else "", encode_structure(spec.out_spec)
-        )
+        takes = encode_structure(spec.in_spec) if spec.in_spec is not None else ""
+        return ContainerMetadata(takes, encode_outputs(spec.out_spec, self.delegates.outputs))
 
 
 def calls_of(plan: ExecutionPlan) -> list[Call]:

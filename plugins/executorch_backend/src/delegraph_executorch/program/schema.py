@@ -38,9 +38,10 @@ class Sub:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A vector of numbers."""
+    """A vector of numbers; ``raw`` ones are bytes to Python, too."""
 
     form: str
+    raw: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def sub(id: int, cls: type[Any]) -> Any:
 def numbers(id: int, form: str) -> Any:
     """A vector of numbers, empty if absent."""
     return _stored(id, Numbers(form), ())
+
+
+def raw(id: int) -> Any:
+    """A vector of bytes, empty if absent."""
+    return _stored(id, Numbers("B", raw=True), b"")
 
 
 def tables(id: int, cls: type[Any], optional: bool = False) -> Any:

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from .scalar_types import ScalarType
-from .schema import numbers, scalar, sub, tables, text, union
+from .schema import numbers, raw, scalar, sub, tables, text, union
 
 IDENTIFIER = "ET12"
 VERSION = 0
@@ -256,7 +256,7 @@ class BackendDelegateDataReference:
 @dataclass(frozen=True, slots=True)
 class CompileSpec:
     key: str = text(0)
-    value: bytes = numbers(1, "B")
+    value: bytes = raw(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +293,12 @@ class ExecutionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    storage: bytes = numbers(0, "B")
+    storage: bytes = raw(0)
 
 
 @dataclass(frozen=True, slots=True)
 class BackendDelegateInlineData:
-    data: bytes = numbers(0, "B")
+    data: bytes = raw(0)
 
 
 @dataclass(frozen=True, slots=True)

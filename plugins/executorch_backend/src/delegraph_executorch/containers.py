@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import namedtuple
+from collections.abc import Sequence
 from typing import Any
 
 from delegraph.errors import FormatError
 from torch.utils import _pytree as pytree
+
+from .program.tables import ContainerMetadata
 
 _LEAF = "*"
 _KEYS = (str, int, float, bool, type(None))
@@ -36,10 +39,33 @@ def _encode(spec: pytree.TreeSpec) -> Any:
     return {"list": children}
 
 
+def encode_outputs(spec: pytree.TreeSpec, delegates: Sequence[int]) -> str:
+    """The text of the outputs of a method, with how many outputs each of its delegates has.
+
+    A delegate call in a file lists inputs and outputs without saying where the outputs start.
+    """
+    if not delegates:
+        return encode_structure(spec)
+    return json.dumps({"structure": _encode(spec), "delegate_outputs": list(delegates)}, separators=(",", ":"))
+
+
+def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
+    """How many outputs each delegate of a method has; None if the file does not say."""
+    try:
+        content = json.loads(container.outputs) if container is not None else None
+    except (ValueError, RecursionError):
+        return None
+    listed = content.get("delegate_outputs") if isinstance(content, dict) else None
+    return listed if isinstance(listed, list) and all(type(n) is int and n >= 0 for n in listed) else None
+
+
 def decode_structure(text: str) -> pytree.TreeSpec:
     """The structure that a text describes. Raises FormatError for any other text."""
     try:
-        return pytree.tree_structure(_decode(json.loads(text)))
+        content = json.loads(text)
+        return pytree.tree_structure(
+            _decode(content.get("structure", content) if isinstance(content, dict) else content)
+        )
     except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise FormatError("format-invalid", f"the structure of inputs or outputs cannot be read: {e}") from e
 

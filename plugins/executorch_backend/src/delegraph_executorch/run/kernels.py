@@ -1,0 +1,157 @@
+"""What kernels compute, in torch: ATen's own out variants, and the few that only ExecuTorch has."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from delegraph.errors import Unsupported
+
+from ..kernels import stock_kernels
+from ..serialize.check import nbytes
+from .tensors import HostTensor, arrange
+
+Kernel = Callable[[Sequence[Any]], Any]
+"""Takes arguments, then results: HostTensors, lists of them, numbers. Returns a number, if it computes one."""
+
+
+@cache
+def kernel(name: str) -> Kernel:
+    """The kernel of a name such as ``aten::add.out``. Raises Unsupported for one that is not known here."""
+    if name in _SPECIAL:
+        return _SPECIAL[name]
+    namespace, _, rest = name.partition("::")
+    if namespace == "executorch_prim" and rest in _SCALAR:
+        function = _SCALAR[rest]
+        return lambda args: function(*args[:-1])
+    if namespace != "aten" or name not in stock_kernels():
+        raise Unsupported("unsupported", f"this host does not know the kernel {name}")
+    packet, _, overload = rest.partition(".")
+    return _out_variant(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+
+
+def _out_variant(target: Any) -> Kernel:
+    """A call of an out variant, into new tensors whose types and sizes are compared with the file's."""
+    schema = target._schema.arguments
+    count = len(schema)
+
+    def call(args: Sequence[Any]) -> None:
+        if len(args) != count + 1:
+            raise Unsupported("unsupported", f"{target} is called with {len(args)} arguments; it takes {count + 1}")
+        results = [(a.name, value) for a, value in zip(schema, args[:count], strict=True) if a.is_out]
+        fresh = {name: _fresh(value) for name, value in results}
+        given = [(a, _read(value)) for a, value in zip(schema, args[:count], strict=True) if not a.is_out]
+        positional = [value for a, value in given if not a.kwarg_only]
+        named = {a.name: value for a, value in given if a.kwarg_only}
+        target(*positional, **named, **fresh)
+        for name, value in results:
+            _write(value, fresh[name])
+
+    return call
+
+
+def _fresh(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_fresh(v) for v in value]
+    return torch.empty(0, dtype=value.dtype)
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(v) for v in value]
+    return value.read() if isinstance(value, HostTensor) else value
+
+
+def _write(value: Any, computed: Any) -> None:
+    if isinstance(value, list):
+        for below, result in zip(value, computed, strict=True):
+            _write(below, result)
+    else:
+        value.write(computed)
+
+
+def _copy_into(args: Sequence[Any]) -> None:
+    target, source = args[0], args[1].read()
+    target.write(source.to(target.dtype).expand_as(target.read()))
+
+
+def _put_into(args: Sequence[Any]) -> None:
+    target, indices, values, accumulate = args[:4]
+    target.write(torch.ops.aten.index_put(target.read(), _read(indices), values.read(), accumulate))
+
+
+def _view(args: Sequence[Any]) -> None:
+    """The result is the argument's memory with other sizes."""
+    source, sizes, result = args
+    viewed = source.read().reshape(list(sizes))
+    result.expect(viewed, "damaged .pte file: a tensor is viewed")
+    result.now = viewed
+
+
+def _copy_row(args: Sequence[Any]) -> None:
+    """The result gets one more row, below those that it has; row 0 starts it anew."""
+    result, row, index = args[0], args[1].read(), args[2]
+    sizes = (index + 1, *row.shape)
+    if not result.fits(sizes):
+        raise Unsupported("unsupported", f"a result of {result} cannot have {index + 1} rows")
+    if result.memory is None:  # an output that the caller gets has no place in the plan
+        result.memory = torch.zeros(nbytes(result.table), dtype=torch.uint8)
+    result.now = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
+    result.now[index].copy_(row)
+
+
+def _cast(args: Sequence[Any]) -> None:
+    """Copies that only differ in where they go and how they lie there."""
+    result = args[-1]
+    result.write(args[0].read().to(result.dtype))
+
+
+def _empty(args: Sequence[Any]) -> None:
+    args[-1].write(torch.zeros(list(args[0]), dtype=args[-1].dtype))
+
+
+_SPECIAL: dict[str, Kernel] = {
+    "aten::copy_": _copy_into,
+    "aten::index_put_": _put_into,
+    "aten::sym_size.int": lambda args: args[0].read().shape[args[1]],
+    "aten::sym_numel": lambda args: args[0].read().numel(),
+    "aten::_local_scalar_dense": lambda args: args[0].read().item(),
+    "aten::_to_copy.out": _cast,
+    "aten::clone.out": _cast,
+    "executorch_prim::et_view.default": _view,
+    "executorch_prim::et_copy_index.tensor": _copy_row,
+    "dim_order_ops::_to_dim_order_copy.out": _cast,
+    "dim_order_ops::_clone_dim_order.out": _cast,
+    "dim_order_ops::_empty_dim_order.out": _empty,
+    "et_copy::_h2d_copy.out": _cast,
+    "et_copy::_d2h_copy.out": _cast,
+}
+_SCALAR: dict[str, Callable[..., Any]] = {
+    "add.Scalar": operator.add,
+    "sub.Scalar": operator.sub,
+    "mul.Scalar": operator.mul,
+    "floordiv.Scalar": operator.floordiv,
+    "floordiv.int": operator.floordiv,
+    "truediv.Scalar": operator.truediv,
+    "mod.Scalar": operator.mod,
+    "mod.int": operator.mod,
+    "neg.Scalar": operator.neg,
+    "eq.Scalar": operator.eq,
+    "lt.Scalar": operator.lt,
+    "le.Scalar": operator.le,
+    "gt.Scalar": operator.gt,
+    "ge.Scalar": operator.ge,
+    "ceil.Scalar": math.ceil,
+    "round.Scalar": round,
+    "trunc.Scalar": math.trunc,
+    "sym_float.Scalar": float,
+    "sym_int.Scalar": int,
+    "sym_max.Scalar": max,
+    "sym_min.Scalar": min,
+    "sym_not.Scalar": operator.not_,
+    "sym_ite.Scalar": lambda condition, then, otherwise: then if condition else otherwise,
+}

@@ -1,0 +1,183 @@
+"""One method of a program file on this host: its instructions, one after the other, over its planned memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from delegraph.errors import DelegraphError, FormatError, InputError, Unsupported
+
+from ..program.tables import (
+    Bool,
+    BoolList,
+    Call,
+    DelegateCall,
+    Double,
+    DoubleList,
+    ExecutionPlan,
+    Int,
+    IntList,
+    JumpFalseCall,
+    KernelCall,
+    Location,
+    MoveCall,
+    Null,
+    OptionalTensorList,
+    String,
+    Tensor,
+    TensorList,
+    Value,
+)
+from ..serialize.check import nbytes
+from .calls import split_delegate_calls
+from .data import Data
+from .kernels import kernel
+from .tensors import HostTensor, arrange, dtype_of
+
+Runner = Callable[..., tuple[Any, ...]]
+"""A loaded delegate."""
+
+
+class HostMethod:
+    """A method, loaded: memory of its own, and state that is kept from call to call. Calls are made one by one."""
+
+    def __init__(
+        self, plan: ExecutionPlan, data: Data, delegates: Sequence[Runner], max_memory: int, max_jumps: int
+    ) -> None:
+        self.plan, self._max_jumps, self._delegates = plan, max_jumps, delegates
+        total = sum(plan.memory_sizes[1:])
+        if total > max_memory:
+            text = f"method {plan.name!r} plans {total} bytes of memory, and {max_memory} are allowed"
+            raise Unsupported("unsupported", text, hint="allow more: load(path, max_memory=...)")
+        self._memories = [torch.zeros(size, dtype=torch.uint8) for size in (0, *plan.memory_sizes[1:])]
+        self._values = [self._load(entry.value, data) for entry in plan.values]
+        self._lists = [_list_of(entry.value) for entry in plan.values]
+        self._calls: list[Call] = [i.call for i in plan.chains[0].instructions if i.call is not None]
+        self._outputs_of = split_delegate_calls(plan)
+        self._kernels = [kernel(str(o)) for o in plan.operators]
+        self._turn = threading.RLock()
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs, as tensors of the caller's own, for the inputs.
+
+        Raises InputError for inputs of another number, type or size.
+        """
+        with self._turn, torch.no_grad():
+            if len(inputs) != len(self.plan.inputs):
+                raise InputError("input-invalid", f"{len(self.plan.inputs)} inputs are wanted, not {len(inputs)}")
+            for number, (index, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
+                self._set_input(index, given, number)
+            self._run()
+            return [self._output(index) for index in self.plan.outputs]
+
+    def _load(self, value: Value | None, data: Data) -> Any:
+        if isinstance(value, Tensor):
+            return self._load_tensor(value, data)
+        return value.value if isinstance(value, (Int, Bool, Double, String)) else value
+
+    def _load_tensor(self, table: Tensor, data: Data) -> HostTensor:
+        made = HostTensor(table)
+        if table.allocation is not None:
+            start = table.allocation.offset
+            made.memory = self._memories[table.allocation.memory_id][start : start + nbytes(table)]
+            if start % made.dtype.itemsize:
+                raise FormatError("format-invalid", f"damaged .pte file: a tensor of {made.dtype} lies at byte {start}")
+            made.now = arrange(made.memory, made.dtype, table.sizes, table.dim_order)
+        external = table.extra is not None and table.extra.location == Location.EXTERNAL
+        if table.data_buffer_idx or external:
+            content = arrange(data.content(table), dtype_of(table), table.sizes, table.dim_order)
+            made.write(content) if table.allocation is not None else setattr(made, "now", content)
+        return made
+
+    def _set_input(self, index: int, given: Any, number: int) -> None:
+        value = self._values[index]
+        if isinstance(value, HostTensor):
+            checked = value.expect_input(given, number)
+            if value.table.allocation is None:
+                value.now = checked  # the caller's own memory, which the method may write
+            else:
+                value.write(checked)
+        elif isinstance(value, (bool, int, float, str)) and type(given) is type(value):
+            self._values[index] = given
+        elif not (isinstance(value, Null) and given is None):
+            raise InputError("input-invalid", f"input {number} is to be a {type(value).__name__}; it is {given!r}")
+
+    def _output(self, index: int) -> Any:
+        value = self._values[index]
+        if isinstance(value, HostTensor):
+            return value.read().clone(memory_format=torch.contiguous_format)
+        return None if isinstance(value, Null) else value
+
+    def _run(self) -> None:
+        place, jumps = 0, 0
+        while place < len(self._calls):
+            call = self._calls[place]
+            target = self._step(call, place)
+            if target <= place:
+                jumps += 1
+                if jumps > self._max_jumps:
+                    text = f"method {self.plan.name!r} ran {self._max_jumps} rounds of its loops and is not done"
+                    raise Unsupported("unsupported", text, hint="allow more: load(path, max_iterations=...)")
+            place = target
+
+    def _step(self, call: Call, place: int) -> int:
+        """Run one instruction; the position of the next."""
+        if isinstance(call, KernelCall):
+            self._call_kernel(call)
+        elif isinstance(call, DelegateCall):
+            self._call_delegate(call, self._outputs_of[place])
+        elif isinstance(call, MoveCall):
+            self._values[call.move_to] = self._values[call.move_from]
+        elif isinstance(call, JumpFalseCall) and not self._is_true(self._values[call.condition]):
+            return call.destination
+        return place + 1
+
+    def _is_true(self, value: Any) -> bool:
+        if isinstance(value, HostTensor):
+            return bool(value.read().all())
+        return bool(value)
+
+    def _call_kernel(self, call: KernelCall) -> None:
+        args = [self._argument(index) for index in call.args]
+        try:
+            computed = self._kernels[call.op_index](args)
+        except DelegraphError:
+            raise
+        except Exception as e:
+            name = self.plan.operators[call.op_index]
+            raise FormatError("format-invalid", f"{name} failed in method {self.plan.name!r}: {e}") from e
+        if computed is not None:
+            self._values[call.args[-1]] = computed
+
+    def _argument(self, index: int) -> Any:
+        listed = self._lists[index]
+        if listed is None:
+            value = self._values[index]
+            return None if isinstance(value, Null) else value
+        if isinstance(listed, tuple):
+            return [None if isinstance(v := self._values[i], Null) else v for i in listed]
+        return listed
+
+    def _call_delegate(self, call: DelegateCall, outputs: int) -> None:
+        args = [self._argument(index) for index in call.args]
+        count = len(args) - outputs
+        inputs = [a.read() if isinstance(a, HostTensor) else a for a in args[:count]]
+        results = self._delegates[call.delegate_index](*inputs)
+        if len(results) != outputs:
+            delegate = self.plan.delegates[call.delegate_index].id
+            raise FormatError("format-invalid", f"{delegate} returned {len(results)} results; the file has {outputs}")
+        for index, result in zip(call.args[count:], results, strict=True):
+            value = self._values[index]
+            if isinstance(value, HostTensor):
+                value.write(result)
+            else:
+                self._values[index] = result
+
+
+def _list_of(value: Value | None) -> list[Any] | tuple[int, ...] | None:
+    """Positions of the elements, or the elements of a list of numbers; None for what is no list."""
+    if isinstance(value, (IntList, TensorList, OptionalTensorList)):
+        return value.items
+    return list(value.items) if isinstance(value, (DoubleList, BoolList)) else None

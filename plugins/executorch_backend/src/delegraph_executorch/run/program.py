@@ -1,0 +1,124 @@
+"""A program file on this host: delegates through their runtimes, everything else in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import delegraph
+from delegraph.backend import CompileSpec
+from delegraph.errors import InputError
+from delegraph.runtime import BackendRuntime
+from torch.utils import _pytree as pytree
+
+from ..containers import decode_structure
+from ..program.tables import BackendDelegate, ExecutionPlan
+from ..serialize.check import check_program
+from ..serialize.reader import ProgramFile, blob_of, named_segments, open_bytes, read_data, read_program
+from .data import Data
+from .method import HostMethod, Runner
+
+MAX_MEMORY = 1 << 33
+"""Bytes of planned memory that a method may have unless the caller allows another number."""
+MAX_ITERATIONS = 100_000
+"""Rounds of its loops, all together, that a call may run unless the caller allows another number."""
+RuntimeOf = Callable[[str], type[BackendRuntime]]
+
+
+class HostProgram:
+    """A program file, ready to be called with the arguments of the module that it was made from.
+
+    Each method is loaded with its first call, has memory of its own and keeps its state from call to call.
+    """
+
+    def __init__(
+        self,
+        file: ProgramFile,
+        data: Data,
+        runtime_of: RuntimeOf = delegraph.get_runtime,
+        max_memory: int = MAX_MEMORY,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> None:
+        check_program(file)
+        self.file, self._data, self._runtime_of = file, data, runtime_of
+        self._limits = max_memory, max_iterations
+        self._plans = {plan.name: plan for plan in file.program.plans}
+        self._loaded: dict[str, HostMethod] = {}
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods, in the order of the file."""
+        return list(self._plans)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method("forward" if "forward" in self._plans else self.methods[0])(*args, **kwargs)
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method to call with the arguments of the module that it came from.
+
+        A file that another tool wrote does not say their structure; its methods take and return flat lists.
+        """
+        plan = self._known(name)
+        takes, returns = (_structure(plan, side) for side in ("inputs", "outputs"))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            flat = _flatten(takes, args, kwargs)
+            outputs = self.run(name, flat)
+            return outputs if returns is None else pytree.tree_unflatten(outputs, returns)
+
+        return call
+
+    def run(self, name: str, inputs: Sequence[Any]) -> list[Any]:
+        """The flat outputs of a method for its flat inputs. Raises InputError if these do not fit."""
+        plan = self._known(name)
+        if name not in self._loaded:
+            delegates = [self._load_delegate(d) for d in plan.delegates]
+            self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, *self._limits))
+        return self._loaded[name](inputs)
+
+    def _known(self, name: str) -> ExecutionPlan:
+        if name not in self._plans:
+            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
+        return self._plans[name]
+
+    def _load_delegate(self, delegate: BackendDelegate) -> Runner:
+        runtime = self._runtime_of(delegate.id)
+        named = {key: bytes(content) for key, content in self._named_data().items()}
+        specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
+        return runtime.load(bytes(blob_of(self.file, delegate)), specs, named)
+
+    def _named_data(self) -> Mapping[str, Any]:
+        return {**{key: content for key, (content, _) in self._data.external.items()}, **named_segments(self.file)}
+
+
+def load(
+    path: str | Path,
+    data: Sequence[str | Path] = (),
+    runtime_of: RuntimeOf = delegraph.get_runtime,
+    max_memory: int = MAX_MEMORY,
+    max_iterations: int = MAX_ITERATIONS,
+) -> HostProgram:
+    """Read a ``.pte`` file, with the ``.ptd`` files that its tensors are in, to run it here.
+
+    ``max_memory``: bytes of planned memory that a method may take. ``max_iterations``: rounds of all loops of a call.
+    Raises FormatError for a damaged file, NoRuntime for a delegate that nothing here runs, when it is first called.
+    """
+    file = read_program(open_bytes(Path(path)))
+    others = [read_data(open_bytes(Path(other))) for other in data]
+    return HostProgram(file, Data.of(file, others), runtime_of, max_memory, max_iterations)
+
+
+def _structure(plan: ExecutionPlan, side: str) -> pytree.TreeSpec | None:
+    text = getattr(plan.container, side) if plan.container is not None else ""
+    return decode_structure(text) if text.startswith("{") or text.startswith('"') else None
+
+
+def _flatten(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    if spec is None:
+        return list(args)
+    ordered = {k: kwargs[k] for k in spec.child(1).context or () if k in kwargs}
+    flat, given = pytree.tree_flatten((tuple(args), {**ordered, **kwargs}))
+    if given != spec:
+        raise InputError("input-invalid", f"the program takes {spec}; it was given {given}")
+    return flat

@@ -1,0 +1,178 @@
+"""What the tables of a program refer to: each position is looked at, so that whoever runs it need not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from delegraph.errors import FormatError
+
+from ..program.scalar_types import ScalarType, width
+from ..program.tables import (
+    BackendDelegate,
+    BlobLocation,
+    Call,
+    DelegateCall,
+    ExecutionPlan,
+    FreeCall,
+    Int,
+    IntList,
+    JumpFalseCall,
+    KernelCall,
+    Location,
+    MoveCall,
+    Null,
+    OptionalTensorList,
+    SubsegmentOffsets,
+    Tensor,
+    TensorList,
+    Value,
+)
+from .reader import ProgramFile
+from .unpack import damaged
+
+ADDRESSABLE = 1 << 47
+"""Bytes that a process has addresses for, on 64-bit processors."""
+
+
+def check_program(file: ProgramFile) -> None:
+    """Raise FormatError for the first thing that refers to what is not there, or does not fit where it is."""
+    _Check(file).run()
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Bytes that a tensor of the stored sizes takes."""
+    return math.prod(tensor.sizes) * width(ScalarType(tensor.scalar_type))
+
+
+class _Check:
+    def __init__(self, file: ProgramFile) -> None:
+        self.file, self.program = file, file.program
+        self.where = "the program"
+
+    def run(self) -> None:
+        names = [plan.name for plan in self.program.plans]
+        if len(set(names)) < len(names):
+            raise self.fault("two methods have one name")
+        for named in self.program.named_data:
+            self.within(named.segment_index, self.file.segments, f"the segment of named data {named.key!r}")
+        for offsets in (self.program.constant_segment, *self.program.mutable_data_segments):
+            if offsets is not None and len(offsets.offsets) > 1:
+                self.within(offsets.segment_index, self.file.segments, "the segment of tensors")
+        for plan in self.program.plans:
+            self.where = f"method {plan.name!r}"
+            self.plan(plan)
+
+    def fault(self, why: str) -> FormatError:
+        return damaged(".pte file", f"{self.where}: {why}")
+
+    def within(self, index: int, listed: Sequence[Any], what: str) -> None:
+        if not 0 <= index < len(listed):
+            raise self.fault(f"{what} is {index} of {len(listed)}")
+
+    def plan(self, plan: ExecutionPlan) -> None:
+        values = [entry.value for entry in plan.values]
+        if any(size < 0 or size > ADDRESSABLE for size in plan.memory_sizes):
+            raise self.fault("it has a memory of a size that no memory has")
+        for number, value in enumerate(values):
+            self.value(value, values, plan, f"value {number}")
+        for index in (*plan.inputs, *plan.outputs):
+            self.within(index, values, "an input or output")
+        for delegate in plan.delegates:
+            self.delegate(delegate)
+        if len(plan.chains) != 1:
+            raise self.fault(f"it has {len(plan.chains)} chains of instructions, not one")
+        calls = [instruction.call for instruction in plan.chains[0].instructions]
+        for number, call in enumerate(calls):
+            self.call(call, values, plan, len(calls), f"instruction {number}")
+
+    def value(self, value: Value | None, values: Sequence[Value | None], plan: ExecutionPlan, what: str) -> None:
+        if value is None:
+            raise self.fault(f"{what} has no kind")
+        if isinstance(value, Tensor):
+            self.tensor(value, plan, what)
+        elif isinstance(value, (IntList, TensorList, OptionalTensorList)):
+            kinds: dict[type, tuple[type, ...]] = {
+                IntList: (Int,),
+                TensorList: (Tensor,),
+                OptionalTensorList: (Tensor, Null),
+            }
+            for index in value.items:
+                self.within(index, values, f"an element of {what}")
+                if not isinstance(values[index], kinds[type(value)]):
+                    raise self.fault(f"{what} is a {type(value).__name__} and names a {type(values[index]).__name__}")
+
+    def tensor(self, tensor: Tensor, plan: ExecutionPlan, what: str) -> None:
+        if any(size < 0 for size in tensor.sizes) or sorted(tensor.dim_order) != list(range(len(tensor.sizes))):
+            raise self.fault(f"{what} has the sizes {tensor.sizes} in the order {tensor.dim_order}")
+        if tensor.storage_offset:
+            raise self.fault(f"{what} has an offset in its storage, which no runtime knows")
+        try:
+            size = nbytes(tensor)
+        except ValueError as e:
+            raise self.fault(f"{what}: {e}") from None
+        if size > ADDRESSABLE:
+            raise self.fault(f"{what} has {size} bytes, more than any memory")
+        self.memory(tensor, size, plan, what)
+        if tensor.extra is not None and tensor.extra.location == Location.EXTERNAL:
+            if not tensor.extra.fully_qualified_name:
+                raise self.fault(f"{what} is in another file and has no name")
+        elif tensor.data_buffer_idx:
+            self.content(tensor, size, what)
+
+    def memory(self, tensor: Tensor, size: int, plan: ExecutionPlan, what: str) -> None:
+        place = tensor.allocation
+        if place is None:
+            return
+        if not 0 < place.memory_id < len(plan.memory_sizes):
+            raise self.fault(f"{what} is in memory {place.memory_id} of {len(plan.memory_sizes)}")
+        if place.offset + size > plan.memory_sizes[place.memory_id]:
+            raise self.fault(f"{what} reaches beyond the end of memory {place.memory_id}")
+
+    def content(self, tensor: Tensor, size: int, what: str) -> None:
+        """The data of a constant, or the initial state of a tensor that has memory."""
+        index = tensor.data_buffer_idx
+        if tensor.allocation is None and self.program.constant_buffer:
+            self.within(index, self.program.constant_buffer, f"the data of {what}")
+            if len(self.program.constant_buffer[index].storage) < size:
+                raise self.fault(f"{what} has {size} bytes, and its data fewer")
+            return
+        offsets = self.offsets(tensor, what)
+        self.within(index, offsets.offsets, f"the data of {what}")
+        self.within(offsets.segment_index, self.file.segments, f"the segment of {what}")
+        if offsets.offsets[index] + size > len(self.file.segments[offsets.segment_index]):
+            raise self.fault(f"the data of {what} reach beyond the end of their segment")
+
+    def offsets(self, tensor: Tensor, what: str) -> SubsegmentOffsets:
+        if tensor.allocation is None:
+            return self.program.constant_segment or SubsegmentOffsets()
+        number = 0 if tensor.extra is None else tensor.extra.mutable_data_segments_idx
+        self.within(number, self.program.mutable_data_segments, f"the initial state of {what}")
+        return self.program.mutable_data_segments[number]
+
+    def delegate(self, delegate: BackendDelegate) -> None:
+        if delegate.processed is None:
+            raise self.fault(f"a delegate of {delegate.id!r} has no blob")
+        inline = delegate.processed.location == BlobLocation.INLINE
+        listed: Sequence[Any] = self.program.backend_delegate_data if inline else self.file.segments
+        self.within(delegate.processed.index, listed, f"the blob of a delegate of {delegate.id!r}")
+
+    def call(self, call: Call | None, values: Sequence[Any], plan: ExecutionPlan, count: int, what: str) -> None:
+        checks: dict[type, Callable[[Any], Sequence[int]]] = {
+            KernelCall: lambda c: c.args,
+            DelegateCall: lambda c: c.args,
+            MoveCall: lambda c: (c.move_from, c.move_to),
+            JumpFalseCall: lambda c: (c.condition,),
+            FreeCall: lambda c: (c.value,),
+        }
+        if call is None:
+            raise self.fault(f"{what} has no kind")
+        for index in checks[type(call)](call):
+            self.within(index, values, f"an argument of {what}")
+        if isinstance(call, KernelCall):
+            self.within(call.op_index, plan.operators, f"the operator of {what}")
+        elif isinstance(call, DelegateCall):
+            self.within(call.delegate_index, plan.delegates, f"the delegate of {what}")
+        elif isinstance(call, JumpFalseCall) and not 0 <= call.destination <= count:
+            raise self.fault(f"{what} jumps to instruction {call.destination} of {count}")

@@ -1,0 +1,83 @@
+"""Tables of ``program`` from a flatbuffer that nobody has checked; every offset, count and enumerated value is."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from delegraph.errors import FormatError
+from delegraph.io.flatbuffer import Table
+
+from ..program.schema import Either, Field, Kind, Numbers, Scalar, Sub, Tables, Text, fields_of
+
+_DTYPES = {"b": "i1", "B": "u1", "?": "u1", "i": "<i4", "I": "<u4", "q": "<i8", "Q": "<u8", "d": "<f8"}
+
+
+class Unpacker:
+    """Reads tables; those of equal position and class are read once, so that sharing costs no memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[type[Any], int], Any] = {}
+
+    def table(self, cls: type[Any], table: Table) -> Any:
+        """The table as an instance of its class. Raises FormatError for anything that the schema does not allow."""
+        key = cls, table.position
+        if key not in self._known:
+            self._known[key] = cls(*(self._field(field, table) for field in fields_of(cls)))  # type: ignore[arg-type]
+        return self._known[key]
+
+    def _field(self, field: Field, table: Table) -> Any:
+        kind = field.kind
+        if isinstance(kind, Scalar):
+            return _scalar(field, kind, table)
+        if isinstance(kind, Either):
+            return self._union(field, kind, table)
+        return self._referred(field, kind, table)
+
+    def _referred(self, field: Field, kind: Kind, table: Table) -> Any:
+        if isinstance(kind, Text):
+            return table.string(field.id, field.name)
+        if isinstance(kind, Numbers):
+            return _numbers(field, kind, table)
+        if isinstance(kind, Sub):
+            below = table.table(field.id, field.name)
+            return None if below is None else self.table(kind.cls, below)
+        assert isinstance(kind, Tables)
+        return tuple(self.table(kind.cls, below) for below in table.each_table(field.id, field.name))
+
+    def _union(self, field: Field, kind: Either, table: Table) -> Any:
+        number = table.scalar(field.id, "B")
+        if number > len(kind.members):
+            raise table.damaged(f"{field.name} is of kind {number}, which the schema does not know")
+        below = table.table(field.id + 1, field.name)
+        if number == 0 or below is None:
+            return None
+        return self.table(kind.members[number - 1], below)
+
+
+def _scalar(field: Field, kind: Scalar, table: Table) -> Any:
+    if kind.form == "d":
+        bits = table.scalar(field.id, "q", struct.unpack("<q", struct.pack("<d", kind.default))[0])
+        return struct.unpack("<d", struct.pack("<q", bits))[0]
+    if kind.form == "?":
+        return table.flag(field.id, kind.default)
+    value = table.scalar(field.id, kind.form, kind.default)
+    if kind.enum is not None and value not in kind.enum:
+        raise table.damaged(f"{field.name} is {value}, which the schema does not know")
+    return value
+
+
+def _numbers(field: Field, kind: Numbers, table: Table) -> Any:
+    if kind.raw:
+        return table.copied(field.id, field.name)
+    listed = table.numbers(field.id, _DTYPES[kind.form], field.name)
+    if kind.form == "?":
+        if any(v > 1 for v in listed):
+            raise table.damaged(f"{field.name} has a bool that is neither 0 nor 1")
+        return tuple(map(bool, listed))
+    return tuple(listed)
+
+
+def damaged(what: str, why: str) -> FormatError:
+    """The error for a file that is not what it says."""
+    return FormatError("format-invalid", f"damaged {what}: {why}")
