@@ -104,16 +104,6 @@ REFUSALS = [
         (x, torch.ones(2, 2, 2, 2)),
         "aten.conv2d.default: TOSA CONV2D: dilation_y * KH is 10000, MAX_KERNEL is 8192",
     ),
-    (
-        lambda x: F.interpolate(x, scale_factor=0.05),
-        (torch.ones(1, 1, 40, 40),),
-        "aten.upsample_nearest2d.vec: TOSA RESIZE: scale 2/40 is not above 1/16",
-    ),
-    (
-        lambda x: F.interpolate(x, scale_factor=1.23456789),
-        (x,),
-        "aten.upsample_nearest2d.vec: the scale factor 1.23456789 is no fraction that RESIZE can express",
-    ),
 ]
 
 

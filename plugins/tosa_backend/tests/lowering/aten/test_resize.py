@@ -30,6 +30,10 @@ for factor in (2, 3, 0.5, 1.5, (2, 3.5)):
             lambda x, f=factor, c=corners: F.interpolate(x, scale_factor=f, mode="bilinear", align_corners=c),
             image,
         )
+for factor in (0.05, 1.23456789):  # which RESIZE cannot express
+    for mode in ("nearest", "bilinear"):
+        resized = lambda x, f=factor, m=mode: F.interpolate(x, scale_factor=f, mode=m)  # noqa: E731
+        FAMILY.cases(f"{mode}-x{factor}", resized, randn(1, 2, 41, 40))
 FAMILY.cases("nearest-inner", lambda x: aten.upsample_nearest2d(x, [12, 10]), image)
 FAMILY.cases("bilinear-inner", lambda x: aten.upsample_bilinear2d(x, [12, 10], False), image)
 

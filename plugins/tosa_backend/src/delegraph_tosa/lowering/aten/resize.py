@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from delegraph.errors import Unsupported
 
 from ...ir.graph import Value
 from ...ir.types import ResizeMode
 from ..builder import Tosa
 from ..layout import NCHW, NHWC, Pair, pair
 from ..registry import lowers
+from . import interpolate
 
 aten = torch.ops.aten
 
@@ -86,6 +88,15 @@ def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
 def upsampled(
     t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool = False
 ) -> Value:
+    """x [N,C,H,W] -> [N,C,*out], by RESIZE where it can express that, else by weighted sums."""
+    try:
+        return _by_resize(t, x, out, scales, mode, corners)
+    except Unsupported:
+        kind = interpolate.nearest if mode is ResizeMode.NEAREST else interpolate.linear
+        return interpolate.interpolated(t, x, interpolate.axes_of(x, out, scales), kind, corners)
+
+
+def _by_resize(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool) -> Value:
     """x [N,C,H,W] -> [N,C,*out]. One pixel is repeated, and what has one output pixel at its corner is cut."""
     repeats = [1, 1, 1, 1]
     axes = []

@@ -1,0 +1,176 @@
+"""Sampling of images and volumes at places that are computed at run time: one GATHER for each neighbour of a place.
+
+Places are clamped to one element around the tensor before they become integers, since nothing lies further out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import DType
+from ..builder import Tosa
+from ..layout import channels_first, channels_last
+from ..registry import lowers
+from .cast import converted
+from .rounding import nearest
+
+aten = torch.ops.aten
+
+BILINEAR, NEAREST, BICUBIC = 0, 1, 2
+ZEROS, BORDER, REFLECTION = 0, 1, 2
+
+
+class Grid:
+    """What one call samples: the sizes of the axes from the last one on, as the grid names them, and how."""
+
+    def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
+        self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
+
+    def place(self, coordinate: Value, size: int) -> Value:
+        """A coordinate from -1 to 1 in elements; what is no number is -1."""
+        t = self.t
+        coordinate = t.select(t.equal(coordinate, coordinate), coordinate, -1.0)
+        raised = t.add(coordinate, 1)
+        if self.corners:
+            return t.mul(raised, (size - 1) / 2)
+        return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
+
+    def padded(self, place: Value, size: int) -> Value:
+        """A place that padding moved into the tensor, or, for zeros, left where it is seen to be outside."""
+        if self.padding == ZEROS:
+            return place
+        if self.padding == REFLECTION:
+            place = self._reflected(place, *((0, size - 1) if self.corners else (-0.5, size - 0.5)))
+        return self.t.clamp(place, 0, size - 1)
+
+    def _reflected(self, place: Value, low: float, high: float) -> Value:
+        """Mirrored at both ends as often as it takes."""
+        t, span = self.t, high - low
+        if span == 0:
+            return t.mul(place, 0)
+        distance = t.abs(t.sub(place, low))
+        turns = t.floor(t.mul(distance, 1 / span))
+        rest = t.sub(distance, t.mul(turns, span))
+        half = t.mul(turns, 0.5)
+        odd = t.greater(half, t.floor(half))
+        return t.add(t.select(odd, t.sub(span, rest), rest), low)
+
+
+def sampled(t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners: bool) -> Value:
+    """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; in fp32"""
+    axes = grid.shape[-1]
+    g = Grid(t, input.shape[2:], padding, corners)
+    wide = converted(t, grid, DType.FP32)
+    n, places = grid.shape[0], math.prod(grid.shape[1:-1])
+    columns = [_column(t, t.reshape(wide, (n, places, axes)), axis) for axis in range(axes)]
+    found = [g.place(column, size) for column, size in zip(columns, g.sizes, strict=True)]
+    values = t.transpose(converted(t, input, DType.FP32), channels_last(input.rank))
+    values = t.reshape(values, (n, math.prod(input.shape[2:]), input.shape[1]))
+    y = _cubic(g, values, found) if mode == BICUBIC else _straight(g, values, found, mode)
+    y = t.reshape(y, (n, *grid.shape[1:-1], input.shape[1]))
+    return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
+
+
+def _column(t: Tosa, grid: Value, axis: int) -> Value:
+    """[N,P,axes] -> [N,P]"""
+    n, places, _ = grid.shape
+    return t.reshape(t.slice(grid, (0, 0, axis), (n, places, 1)), (n, places))
+
+
+Tap = tuple[Value, Value | None]
+"""The whole place of a neighbour along one axis, as float, and its weight."""
+
+
+def _straight(g: Grid, values: Value, places: Sequence[Value], mode: int) -> Value:
+    """The nearest element, or the weighted sum of those on both sides along each axis."""
+    t = g.t
+    moved = [t.clamp(g.padded(p, size), -2, size + 1) for p, size in zip(places, g.sizes, strict=True)]
+    if mode == NEAREST:
+        return _summed(g, values, [[(nearest(t, p), None)] for p in moved])
+    return _summed(g, values, [_neighbours(t, p) for p in moved])
+
+
+def _neighbours(t: Tosa, place: Value) -> list[Tap]:
+    first = t.floor(place)
+    share = t.sub(place, first)
+    return [(first, t.sub(1, share)), (t.add(first, 1), share)]
+
+
+def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
+    """The weighted sum of four elements along each axis, each of which is padded for itself."""
+    return _summed(g, values, [_four(g, p, size) for p, size in zip(places, g.sizes, strict=True)])
+
+
+def _four(g: Grid, place: Value, size: int) -> list[Tap]:
+    t = g.t
+    first = t.floor(place)
+    share = t.sub(place, first)
+    taps = []
+    for k, weight in zip((-1, 0, 1, 2), _spline(t, share), strict=True):
+        taps.append((t.clamp(g.padded(t.add(first, k), size), -2, size + 1), weight))
+    return taps
+
+
+def _spline(t: Tosa, share: Value) -> list[Value]:
+    """The weights of Keys' cubic convolution, a = -0.75, at the distances 1 + s, s, 1 - s and 2 - s."""
+
+    def inner(x: Value) -> Value:
+        return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
+
+    def outer(x: Value) -> Value:
+        return t.add(t.mul(t.sub(t.mul(t.add(t.mul(x, -0.75), 3.75), x), 6), x), 3)
+
+    rest = t.sub(1, share)
+    return [outer(t.add(share, 1)), inner(share), inner(rest), outer(t.add(rest, 1))]
+
+
+def _summed(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
+    """values [N,K,C] -> [N,P,C], the weighted sum over all combinations of the axes' taps"""
+    t = g.t
+    total: Value | None = None
+    for corner in product(*taps):
+        part = t.gather(values, _index(g, [place for place, _ in corner]))
+        weight = _weight(g, corner)
+        if weight is not None:
+            part = t.mul(part, t.reshape(weight, (*weight.shape, 1)))
+        total = part if total is None else t.add(total, part)
+    assert total is not None
+    return total
+
+
+def _index(g: Grid, places: Sequence[Value]) -> Value:
+    """Whole places along each axis [N,P] -> int32 [N,P], where that element lies in the tensor"""
+    t = g.t
+    flat: Value | None = None
+    for place, size in reversed(list(zip(places, g.sizes, strict=True))):
+        inside = t.cast(t.clamp(place, 0, size - 1), DType.INT32)
+        flat = inside if flat is None else t.add(t.mul(flat, size), inside)
+    assert flat is not None
+    return flat
+
+
+def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
+    """The product of the weights, 0 outside of the tensor if padding is zeros; None for 1."""
+    t = g.t
+    weight: Value | None = None
+    for _, own in corner:
+        weight = own if weight is None or own is None else t.mul(weight, own)
+    if g.padding != ZEROS:
+        return weight
+    for (place, _), size in zip(corner, g.sizes, strict=True):
+        inside = t.logical_and(t.greater_equal(place, 0), t.greater_equal(size - 1, place))
+        weight = t.select(inside, t.like(1, place) if weight is None else weight, 0)
+    return weight
+
+
+@lowers(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(
+    t: Tosa, input: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Value:
+    """input [N,C,*S], grid [N,*S',axes] of coordinates from -1 to 1, the last axis first -> [N,C,*S']"""
+    return sampled(t, input, grid, interpolation_mode, padding_mode, align_corners)

@@ -1,0 +1,286 @@
+"""Interpolation along any axes: every output is a weighted sum of elements at positions known beforehand.
+
+Positions and weights are computed in fp32, as torch does. What RESIZE can express is in ``resize``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...ir.graph import Value, literal
+from ...ir.types import FLOATS, DType
+from ..builder import Tosa
+from ..positions import picked
+from ..registry import lowers
+from .cast import converted
+
+aten = torch.ops.aten
+f32 = np.float32
+
+
+class Axis(NamedTuple):
+    """Sizes along one axis, and the input elements per output element where the user gave a scale."""
+
+    size: int
+    out: int
+    scale: float | None = None
+
+    def step(self, corners: bool = False) -> np.float32:
+        """Input elements per output element; with ``corners`` the centres of the outer ones stay."""
+        if corners:
+            return f32(self.size - 1) / f32(self.out - 1) if self.out > 1 else f32(0)
+        if self.scale is not None and self.scale > 0:
+            return f32(1 / self.scale)
+        return f32(self.size) / f32(self.out)
+
+    def places(self, corners: bool) -> Any:
+        """Where in the input the centres of the outputs lie, in elements."""
+        outputs = np.arange(self.out, dtype=f32)
+        step = self.step(corners)
+        return outputs * step if corners else (outputs + f32(0.5)) * step - f32(0.5)
+
+
+class Tap(NamedTuple):
+    """One of the elements that outputs are made of: its position and weight, for each output. No weight is 1."""
+
+    positions: Any
+    weights: Any = None
+
+
+Kind = Callable[[Axis, bool], list[Tap]]
+"""The taps of an axis: (axis, corners)."""
+
+
+def _within(positions: Any, axis: Axis) -> Any:
+    return np.clip(positions, 0, axis.size - 1).astype(np.int64)
+
+
+def nearest(axis: Axis, corners: bool) -> list[Tap]:
+    """The element in which an output begins."""
+    return [Tap(_within(np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis))]
+
+
+def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
+    """The element in which the centre of an output lies."""
+    return [Tap(_within(np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()), axis))]
+
+
+def linear(axis: Axis, corners: bool) -> list[Tap]:
+    """The elements before and after the centre."""
+    places = np.maximum(axis.places(corners), f32(0))
+    first = _within(np.floor(places), axis)
+    share = np.clip(places - first.astype(f32), f32(0), f32(1))
+    return [Tap(first, f32(1) - share), Tap(_within(first + 1, axis), share)]
+
+
+def cubic(axis: Axis, corners: bool) -> list[Tap]:
+    """The four elements around the centre, weighted by a cubic spline."""
+    places = axis.places(corners)
+    first = np.floor(places)
+    share = places - first
+    return [Tap(_within(first + k, axis), _spline(np.abs(share - f32(k)), f32(-0.75))) for k in (-1, 0, 1, 2)]
+
+
+def _spline(x: Any, a: np.float32) -> Any:
+    """Keys' cubic convolution kernel at distance x."""
+    inner = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, inner, np.where(x < 2, outer, 0)).astype(f32)
+
+
+def _triangle(x: Any) -> Any:
+    return np.maximum(1 - np.abs(x), 0)
+
+
+def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
+    """Taps over all that an output covers, weighted by a filter that reaches ``width`` / 2 outputs to either side."""
+
+    def taps(axis: Axis, corners: bool) -> list[Tap]:
+        step = axis.step(corners)
+        wide = max(step, f32(1))
+        centres = step * (np.arange(axis.out, dtype=f32) + f32(0.5))
+        reach = f32(width / 2) * wide
+        first = np.maximum((centres - reach + f32(0.5)).astype(np.int64), 0)
+        last = np.minimum((centres + reach + f32(0.5)).astype(np.int64), axis.size)
+        places = first[:, None] + np.arange(int((last - first).max()))
+        weights = weight((places + f32(0.5) - centres[:, None]) / wide) * (places < last[:, None])
+        weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
+        return [Tap(_within(p, axis), w) for p, w in zip(places.T, weights.T, strict=True)]
+
+    return taps
+
+
+linear_filter = _filtered(2, _triangle)
+cubic_filter = _filtered(4, lambda x: _spline(np.abs(x).astype(f32), f32(-0.5)))
+
+
+def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: bool = False) -> Value:
+    """x [N,C,*S] -> [N,C,*S'], one axis after the other; weighted sums in fp32"""
+    y = x
+    for number, axis in enumerate(axes, start=2):
+        taps = kind(axis, corners)
+        if len(taps) > 1:
+            t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
+            y = converted(t, y, DType.FP32)
+        y = _weighted(t, y, number, taps)
+    return converted(t, y, x.dtype)
+
+
+def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
+    """x [*A,N,*B] -> [*A,N',*B], the weighted sum of the taps along ``axis``"""
+    identity = np.arange(x.shape[axis])
+    total: Value | None = None
+    for positions, weights in taps:
+        part = x if np.array_equal(positions, identity) else picked(t, x, axis, positions)
+        if weights is not None:
+            shape = (len(weights), *(1,) * (x.rank - axis - 1))
+            part = t.mul(part, literal(weights.reshape(shape), DType.FP32, f32))
+        total = part if total is None else t.add(total, part)
+    assert total is not None
+    return total
+
+
+def axes_of(x: Value, output_size: Sequence[int] | None, scales: Sequence[float | None] | None) -> list[Axis]:
+    """The axes of x [N,C,*S] with the sizes or the scales that the user gave."""
+    sizes = x.shape[2:]
+    given = [None] * len(sizes) if scales is None else list(scales)
+    if output_size is None:
+        output_size = [math.floor(n * scale) for n, scale in zip(sizes, given, strict=True)]  # type: ignore[operator]
+    return [Axis(*row) for row in zip(sizes, output_size, given, strict=True)]
+
+
+Sizes = Sequence[int] | None
+Scales = Sequence[float] | None
+
+
+@lowers(aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec)
+def upsample_nearest_vec(t: Tosa, input: Value, output_size: Sizes, scale_factors: Scales) -> Value:
+    """[N,C,*S] -> [N,C,*S']"""
+    return interpolated(t, input, axes_of(input, output_size, scale_factors), nearest)
+
+
+@lowers(aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact3d.vec)
+def upsample_nearest_exact_vec(t: Tosa, input: Value, output_size: Sizes, scale_factors: Scales) -> Value:
+    """[N,C,*S] -> [N,C,*S']"""
+    return interpolated(t, input, axes_of(input, output_size, scale_factors), nearest_exact)
+
+
+@lowers(aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec)
+def upsample_linear_vec(t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales) -> Value:
+    """[N,C,*S] -> [N,C,*S']"""
+    return interpolated(t, input, axes_of(input, output_size, scale_factors), linear, align_corners)
+
+
+@lowers(aten.upsample_bicubic2d.vec)
+def upsample_bicubic2d_vec(
+    t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
+) -> Value:
+    """[N,C,H,W] -> [N,C,H',W']"""
+    return interpolated(t, input, axes_of(input, output_size, scale_factors), cubic, align_corners)
+
+
+@lowers(aten._upsample_bilinear2d_aa.vec)
+def _upsample_bilinear2d_aa_vec(
+    t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
+) -> Value:
+    """[N,C,H,W] -> [N,C,H',W']; averaged over what an output covers"""
+    return interpolated(t, input, axes_of(input, output_size, scale_factors), linear_filter, align_corners)
+
+
+@lowers(aten._upsample_bicubic2d_aa.vec)
+def _upsample_bicubic2d_aa_vec(
+    t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
+) -> Value:
+    """[N,C,H,W] -> [N,C,H',W']; averaged over what an output covers"""
+    return interpolated(t, input, axes_of(input, output_size, scale_factors), cubic_filter, align_corners)
+
+
+# ---- the same with a scale an axis
+
+
+@lowers(aten.upsample_nearest1d.default)
+def upsample_nearest1d(t: Tosa, self: Value, output_size: Sequence[int], scales: float | None) -> Value:
+    """[N,C,L] -> [N,C,L']"""
+    return interpolated(t, self, axes_of(self, output_size, [scales]), nearest)
+
+
+@lowers(aten._upsample_nearest_exact1d.default)
+def _upsample_nearest_exact1d(t: Tosa, self: Value, output_size: Sequence[int], scales: float | None) -> Value:
+    """[N,C,L] -> [N,C,L']"""
+    return interpolated(t, self, axes_of(self, output_size, [scales]), nearest_exact)
+
+
+@lowers(aten.upsample_linear1d.default)
+def upsample_linear1d(
+    t: Tosa, self: Value, output_size: Sequence[int], align_corners: bool, scales: float | None
+) -> Value:
+    """[N,C,L] -> [N,C,L']"""
+    return interpolated(t, self, axes_of(self, output_size, [scales]), linear, align_corners)
+
+
+@lowers(aten._upsample_nearest_exact2d.default)
+def _upsample_nearest_exact2d(
+    t: Tosa, self: Value, output_size: Sequence[int], scales_h: float | None, scales_w: float | None
+) -> Value:
+    """[N,C,H,W] -> [N,C,H',W']"""
+    return interpolated(t, self, axes_of(self, output_size, [scales_h, scales_w]), nearest_exact)
+
+
+def _image_rule(operator: Any, kind: Kind) -> None:
+    """Register a rule for an operator over images whose corners can be aligned."""
+
+    @lowers(operator)
+    def rule(
+        t: Tosa,
+        self: Value,
+        output_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None,
+        scales_w: float | None,
+    ) -> Value:
+        """[N,C,H,W] -> [N,C,H',W']"""
+        return interpolated(t, self, axes_of(self, output_size, [scales_h, scales_w]), kind, align_corners)
+
+
+_image_rule(aten.upsample_bicubic2d.default, cubic)
+_image_rule(aten._upsample_bilinear2d_aa.default, linear_filter)
+_image_rule(aten._upsample_bicubic2d_aa.default, cubic_filter)
+
+
+def _volume_rule(operator: Any, kind: Kind) -> None:
+    """Register a rule for an operator over volumes."""
+
+    @lowers(operator)
+    def rule(
+        t: Tosa,
+        self: Value,
+        output_size: Sequence[int],
+        scales_d: float | None,
+        scales_h: float | None,
+        scales_w: float | None,
+    ) -> Value:
+        """[N,C,D,H,W] -> [N,C,D',H',W']"""
+        return interpolated(t, self, axes_of(self, output_size, [scales_d, scales_h, scales_w]), kind)
+
+
+_volume_rule(aten.upsample_nearest3d.default, nearest)
+_volume_rule(aten._upsample_nearest_exact3d.default, nearest_exact)
+
+
+@lowers(aten.upsample_trilinear3d.default)
+def upsample_trilinear3d(
+    t: Tosa,
+    self: Value,
+    output_size: Sequence[int],
+    align_corners: bool,
+    scales_d: float | None,
+    scales_h: float | None,
+    scales_w: float | None,
+) -> Value:
+    """[N,C,D,H,W] -> [N,C,D',H',W']"""
+    return interpolated(t, self, axes_of(self, output_size, [scales_d, scales_h, scales_w]), linear, align_corners)
