@@ -78,6 +78,10 @@ def _each_axis(node: Node) -> Found:
     return [(index, _below(size, True)) for index, size in zip(node.args[1], sizes, strict=False)]  # type: ignore[arg-type]
 
 
+def _of_all(node: Node) -> Found:
+    return [(node.args[1], _below(math.prod(_shape(node.args[0])), True))]  # type: ignore[arg-type]
+
+
 def _classes(node: Node) -> Found:
     count = _argument(node, 1, "num_classes", -1)
     return [(node.args[0], _below(count))] if isinstance(count, int) and count > 0 else []
@@ -97,13 +101,15 @@ INDEXES: dict[Any, Callable[[Node], Found]] = {
     aten._embedding_bag_forward_only.default: _table,
     aten.one_hot.default: _classes,
     aten.take_along_dim.default: _along_broadcast,
-    aten.index.Tensor: _each_axis,
-    aten.index_put.default: _each_axis,
-    aten.index_put_.default: _each_axis,
+    **dict.fromkeys((aten.index.Tensor, aten._unsafe_index.Tensor), _each_axis),
+    **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _each_axis),
+    aten.take.default: _of_all,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along(negative=True)),
     **dict.fromkeys((aten.index_select.default, aten.gather.default, aten.scatter.src, aten.scatter.value), _ALONG),
     **dict.fromkeys((aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default), _ALONG),
-    **dict.fromkeys((aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default), _ALONG),
+    **dict.fromkeys(
+        (aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default, aten.index_reduce.default), _ALONG
+    ),
 }
 """ATen operators that raise for an index out of range."""
 

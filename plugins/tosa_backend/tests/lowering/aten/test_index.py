@@ -50,6 +50,9 @@ FAMILY.case("gather-bool", lambda x, i: x.gather(1, i), truth(2, 5), ids)
 FAMILY.case("take-along-dim", lambda x, i: x.take_along_dim(i, 1), x, ends[None, :, None])
 FAMILY.case("take-along-dim-flat", lambda x, i: x.take_along_dim(i), x, ids)
 
+FAMILY.case("take", lambda x, i: x.take(i), x, ends)
+FAMILY.case("index-unsafe", lambda x, i: aten._unsafe_index(x, [None, i]), x, ends)
+
 FAMILY.case("one-hot", lambda i: F.one_hot(i, 6), ids)
 
 

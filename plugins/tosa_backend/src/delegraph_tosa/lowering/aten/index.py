@@ -138,8 +138,8 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
 
 
-@lowers(aten.index.Tensor)
-def index(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
     """self [*S], several [*I] that broadcast -> [*A,*I,*B]; axes without an index stay, A is before the first one"""
     rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
@@ -150,6 +150,13 @@ def gather(t: Tosa, self: Value, dim: int, index: Value, sparse_grad: bool) -> V
     """self [*A,K,*B], index [*A',W,*B'] -> [*A',W,*B']"""
     x, place = ranked_pair(t, self, index)
     return t.reshape(taken(t, *addressed(t, x, dim, place)), index.shape)
+
+
+@lowers(aten.take.default)
+def take(t: Tosa, self: Value, index: Value) -> Value:
+    """self [*S], index [*I] -> [*I]; the index is one of all elements"""
+    flat = t.reshape(self, (math.prod(self.shape),))
+    return index_tensor(t, flat, [index])
 
 
 @lowers(aten.take_along_dim.default)

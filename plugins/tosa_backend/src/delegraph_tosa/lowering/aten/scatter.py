@@ -1,0 +1,275 @@
+"""Writing where indices point.
+
+SCATTER writes rows, each at most once: where torch leaves open what remains of several values for one place, so does the
+result here. Where it is defined, because values are combined or are all the same, each place looks at all values that
+may be for it: as many comparisons as there are places times values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS, DType
+from ..builder import Tosa
+from ..layout import axis_of
+from ..promotion import converted
+from ..ranges import range_of_type
+from ..registry import lowers
+from .elementwise import scaled
+from .index import addressed, along, counted, from_start, ranked_pair, rows_of
+from .shape import expanded
+
+aten = torch.ops.aten
+inf = math.inf
+
+COMPARISONS = 1 << 22
+"""So many places times values may be compared."""
+
+
+def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
+    """values [N,K,C] with source [N,W,C] in the rows ``places`` [N,W]; truth values pass as int8"""
+    if values.dtype is DType.BOOL:
+        small = (converted(t, v, DType.INT8) for v in (values, source))
+        return converted(t, t.scatter(next(small), places, next(small)), DType.BOOL)
+    return t.scatter(values, places, source)
+
+
+# ---- values that are combined
+
+
+class Combination(NamedTuple):
+    """How values that meet in one place become one: along an axis, and with what was there; ``neutral`` to both."""
+
+    along: Callable[[Tosa, Value, int], Value]
+    pair: Callable[[Tosa, Value, Value], Value]
+    neutral: float
+
+
+SUM = Combination(Tosa.reduce_sum, Tosa.add, 0)
+PRODUCT = Combination(Tosa.reduce_product, Tosa.mul, 1)
+LARGEST = Combination(Tosa.reduce_max, Tosa.maximum, -inf)
+SMALLEST = Combination(Tosa.reduce_min, Tosa.minimum, inf)
+NAMES = {
+    "sum": SUM,
+    "add": SUM,
+    "mean": SUM,
+    "prod": PRODUCT,
+    "multiply": PRODUCT,
+    "amax": LARGEST,
+    "amin": SMALLEST,
+}
+
+
+def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
+    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B'], whether index w is k"""
+    before, count, after = index.shape[:axis], index.shape[axis], index.shape[axis + 1 :]
+    size = x.shape[axis]
+    compared = size * math.prod(index.shape)
+    t.require(compared <= COMPARISONS, f"{compared} comparisons of {count} indices with {size} places are too many")
+    return t.equal(t.reshape(index, (*before, 1, count, *after)), counted(size, along(x.rank + 1, axis, size)))
+
+
+def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: str, include_self: bool = True) -> Value:
+    """x [*A,K,*B] with the values source [*A',W,*B'] combined into it; axes of ``index`` may have size 1
+
+    What no index names stays as it is. fp16 and small integers are combined in 32 bits.
+    """
+    how, dtype = NAMES[name], x.dtype
+    t.require(name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered")
+    wide = _wide(dtype)
+    x, source = converted(t, x, wide), converted(t, source, wide)
+    hit = hits(t, x, axis, index)
+    offered = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
+    found = how.along(t, t.select(hit, offered, _neutral(t, how, x)), axis + 1)
+    named = _without(t, t.reduce_any(hit, axis + 1), axis + 1)
+    found = _without(t, found, axis + 1)
+    region = t.slice(x, [0] * x.rank, found.shape)
+    if name == "mean":
+        count = t.reduce_sum(t.select(hit, t.constant(1, wide, (1,) * hit.rank), 0), axis + 1)
+        total = t.add(_without(t, count, axis + 1), float(include_self))
+        found = t.add(found, region) if include_self else found
+        found = t.mul(found, t.reciprocal(t.maximum(total, 1.0)))
+    elif include_self:
+        found = how.pair(t, region, found)
+    return converted(
+        t, t.select(_filled(t, expanded(t, named, found.shape), x, False), _filled(t, found, x, 0), x), dtype
+    )
+
+
+def _wide(dtype: DType) -> DType:
+    if dtype in FLOATS:
+        return DType.FP32
+    return dtype if dtype is DType.INT64 else DType.INT32
+
+
+def _neutral(t: Tosa, how: Combination, x: Value) -> Value:
+    number = how.neutral
+    if x.dtype not in FLOATS and math.isinf(number):
+        number = range_of_type(DType.INT32)[number > 0]
+    return t.constant(number, x.dtype, (1,) * (x.rank + 1))
+
+
+def _without(t: Tosa, y: Value, axis: int) -> Value:
+    return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
+
+
+def _filled(t: Tosa, part: Value, x: Value, number: float) -> Value:
+    """``part`` in the corner of a tensor of x's shape, with ``number`` around it"""
+    return t.pad(part, [n for a in range(x.rank) for n in (0, x.shape[a] - part.shape[a])], number)
+
+
+def _cut(t: Tosa, source: Value, index: Value) -> Value:
+    """Of a source that is larger than the index, torch takes the corner."""
+    return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
+
+
+# ---- one index an element
+
+
+@lowers(aten.scatter.src)
+def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Value:
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
+    x, places = ranked_pair(t, self, index)
+    values, rows = addressed(t, x, dim, places)
+    source = t.reshape(_cut(t, src, places), (*rows.shape, 1))
+    return t.reshape(written(t, values, rows, source), self.shape)
+
+
+@lowers(aten.scatter.value)
+def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
+    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; a place may be named several times"""
+    x, places = ranked_pair(t, self, index)
+    axis = axis_of(dim, x.rank)
+    named = _without(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
+    return t.reshape(t.select(_filled(t, named, x, False), t.like(value, x), x), self.shape)
+
+
+def _combined_elements(
+    t: Tosa, x: Value, dim: int, index: Value, source: Value, name: str, include_self: bool = True
+) -> Value:
+    ranked, places = ranked_pair(t, x, index)
+    axis = axis_of(dim, ranked.rank)
+    return t.reshape(combined(t, ranked, axis, places, _cut(t, source, places), name, include_self), x.shape)
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Value:
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
+    return _combined_elements(t, self, dim, index, src, "add")
+
+
+@lowers(aten.scatter.reduce)
+def scatter_reduce(t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str) -> Value:
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
+    return _combined_elements(t, self, dim, index, src, reduce)
+
+
+@lowers(aten.scatter.value_reduce)
+def scatter_value_reduce(t: Tosa, self: Value, dim: int, index: Value, value: float, reduce: str) -> Value:
+    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
+    places = t.ranked(index, max(index.rank, 1))
+    source = t.tile(t.constant(value, self.dtype, (1,) * places.rank), places.shape)
+    return _combined_elements(t, self, dim, index, source, reduce)
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce_two(
+    t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool
+) -> Value:
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; sum, prod, mean, amax or amin"""
+    return _combined_elements(t, self, dim, index, src, reduce, include_self)
+
+
+# ---- one index a slice
+
+
+def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, int, Value, Value]:
+    """x and the source with at least one axis, the axis, and the index [1,..,W,..,1] with the source's rank."""
+    x = t.ranked(x, max(x.rank, 1))
+    axis = axis_of(dim, x.rank)
+    count = math.prod(index.shape)
+    return x, axis, t.reshape(index, along(x.rank, axis, count)), t.ranked(source, x.rank)
+
+
+@lowers(aten.index_add.default)
+def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float) -> Value:
+    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
+    x, axis, places, offered = _slices(t, self, dim, index, source)
+    offered = scaled(t, offered, alpha)  # type: ignore[assignment]
+    return t.reshape(combined(t, x, axis, places, offered, "add"), self.shape)
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(t: Tosa, self: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool) -> Value:
+    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]; prod, mean, amax or amin"""
+    x, axis, places, offered = _slices(t, self, dim, index, source)
+    return t.reshape(combined(t, x, axis, places, offered, reduce, include_self), self.shape)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> Value:
+    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
+    x = t.ranked(self, max(self.rank, 1))
+    rows = rows_of(t, x, [None] * axis_of(dim, x.rank) + [t.ranked(index, 1)])
+    shape = (*rows.places.shape, rows.values.shape[2])
+    return t.reshape(written(t, rows.values, rows.places, t.reshape(source, shape)), self.shape)
+
+
+def _filled_slices(t: Tosa, x: Value, dim: int, index: Value, value: Value) -> Value:
+    ranked = t.ranked(x, max(x.rank, 1))
+    axis, size, count = axis_of(dim, ranked.rank), ranked.shape[axis_of(dim, ranked.rank)], math.prod(index.shape)
+    places = t.reshape(from_start(t, index, size), along(ranked.rank, axis, count))
+    named = _without(t, t.reduce_any(hits(t, ranked, axis, places), axis + 1), axis + 1)
+    return t.reshape(t.select(named, t.ranked(converted(t, value, x.dtype), ranked.rank), ranked), x.shape)
+
+
+@lowers(aten.index_fill.int_Scalar)
+def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
+    """self [*A,K,*B], index [W] -> [*A,K,*B]; a place may be named several times"""
+    return _filled_slices(t, self, dim, index, t.constant(value, self.dtype, ()))
+
+
+@lowers(aten.index_fill.int_Tensor)
+def index_fill_tensor(t: Tosa, self: Value, dim: int, index: Value, value: Value) -> Value:
+    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; a place may be named several times"""
+    return _filled_slices(t, self, dim, index, value)
+
+
+# ---- one index an axis
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
+    """self [*S], several [*I] that broadcast, values [*A,*I,*B] -> [*S]; or a mask and values that broadcast"""
+    mask = next((index for index in indices if index is not None), None)
+    if mask is not None and mask.dtype is DType.BOOL:
+        return _put_masked(t, self, indices, values, accumulate)
+    rows = rows_of(t, self, indices)
+    shape = (*rows.places.shape, rows.values.shape[2])
+    source = t.reshape(expanded(t, values, rows.result), shape)
+    if accumulate:
+        count = rows.places.shape[1]
+        index = t.reshape(rows.places, (shape[0], count, 1))
+        put = combined(t, rows.values, 1, index, source, "add")
+    else:
+        put = written(t, rows.values, rows.places, source)
+    moved = t.reshape(put, [self.shape[axis] for axis in rows.order])
+    return t.transpose(moved, sorted(range(self.rank), key=rows.order.__getitem__))
+
+
+def _put_masked(t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
+    """x where the mask is false; elsewhere the values, of which there is the same for each place."""
+    (mask,) = [index for index in indices if index is not None]
+    before = indices.index(mask)
+    after = x.rank - before - mask.rank
+    single = before == 0 and (values.rank <= after or values.shape[: values.rank - after] == (1,))
+    t.require(single or math.prod(values.shape) == 1, "what a mask takes of several values depends on the data")
+    own = t.reshape(values, values.shape[max(values.rank - after, 0) :] if before == 0 else ())
+    offered = converted(t, t.ranked(own, x.rank), x.dtype)
+    offered = t.add(x, offered) if accumulate else offered
+    return t.select(t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), offered, x)
