@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ContractViolation
-from .levels import Unit, root, size, units
+from .levels import Unit, find_root, size, units
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -121,12 +121,12 @@ def _merged(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[
         parent.update(dict.fromkeys(unit, unit[0]))
     for group in groups:
         for node in group:
-            parent[root(parent, node)] = root(parent, group[0])
-    tops = {root(parent, n) for group in groups for n in group}
+            parent[find_root(parent, node)] = find_root(parent, group[0])
+    tops = {find_root(parent, n) for group in groups for n in group}
     found: dict[Node, list[Node]] = {}
     for node in position:
-        if root(parent, node) in tops:
-            found.setdefault(root(parent, node), []).append(node)
+        if find_root(parent, node) in tops:
+            found.setdefault(find_root(parent, node), []).append(node)
     return list(found.values())
 
 

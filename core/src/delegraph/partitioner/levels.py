@@ -90,14 +90,14 @@ def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
         for node in unit:
             for i in node.all_input_nodes:
                 if i in parent:
-                    parent[root(parent, i)] = root(parent, node)
+                    parent[find_root(parent, i)] = find_root(parent, node)
     pieces: dict[Node, list[Unit]] = {}
     for unit in group:
-        pieces.setdefault(root(parent, unit[0]), []).append(unit)
+        pieces.setdefault(find_root(parent, unit[0]), []).append(unit)
     return list(pieces.values())
 
 
-def root(parent: dict[Node, Node], node: Node) -> Node:
+def find_root(parent: dict[Node, Node], node: Node) -> Node:
     """The node that stands for all that ``node`` was joined with."""
     while parent[node] is not node:
         parent[node] = node = parent[parent[node]]

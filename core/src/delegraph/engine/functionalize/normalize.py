@@ -1,13 +1,14 @@
-"""Step 1: a private copy of the program in the form that backends see.
+"""Step 1 of a lowering: a private copy of the program in the form that backends see.
 
-Functional, without wrappers that only switch gradients on and off, a debug handle on every call; the bodies of
-higher-order calls too. The caller's program is never changed, and the graph is copied, not retraced.
+That form is functional, has no wrappers that only switch gradients on and off, and has a debug handle on every call; so
+have the subgraphs of higher-order calls. The caller's program is never changed. The graph is copied node by node, since
+a retrace of the whole program takes longer than exporting it did.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _VMAP = "torch._functorch.predispatch"
-"""Where calls come from that begin and end the mapping of those between them."""
+"""The module of the calls that begin and end a ``vmap``, which applies to all calls between them."""
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
 """Checks of what an exported program fixes anyway."""
 _IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
@@ -42,54 +43,61 @@ _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     """The normalized copy of ``program``, and notes for the report."""
-    made, unproven = _functional(program, next_handles(program.graph_module))
+    normal, unproven = _functional_copy(program, next_handles(program.graph_module))
     if not unproven:
-        return made, []
+        return normal, []
     retraced = retrace(program, unproven[0])
-    made, still = _functional(retraced, next_handles(retraced.graph_module))
-    if still:
-        text = f"the program cannot be made functional: {still[0].text}"
-        raise InputError("input-invalid", text, source=still[0].source)
-    doubt = check_retraced(program, made, unproven[0])
+    normal, still_unproven = _functional_copy(retraced, next_handles(retraced.graph_module))
+    if still_unproven:
+        text = f"the program cannot be made functional: {still_unproven[0].text}"
+        raise InputError("input-invalid", text, source=still_unproven[0].source)
+    doubt = check_retraced(program, normal, unproven[0])
     notes = [f"retraced, because of {reason}" for reason in unproven]
-    return made, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
+    return normal, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
 
 
-def _functional(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
-    """A copy in functional form, its bodies too; what could not be made functional, and why."""
+def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
+    """A copy in functional form, subgraphs too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
-    _spread(graph)
-    _drop(graph, _returns_itself)
-    hidden = next(filter(None, map(_hides, graph.nodes)), None)
+    _record_expanded_copies(graph)
+    # Before the writes: such a dropout returns its very argument, so a later write to one is a write to the other.
+    _replace_by_argument(graph, _is_inactive_dropout)
+    hidden = next(filter(None, map(_hidden_effect, graph.nodes)), None)
     if hidden:
         return program, [hidden]
-    mutations = functionalize(graph, _state(program, graph))
+    inputs = list(program.graph_signature.input_specs)
+    specs = dict(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
+    mutations = functionalize(graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS})
     if mutations.unproven:
         return program, mutations.unproven
-    inputs, outputs = _specs(program, graph, mutations)
-    _drop(graph, lambda node: node.target in _IDENTITIES)
-    _drop_dead(graph)
-    _refresh(outputs, graph)
+    outputs = _return_mutations(program, graph, specs, mutations)
+    # Only now is it safe to drop calls: before, one without users could still be a write.
+    _replace_by_argument(graph, lambda node: node.target in _IDENTITIES)
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
+            graph.erase_node(node)
+    values: Any = output_node(graph).args[0]
+    outputs = [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(outputs, values, strict=True)]
     number_calls(graph, handles, mutations.origin)
-    made = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
-    unproven = _normalize_bodies(made, handles)
+    copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
+    unproven = _normalize_subgraphs(copy, handles)
     if not unproven:
-        made.validate()  # type: ignore[no-untyped-call]
-    return made, unproven
+        copy.validate()  # type: ignore[no-untyped-call]
+    return copy, unproven
 
 
-def _normalize_bodies(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
-    """The same for the bodies in ``program``; those that write what they were given are not functional."""
+def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
+    """The same for the subgraphs in ``program``; those that write what they were given are not functional."""
     unproven: list[Reason] = []
 
-    def step(body: ExportedProgram) -> ExportedProgram:
-        made, why = _functional(body, handles)
-        unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in why)
-        if any(s.kind in MUTATIONS for s in made.graph_signature.output_specs):
+    def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
+        copy, reasons = _functional_copy(subgraph, handles)
+        unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
+        if any(s.kind in MUTATIONS for s in copy.graph_signature.output_specs):
             unproven.append(Reason("a write inside a branch to what comes from outside"))
-        return body if unproven else made
+        return subgraph if unproven else copy
 
-    rewrite_subgraphs(program, step)
+    rewrite_subgraphs(program, normalize_subgraph)
     return unproven
 
 
@@ -105,68 +113,61 @@ def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Nod
         node.meta["debug_handle"] = first.meta["debug_handle"]
 
 
-def _state(program: ExportedProgram, graph: Graph) -> set[Node]:
-    return {n for n, s in _pairs(graph, program.graph_signature.input_specs) if s.kind in CONSTANT_KINDS}
-
-
 class _Copy:
-    """A copy of a graph with gradient wrappers inlined."""
+    """A copy of a graph in which gradient wrappers are inlined."""
 
     def __init__(self, module: GraphModule) -> None:
         self.graph = Graph(owning_module=module)
-        self.env: dict[Node, Any] = {}
-        self._body(module)
+        self._copies: dict[Node, Any] = {}
+        self._copy_graph(module)
 
-    def _body(self, module: GraphModule) -> Any:
+    def _copy_graph(self, module: GraphModule) -> Any:
         for node in module.graph.nodes:
-            self.env[node] = self._node(node, module)
-        return self.env[output_node(module.graph)]
+            self._copies[node] = self._copy(node, module)
+        return self._copies[output_node(module.graph)]
 
-    def _node(self, node: Node, module: GraphModule) -> Any:
+    def _copy(self, node: Node, module: GraphModule) -> Any:
+        """What stands for ``node`` in the copy: a node, for a wrapper the values that it returns, or nothing."""
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
-        if node.target is operator.getitem and isinstance(self.env[node.args[0]], tuple):  # type: ignore[index]
-            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
-        if node.op == "get_attr" and all(u.target is _GRADIENT_WRAPPER for u in node.users):
-            return None
-        if node.op == "placeholder" and node in self.env:
-            return self.env[node]
-        if node.op == "output" and module is not self.graph.owning_module:
-            return torch.fx.map_arg(node.args[0], lambda n: self.env[n])
+        if node.target is operator.getitem and isinstance(self._copies[node.args[0]], tuple):  # type: ignore[index]
+            return self._copies[node.args[0]][node.args[1]]  # type: ignore[index]
         if node.target in _DROPPED:
             return None
-        made = copy_node(self.graph, node, lambda n: self.env[n])
-        made.meta.pop("delegation_tag", None)  # of an earlier lowering that this program is a partition of
-        return made
+        if node.op == "get_attr" and all(u.target is _GRADIENT_WRAPPER for u in node.users):
+            return None
+        if node.op == "placeholder" and node in self._copies:  # of a wrapper that is being inlined
+            return self._copies[node]
+        if node.op == "output" and module is not self.graph.owning_module:
+            return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
+        copy = copy_node(self.graph, node, lambda n: self._copies[n])
+        copy.meta.pop("delegation_tag", None)  # of an earlier lowering that this program is a partition of
+        return copy
 
-    def _inline(self, node: Node, module: GraphModule) -> tuple[Any, ...]:
-        owner: Any = node.args[1]
-        body: Any = getattr(module, owner.target)
-        inner = [n for n in body.graph.nodes if n.op == "placeholder"]
-        self.env.update(zip(inner, torch.fx.map_arg(node.args[2:], lambda n: self.env[n]), strict=True))
-        return tuple(self._body(body))
+    def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
+        owner: Any = wrapper.args[1]
+        inner: Any = getattr(module, owner.target)
+        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        given = torch.fx.map_arg(wrapper.args[2:], lambda n: self._copies[n])
+        self._copies.update(zip(placeholders, given, strict=True))
+        return tuple(self._copy_graph(inner))
 
 
-def _specs(program: ExportedProgram, graph: Graph, found: Mutations) -> tuple[list[InputSpec], list[OutputSpec]]:
-    """Signature of the copy: mutations first, then what the program returned; the output node is rewritten to match."""
-    inputs = list(program.graph_signature.input_specs)
-    known = [s for s in program.graph_signature.output_specs if s.kind in MUTATIONS]
-    new = [
-        _write(spec, node, found.last_value[node]) for node, spec in _pairs(graph, inputs) if node in found.last_value
-    ]
+def _return_mutations(
+    program: ExportedProgram, graph: Graph, specs: Mapping[Node, InputSpec], mutations: Mutations
+) -> list[OutputSpec]:
+    """Let the graph return what it writes, mutations first as torch wants them; the specs of what it returns then."""
+    old = program.graph_signature.output_specs
+    known = sum(s.kind in MUTATIONS for s in old)
+    written = [n for n in specs if n in mutations.last_value]
+    new = [_mutation(specs[n], n, mutations.last_value[n]) for n in written]
     output = output_node(graph)
     values: Any = output.args[0]
-    results = [*values[: len(known)], *(found.last_value[n] for n, _ in _pairs(graph, inputs) if n in found.last_value)]
-    output.args = ((*results, *values[len(known) :]),)
-    rest = program.graph_signature.output_specs[len(known) :]
-    return inputs, [*known, *new, *rest]
+    output.args = ((*values[:known], *(mutations.last_value[n] for n in written), *values[known:]),)
+    return [*old[:known], *new, *old[known:]]
 
 
-def _pairs(graph: Graph, inputs: Sequence[InputSpec]) -> list[tuple[Node, InputSpec]]:
-    return list(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
-
-
-def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
+def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
     if spec.kind is InputKind.CONSTANT_TENSOR:
         hint = f"self.register_buffer({spec.target!r}, ..., persistent=False)"
         raise InputError("input-invalid", f"the program writes {spec.target}, which is no buffer", hint=hint)
@@ -176,61 +177,38 @@ def _write(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
     return OutputSpec(kind, TensorArgument(value.name), target)
 
 
-def _hides(node: Node) -> Reason | None:
-    """What does more than the graph says, to calls in or after it."""
+def _hidden_effect(node: Node) -> Reason | None:
+    """Why the calls in or after ``node`` do more than the graph says, if they do."""
     if node.target is _AUTOCAST:
-        inside = (
-            source_of(n) for body in subgraphs_of(node) for n in body.graph.nodes
-        )  # torch records none of its own
+        # torch records no source for the wrapper itself
+        inside = (source_of(n) for subgraph in subgraphs_of(node) for n in subgraph.graph.nodes)
         return Reason("wrap_with_autocast: its casts show only when it is traced", next(filter(None, inside), None))
     if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
         return Reason("vmap: what it maps over shows only when it is traced", source_of(node))
     return None
 
 
-def _spread(graph: Graph) -> None:
-    """What torch records as a copy of an expanded tensor is one, since views further on count on its strides.
+def _record_expanded_copies(graph: Graph) -> None:
+    """Make calls that may return their argument into clones where they are recorded as copies of an expanded tensor.
 
-    Eager PyTorch refuses writes to expanded tensors, so that nobody can tell a copy by its memory.
+    Eager returns such a tensor itself, whose elements share memory; torch recorded a dense copy, and views further on
+    were chosen by its strides. Nobody can tell the two apart by a write: eager refuses writes to expanded tensors.
     """
     for node in graph.nodes:
-        if _returns_itself(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
-            if _is_expanded(node.args[0].meta["val"]) and _differs_in_strides_alone(node, node.args[0]):
+        if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
+            given, val = node.args[0].meta["val"], node.meta["val"]
+            strides = zip(given.stride(), given.shape, strict=True)
+            expanded = any(isinstance(s, int) and s == 0 and isinstance(d, int) and d > 1 for s, d in strides)
+            same_type = val.dtype is given.dtype and val.device == given.device
+            if expanded and same_type and list(map(str, val.stride())) != list(map(str, given.stride())):
                 node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {}
 
 
-def _is_expanded(val: torch.Tensor) -> bool:
-    strides = zip(val.stride(), val.shape, strict=True)
-    return any(isinstance(s, int) and s == 0 and isinstance(d, int) and d > 1 for s, d in strides)
-
-
-def _differs_in_strides_alone(node: Node, given: Node) -> bool:
-    mine, other = node.meta["val"], given.meta["val"]
-    same = mine.dtype is other.dtype and mine.device == other.device
-    return same and list(map(str, mine.stride())) != list(map(str, other.stride()))
-
-
-def _returns_itself(node: Node) -> bool:
-    """Dropout in eval mode gives the very tensor that it was given."""
+def _is_inactive_dropout(node: Node) -> bool:
     return node.target in _DROPOUTS and node.args[2] is False
 
 
-def _drop(graph: Graph, identity: Callable[[Node], bool]) -> None:
-    """Let users of identities use their argument."""
-    for node in [n for n in graph.nodes if identity(n)]:
+def _replace_by_argument(graph: Graph, is_identity: Callable[[Node], bool]) -> None:
+    for node in [n for n in graph.nodes if is_identity(n)]:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
-
-
-def _drop_dead(graph: Graph) -> None:
-    """Remove calls that nobody uses; safe now that a write shows as a use."""
-    for node in reversed(graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
-            graph.erase_node(node)
-
-
-def _refresh(outputs: list[OutputSpec], graph: Graph) -> None:
-    """Let every output spec name the node that the graph returns at its place."""
-    values: Any = output_node(graph).args[0]
-    for k, value in enumerate(values):
-        outputs[k] = OutputSpec(outputs[k].kind, argument_of(value), outputs[k].target)
