@@ -1,0 +1,135 @@
+"""A good backend passes, and for every check there is a backend that fails that one."""
+
+import functools
+
+import delegraph_devkit as devkit
+import pytest
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec
+from delegraph_devkit.check import Status
+
+from ..support import bad_backends as backends
+from ..support.kit import failures, subject
+
+
+def test_the_good_backend_passes_all_that_apply():
+    report = devkit.run_checks(subject(backends.register_good))
+    assert report.passed, str(report)
+    skipped = {r.name: r.message for r in report.results if r.status is Status.SKIPPED}
+    assert list(skipped) == ["light_declaration"] and "no light module" in skipped["light_declaration"]
+    figures = {r.name: r.figures for r in report.results}
+    assert figures["numerics"]["programs"] > 5 and figures["numerics"]["largest_error"] < 1e-5
+    assert figures["settings_and_data_delivered"]["named_data"] > 0
+    assert figures["damaged_blob"]["truncations"] > 100 and figures["damaged_blob"]["changed"] > 100
+    assert figures["deterministic"]["bytes"] > 1000
+
+
+SAYS = {
+    "order_of_a_set": "another hash seed gave something else: the blob of delegate 0 differs from byte 4",
+    "counter": "the second time in one process",
+    "module_stacks": "lowering changed meta['nn_module_stack'] of linear of the caller's program",
+    "metadata": "the partitioner changed meta['stack_trace'] of sort (aten.sort.default)",
+    "graph": "it may only set meta['delegation_tag']",
+    "accepts_too_much": "preprocess raised Unsupported: layer_norm.default cannot be compiled",
+    "no_reason": "aten.sort.default was left to the host with the reason ''",
+    "raises": "the partitioner raised PluginFailed: partition of ChangedPartitioner",
+    "crashes": "the process in which it was lowered and run was ended by SIGABRT",
+    "wrong_relu": "the results differ from eager by more than 0.0001",
+    "relu_loses_nan": "on program special values: torch.relu(x):",
+    "clamp_loses_nan": "on program special values: torch.clamp(x, -1.0, 1.0):",
+    "amax_loses_nan": "on program special values, matrix: torch.amax(x, 1):",
+    "max_pool_loses_nan": "on program special values, image: F.max_pool2d(x, 2):",
+    "int64_cut": "on program special values, int64: x + y:",
+    "int8_saturates": "on program special values, int8: x + y:",
+    "shares_buffers": "output 0 of the first call changed when the program was called again",
+    "ignores_strides": "in another layout:",
+    "runtime_raises": "the runtime raised ",
+    "level_two": "with the option level=2: the partitioner raised ",
+    "needs_a_call": "lowering failed: PluginFailed: partition of NeedsACall",
+    "symbolic_sizes": "# exported with Dim.AUTO for every first dimension",
+    "expects_schemas": "'CondOp' object has no attribute '_schema'",
+    "one_at_a_time": "4 threads",
+    "reads_sizes": "lowering fixed a dynamic size of the caller's program to 3",
+    "unchecked": "option level=-1 raised PluginFailed: constructor of UncheckedLevel",
+    "refuses_a_choice": "option level is declared as one of 1, 2, but 2 raised OptionError",
+    "trusting": "loading the first 0 of",
+    "crashing": "was ended by SIGABRT",
+    "greedy": "raised MemoryError",
+    "variable": "environment variables other than before (new: ('GOOD_BACKEND_WAS_HERE', '1'))",
+    "keeps_programs": "a lowering left program mlp in memory",
+    "takes_its_data": "the runtime's load changed the named data",
+    "stranger": "which no node of the partition has",
+}
+"""Bad backend -> part of what its one failure says."""
+
+
+ALSO = {"refuses_a_choice": {"options_run"}, "runtime_raises": {"control_flow"}}
+"""Bad backend -> other checks that meet the same fault on their way."""
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_a_bad_backend_fails_exactly_its_check(name):
+    check = next(c for c, named in backends.BAD.items() if name in named)
+    failed = failures(devkit.run_checks(subject(backends.BAD[check][name])))
+    assert set(failed) == {check} | ALSO.get(name, set()), failed
+    assert SAYS[name] in failed[check]
+    assert "what to do: " in failed[check]
+    if check not in ("options_validated", "unregistering_leaves_no_trace", "thread_safety"):
+        assert "(torch.nn.Module):" in failed[check], "the program is shown"
+
+
+# --- a failure as others see it
+
+
+def test_what_a_backend_declares_is_excused():
+    """Only for the operator that it names, and only on unusual values."""
+
+    def register(registry, known):
+        spec = BackendSpec(
+            *("good", f"{backends.__name__}:GoodBackend", "GoodBackend"),
+            api=1,
+            known_differences=known,
+        )
+        return registry.register(spec, partitioner=backends.GoodPartitioner, runtime=backends.LosesNaN)
+
+    for known, status in (((("aten.relu.default", "loses NaN"),), Status.PASSED), ((), Status.FAILED)):
+        one = subject(functools.partial(register, known=known))
+        one.elsewhere = lambda *args, **kwargs: (_ for _ in ()).throw(devkit.CheckSkipped("here"))
+        result = devkit.run_check(devkit.CHECKS["numerics"], one)
+        assert result.status is status, result.message
+        assert result.figures.get("excused", 1) == 1
+
+
+def test_a_delegate_that_hangs_is_ended():
+    register = backends.WORSE["hanging"][1]
+    result = devkit.run_check(devkit.CHECKS["damaged_blob"], subject(register))
+    assert "loading the first 0 of" in result.message and "did not come to an end in time" in result.message
+
+
+@pytest.mark.parametrize("name", ["arrays", "weights", "shared_store"])
+def test_a_worse_backend_fails_several_checks(name):
+    checks, register = backends.WORSE[name]
+    assert checks <= set(failures(devkit.run_checks(subject(register))))
+
+
+def test_there_is_a_bad_backend_for_every_check():
+    assert {*backends.BAD, "light_declaration"} == set(devkit.CHECKS)
+    assert {name for named in backends.BAD.values() for name in named} == set(SAYS)
+
+
+class NothingBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+
+def test_a_backend_that_takes_nothing_is_told_so():
+    refuse = CapabilityPartitioner(lambda node: "no", "NothingBackend")
+    made = devkit.Subject("n", register=lambda r: r.register(NothingBackend, partitioner=refuse, name="n"), gate=0)
+    results = {r.name: r for r in devkit.run_checks(made).results}
+    assert "took nothing of 36 programs" in results["accepted_compiles"].message
+    assert "give an example" in results["accepted_compiles"].message
+    assert results["numerics"].message == "backend 'n' has no runtime on this host, so nothing can be run"
+    assert "another process cannot import it" in results["deterministic"].message
+    assert results["debug_handles"].status is Status.SKIPPED

@@ -1,0 +1,92 @@
+"""``delegraph new-backend``: what it says, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from delegraph.cli import main
+
+from ..support.kit import contents
+
+
+def run(capsys, *arguments):
+    code = main(["new-backend", *map(str, arguments)])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "My_NPU")
+    assert (code, err) == (0, "")
+    assert "wrote my-npu, a package with the backend my-npu (MyNpuBackend)" in out
+    next_commands = [line.strip() for line in out.partition("next:\n")[2].splitlines()]
+    assert next_commands == [
+        "pip install -e ./my-npu",
+        "delegraph lower my-npu/example.py --backend my-npu --verify",
+        "delegraph check my-npu",
+    ]
+
+
+def test_the_command_as_json(tmp_path, capsys):
+    folder = tmp_path / "a folder"
+    code, out, _ = run(capsys, "my-npu", folder, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["schema"] == "delegraph.new-backend/1"
+    assert (found["name"], found["distribution"], found["package"]) == ("my-npu", "my-npu", "my_npu")
+    assert (found["backend_id"], found["folder"]) == ("MyNpuBackend", str(folder))
+    assert set(found["files"]) == set(contents(folder))
+    assert found["next"][0] == f"pip install -e '{folder}'"
+
+
+def test_a_backend_called_as_the_compiler_that_is_installed(tmp_path, monkeypatch, capsys):
+    """The package needs a name of its own, which pip and Python have not yet; what users type has not."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "torch")
+    assert code == 2 and "such as: delegraph new-backend delegraph-torch --backend torch" in err
+    code, out, err = run(capsys, "delegraph-torch", "--backend", "torch", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["name"], found["distribution"]) == ("torch", "delegraph-torch")
+    assert (found["package"], found["backend_id"], found["folder"]) == (
+        "delegraph_torch",
+        "TorchBackend",
+        "delegraph-torch",
+    )
+    written = contents(tmp_path / "delegraph-torch")
+    assert 'name = "delegraph-torch"' in written["pyproject.toml"]
+    assert 'name="torch"' in written["src/delegraph_torch/plugin.py"]
+    assert "delegraph check torch" in found["next"]
+
+
+@pytest.mark.parametrize(("backend", "message"), [("2fast", "no backend can be called '2fast'"), ("host", "reserved")])
+def test_a_backend_s_own_name_is_checked(backend, message, capsys):
+    code, _, err = run(capsys, "delegraph-npu", "--backend", backend)
+    assert code == 2 and message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("2fast", 2, "error [usage-invalid]: no backend can be called '2fast': a name has letters"),
+        ("torch", 2, "error [usage-invalid]: the name 'torch' is taken: the distribution torch"),
+        ("npu", 1, "error [write-failed]: cannot write npu: the folder is not empty"),
+    ],
+)
+def test_the_command_refuses(name, code, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "npu").mkdir()
+    (tmp_path / "npu" / "mine").touch()
+    got, out, err = run(capsys, name)
+    assert (got, out) == (code, "")
+    assert message in err
+    assert [p.name for p in tmp_path.rglob("*")] == ["npu", "mine"]
+
+
+def test_the_command_imports_no_torch(tmp_path):
+    code = "import sys; from delegraph.cli import main; main(['new-backend', 'my-npu']); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

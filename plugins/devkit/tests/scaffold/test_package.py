@@ -1,0 +1,168 @@
+"""The package of a new backend: whole or not there, clean, and it works."""
+
+import json
+import os
+import py_compile
+import re
+import runpy
+import subprocess
+import sys
+
+import delegraph
+import pytest
+from delegraph import Registry
+from delegraph.errors import WriteError
+from delegraph_devkit import scaffold
+from delegraph_devkit.scaffold import FILES, Names, generate, package
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from ..support.kit import contents
+
+
+def test_the_listed_files_are_the_template():
+    assert set(contents(package.TEMPLATE)) == set(FILES)
+
+
+LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
+
+
+@pytest.mark.parametrize(
+    "text", ["my-npu", "My_NPU", "acme.x86--2", "my-backend", "npu", "q", LONG, "delegraph-npu npu", f"x{LONG} y{LONG}"]
+)
+def test_the_code_is_clean_whatever_its_name(text, tmp_path):
+    names = Names.of(*text.split())
+    files = generate(names, tmp_path / "made")
+    written = contents(tmp_path / "made")
+    assert set(files) == set(written)
+    assert f"src/{names.package}/backend.py" in written
+    assert f"class {names.backend_id}(BackendDetails)" in written[f"src/{names.package}/backend.py"]
+    for arguments in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--quiet", "."]
+        done = subprocess.run(command, cwd=tmp_path / "made", capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("text", ["my-npu", "acme-npu-acme", "acme-npu-plugins acme-npu2"])
+def test_the_template_s_names_are_replaced_everywhere_once(text, tmp_path):
+    names = Names.of(*text.split())
+    generate(names, tmp_path / "made")
+    everything = json.dumps(contents(tmp_path / "made"))
+    for own in (names.distribution, names.backend, names.package, names.prefix):
+        everything = everything.replace(own, "")
+    assert not re.search("acme.?npu", everything, flags=re.IGNORECASE)
+
+
+def test_it_asks_for_this_minor_release():
+    [line] = re.findall(r"^dependencies = \[\"(.+?)\"", (package.TEMPLATE / "pyproject.toml").read_text(), re.MULTILINE)
+    wanted = Requirement(line)
+    this = Version(delegraph.__version__)
+    assert wanted.name == "delegraph"
+    assert this in wanted.specifier
+    assert f"{this.major}.{this.minor + 1}.0" not in wanted.specifier
+
+
+def test_what_an_installer_compiled_is_not_copied(tmp_path, monkeypatch):
+    template = tmp_path / "template"
+    for path, text in contents(package.TEMPLATE).items():
+        (template / path).parent.mkdir(parents=True, exist_ok=True)
+        (template / path).write_text(text)
+    monkeypatch.setattr(package, "TEMPLATE", template)
+    py_compile.compile(str(template / "example.py"))
+    assert (template / "__pycache__").is_dir()
+    generate(Names.of("my-npu"), tmp_path / "made")
+    assert not (tmp_path / "made" / "__pycache__").exists()
+
+
+# --- whole or not at all
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "made").mkdir()
+    generate(Names.of("npu"), tmp_path / "made")
+    assert (tmp_path / "made" / "pyproject.toml").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_folder_gets_the_usual_permissions(tmp_path):
+    mask = os.umask(0o027)
+    try:
+        generate(Names.of("npu"), tmp_path / "made")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "made" / "pyproject.toml").stat().st_mode & 0o777 == 0o640
+
+
+def places(folder):
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").write_text("mine")
+    (folder / "file").write_text("mine")
+    (folder / "here").mkdir()
+    os.chdir(folder / "here")
+
+
+PLACES = {"full": "not empty", "file": "it is a file", "here": "current folder", "no/npu": "there is no folder"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_there_is_kept(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(WriteError, match=PLACES[place]):
+        generate(Names.of("npu"), tmp_path / place)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "full" / "mine").read_text() == (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("step", ["rename", "read"])
+def test_a_failure_leaves_nothing(step, tmp_path, monkeypatch):
+    def fails(*args):
+        raise OSError(28, "No space left on device")
+
+    if step == "rename":
+        monkeypatch.setattr(package.os, "rename", fails)
+    else:
+        monkeypatch.setattr(package, "FILES", (*FILES, "not there"))
+    with pytest.raises(WriteError, match="cannot write .*made: No s"):
+        generate(Names.of("npu"), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what it does
+
+
+@pytest.fixture
+def made(tmp_path, site):
+    """The template under another name, importable."""
+    scaffold.generate(Names.of("my-npu"), tmp_path / "made")
+    sys.path.insert(0, str(tmp_path / "made" / "src"))
+    return tmp_path / "made"
+
+
+def test_the_example_runs_on_the_new_backend(made):
+    from my_npu.backend import MyNpuBackend
+    from my_npu.partitioner import MyNpuPartitioner
+    from my_npu.runtime import MyNpuRuntime
+
+    module, inputs = runpy.run_path(str(made / "example.py"))["model"]()
+    registry = Registry(discover=False)
+    with registry.register(MyNpuBackend, partitioner=MyNpuPartitioner, runtime=MyNpuRuntime, name="my-npu"):
+        lowered = delegraph.lower(module, inputs, backends=["my-npu"], registry=registry)
+        assert [len(d.nodes) for d in lowered.delegates] == [4]
+        assert [(r.operator, r.reason) for r in lowered.report.refusals] == [
+            ("aten.softmax.int", "my-npu has no instruction for it")
+        ]
+        assert lowered.verify(*inputs).relative_error == 0
+
+
+def test_what_it_declares_is_what_it_has(made):
+    from my_npu import plugin
+
+    declared = [*plugin.delegraph_backends(), *plugin.delegraph_partitioners(), *plugin.delegraph_runtimes()]
+    for one in declared:
+        module, _, name = one.target.partition(":")
+        assert getattr(__import__(module, fromlist=[name]), name).__name__ == name
+    assert declared[0].backend_id == "MyNpuBackend"
+    assert declared[0].api == delegraph.plugin.API_VERSION

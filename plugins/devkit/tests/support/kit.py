@@ -1,0 +1,32 @@
+"""Running the kit on the backends of bad_backends.py, with few programs."""
+
+import re
+
+import delegraph_devkit as devkit
+import pytest
+from delegraph_devkit.check import Status
+
+from . import bad_backends as backends
+
+
+def subject(register, **fields):
+    return devkit.Subject("good", register=register, **{"gate": 0, "randoms": 2, **fields})
+
+
+def failures(report):
+    return {r.name: r.message for r in report.results if r.status is Status.FAILED}
+
+
+def failure(name, check, **fields):
+    with pytest.raises(devkit.CheckFailed) as caught:
+        devkit.CHECKS[check].run(subject(backends.BAD[check][name], **fields))
+    return caught.value
+
+
+LEFT_BEHIND = re.compile(r"__pycache__|\.\w+_cache")
+
+
+def contents(folder):
+    """Path -> text, without what Python and linters leave behind."""
+    files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+    return {path: p.read_text() for path, p in files.items() if not LEFT_BEHIND.search(path)}

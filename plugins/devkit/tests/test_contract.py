@@ -1,0 +1,22 @@
+"""The checks as tests of a class: what a backend's own test-suite has."""
+
+import delegraph_devkit as devkit
+import torch
+
+from .support import bad_backends as backends
+
+
+class TestGood(devkit.BackendContract):
+    backend = "good"
+    gate = 40
+    register = staticmethod(backends.register_good)
+
+    @staticmethod
+    def example():
+        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sigmoid()).eval(), (torch.ones(2, 3),)
+
+
+def test_the_class_has_one_method_for_each_check():
+    methods = [name.removeprefix("test_") for name in dir(devkit.BackendContract) if name.startswith("test_")]
+    assert sorted(methods) == sorted(devkit.CHECKS)
+    assert all(check.purpose for check in devkit.CHECKS.values())

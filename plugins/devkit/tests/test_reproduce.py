@@ -1,0 +1,50 @@
+"""A failure as others see it: a script that shows it again."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+from delegraph.program.verify import compare
+from delegraph_devkit.lowering_attempt import random_calls
+from delegraph_devkit.opinfo import operator_programs
+from delegraph_devkit.reproduce import listing
+from torch.utils import _pytree as pytree
+
+from .support.kit import failure
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "shows"),
+    [
+        ("max_pool_loses_nan", "numerics", "elements differ in being finite"),
+        ("int64_cut", "numerics", "ratio 1"),
+        ("no_reason", "accepted_compiles", "1 x aten.sort.default"),
+    ],
+)
+def test_a_failure_is_shown_as_a_script_that_shows_it_again(name, check, shows, tmp_path):
+    script = tmp_path / "again.py"
+    script.write_text(failure(name, check).script)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert shows in done.stdout, done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_operator_of_opinfo_is_shown_without_opinfo(tmp_path):
+    """As calls of operators on tensors that are written out, strides included."""
+    seen = 0
+    for program in itertools.islice(operator_programs(), 0, 60, 4):
+        scope = {}
+        text = listing(program)
+        module, inputs = program.make(3)
+        results = pytree.tree_leaves(module(*inputs))
+        if text.startswith("# ") or any(getattr(r, "is_sparse", False) for r in results):
+            continue
+        exec(text, scope)
+        found = compare(scope["model"](*scope["inputs"]), module(*inputs))
+        assert random_calls(program.kept()[0]) or found.relative_error == 0, text
+        assert [i.stride() for i in scope["inputs"]] == [i.stride() for i in inputs]
+        assert "opinfo" not in text
+        seen += 1
+    assert seen > 8
