@@ -7,15 +7,14 @@ from concurrent.futures import Executor
 from typing import Any
 
 from .discovery.registry import Registry, default_registry
-from .engine.export import _by_method, _export
+from .engine.export import sources_by_method
 from .engine.gc_pause import collection_suspended
-from .engine.pipeline import _Lowering, _timed
+from .engine.pipeline import Lowering, Round, run
 from .errors import NotFullyDelegated, OptionError
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
 from .program.executor import OnMissingRuntime
 from .program.types import Program, Transform
-from .report.model import Report
 
 
 def lower(
@@ -47,20 +46,25 @@ def lower(
     registry = registry or default_registry()
     named = _partitioners(backends, dict(options or {}), registry)
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
-    seconds: dict[str, float] = {}
-    sources = _by_method(program, example_inputs, example_kwargs, dynamic_shapes)
-    with _timed(seconds, "export"):
-        exported = {m: _export(m, *given) for m, given in sources.items()}
+    sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
+    lowering = Lowering(
+        chosen,
+        sources=sources,
+        transforms=dict.fromkeys(sources, transforms),
+        rounds=[Round(name, dict.fromkeys(sources, partitioner)) for name, partitioner in named],
+        executor=executor,
+        notifies=True,
+    )
     with collection_suspended():
-        lowering = _Lowering(exported, chosen, seconds, executor)
-        lowering.normalize(transforms)
-        for k, (name, partitioner) in enumerate(named):
-            lowering.stage(name, partitioner, [later for _, later in named[k + 1 :]])
-        lowering.finish()
-        report = lowering.report(on_missing_runtime)
+        report = run(lowering).report()
+    if on_missing_runtime == "eager":
+        report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
     if require_full and report.host_operators:
-        raise _not_full(report)
-    eager = {m: given[0] for m, given in sources.items()}
+        rows = "".join(f"\n  {row}" for row in report.refusals)
+        count = "1 operator is" if report.host_operators == 1 else f"{report.host_operators} operators are"
+        hint = "without require_full the host runs them"
+        raise NotFullyDelegated("not-fully-delegated", f"{count} left to the host:{rows}", hint=hint)
+    eager = {method: source.program for method, source in sources.items()}
     result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, on_missing_runtime)
     report.notes += chosen.notify("delegraph_after_lower", result)
     return result
@@ -69,22 +73,14 @@ def lower(
 def _partitioners(
     backends: Sequence[str | Partitioner], options: dict[str, Mapping[str, Any]], registry: Registry
 ) -> list[tuple[str, Partitioner]]:
-    """Resolved before any work, so that a wrong name or option costs nothing."""
+    """Backends by name, with their partitioners; found before any work, so that a wrong name or option costs none."""
     if isinstance(backends, str):
         raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
-    stray = [name for name in options if name not in backends]
-    if stray:
-        raise OptionError(
-            "option-invalid", f"options for {stray[0]!r}, which is not among the backends {list(backends)}"
-        )
+    for name in options:
+        if name not in backends:
+            text = f"options for {name!r}, which is not among the backends {list(backends)}"
+            raise OptionError("option-invalid", text)
     return [
         (b, registry.get_partitioner(b, **options.get(b, {}))) if isinstance(b, str) else (type(b).__name__, b)
         for b in backends
     ]
-
-
-def _not_full(report: Report) -> NotFullyDelegated:
-    rows = "\n".join(f"  {row}" for row in report.refusals)
-    count = "1 operator is" if report.host_operators == 1 else f"{report.host_operators} operators are"
-    text = f"{count} left to the host:\n{rows}"
-    return NotFullyDelegated("not-fully-delegated", text, hint="without require_full the host runs them")

@@ -1,20 +1,16 @@
-"""Cyclic garbage collection pauses while graphs are built: what they hold lives on, so a search is lost time."""
+"""Garbage collection pauses while programs are lowered: graphs are full of cycles that live on, not of garbage."""
 
 from __future__ import annotations
 
 import gc
 import threading
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
-class _Suspension:
-    """Garbage collection is off while somebody is inside; the state that the first one met comes back after the last.
+class _Pause:
+    """The collector belongs to the process, and lowerings may run in several threads at once.
 
-    The collector is the process's, and lowerings may run in several threads.
+    So the first one to enter switches it off, and the last one to leave restores what the first one found.
     """
 
     def __init__(self) -> None:
@@ -34,9 +30,9 @@ class _Suspension:
                 gc.enable()
 
 
-_SUSPENSION = _Suspension()
+_PAUSE = _Pause()
 
 
 def collection_suspended() -> AbstractContextManager[None]:
     """No garbage collection inside: one full collection costs more than a lowering."""
-    return _SUSPENSION
+    return _PAUSE

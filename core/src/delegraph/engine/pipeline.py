@@ -1,132 +1,194 @@
-"""The steps of a lowering, from exported programs to programs with delegates."""
+"""The steps of a lowering, in order, and the one driver that runs and times them.
+
+``delegraph.lower``, ``to_backend``, ``to_edge`` and ``EdgeProgramManager`` each make a ``Lowering``, call ``run`` for
+all steps or for a range of them, and read the results off it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 from torch.export import ExportedProgram
 
+from ..discovery.attribution import attributing
 from ..discovery.registry import Registry
 from ..errors import ContractViolation
 from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
-from ..program.executor import OnMissingRuntime
 from ..program.types import Transform
-from ..report.collect import count_operators, host_calls, reasons_of, refusal_rows
-from ..report.model import DelegateRow, Origin, Reasons, Report
+from ..report.collect import collect_report, reasons_of
+from ..report.model import Origin, Reasons, Report
 from .decompose.on_demand import Decomposer
-from .delegate.partition import Plan
+from .delegate.compile import compile_all
+from .delegate.extract import begin_work
+from .delegate.insert import insert_delegates, order
+from .delegate.partition import Plan, Work
+from .delegate.plan import make_plan
 from .delegate.random_order import random_notes
-from .delegate.stage import StageResult, run_stage
 from .delegate.state import shared_state_notes
+from .export import Source, export_method
 from .functionalize.normalize import normalize
-from .subgraphs import all_nodes
+from .gc_pause import collection_suspended
+from .subgraphs import all_nodes, extract_subgraphs, next_handles
 
 
-class _Lowering:
-    """The programs on their way through the stages, and what is remembered for the report."""
+class Round(NamedTuple):
+    """One backend's turn: its name for the report, and its partitioner for each method that it is asked about."""
 
-    def __init__(
-        self,
-        exported: dict[str, ExportedProgram],
-        registry: Registry,
-        seconds: dict[str, float],
-        executor: Executor | None = None,
-    ) -> None:
-        self.programs, self.registry, self.seconds, self.executor = exported, registry, seconds, executor
-        self.notes: list[str] = []
-        self.backends: list[str] = []
-        self.reasons: dict[str, Reasons] = {m: {} for m in exported}
-        self.decomposition = Decomposer()
-        self.delegates: list[DelegateInfo] = []
-
-    def normalize(self, transforms: Sequence[Transform]) -> None:
-        with _timed(self.seconds, "normalize"):
-            for method, program in self.programs.items():
-                self.programs[method] = self._normalized(method, program)
-                for transform in transforms:
-                    changed = _transformed(transform, self.programs[method])
-                    self.programs[method] = self._normalized(method, changed)
-        self.notes += shared_state_notes(self.programs)
-
-    def _normalized(self, method: str, program: ExportedProgram) -> ExportedProgram:
-        normal, notes = normalize(program)
-        self.notes += [f"{method} was {text}" for text in notes]
-        return normal
-
-    def stage(self, name: str, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> None:
-        def planner(method: str, program: ExportedProgram, who: Partitioner) -> Plan:
-            return self.decomposition.plan(program, who, later)
-
-        before = self.decomposition.seconds
-        who = dict.fromkeys(self.programs, partitioner)
-        result = run_stage(self.programs, who, self.registry, planner, self.executor)
-        result.seconds["partition"] -= self.decomposition.seconds - before
-        for phase, s in result.seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + s
-        self.programs = result.programs
-        self.backends.append(name)
-        for method, plan in result.plans:
-            self.reasons[method].update(reasons_of(name, plan.refusals))
-        self._remember(result)
-        self.notes += self.registry.notify("delegraph_after_partition", self.report("error"))
-
-    def finish(self) -> None:
-        """What no backend took reaches core ATen."""
-        self.programs = {m: self.decomposition.finish(p) for m, p in self.programs.items()}
-        self.seconds["decompose"] = self.decomposition.seconds
-        self.notes += self.decomposition.notes
-        self.notes += random_notes(self.programs, ((d.method, d.name, d.nodes) for d in self.delegates))
-
-    def _remember(self, result: StageResult) -> None:
-        places = {child: name for p in result.programs.values() for name, child in p.graph_module.named_modules()}
-        for work in result.work:
-            nodes = tuple(work.partition.nodes)
-            self.delegates.append(DelegateInfo(work.method, places[work.module], work.module, nodes, work.seconds))
-
-    def report(self, on_missing_runtime: OnMissingRuntime) -> Report:
-        origin = Origin(self.programs, self.delegates, self.reasons, self.backends)
-        report = Report(notes=list(self.notes), seconds=self.seconds, origin=origin)
-        report.delegates = [self._row(d) for d in self.delegates]
-        for method, program in self.programs.items():
-            left = host_calls(all_nodes(program.graph_module))
-            report.host[method] = count_operators(left)
-            report.refusals += refusal_rows(method, left, self.reasons[method], self.backends)
-        if on_missing_runtime == "eager":
-            report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
-        return report
-
-    def _row(self, info: DelegateInfo) -> DelegateRow:
-        module = info.module
-        facts = module.meta.get("_delegate_info_meta")
-        return DelegateRow(
-            method=info.method,
-            name=info.name,
-            backend=self.registry.spec(module.backend_id).name,
-            producer=" ".join(filter(None, self.registry.producer(module.backend_id))),
-            operators=count_operators(info.nodes),
-            inputs=module.inputs,
-            outputs=module.outputs,
-            bytes=len(module.blob),
-            facts={str(k): str(v) for k, v in facts.items()} if isinstance(facts, Mapping) else {},
-            seconds=dict(info.seconds),
-        )
+    name: str
+    partitioners: Mapping[str, Partitioner]
 
 
-def _transformed(transform: Transform, program: ExportedProgram) -> ExportedProgram:
-    changed = transform(program)
-    if not isinstance(changed, ExportedProgram):
-        name = getattr(transform, "__name__", type(transform).__name__)
-        text = f"transform {name} returned {type(changed).__name__}, not an ExportedProgram"
-        raise ContractViolation("contract-violation", text)
-    return changed
+@dataclass
+class Lowering:
+    """What travels through the steps: one object for each lowering, whatever face began it.
+
+    The first group is what the face sets: ``sources`` for the export step or, where that is skipped, ``programs``;
+    ``transforms`` by method; one round for each backend, in order of preference; whether operators that no backend
+    keeps are ``decomposed`` for it, and operators that even the last step is to ``keep`` whole; an ``executor`` to
+    compile in; whether plugins that listen are told of each round (``notifies``). The second group is what steps leave
+    for later steps and for the report. ``plans`` and ``work`` are those of the current round.
+    """
+
+    registry: Registry
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    programs: dict[str, ExportedProgram] = field(default_factory=dict)
+    transforms: Mapping[str, Sequence[Transform]] = field(default_factory=dict)
+    rounds: Sequence[Round] = ()
+    decomposed: bool = True
+    keep: Collection[object] = ()
+    executor: Executor | None = None
+    notifies: bool = False
+
+    turn: int = 0
+    plans: dict[str, Plan] = field(default_factory=dict)
+    work: list[Work] = field(default_factory=list)
+    decomposer: Decomposer = field(default_factory=Decomposer)
+    delegates: list[DelegateInfo] = field(default_factory=list)
+    reasons: dict[str, Reasons] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def report(self) -> Report:
+        """What went where so far, in the rounds up to the current one."""
+        backends = [r.name for r in self.rounds[: self.turn + 1]]
+        origin = Origin(self.programs, self.delegates, self.reasons, backends)
+        nodes = {method: all_nodes(program.graph_module) for method, program in self.programs.items()}
+        return collect_report(origin, nodes, self.registry, self.notes, self.seconds)
 
 
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+def _export(lowering: Lowering) -> None:
+    lowering.programs = {method: export_method(method, source) for method, source in lowering.sources.items()}
+
+
+def _normalize(lowering: Lowering) -> None:
+    for method, given in lowering.programs.items():
+        program = _normalized(lowering, method, given)
+        for transform in lowering.transforms.get(method, ()):
+            changed = transform(program)
+            if not isinstance(changed, ExportedProgram):
+                name = getattr(transform, "__name__", type(transform).__name__)
+                text = f"transform {name} returned {type(changed).__name__}, not an ExportedProgram"
+                raise ContractViolation("contract-violation", text)
+            program = _normalized(lowering, method, changed)
+        lowering.programs[method] = program
+    lowering.notes += shared_state_notes(lowering.programs)
+
+
+def _normalized(lowering: Lowering, method: str, program: ExportedProgram) -> ExportedProgram:
+    normal, notes = normalize(program)
+    lowering.notes += [f"{method} was {text}" for text in notes]
+    return normal
+
+
+def _partition(lowering: Lowering) -> None:
+    asked = lowering.rounds[lowering.turn].partitioners
+    with attributing(lowering.registry):
+        lowering.plans = {m: _plan(lowering, m, p) for m, p in lowering.programs.items() if m in asked}
+
+
+def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
+    """The plan of a program, with those of the subgraphs of calls that it leaves to the host."""
+    who, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
+    plan = lowering.decomposer.plan(program, who, later) if lowering.decomposed else make_plan(program, who)
+    plan.units = order(plan)
+    left = [b for b in extract_subgraphs(plan.program) if not any(call in plan.tags for call in b.calls)]
+    plan.inner = [(body, _plan(lowering, method, body.program)) for body in left]
+    return plan
+
+
+def _extract(lowering: Lowering) -> None:
+    plans = [(method, plan) for method, top in lowering.plans.items() for plan in top.all()]
+    lowering.work = [begin_work(method, plan, partition) for method, plan in plans for partition in plan.partitions]
+
+
+def _compile(lowering: Lowering) -> None:
+    compile_all(lowering.work, lowering.registry, lowering.executor)
+
+
+def _insert(lowering: Lowering) -> None:
+    name = lowering.rounds[lowering.turn].name
+    for method, top in lowering.plans.items():
+        handles = next_handles(lowering.programs[method].graph_module)
+        lowering.programs[method] = program = insert_delegates(top, lowering.work, handles)
+        places = {module: place for place, module in program.graph_module.named_modules()}
+        lowering.delegates += [w.info(places[w.module]) for w in lowering.work if w.method == method]
+        for plan in top.all():
+            lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
+
+
+def _finish(lowering: Lowering) -> None:
+    decomposer = lowering.decomposer
+    lowering.programs = {m: decomposer.finish(p, lowering.keep) for m, p in lowering.programs.items()}
+    lowering.notes += decomposer.notes
+    lowering.notes += random_notes(lowering.programs, lowering.delegates)
+
+
+class Step(NamedTuple):
+    """A named step; ``each_round``: it runs once for each backend, together with its neighbours that do too."""
+
+    name: str
+    run: Callable[[Lowering], None]
+    each_round: bool = False
+
+
+STEPS = (
+    # sources (modules with example inputs, or programs) -> one ExportedProgram a method, still the caller's
+    Step("export", _export),
+    # those -> private copies: functional, transformed, a debug handle on every call
+    Step("normalize", _normalize),
+    # programs -> plans: who computes which node, operators that no backend keeps decomposed; refusals with reasons
+    Step("decompose-and-partition", _partition, each_round=True),
+    # plans -> work: for each partition a program for its backend and the module that will stand for it, still empty
+    Step("extract", _extract, each_round=True),
+    # work -> the same, with what the backends made of the programs in the modules
+    Step("compile", _compile, each_round=True),
+    # programs, plans, work -> programs that call the modules
+    Step("insert", _insert, each_round=True),
+    # programs -> the same, with what no backend took in core ATen
+    Step("finish", _finish),
+)
+
+
+def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowering:
+    """Run the steps from ``first`` to ``last`` on ``lowering``, and time each of them in ``lowering.seconds``."""
+    names = [step.name for step in STEPS]
+    steps = STEPS[names.index(first) : names.index(last) + 1]
+    lowering.seconds = {step.name: 0.0 for step in steps}
+    with collection_suspended():
+        for repeated, group in groupby(steps, key=lambda step: step.each_round):
+            together = tuple(group)
+            for turn in range(len(lowering.rounds)) if repeated else (lowering.turn,):
+                lowering.turn = turn
+                for step in together:
+                    start = time.perf_counter()
+                    step.run(lowering)
+                    lowering.seconds[step.name] += time.perf_counter() - start
+                if repeated and lowering.notifies:
+                    lowering.notes += lowering.registry.notify("delegraph_after_partition", lowering.report())
+    return lowering

@@ -9,17 +9,13 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from ..backend import CompileSpec
-from ..discovery.registry import default_registry
-from ..engine.delegate.stage import run_stage
-from ..engine.functionalize.normalize import normalize
-from ..engine.gc_pause import collection_suspended
 from ..engine.graph_equality import is_identical_graph
-from ..errors import InputError, UnknownMethod
+from ..errors import InputError
 from ..partitioner import AllNodePartitioner, Partitioner
 from ..program.call_spec import whole_call
 from ..program.delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
 from ..program.lowered_module import LoweredBackendModule
-from .edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
+from .edge import EdgeCompileConfig, EdgeProgramManager, delegate, to_edge, to_edge_transform_and_lower
 from .graph_queries import (
     format_delegated_graph,
     get_delegated_payload,
@@ -79,35 +75,18 @@ def to_backend(target: Any, program: Any = None, compile_specs: Sequence[Compile
     The programs that are passed in are never changed.
     """
     if isinstance(target, str) and isinstance(program, ExportedProgram):
-        return _whole(target, program, compile_specs)
+        lowered = delegate({"forward": program}, {"forward": AllNodePartitioner(target, compile_specs)})
+        call = whole_call(lowered.programs["forward"])
+        module = lowered.delegates[0].module
+        module.whole = call
+        return module
     if isinstance(target, ExportedProgram) and isinstance(program, Partitioner):
-        return _methods({"forward": target}, {"forward": program})["forward"]
+        return delegate({"forward": target}, {"forward": program}).programs["forward"]
     if isinstance(target, MethodProgramsPartitionerSpec) and program is None:
-        return _methods(target.method_to_edge_program, target.method_to_partitioner)
+        programs = target.method_to_edge_program
+        return {**programs, **delegate(programs, target.method_to_partitioner).programs}
     forms = (
         "(backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner), (MethodProgramsPartitionerSpec)"
     )
     given = ", ".join(type(a).__name__ for a in (target, program) if a is not None)
     raise InputError("input-invalid", f"to_backend takes {forms}; it was given ({given})")
-
-
-def _methods(programs: Mapping[str, Any], partitioners: Mapping[str, Any]) -> dict[str, ExportedProgram]:
-    unknown = [m for m in partitioners if m not in programs]
-    if unknown:
-        raise UnknownMethod(
-            "input-invalid", f"a partitioner is given for method {unknown[0]!r}; methods: {list(programs)}"
-        )
-    with collection_suspended():
-        normal = {m: normalize(p)[0] if m in partitioners else p for m, p in programs.items()}
-        return run_stage(normal, partitioners, default_registry()).programs
-
-
-def _whole(backend_id: str, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> LoweredBackendModule:
-    with collection_suspended():
-        normal, _ = normalize(program)
-        everything = AllNodePartitioner(backend_id, compile_specs)
-        made = run_stage({"forward": normal}, {"forward": everything}, default_registry())
-        call = whole_call(made.programs["forward"])
-    module = made.work[0].module
-    module.whole = call
-    return module

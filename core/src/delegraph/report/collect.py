@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
 
+from ..discovery.registry import Registry
 from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
+from ..program.delegates import DelegateInfo
 from ..source import source_of
+from .model import DelegateRow, Origin, Reasons, RefusalRow, Report
 
-if TYPE_CHECKING:
-    pass
-from .model import Reasons, RefusalRow
+
+def collect_report(
+    origin: Origin,
+    nodes: Mapping[str, Iterable[Node]],
+    registry: Registry,
+    notes: Sequence[str],
+    seconds: dict[str, float],
+) -> Report:
+    """The report of the programs and delegates in ``origin``; ``nodes``: those of each method, subgraphs included."""
+    report = Report(notes=list(notes), seconds=seconds, origin=origin)
+    report.delegates = [_delegate_row(info, registry) for info in origin.delegates]
+    for method in origin.programs:
+        left = host_calls(nodes[method])
+        report.host[method] = count_operators(left)
+        report.refusals += refusal_rows(method, left, origin.reasons.get(method, {}), origin.backends)
+    return report
+
+
+def _delegate_row(info: DelegateInfo, registry: Registry) -> DelegateRow:
+    module = info.module
+    facts = module.meta.get("_delegate_info_meta")
+    return DelegateRow(
+        method=info.method,
+        name=info.name,
+        backend=registry.spec(module.backend_id).name,
+        producer=" ".join(filter(None, registry.producer(module.backend_id))),
+        operators=count_operators(info.nodes),
+        inputs=module.inputs,
+        outputs=module.outputs,
+        bytes=len(module.blob),
+        facts={str(k): str(v) for k, v in facts.items()} if isinstance(facts, Mapping) else {},
+        seconds=dict(info.seconds),
+    )
 
 
 def host_calls(nodes: Iterable[Node]) -> list[Node]:

@@ -8,9 +8,7 @@ is never retraced as a whole, and where nothing is refused nothing is done.
 from __future__ import annotations
 
 import operator
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
@@ -33,14 +31,13 @@ Keeps = Callable[[Node], bool]
 
 
 class Decomposer:
-    """The decompositions of one lowering: what was traced, what was tried in vain, the time that it took.
+    """The decompositions of one lowering: what was traced and what was tried in vain.
 
     Programs that it is given are the lowering's own; their graphs change.
     """
 
     def __init__(self) -> None:
         self.tracer = Tracer()
-        self.seconds = 0.0
         self._in_vain: set[Any] = set()
 
     @property
@@ -63,11 +60,7 @@ class Decomposer:
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
         """``program`` with what no backend took in core ATen, bodies too; operators in ``keep`` stay as they are."""
-        with self._clock():
-            return self._finished(program, keep)
-
-    def _finished(self, program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
-        rewrite_subgraphs(program, lambda body: self._finished(body, keep))
+        rewrite_subgraphs(program, lambda body: self.finish(body, keep))
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
         reducer = _Finisher(self.tracer, frozenset(keep))
         changed = [n for n in nodes if reducer.open(n)]
@@ -80,31 +73,23 @@ class Decomposer:
         composites = [n for n in _calls(program) if to_core(n.target)]
         if not composites:
             return program
-        with self._clock():
-            reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
-            changed = [n for n in composites if reducer.open_unless_kept(n)]
-            return _rebuilt(program) if changed else program
+        reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
+        changed = [n for n in composites if reducer.open_unless_kept(n)]
+        return _rebuilt(program) if changed else program
 
     def _reduce_left(
         self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], left: Sequence[Node]
     ) -> bool:
         """Decompose what ``who`` left behind and no later one keeps; whether anything changed."""
-        with self._clock():
-            others, _ = _kept(program, later)
-            mine = [n for n in left if not others(n)]
-            support = _support(who)
-            if support is None:
-                reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
-                return any([reducer.open(n) for n in mine])
-            asked = AtWork(who, "support check").around(_Asked(support))
-            trial = _Trial(self.tracer, _either(asked, others), self._in_vain)
-            return any([trial.reduce(n) for n in mine])
-
-    @contextmanager
-    def _clock(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
+        others, _ = _kept(program, later)
+        mine = [n for n in left if not others(n)]
+        support = _support(who)
+        if support is None:
+            reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
+            return any([reducer.open(n) for n in mine])
+        asked = AtWork(who, "support check").around(_Asked(support))
+        trial = _Trial(self.tracer, _either(asked, others), self._in_vain)
+        return any([trial.reduce(n) for n in mine])
 
 
 def _calls(program: ExportedProgram) -> list[Node]:

@@ -74,8 +74,10 @@ class _Call:
         raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
 
 
-def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> list[PreprocessResult]:
-    """The results of ``work``, in its order; backends in the order in which they first appear.
+def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> None:
+    """Hand each program of ``work`` to its backend, and what that returns to the module of the same work.
+
+    Backends are called in the order in which they first appear.
 
     A backend that compiles all methods jointly is called once; any other once a partition. Those that say they are
     thread-safe are called in ``executor``, if there is one, all others on this thread. So are those that the executor
@@ -85,10 +87,9 @@ def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | N
         raise _no_threads(executor, None)
     wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
     calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry)]
-    found: Results = {}
-    for made in _run(calls, executor):
-        found.update(made)
-    return [found[id(w)] for w in work]
+    results = {k: result for made in _run(calls, executor) for k, result in made.items()}
+    for item in work:
+        item.module.attach(results[id(item)])
 
 
 def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
@@ -147,7 +148,7 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
     results = _preprocess(backend, methods, listed, registry)
     share = (time.perf_counter() - start) / len(work)
     for item in work:
-        item.seconds["preprocess"] = share
+        item.seconds["compile"] = share
     for item, known, result in zip(listed, handles, results, strict=True):
         _check_result(backend.__name__, item.partition.tag, known, result)
     _check_untouched(backend.__name__, listed, before)

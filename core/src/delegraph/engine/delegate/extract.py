@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -10,11 +11,23 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.fx import Graph, Node
 
 from ...exported_program import argument_of, build_program, copy_node, flat_call, placeholders, written_targets
-from ...program.lowered_module import Argument
-from .partition import Partition, Plan
+from ...program.lowered_module import Argument, LoweredBackendModule
+from .partition import Partition, Plan, Work
 
 _TO = torch.ops.aten.to.dtype
 _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
+
+
+def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
+    """The partition as a program, and a module for it that has no blob yet."""
+    start = time.perf_counter()
+    program = extract(plan, partition)
+    program.graph_module.meta.update(method=method, partition=partition.tag)
+    inputs, outputs = (
+        tuple(_argument(n, partition.boundary.get(n)) for n in nodes) for nodes in (partition.inputs, partition.outputs)
+    )
+    module = LoweredBackendModule(partition.spec.backend_id, program, partition.spec.compile_specs, inputs, outputs)
+    return Work(method, plan, partition, program, module, {"extract": time.perf_counter() - start})
 
 
 def extract(plan: Plan, partition: Partition) -> ExportedProgram:
@@ -106,12 +119,8 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     return made
 
 
-def arguments(nodes: list[Node], boundary: dict[Node, torch.dtype]) -> list[Argument]:
-    """The calling convention's names and types of values that cross the border."""
-    return [_argument(n, boundary.get(n)) for n in nodes]
-
-
 def _argument(node: Node, boundary: torch.dtype | None) -> Argument:
+    """Name and type, in the calling convention, of a value that crosses the border."""
     val: Any = node.meta.get("val")
     if isinstance(argument_of(node), ConstantArgument) or not isinstance(val, torch.Tensor):
         return Argument(node.name, None, None)

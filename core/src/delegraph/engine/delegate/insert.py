@@ -25,12 +25,11 @@ from ...exported_program import (
     root_call,
 )
 from ...program.lowered_module import LoweredBackendModule
+from ..subgraphs import put_back
 from .extract import cast
-from .partition import Partition, Plan
+from .partition import Partition, Plan, Unit, Work
 from .random_order import draws
 from .state import stored_by_delegates
-
-Unit = Partition | Node
 
 
 def order(plan: Plan) -> list[Unit]:
@@ -109,19 +108,16 @@ def _name(unit: Unit) -> str:
     return f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name
 
 
-def insert(
-    plan: Plan,
-    ordered: Sequence[Unit],
-    modules: Mapping[str, LoweredBackendModule],
-    handles: Iterator[int],
-    dropped: Collection[Node] = (),
-) -> ExportedProgram:
-    """The program with every partition replaced by a call of its module (tag -> module).
+def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int]) -> ExportedProgram:
+    """The program with every partition replaced by a call of its module, in subgraphs first.
 
-    The calls get debug handles from ``handles``. ``dropped``: constants that went with delegates in bodies of calls.
+    The calls get debug handles from ``handles``.
     """
+    lowered = [(body, insert_delegates(inner, work, handles)) for body, inner in plan.inner]
+    dropped = put_back(plan.program, lowered)
+    modules = {w.partition.tag: w.module for w in work if w.plan is plan}
     build = _Parent(plan, modules, handles, dropped)
-    for unit in ordered:
+    for unit in plan.units:
         build.add(unit)
     return build.program()
 

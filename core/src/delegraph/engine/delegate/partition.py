@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,8 +11,10 @@ from torch.fx import Node
 
 from ...errors import ContractViolation
 from ...partitioner.contract import DelegationSpec, Refusal
+from ...program.delegates import DelegateInfo
 from ...program.lowered_module import LoweredBackendModule
 from ...source import source_of
+from ..subgraphs import Subgraph
 
 Tags = dict[Node, tuple[str | None, ...]]
 """Node -> where it is computed: partitions, by tag, and None for the host."""
@@ -36,11 +39,16 @@ class Partition:
     boundary: dict[Node, torch.dtype] = field(default_factory=dict)
 
 
+Unit = Partition | Node
+"""What the host runs as one: a call of a delegate, or of an operator."""
+
+
 @dataclass
 class Plan:
     """The partitions of one program, who provides each delegated value, and what stayed behind.
 
-    ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of.
+    ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of. ``units``: the
+    order in which host calls and partitions run. ``inner``: the plans of subgraphs whose calls the host makes.
 
     A value that the program writes is owned by the parent, which passes it to delegates as an input and stores what
     they return, or, if the partitioner tagged its placeholder, by the one delegate that reads and writes it: then it is
@@ -52,11 +60,19 @@ class Plan:
     tags: Tags
     provider: dict[Node, Partition]
     refusals: list[Refusal]
+    units: list[Unit] = field(default_factory=list)
+    inner: list[tuple[Subgraph, Plan]] = field(default_factory=list)
+
+    def all(self) -> Iterator[Plan]:
+        """The plan itself and those of subgraphs, at any depth."""
+        yield self
+        for _, plan in self.inner:
+            yield from plan.all()
 
 
 @dataclass
 class Work:
-    """One partition on its way: its program for the backend, the module that will stand for it, seconds per phase."""
+    """One partition on its way: its program for the backend, the module that will stand for it, seconds per step."""
 
     method: str
     plan: Plan
@@ -64,6 +80,10 @@ class Work:
     program: ExportedProgram
     module: LoweredBackendModule
     seconds: dict[str, float]
+
+    def info(self, name: str) -> DelegateInfo:
+        """The delegate that the partition has become; ``name`` is where the method's program has it."""
+        return DelegateInfo(self.method, name, self.module, tuple(self.partition.nodes), self.seconds)
 
 
 def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:

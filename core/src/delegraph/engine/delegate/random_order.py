@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ...program.delegates import DelegateInfo
 from ..subgraphs import all_nodes, subgraphs_of
 
 
@@ -25,13 +26,12 @@ def _is_seeded(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-def random_notes(
-    programs: Mapping[str, ExportedProgram], delegated: Iterable[tuple[str, str, Iterable[Node]]]
-) -> Iterator[str]:
-    """What a seed does not give as in eager. ``delegated``: method and name of each delegate, and its calls."""
-    for method, name, nodes in delegated:
-        if any(map(draws, nodes)):
-            yield f"{name} of {method} draws random numbers by itself: a seed does not give those of eager"
+def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]) -> Iterator[str]:
+    """What a seed does not give as in eager."""
+    for delegate in delegates:
+        if any(map(draws, delegate.nodes)):
+            place = f"{delegate.name} of {delegate.method}"
+            yield f"{place} draws random numbers by itself: a seed does not give those of eager"
     for method, program in programs.items():
         order = [n.meta.get("debug_handle", 0) for n in program.graph.nodes if draws(n)]
         if order != sorted(order):

@@ -1,0 +1,91 @@
+"""Passes over edge programs, and the rules that an edge program keeps.
+
+An edge program is functional, in ATen overloads, with static types and a debug handle on every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputSpec
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from ..engine.functionalize.normalize import number_calls
+from ..engine.subgraphs import all_nodes, graphs, next_handles
+from ..errors import ContractViolation
+from ..exported_program import argument_of, build_program, output_values, root_call
+from ..program.types import Transform
+from ..source import source_of
+
+Pass = Callable[[Any], Any]
+"""From ExportedProgram to ExportedProgram, or one of torch's ``PassBase`` and ``PassManager``, which rewrite graphs."""
+
+
+def as_transform(each: Pass, method: str, check: bool) -> Transform:
+    """``each`` as a function from program to program, which says which rule it broke if ``check`` is set."""
+    name = getattr(each, "__name__", type(each).__name__)
+
+    def transform(program: ExportedProgram) -> ExportedProgram:
+        changed = _run(each, name, program)
+        handles = next_handles(changed.graph_module)
+        for graph in graphs(changed.graph_module):
+            number_calls(graph, handles)
+        if check:
+            verify(changed, f"after pass {name}, method {method}")
+        return _with_new_outputs(changed)
+
+    return transform
+
+
+def _run(each: Pass, name: str, program: ExportedProgram) -> ExportedProgram:
+    """What ``each`` makes of ``program``, which it may change; the signature is still that of before."""
+    if isinstance(each, PassBase | PassManager):
+        module: GraphModule = getattr(each(program.graph_module), "graph_module", program.graph_module)
+        signature = program.graph_signature
+        call = root_call(program)
+        return build_program(
+            module, module.graph, signature.input_specs, signature.output_specs, program, call, check=False
+        )
+    changed = each(program)
+    if not isinstance(changed, ExportedProgram):
+        text = f"pass {name} returned {type(changed).__name__}, not an ExportedProgram"
+        raise ContractViolation("contract-violation", text)
+    return changed
+
+
+def _with_new_outputs(program: ExportedProgram) -> ExportedProgram:
+    """``program`` with a signature that names what its graph returns now."""
+    specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in specs]
+    inputs, call = program.graph_signature.input_specs, root_call(program)
+    return build_program(program.graph_module, program.graph, inputs, outputs, program, call)
+
+
+def verify(program: ExportedProgram, where: str) -> None:
+    """Check that ``program`` is an edge program; ContractViolation says which node breaks which rule."""
+    for node in all_nodes(program.graph_module):
+        broken = _broken_rule(node)
+        if broken:
+            text = f"{where}: node {node.name} ({node.target}) {broken}"
+            raise ContractViolation("contract-violation", text, node, source_of(node))
+
+
+def _broken_rule(node: Node) -> str | None:
+    if node.op in ("call_module", "call_method"):
+        return f"is a {node.op}; edge programs call functions"
+    if node.op != "call_function":
+        return None
+    if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        return "writes to its arguments; edge programs are functional"
+    # Python's operators on numbers, and torch's on symbolic sizes, have no overloads
+    plain = getattr(node.target, "__module__", "") in ("_operator", "math", "builtins", "torch")
+    if not isinstance(node.target, OpOverload | HigherOrderOperator) and not plain:
+        return "is no operator overload"
+    if "val" not in node.meta:
+        return "has no type (meta['val'])"
+    return None if "debug_handle" in node.meta else "has no debug handle"

@@ -1,0 +1,102 @@
+"""The steps of a lowering: one tuple, one driver, and faces that contain no second one."""
+
+import sys
+
+import delegraph
+import pytest
+import torch
+from delegraph import api, lowering
+from delegraph.engine import pipeline
+from delegraph.lowering import (
+    EdgeProgramManager,
+    MethodProgramsPartitionerSpec,
+    to_backend,
+    to_edge,
+    to_edge_transform_and_lower,
+)
+from delegraph.partitioner import CapabilityPartitioner
+from torch import nn
+
+STEPS = ["export", "normalize", "decompose-and-partition", "extract", "compile", "insert", "finish"]
+EACH_ROUND = STEPS[2:6]
+
+
+class Waves(nn.Module):
+    def forward(self, x):
+        return torch.sin(x) * torch.cos(x)
+
+
+def program():
+    return torch.export.export(Waves().eval(), (torch.ones(3),))
+
+
+def taking(*names):
+    return CapabilityPartitioner(lambda n: None if n.target.overloadpacket.__name__ in names else "no", "EchoBackend")
+
+
+@pytest.fixture
+def ran(monkeypatch, registry):
+    """The names of the steps that the driver ran; EchoBackend is in the process-wide registry."""
+    names = []
+
+    def recorded(step):
+        def run(lowering):
+            names.append(step.name)
+            step.run(lowering)
+
+        return step._replace(run=run)
+
+    monkeypatch.setattr(pipeline, "STEPS", tuple(map(recorded, pipeline.STEPS)))
+    with delegraph.register(registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")):
+        yield names
+
+
+def test_the_tuple():
+    assert [step.name for step in pipeline.STEPS] == STEPS
+    assert [step.name for step in pipeline.STEPS if step.each_round] == EACH_ROUND
+
+
+def test_lower_runs_all_steps_and_reports_their_times(ran):
+    lowered = api.lower(Waves().eval(), (torch.ones(3),), backends=[taking("sin"), taking("cos")])
+    assert ran == [*STEPS[:2], *EACH_ROUND, *EACH_ROUND, "finish"]
+    assert list(lowered.report.seconds) == STEPS
+    assert all(seconds > 0 for seconds in lowered.report.seconds.values())
+    assert all(list(row.seconds) == ["extract", "compile"] for row in lowered.report.delegates)
+
+
+def test_every_step_is_reported_where_no_backend_is_asked(ran):
+    assert list(api.lower(program(), backends=[]).report.seconds) == STEPS
+    assert ran == ["export", "normalize", "finish"]
+
+
+def manager():
+    return EdgeProgramManager({"forward": program()})
+
+
+@pytest.mark.parametrize(
+    "face, steps",
+    [
+        (lambda: to_backend("EchoBackend", program(), []), ["normalize", *EACH_ROUND]),
+        (lambda: to_backend(program(), taking("sin")), ["normalize", *EACH_ROUND]),
+        (
+            lambda: to_backend(MethodProgramsPartitionerSpec({"a": program(), "b": program()}, {"b": taking("sin")})),
+            ["normalize", *EACH_ROUND],
+        ),
+        (lambda: to_edge({"a": program(), "b": program()}), ["normalize", "finish"]),
+        (
+            lambda: to_edge_transform_and_lower(program(), [lambda p: p], [taking("sin"), taking("cos")]),
+            ["normalize", *EACH_ROUND, *EACH_ROUND, "finish"],
+        ),
+        (lambda: manager().transform([lambda p: p]), ["normalize"]),
+        (lambda: manager().to_backend(taking("sin")), ["normalize", *EACH_ROUND]),
+    ],
+)
+def test_every_face_runs_a_range_of_the_steps(ran, face, steps):
+    face()
+    assert ran == steps
+
+
+@pytest.mark.parametrize("face", [api, lowering, sys.modules["delegraph.lowering.edge"]])
+def test_faces_take_nothing_from_the_steps_themselves(face):
+    inside = ("delegraph.engine.delegate", "delegraph.engine.decompose", "delegraph.engine.functionalize")
+    assert [name for name, value in vars(face).items() if getattr(value, "__module__", "").startswith(inside)] == []
