@@ -209,6 +209,12 @@ def is_eager(registry, seed, mask):
     return False
 
 
+@pytest.mark.parametrize("mask", [0, 2**MASK - 1])
+def test_memory_of_what_is_computed_from_a_new_value(packed, mask):
+    """A write through a transposed view makes the value of ``x`` lie in another order, and so the sine of it."""
+    assert not is_eager(packed, 253, mask)
+
+
 def test_random_programs_that_read_memory(packed):
     refused = [is_eager(packed, seed, 0x123456789ABCDEF * (seed + 1) % 2**MASK) for seed in range(24)]
     assert sum(refused) < len(refused) / 2

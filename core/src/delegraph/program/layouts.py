@@ -62,7 +62,7 @@ class Layout:
         offset = start if isinstance(start, int) else None
         if all(isinstance(s, int) for s in val.stride()):
             return cls(tuple(val.stride()), offset=offset)
-        order = _dense_order(val)
+        order = dense_order(val)
         return None if order is None else cls(None, order, offset)
 
     def strides_for(self, shape: torch.Size) -> tuple[int, ...]:
@@ -76,8 +76,11 @@ class Layout:
         return tuple(found)
 
 
-def _dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
-    """Symbolic sizes are compared by their text: to compare their values would fix them."""
+def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions of a dense tensor, innermost first; None for one that is not dense.
+
+    Symbolic sizes are compared by their text: to compare their values would fix them.
+    """
     order: list[int] = []
     step: Any = 1
     for _ in range(val.dim()):
@@ -122,9 +125,9 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
     ``outward``: whoever gets the graph's outputs can see it as well. ``state``: inputs that are copies of the program's
     buffers. Raises Unsupported if an operator reads memory that is neither in a result nor in a buffer.
     """
-    readers = [n for n in module.graph.nodes if _reads(n, module, _sees_layout)]
+    readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
     seen = _ancestors([*readers, *([output_node(module.graph)] if outward else [])])
-    roots = {n: _root(n) for n in readers if _reads_memory(n)}
+    roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if _reads_memory(n)}
     wanted = {*(n for n in seen if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
     for reader, root in roots.items():
         _check_memory(reader, root, state)
@@ -135,7 +138,7 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
 def body_layouts(owner: Node, body: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
     """The same of a body that ``owner`` holds: its outputs are seen if the call's results are, or if it is a loop's."""
     calls = [u for u in owner.users if u in known or any(r in known for r in u.users)]
-    outward = bool(calls) or any(_reads(n, body, _sees_layout) for n in body.graph.nodes)
+    outward = bool(calls) or any(_reads(n, body, sees_layout) for n in body.graph.nodes)
     return result_layouts(body, outward=outward)
 
 
@@ -203,7 +206,7 @@ def _reads_memory(node: Node) -> bool:
     return node.target in READ_MEMORY
 
 
-def _sees_layout(node: Node) -> bool:
+def sees_layout(node: Node) -> bool:
     """Random numbers are drawn in memory's order."""
     if not isinstance(node.target, OpOverload):
         return False
@@ -228,12 +231,11 @@ def _ancestors(nodes: list[Node]) -> set[Node]:
     return found
 
 
-def _root(reader: Node) -> Node:
-    """What the operand of a call is a view of, as far as the graph shows."""
-    root = reader.all_input_nodes[0]
-    while _is_view(root):
-        root = root.all_input_nodes[0]
-    return root
+def memory_root(value: Node) -> Node:
+    """What ``value`` is a view of, as far as the graph shows; itself if it is none."""
+    while _is_view(value):
+        value = value.all_input_nodes[0]
+    return value
 
 
 def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:

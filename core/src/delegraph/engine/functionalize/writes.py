@@ -16,7 +16,7 @@ What this cannot prove is reported as ``unproven``, and the caller has torch ret
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from ...program.layouts import dense_order, memory_root, sees_layout
 from ...source import Source, source_of
 from .aliases import Aliases, Unproven
 from .effects import effects, functional_form, written_arguments, written_positions
@@ -82,13 +83,15 @@ class _Rewrite:
 
     ``version``: tensor -> how often it, or a view of it, was written so far. ``value``: member of a family -> the node
     that held its value at a version. A view whose version is behind is out of date, and is taken again when it is used:
-    most views are never used after a write, and this way those cost nothing.
+    most views are never used after a write, and this way those cost nothing. ``moved``: what is computed from a new
+    value, whose elements may lie in another order in memory than those of the tensor that was written.
     """
 
     def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], mutations: Mutations) -> None:
         self.graph, self.aliases, self.writers, self.mutations = graph, aliases, writers, mutations
         self.version: dict[Node, int] = {}
         self.value: dict[Node, tuple[int, Node]] = {}
+        self.moved: set[Node] = set()
         self.dtypes: dict[Any, torch.dtype] = {}
         self.here: Node
         self.after: Node
@@ -102,10 +105,16 @@ class _Rewrite:
             current = self._current(given)
             if current is not given:
                 node.replace_input_with(given, current)
+            if current is not given or given in self.moved:
+                self.moved.add(node)
         if node in self.writers:
             self._write(node)
         elif node in self.aliases.source:
             self._enter_view(node)
+        elif node in self.moved and node.target is aten.view.default:
+            node.target = aten.reshape.default
+        elif node in self.moved and sees_layout(node):
+            self._restore_order(node)
 
     def _version(self, node: Node) -> int:
         return self.version.get(self.aliases.root_of[node], 0)
@@ -144,6 +153,27 @@ class _Rewrite:
                 raise Unproven(f"{view.name} shows memory in a way that is not known")
             # it shows the memory of the tensor, whatever part of that its argument shows
             node.args = (self._insert_packed(node, self._current(root)), size, stride, offset)
+
+    def _restore_order(self, reader: Node) -> None:
+        """Give what ``reader`` takes the order in memory that was recorded, by a copy that has it."""
+        # Most kernels give their result the order of their operands, so that a new value hands its own on to all that
+        # is computed from it. Only calls that see memory can tell.
+        for root in dict.fromkeys(memory_root(given) for given in reader.all_input_nodes if _is_tensor(given)):
+            order = dense_order(root.meta["val"])
+            if root in self.moved and root.op == "call_function" and order:
+                others, outer_first = list(root.users), order[::-1]
+                inner_last = self._insert_permuted(root, outer_first)
+                packed = self._insert_packed(inner_last.next, inner_last)
+                copy = self._insert_permuted(packed, [outer_first.index(dim) for dim in range(len(order))])
+                for user in others:
+                    user.replace_input_with(root, copy)
+
+    def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:
+        if list(dims) == list(range(len(dims))):
+            return value
+        node = self._insert(value.next, aten.permute.default, value, list(dims), like=value, origin=value)
+        node.meta["val"] = value.meta["val"].permute(*dims)
+        return node
 
     def _insert_packed(self, before: Node, value: Node) -> Node:
         kwargs = {"memory_format": torch.contiguous_format}
