@@ -15,8 +15,8 @@ from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
 from ..layout import channels_first, channels_last
+from ..promotion import converted
 from ..registry import lowers
-from .cast import converted
 from .rounding import nearest
 
 aten = torch.ops.aten
@@ -110,7 +110,7 @@ def _four(g: Grid, place: Value, size: int) -> list[Tap]:
     t = g.t
     first = t.floor(place)
     share = t.sub(place, first)
-    taps = []
+    taps: list[Tap] = []
     for k, weight in zip((-1, 0, 1, 2), _spline(t, share), strict=True):
         taps.append((t.clamp(g.padded(t.add(first, k), size), -2, size + 1), weight))
     return taps

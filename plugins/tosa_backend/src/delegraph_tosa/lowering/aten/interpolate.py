@@ -16,8 +16,8 @@ from ...ir.graph import Value, literal
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..positions import picked
+from ..promotion import converted
 from ..registry import lowers
-from .cast import converted
 
 aten = torch.ops.aten
 f32 = np.float32

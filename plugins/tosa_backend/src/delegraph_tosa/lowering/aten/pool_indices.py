@@ -19,9 +19,9 @@ from ...ir.types import DType
 from ..builder import Tosa
 from ..layout import numbers
 from ..positions import LARGEST, picked
+from ..promotion import converted
 from ..registry import lowers
 from ..window import Window
-from .cast import converted
 from .pool import Numbers, adaptive_bounds, max_pooled, windows_of
 
 aten = torch.ops.aten

@@ -16,9 +16,9 @@ from ...ir.graph import Value
 from ..builder import Tosa
 from ..layout import axis_of, pair
 from ..positions import numbered, picked, rearranged
+from ..promotion import converted
 from ..registry import lowers
 from ..window import framed, spread
-from .cast import converted
 from .conv import joined
 from .shape import bounds, cut, every, expanded
 

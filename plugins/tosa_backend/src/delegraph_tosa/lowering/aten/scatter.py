@@ -1,8 +1,8 @@
 """Writing where indices point.
 
-SCATTER writes rows, each at most once: where torch leaves open what remains of several values for one place, so does the
-result here. Where it is defined, because values are combined or are all the same, each place looks at all values that
-may be for it: as many comparisons as there are places times values.
+SCATTER writes rows, each at most once: where torch leaves open what remains of several values for one place, so does
+the result here. Where it is defined, because values are combined or are all the same, each place looks at all values
+that may be for it: as many comparisons as there are places times values.
 """
 
 from __future__ import annotations
