@@ -134,7 +134,7 @@ def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry):
 
 
 def test_nothing_is_traced_where_everything_is_taken(registry, monkeypatch):
-    monkeypatch.setattr(trace.Tracer, "pieces", lambda *_: pytest.fail("traced"))
+    monkeypatch.setattr(trace.Tracer, "decompose", lambda *_: pytest.fail("traced"))
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
     made = api.lower(Block().eval(), (torch.randn(2, 4, 8),), backends=[everything], registry=registry)
     assert made.report.host_operators == 0
@@ -156,13 +156,13 @@ def test_equal_layers_are_traced_once(registry, monkeypatch):
 def counted_traces(monkeypatch):
     """The operators that are traced from now on, in a list that grows."""
     traced = []
-    run = trace._run
+    run = trace._trace
 
     def counted(node, *how):
         traced.append(node.target)
         return run(node, *how)
 
-    monkeypatch.setattr(trace, "_run", counted)
+    monkeypatch.setattr(trace, "_trace", counted)
     return traced
 
 
@@ -188,7 +188,7 @@ def test_at_once_and_step_by_step_the_host_gets_the_same(registry, monkeypatch):
     traced = counted_traces(monkeypatch)
     at_once = lowered(Mixed(), inputs, [], registry)
     count = len(traced)
-    monkeypatch.setattr(trace.Tracer, "core_pieces", lambda self, node, kept: None)
+    monkeypatch.setattr(trace.Tracer, "decompose_to_core", lambda self, node, kept: None)
     steps = lowered(Mixed(), inputs, [], registry)
     assert 2 * count < len(traced) - count
     programs = [made.exported_program() for made in (at_once, steps)]

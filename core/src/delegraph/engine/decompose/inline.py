@@ -1,4 +1,4 @@
-"""Pieces in the place of a call, on trial or for good."""
+"""Putting a decomposition in the place of a call, with a way back as long as nobody has decided."""
 
 from __future__ import annotations
 
@@ -7,73 +7,61 @@ from typing import Any
 
 from torch.fx import Node
 
-from .trace import Pieces
+from .trace import Decomposition
 
-_KEPT_BACK = frozenset({"val", "tensor_meta", "delegation_tag"})
+_NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
+"""Metadata that is of the call itself, and not of where it comes from."""
 
 
 def _results(*values: Any) -> tuple[Any, ...]:
-    """Stands for what leaves a splice, so that its pieces can be replaced in turn."""
+    """Target of a node that uses the results until ``commit``: without a user they would look dead."""
     return values
 
 
-class Splice:
-    """The pieces of ``node`` inserted before it. ``commit`` puts them in its place, ``undo`` takes them out.
+class Inlining:
+    """A decomposition inserted before ``node``. ``commit`` lets it replace the call, ``undo`` takes it out again.
 
-    A piece has the debug handle and the source of the call that it comes from; ``meta["decomposed_from"]`` names the
-    operators around it, outermost first. Pieces that compute nothing anyone uses are not inserted. ``work``: the pieces
-    but for those that unpack others.
+    The inserted calls have the debug handle and the source of ``node``; ``meta["decomposed_from"]`` names the operators
+    that they come from, outermost first. Calls that only unused results need are not inserted. ``calls``: the inserted
+    calls, without those that unpack others.
     """
 
-    def __init__(self, node: Node, pieces: Pieces) -> None:
-        self.node, self.graph = node, node.graph
-        self._before = node.prev
-        self._single = pieces.single
-        self.work: list[Node] = []
-        env = dict(zip(pieces.placeholders, pieces.inputs_of(node), strict=True))
-        wanted = _used(node, pieces)
-        live = pieces.live(wanted)
+    def __init__(self, node: Node, decomposition: Decomposition) -> None:
+        self.node, self.graph, self.calls = node, node.graph, list[Node]()
+        self._previous, self._single = node.prev, decomposition.single
+        results = decomposition.results
+        used = {0} if self._single else {u.args[1] for u in node.users if u.target is operator.getitem}
+        needed = decomposition.needed_for(r for k, r in enumerate(results) if k in used)
+        copies = dict(zip(decomposition.placeholders, decomposition.inputs_of(node), strict=True))
         with self.graph.inserting_before(node):
-            for piece in pieces.calls:
-                if piece in live:
-                    env[piece] = self._copy(piece, env)
-            self._anchor = self.graph.call_function(
-                _results, tuple(env[r] if isinstance(r, Node) and k in wanted else r for k, r in pieces.numbered())
-            )
+            for call in decomposition.calls:
+                if call in needed:
+                    copies[call] = self._copy(call, copies)
+            values = (copies[r] if isinstance(r, Node) and k in used else r for k, r in enumerate(results))
+            self._anchor = self.graph.call_function(_results, tuple(values))
 
-    def _copy(self, piece: Node, env: dict[Node, Node]) -> Node:
-        made = self.graph.node_copy(piece, env.__getitem__)
-        made.meta = {k: v for k, v in self.node.meta.items() if k not in _KEPT_BACK}
-        made.meta["decomposed_from"] = (*made.meta.get("decomposed_from", ()), str(self.node.target))
-        made.meta["val"] = piece.meta["val"]
-        if piece.target is not operator.getitem:
-            self.work.append(made)
-        return made
+    def _copy(self, call: Node, copies: dict[Node, Node]) -> Node:
+        copy = self.graph.node_copy(call, copies.__getitem__)
+        copy.meta = {k: v for k, v in self.node.meta.items() if k not in _NOT_INHERITED}
+        copy.meta["decomposed_from"] = (*copy.meta.get("decomposed_from", ()), str(self.node.target))
+        copy.meta["val"] = call.meta["val"]
+        if call.target is not operator.getitem:
+            self.calls.append(copy)
+        return copy
 
     def commit(self) -> None:
-        """Let the pieces' results be used for the call's, and erase the call."""
-        results = self._anchor.args
-        for user in [] if self._single else list(self.node.users):
-            _replace(user, results[user.args[1]])  # type: ignore[index]
-        if self._single:
-            _replace(self.node, results[0])
-        else:
+        """Let users of the call use the results instead, and erase the call."""
+        # The anchor is asked only now: calls among the results may have been inlined in turn.
+        results: Any = self._anchor.args
+        users = [(self.node, 0)] if self._single else [(u, u.args[1]) for u in self.node.users]
+        for user, k in users:
+            user.replace_all_uses_with(results[k])
+            self.graph.erase_node(user)
+        if not self._single:
             self.graph.erase_node(self.node)
         self.graph.erase_node(self._anchor)
 
     def undo(self) -> None:
         """Erase everything between what was before the call and the call."""
-        while self.node.prev is not self._before:
+        while self.node.prev is not self._previous:
             self.graph.erase_node(self.node.prev)
-
-
-def _replace(old: Node, new: Any) -> None:
-    old.replace_all_uses_with(new)
-    old.graph.erase_node(old)
-
-
-def _used(node: Node, pieces: Pieces) -> frozenset[int]:
-    """Positions of the results that somebody uses."""
-    if pieces.single:
-        return frozenset({0})
-    return frozenset(u.args[1] for u in node.users if u.target is operator.getitem)  # type: ignore[misc]

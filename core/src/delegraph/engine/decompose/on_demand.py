@@ -1,14 +1,16 @@
-"""Step 2: decomposition on demand.
+"""Step 2 of a lowering: decomposition on demand.
 
-What a backend keeps stays whole. Anything else that has a decomposition is traced alone, under fake tensors, its pieces
-take its place, and the backend is asked about them; finally what is left reaches core ATen, for the host. The program
-is never retraced as a whole, and where nothing is refused nothing is done.
+What a backend keeps stays whole. Every other call that has a decomposition is traced alone, under fake tensors; the
+decomposition takes its place, and the backend is asked about the new calls. At the end, what no backend took is
+decomposed to core ATen, which every host has. The program is never retraced as a whole, and where a backend refuses
+nothing, nothing is done.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from torch._ops import OpOverload
@@ -22,23 +24,23 @@ from ...partitioner import Partitioner, Support
 from ..delegate.partition import Plan
 from ..delegate.plan import make_plan
 from ..subgraphs import rewrite_subgraphs
-from .inline import Splice
+from .inline import Inlining
 from .tables import beyond_core, to_core
-from .trace import LINEAR, Pieces, Tracer
+from .trace import LINEAR, Decomposition, Tracer
 
 Keeps = Callable[[Node], bool]
 """Whether some backend takes a call as it is."""
 
 
 class Decomposer:
-    """The decompositions of one lowering: what was traced and what was tried in vain.
+    """The decompositions of one lowering: what was traced, and what turned out useless.
 
-    Programs that it is given are the lowering's own; their graphs change.
+    The programs that it is given are the lowering's own; their graphs change.
     """
 
     def __init__(self) -> None:
         self.tracer = Tracer()
-        self._in_vain: set[Any] = set()
+        self._useless: set[Any] = set()
 
     @property
     def notes(self) -> list[str]:
@@ -47,93 +49,88 @@ class Decomposer:
 
     def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
         """The plan of ``partitioner`` once everything that neither it nor one of ``later`` keeps was decomposed."""
-        program = self._for_tags(program, partitioner, later)
-        tried: set[Node] = set()
+        program = self._decompose_for_tags(program, partitioner, later)
+        # A call is attempted once. New calls may be refused in turn, so the loop ends when there are none.
+        attempted: set[Node] = set()
         while True:
             plan = make_plan(program, partitioner)
-            whole = tried.union(r.node for r in plan.refusals if r.final)
-            left = [n for n in _calls(program) if n not in plan.tags and n not in whole and _decomposes(n)]
-            tried.update(left)
-            if not left or not self._reduce_left(program, partitioner, later, left):
+            whole = attempted.union(r.node for r in plan.refusals if r.final)
+            left = [n for n in _calls(program) if n not in plan.tags and n not in whole]
+            left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
+            attempted.update(left)
+            if not left or not self._decompose_left(program, partitioner, later, left):
                 return plan
-            program = _rebuilt(program)
+            program = _rebuild(program)
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-        """``program`` with what no backend took in core ATen, bodies too; operators in ``keep`` stay as they are."""
-        rewrite_subgraphs(program, lambda body: self.finish(body, keep))
+        """``program``, subgraphs too, with what no backend took in core ATen; operators in ``keep`` stay whole."""
+        rewrite_subgraphs(program, lambda subgraph: self.finish(subgraph, keep))
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
-        reducer = _Finisher(self.tracer, frozenset(keep))
-        changed = [n for n in nodes if reducer.open(n)]
-        return _rebuilt(program) if changed else program
+        reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep), at_once=True)
+        changed = [n for n in nodes if reducer.decompose(n)]
+        return _rebuild(program) if changed else program
 
-    def _for_tags(self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner]) -> ExportedProgram:
-        """A partitioner that only tags sees core ATen, except for what it, or a later one, asked to keep."""
-        if _support(who):
-            return program
-        composites = [n for n in _calls(program) if to_core(n.target)]
+    def _decompose_for_tags(
+        self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner]
+    ) -> ExportedProgram:
+        """A partitioner that only tags cannot be asked, so it sees core ATen and what it, or a later one, keeps."""
+        composites = [] if _support(who) else [n for n in _calls(program) if to_core(n.target)]
         if not composites:
             return program
         reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
-        changed = [n for n in composites if reducer.open_unless_kept(n)]
-        return _rebuilt(program) if changed else program
+        changed = [n for n in composites if not reducer.keeps(n) and reducer.decompose(n)]
+        return _rebuild(program) if changed else program
 
-    def _reduce_left(
+    def _decompose_left(
         self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], left: Sequence[Node]
     ) -> bool:
         """Decompose what ``who`` left behind and no later one keeps; whether anything changed."""
         others, _ = _kept(program, later)
-        mine = [n for n in left if not others(n)]
+        unwanted = [n for n in left if not others(n)]
         support = _support(who)
         if support is None:
             reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
-            return any([reducer.open(n) for n in mine])
-        asked = AtWork(who, "support check").around(_Asked(support))
-        trial = _Trial(self.tracer, _either(asked, others), self._in_vain)
-        return any([trial.reduce(n) for n in mine])
+            return any([reducer.decompose(n) for n in unwanted])
+        keeps = AtWork(who, "support check").around(_Answers(support))
+        attempts = _Attempts(self.tracer, lambda node: keeps(node) or others(node), self._useless)
+        return any([attempts.decompose(n) for n in unwanted])
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
     return [n for n in program.graph.nodes if n.op == "call_function" and isinstance(n.target, OpOverload)]
 
 
-def _decomposes(node: Node) -> bool:
-    return bool(to_core(node.target) or beyond_core(node.target))
-
-
-def _rebuilt(program: ExportedProgram) -> ExportedProgram:
+def _rebuild(program: ExportedProgram) -> ExportedProgram:
     """The program after its graph changed, with a signature that says so and without tags."""
     graph, signature = program.graph, program.graph_signature
     for node in graph.nodes:
         node.meta.pop("delegation_tag", None)
     values: Any = output_node(graph).args[0]
-    outputs = [
-        OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(signature.output_specs, values, strict=True)
-    ]
-    call = root_call(program)
-    return build_program(program.graph_module, graph, signature.input_specs, outputs, program, call)
+    pairs = zip(signature.output_specs, values, strict=True)
+    outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in pairs]
+    return build_program(program.graph_module, graph, signature.input_specs, outputs, program, root_call(program))
 
 
 def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
-    """Which calls one of ``partitioners`` keeps, and the operators that a trace is to leave whole to be asked about."""
-    asked = [_keeps(program, p) for p in partitioners]
-    operators = frozenset(op for _, kept in asked for op in kept)
-    return lambda node: any(keeps(node) for keeps, _ in asked), operators
+    """Which calls one of ``partitioners`` keeps, and the operators that a trace must leave whole to ask about them."""
+    answers: list[Keeps] = []
+    whole: set[Any] = set()
+    for who in partitioners:
+        work, support = AtWork(who, "support check"), _support(who)
+        with work:
+            if support:
+                keeps: Keeps = _Answers(support, program)
+                whole |= LINEAR
+            else:
+                operators, wanted = who.ops_to_not_decompose(program)
+                keeps = partial(_is_listed, frozenset(operators), wanted)
+                whole.update(operators)
+        answers.append(work.around(keeps))
+    return lambda node: any(keeps(node) for keeps in answers), frozenset(whole)
 
 
-def _keeps(program: ExportedProgram, who: Partitioner) -> tuple[Keeps, frozenset[Any]]:
-    work = AtWork(who, "support check")
-    with work:
-        answer, operators = _answers(program, who)
-    return work.around(answer), operators
-
-
-def _answers(program: ExportedProgram, who: Partitioner) -> tuple[Keeps, frozenset[Any]]:
-    support = _support(who)
-    if support:
-        return _Asked.about(program, support), LINEAR
-    operators, wanted = who.ops_to_not_decompose(program)
-    kept = frozenset(operators)
-    return lambda node: node.target in kept and (wanted is None or wanted(node)), kept
+def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node) -> bool:
+    return node.target in operators and (wanted is None or wanted(node))
 
 
 def _support(who: Partitioner) -> Support | None:
@@ -142,130 +139,116 @@ def _support(who: Partitioner) -> Support | None:
     return support if isinstance(support, Support) else None
 
 
-def _either(first: Keeps, second: Keeps) -> Keeps:
-    return lambda node: first(node) or second(node)
+class _Answers:
+    """A backend's answers about the calls of a program, and about calls of decompositions that are put into it.
 
+    Without ``program`` it goes on from the one that the backend was asked about last, by its partitioner.
+    """
 
-class _Asked:
-    """A backend's word on the calls of the program that its ``support`` went through last, and on pieces of them."""
-
-    def __init__(self, support: Support) -> None:
+    def __init__(self, support: Support, program: ExportedProgram | None = None) -> None:
         self._support = support
-        self._answers: dict[Node, bool] = {}
-
-    @classmethod
-    def about(cls, program: ExportedProgram, support: Support) -> _Asked:
-        """With every call of ``program`` asked about."""
-        made = cls(support)
-        support.begin(program)
-        for node in _calls(program):
-            made(node)
-        return made
+        self._known: dict[Node, bool] = {}
+        if program is not None:
+            support.begin(program)
+            for node in _calls(program):  # in graph order, as `Support` is promised
+                self(node)
 
     def __call__(self, node: Node) -> bool:
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
-        if node not in self._answers:
-            self._answers[node] = self._support.why_not(node) is None
-            if self._answers[node]:
-                self._support.is_constant(node)
-        return self._answers[node]
+        if node not in self._known:
+            self._known[node] = self._support.why_not(node) is None
+            if self._known[node]:
+                self._support.is_constant(node)  # it has to know before it is asked about the users
+        return self._known[node]
 
 
 class _Reducer:
-    """Opens calls, and the pieces of calls, until each is kept or is core ATen."""
+    """Decomposes calls, and the calls that they consist of, until each is kept or is core ATen.
 
-    def __init__(self, tracer: Tracer, keeps: Keeps, kept: frozenset[Any]) -> None:
-        self.tracer, self.keeps, self.kept = tracer, keeps, kept
-
-    def open_unless_kept(self, node: Node) -> bool:
-        return not self.keeps(node) and self.open(node)
-
-    def open(self, node: Node) -> bool:
-        """Put the pieces of ``node`` in its place; False if it cannot be decomposed."""
-        pieces = self._pieces(node)
-        if pieces is None:
-            return False
-        splice = Splice(node, pieces)
-        for piece in splice.work:
-            self.open_unless_kept(piece)
-        splice.commit()
-        return True
-
-    def _pieces(self, node: Node) -> Pieces | None:
-        return self.tracer.pieces(node, to_core(node.target), self.kept)
-
-
-class _Finisher(_Reducer):
-    """Opens calls down to core ATen in one step where a trace can: nobody is asked about what lies between."""
-
-    def __init__(self, tracer: Tracer, kept: frozenset[Any]) -> None:
-        super().__init__(tracer, lambda node: node.target in kept, kept)
-
-    def _pieces(self, node: Node) -> Pieces | None:
-        return self.tracer.core_pieces(node, self.kept) or super()._pieces(node)
-
-
-class _Trial:
-    """Opens calls for a backend that can be asked: only where it takes some of the pieces.
-
-    Operators of core ATen, which the host runs as well as their pieces, are opened only where it takes all of them.
+    ``whole``: operators that a trace leaves whole, to be asked about. ``at_once``: go down to core ATen in a single
+    trace where one succeeds, because nobody is asked about what lies between.
     """
 
-    def __init__(self, tracer: Tracer, keeps: Keeps, in_vain: set[Any]) -> None:
-        self.tracer, self.keeps, self._in_vain = tracer, keeps, in_vain
+    def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any], at_once: bool = False) -> None:
+        self.tracer, self.keeps, self.whole, self.at_once = tracer, keeps, whole, at_once
 
-    def reduce(self, node: Node) -> bool:
-        """Decompose ``node`` if a backend gains by it; whether it did."""
-        producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
-        key = (self.tracer.signature(node), *producers)
-        splice = None if key in self._in_vain else self._opened(node)
-        if splice is None or not splice.worthwhile:
-            self._in_vain.add(key)
-            if splice is not None:
-                splice.undo()
+    def decompose(self, node: Node) -> bool:
+        """Put the decomposition of ``node`` in its place; False if it has none."""
+        found = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
+        found = found or self.tracer.decompose(node, to_core(node.target), self.whole)
+        if found is None:
             return False
-        splice.commit()
+        inlining = Inlining(node, found)
+        for call in inlining.calls:
+            if not self.keeps(call):
+                self.decompose(call)
+        inlining.commit()
         return True
 
-    def _opened(self, node: Node) -> _Tried | None:
-        pieces = self.tracer.pieces(node, to_core(node.target) or beyond_core(node.target))
-        return None if pieces is None else _Tried(node, pieces, self)
+
+class _Attempts:
+    """Decomposes calls for a backend that can be asked, only where it takes some of what they consist of.
+
+    Operators of core ATen are decomposed only where it takes all of that: the host could run the rest, but gains
+    nothing by it, since it runs the operator itself just as well.
+    """
+
+    def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
+        self.tracer, self.keeps, self._useless = tracer, keeps, useless
+
+    def decompose(self, node: Node) -> bool:
+        """Decompose ``node`` if a backend gains by it; whether it did."""
+        # What a backend says may depend on what an operand is, such as a constant: its producer stands for that.
+        producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
+        key = (self.tracer.signature(node), *producers)
+        attempt = None if key in self._useless else self.attempt(node)
+        if attempt is not None and attempt.is_worthwhile:
+            attempt.commit()
+            return True
+        self._useless.add(key)
+        if attempt is not None:
+            attempt.undo()
+        return False
+
+    def attempt(self, node: Node) -> _Attempt | None:
+        """The decomposition of ``node``, put into the graph for the backend to be asked; None if there is none."""
+        found: Decomposition | None = self.tracer.decompose(node, to_core(node.target) or beyond_core(node.target))
+        return None if found is None else _Attempt(node, found, self)
 
 
-class _Tried(Splice):
-    """A splice with what the backend says of it: it takes all (``complete``), or some of the work (``gains``)."""
+class _Attempt(Inlining):
+    """An inlining with the backend's answers: it takes all of the calls (``complete``), or some (``gains``)."""
 
-    def __init__(self, node: Node, pieces: Pieces, trial: _Trial) -> None:
-        super().__init__(node, pieces)
+    def __init__(self, node: Node, decomposition: Decomposition, attempts: _Attempts) -> None:
+        super().__init__(node, decomposition)
         self.complete, self.gains = True, False
         self._constant: set[Node] = set()
-        for piece in self.work:
-            self._ask(piece, trial)
+        for call in self.calls:
+            self._ask(call, attempts)
 
     @property
-    def worthwhile(self) -> bool:
+    def is_worthwhile(self) -> bool:
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
-    def _ask(self, piece: Node, trial: _Trial) -> None:
-        if all(i in self._constant for i in piece.all_input_nodes):
-            self._constant.add(piece)
-        if trial.keeps(piece):
-            self.gains |= piece not in self._constant and not _views(piece)
+    def _ask(self, call: Node, attempts: _Attempts) -> None:
+        if all(i in self._constant for i in call.all_input_nodes):
+            self._constant.add(call)
+        if attempts.keeps(call):
+            # a delegate that holds only views, or constants, is no gain
+            self.gains |= call not in self._constant and not _is_view(call)
             return
-        opened = trial._opened(piece)
-        if opened is None:
-            self.complete = False
-        elif opened.worthwhile:
-            self.complete &= opened.complete
-            self.gains |= opened.gains
-            opened.commit()
-        else:
-            self.complete = False
-            opened.undo()
+        inner = attempts.attempt(call)
+        if inner is not None and inner.is_worthwhile:
+            self.complete &= inner.complete
+            self.gains |= inner.gains
+            inner.commit()
+            return
+        self.complete = False
+        if inner is not None:
+            inner.undo()
 
 
-def _views(node: Node) -> bool:
-    """Whether a call only shows its argument anew: a delegate of views alone, or of constants, is no gain."""
+def _is_view(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(a.alias_info is not None for a in schema.arguments)

@@ -1,7 +1,7 @@
-"""Which operators are written in terms of others: torch's own tables, and the few entries that they lack.
+"""Which operators can be written in terms of others: torch's own tables, and the few entries that they lack.
 
-*To core* leads, step by step, to the core ATen operators that every host has. *Beyond core* takes what is as
-near as that apart as well, which is worth it only for a backend that takes all of the pieces.
+``to_core`` leads, step by step, to the core ATen operators that every host has. ``beyond_core`` decomposes those as
+well, which is worth it only for a backend that takes all of the result.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
-Decomposed = Callable[..., Any]
+Decompose = Callable[..., Any]
+"""A function of an operator's arguments that computes its results by other operators."""
 
-_ALONE = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-"""Operators whose results depend on data say nothing under fake tensors."""
-
-
+_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""Operators with these tags cannot be traced under fake tensors, which have no data."""
 RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 
 
 @cache
-def _core_table() -> Mapping[Any, Decomposed]:
+def _core_table() -> Mapping[Any, Decompose]:
     """torch's table to core ATen; a tenth of a second to make, so only made when something is to be decomposed."""
     table: Any = torch.export.default_decompositions()
     return dict(table.items())
 
 
 @cache
-def to_core(op: Any) -> Decomposed | None:
-    """What computes ``op`` from operators nearer to core ATen; None if there are none, or it is to stay whole."""
+def to_core(op: Any) -> Decompose | None:
+    """What computes ``op`` from operators nearer to core ATen; None if nothing does, or if it must stay whole."""
     if op in _NORMS:
         return _NORMS[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
@@ -46,14 +45,14 @@ def to_core(op: Any) -> Decomposed | None:
 
 
 @cache
-def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decomposed]:
+def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
     """Every step of ``to_core`` that torch knows by name, for a trace that takes all of them; ``kept`` are left out."""
     known = (op for op in (*_core_table(), *_NORMS) if op not in kept)
     return {op: step for op in known if (step := to_core(op)) is not None}
 
 
 @cache
-def beyond_core(op: Any) -> Decomposed | None:
+def beyond_core(op: Any) -> Decompose | None:
     """What computes ``op``, which has no way to core ATen, from simpler operators; None if nothing does."""
     if op in _BEYOND:
         return _BEYOND[op]
@@ -63,7 +62,7 @@ def beyond_core(op: Any) -> Decomposed | None:
 
 
 def is_composite(op: Any) -> bool:
-    """Whether torch opens ``op`` by itself, before a trace sees it."""
+    """Whether torch decomposes ``op`` by itself, before a trace sees it."""
     if not isinstance(op, OpOverload):
         return False
     name: Any = op.name
@@ -71,14 +70,11 @@ def is_composite(op: Any) -> bool:
 
 
 def _may_be_decomposed(op: Any) -> bool:
-    if not isinstance(op, OpOverload) or op._schema.is_mutable or _ALONE & set(op.tags):
+    if not isinstance(op, OpOverload) or op._schema.is_mutable or _DATA_DEPENDENT & set(op.tags):
         return False
-    return torch.Tag.nondeterministic_seeded not in op.tags or _drops_out(op)
-
-
-def _drops_out(op: OpOverload) -> bool:
-    """Operators that draw random numbers for their dropout only, if they are to have one."""
-    return op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
+    # these draw random numbers for their dropout only, and have none in eval mode
+    only_for_dropout = op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
+    return torch.Tag.nondeterministic_seeded not in op.tags or only_for_dropout
 
 
 def _batch_norm(
@@ -94,22 +90,15 @@ def _batch_norm(
 ) -> tuple[Tensor, ...]:
     """Batch norm that writes no statistics, as one of two core operators."""
     if not training:
-        made = aten._native_batch_norm_legit_no_training.default(
-            input, weight, bias, running_mean, running_var, momentum, eps
-        )
-    elif running_mean is None:
-        made = aten._native_batch_norm_legit.no_stats(input, weight, bias, True, momentum, eps)
-    else:
-        raise NotImplementedError("batch norm that writes its running statistics has no functional decomposition")
-    return tuple(made)
+        inference = aten._native_batch_norm_legit_no_training.default
+        return tuple(inference(input, weight, bias, running_mean, running_var, momentum, eps))
+    if running_mean is None:
+        return tuple(aten._native_batch_norm_legit.no_stats(input, weight, bias, True, momentum, eps))
+    raise NotImplementedError("batch norm that writes its running statistics has no functional decomposition")
 
 
-def _batch_norm_output(*args: Any) -> Tensor:
-    return _batch_norm(*args)[0]
-
-
-_NORMS: dict[OpOverload, Decomposed] = {
-    aten.batch_norm.default: _batch_norm_output,
+_NORMS: dict[OpOverload, Decompose] = {
+    aten.batch_norm.default: lambda *args: _batch_norm(*args)[0],
     aten.native_batch_norm.default: _batch_norm,
 }
 
@@ -142,11 +131,11 @@ def _group_norm(
     rows = aten.view.default(input, [N, group, -1])
     var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
     scale = aten.rsqrt.default(var + eps)
-    made = aten.view.default((rows - mean) * scale, list(input.shape))
+    result = aten.view.default((rows - mean) * scale, list(input.shape))
     a_channel = [1, C, *([1] * (input.dim() - 2))]
-    made = made if weight is None else made * aten.view.default(weight, a_channel)
-    made = made if bias is None else made + aten.view.default(bias, a_channel)
-    return made, aten.view.default(mean, [N, group]), aten.view.default(scale, [N, group])
+    result = result if weight is None else result * aten.view.default(weight, a_channel)
+    result = result if bias is None else result + aten.view.default(bias, a_channel)
+    return result, aten.view.default(mean, [N, group]), aten.view.default(scale, [N, group])
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
@@ -156,7 +145,7 @@ def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     return largest > 0.5
 
 
-_BEYOND: dict[OpOverload, Decomposed] = {
+_BEYOND: dict[OpOverload, Decompose] = {
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,
     aten.native_group_norm.default: _group_norm,
