@@ -23,6 +23,10 @@ FAMILY.cases("where", torch.where, (truth(2, 3), randn(2, 3), randn(3)), (truth(
 FAMILY.cases("where-promoted", torch.where, (truth(2, 3), randn(2, 3), whole(3)))
 FAMILY.cases("masked-fill", lambda x, m: x.masked_fill(m, -inf).softmax(-1), (randn(2, 3), torch.eye(2, 3) > 0))
 FAMILY.cases("masked-fill-tensor", lambda x, m, v: x.masked_fill(m, v), (randn(2, 3), truth(3), torch.tensor(2.0)))
+for name in ("tril", "triu"):
+    function = getattr(torch, name)
+    FAMILY.cases(name, lambda x, f=function: f(x, 1), randn(2, 3, 5), whole(4, 2), truth(3, 3))
+    FAMILY.cases(f"{name}-below", lambda x, f=function: f(x, -2), randn(4, 4), torch.full((3, 3), inf))
 
 
 test_equals_eager = FAMILY.equals_eager()

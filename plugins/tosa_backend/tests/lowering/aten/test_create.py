@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import Family, randn
+from ...support.rule_cases import Family, randn, whole
 
 aten = torch.ops.aten
 
@@ -16,6 +16,22 @@ FAMILY.cases(
 )
 FAMILY.cases("arange", lambda x: x + torch.arange(3) - torch.arange(1, 4) * torch.arange(0, 6, 2.0), randn(2, 3))
 FAMILY.cases("scalar-tensor", lambda x: x * aten.scalar_tensor(2), randn(2, 3))
+FAMILY.cases("new", lambda x: x.new_full((3,), 2) + x.new_ones(2, 3) - x.new_zeros(3, dtype=torch.int64), randn(2, 3))
+FAMILY.case(
+    "empty", lambda x: [x, *(e * 0 for e in (torch.empty(3), x.new_empty(2), torch.empty_like(x)))], whole(2, 3)
+)
+FAMILY.case("eye", lambda x: x + torch.eye(2) @ x - torch.eye(2, 3, dtype=torch.int64), randn(2, 3))
+FAMILY.case("linspace", lambda x: x + torch.linspace(-1, 2, 7) * torch.linspace(0, 9, 7, dtype=torch.int64), randn(7))
+FAMILY.case(
+    "int64",
+    lambda x: (
+        x.to(torch.int8)
+        + torch.full((3,), 2) * torch.zeros(3, dtype=torch.int64)
+        + torch.ones_like(x, dtype=torch.int64),
+        torch.arange(3) * 2 + torch.full((1,), -5),
+    ),
+    whole(3),
+)
 FAMILY.cases("large", lambda x: x + torch.ones(200, 300), randn(200, 1))
 
 

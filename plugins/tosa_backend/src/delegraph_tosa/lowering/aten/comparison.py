@@ -1,10 +1,13 @@
-"""Comparisons and logic: truth values."""
+"""Comparisons and logic: truth values, and what they choose."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
-from ...ir.graph import Value
+from ...ir.graph import Value, literal
 from ...ir.types import DType
 from ..builder import Operand, Tosa
 from ..promotion import converted, promoted
@@ -95,3 +98,24 @@ def masked_fill(t: Tosa, self: Value, mask: Value, value: float) -> Value:
 def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
     return t.select(mask, converted(t, value, self.dtype), self)
+
+
+# ---- triangles: a constant mask of the last two axes
+
+
+def triangle(t: Tosa, x: Value, kept: Any) -> Value:
+    """x [*S,H,W] where ``kept`` [H,W] is true, else 0"""
+    mask = literal(kept.reshape((1,) * (x.rank - 2) + kept.shape), DType.BOOL, np.bool_)
+    return t.logical_and(mask, x) if x.dtype is DType.BOOL else t.select(mask, x, 0)
+
+
+@lowers(aten.tril.default)
+def tril(t: Tosa, self: Value, diagonal: int) -> Value:
+    """[*S,H,W] -> [*S,H,W]; 0 above the diagonal"""
+    return triangle(t, self, np.tri(*self.shape[-2:], diagonal, dtype=np.bool_))
+
+
+@lowers(aten.triu.default)
+def triu(t: Tosa, self: Value, diagonal: int) -> Value:
+    """[*S,H,W] -> [*S,H,W]; 0 below the diagonal"""
+    return triangle(t, self, ~np.tri(*self.shape[-2:], diagonal - 1, dtype=np.bool_))

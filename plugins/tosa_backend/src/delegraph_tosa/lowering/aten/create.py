@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...ir.graph import Literal, Value
-from ...ir.types import ARRAY_DTYPES, DType, Type
-from ..builder import FOLDED_BYTES, Shape, Tosa
+from ...ir.types import Type
+from ..builder import Shape, Tosa
 from ..registry import lowers
 from ..torch_types import TORCH_DTYPES, dtype_of
 
 aten = torch.ops.aten
+
+LARGEST = 1 << 20
+"""Elements of a constant that is not one number everywhere."""
 
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
@@ -85,16 +87,110 @@ def zeros_like(
     return _like(t, self, 0, dtype)
 
 
+@lowers(aten.new_full.default)
+def new_full(
+    t: Tosa,
+    self: Value,
+    size: Shape,
+    fill_value: float,
+    dtype: torch.dtype | None,
+    layout: Any,
+    device: Any,
+    pin_memory: Any,
+) -> Value:
+    """-> [*size]"""
+    return filled(t, size, fill_value, TORCH_DTYPES[self.dtype] if dtype is None else dtype)
+
+
+@lowers(aten.new_zeros.default)
+def new_zeros(
+    t: Tosa, self: Value, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
+) -> Value:
+    """-> [*size]"""
+    return new_full(t, self, size, 0, dtype, layout, device, pin_memory)
+
+
+@lowers(aten.new_ones.default)
+def new_ones(
+    t: Tosa, self: Value, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
+) -> Value:
+    """-> [*size]"""
+    return new_full(t, self, size, 1, dtype, layout, device, pin_memory)
+
+
+# ---- what nothing is said of: zeros
+
+
+@lowers(aten.empty.memory_format)
+def empty(
+    t: Tosa,
+    size: Shape,
+    dtype: torch.dtype | None,
+    layout: Any,
+    device: Any,
+    pin_memory: Any,
+    memory_format: Any,
+) -> Value:
+    """-> [*size]; zeros, as torch promises nothing"""
+    return filled(t, size, 0.0, dtype)
+
+
+@lowers(aten.new_empty.default)
+def new_empty(
+    t: Tosa, self: Value, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
+) -> Value:
+    """-> [*size]; zeros, as torch promises nothing"""
+    return new_full(t, self, size, 0, dtype, layout, device, pin_memory)
+
+
+@lowers(aten.empty_like.default)
+def empty_like(
+    t: Tosa, self: Value, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
+) -> Value:
+    """[*S] -> [*S]; zeros, as torch promises nothing"""
+    return _like(t, self, 0, dtype)
+
+
+# ---- numbers in a row
+
+
+@lowers(aten.eye.default)
+def eye(t: Tosa, n: int, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
+    """-> [n,n]"""
+    return eye_m(t, n, n, dtype, layout, device, pin_memory)
+
+
+@lowers(aten.eye.m)
+def eye_m(t: Tosa, n: int, m: int, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
+    """-> [n,m]"""
+    return _literal(t, torch.eye(n, m, dtype=dtype), "eye")
+
+
+@lowers(aten.linspace.default)
+def linspace(
+    t: Tosa,
+    start: float,
+    end: float,
+    steps: int,
+    dtype: torch.dtype | None,
+    layout: Any,
+    device: Any,
+    pin_memory: Any,
+) -> Value:
+    """-> [steps]"""
+    return _literal(t, torch.linspace(start, end, steps, dtype=dtype), "linspace")
+
+
+def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
+    """A tensor that was computed here as a constant. What only its use reads stays small in the file if that folds."""
+    count = made.numel()
+    t.require(count <= LARGEST, f"{name} of {count} elements is too large for a constant")
+    return Value(Type(tuple(made.shape), dtype_of(made.dtype)), Literal(made.numpy()))
+
+
 def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """start, start + step, ... before ``end``; whole numbers make int64, which folds away or is refused"""
-    made = torch.arange(start, end, step, dtype=dtype)
-    element = dtype_of(made.dtype)
-    t.require(_small(made.numel(), element), f"arange of {made.numel()} elements is too large for a constant")
-    return Value(Type(tuple(made.shape), element), Literal(made.numpy()))
-
-
-def _small(count: int, dtype: DType) -> bool:
-    return count * np.dtype(ARRAY_DTYPES[dtype]).itemsize <= FOLDED_BYTES
+    """start, start + step, ... before ``end``; whole numbers make int64"""
+    return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
 
 
 @lowers(aten.arange.default)
