@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..ir.types import DType
 from .ranges import COUNTED, Range, inside, meet, range_of_type
 from .torch_types import DTYPES
 
@@ -54,7 +55,7 @@ def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
 def _below(size: Any, negative: bool = False) -> Range:
     """Indices of an axis; those that may count from its end. A size that is not known says nothing."""
     if not isinstance(size, int):
-        return range_of_type(DTYPES[torch.int64])
+        return range_of_type(DType.INT64)
     return (-size if negative else 0), max(size - 1, 0)
 
 
@@ -129,17 +130,50 @@ def _cast(node: Node, range: Range) -> Found:
     return [(node.args[0], range)] if whole else []
 
 
-def _shifted(sign: int) -> Callable[[Node, Range], Found]:
-    """x + c or x - c for a number c. int64 that wraps around comes to where the result is not."""
+def _picked(node: Node, range: Range) -> Found:
+    """What takes some elements, if it takes all."""
+    whole = math.prod(_shape(node)) == math.prod(_shape(node.args[0]))  # type: ignore[arg-type]
+    return [(node.args[0], range)] if whole else []
+
+
+def _copied(node: Node, range: Range) -> Found:
+    """(self, src): the source, in self's type."""
+    return [(node.args[1], range)] if _dtype(node) is _dtype(node.args[1]) else []  # type: ignore[arg-type]
+
+
+def _summed(sign: int) -> Callable[[Node, Range], Found]:
+    """x + c or x - c, or with a row of numbers as c. int64 that wraps around comes to where the result is not."""
 
     def rule(node: Node, range: Range) -> Found:
-        number: Any = node.args[1]
-        if type(number) is not int or _argument(node, 2, "alpha", 1) != 1 or _dtype(node) is not torch.int64:
+        if _dtype(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
             return []
-        before = range[0] - sign * number, range[1] - sign * number
-        return [(node.args[0], before)] if inside(before, range_of_type(DTYPES[torch.int64])) else []
+        left, right = node.args
+        found = [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
+        return [pair for x, c, s in found for pair in _less(x, _numbers(c), s, range)]
 
     return rule
+
+
+def _less(x: Any, numbers: Range | None, sign: int, range: Range) -> Found:
+    """x, if x + sign * c is in ``range`` for every c of ``numbers``."""
+    if numbers is None:
+        return []
+    low, high = sorted((sign * numbers[0], sign * numbers[1]))
+    before = range[0] - low, range[1] - high
+    return [(x, before)] if before[0] <= before[1] and inside(before, range_of_type(DType.INT64)) else []
+
+
+def _numbers(argument: Any) -> Range | None:
+    """The range of numbers that the program counts itself, in whatever shape."""
+    if type(argument) is int:
+        return argument, argument
+    if not isinstance(argument, Node):
+        return None
+    if argument.target in (aten.arange.default, aten.arange.start):
+        ends = [0, *argument.args[:2]][-2:]
+        whole = all(type(end) is int for end in ends) and _dtype(argument) is torch.int64
+        return (ends[0], ends[1] - 1) if whole else None  # type: ignore[operator, return-value]
+    return _numbers(argument.args[0]) if _PASSING.get(argument.target) is _first else None
 
 
 _WHOLE = (
@@ -159,7 +193,9 @@ _PASSING: dict[Any, Callable[[Node, Range], Found]] = {
     **{overload: _first for name in _WHOLE for overload in _overloads(name)},
     **{overload: _listed for name in ("cat", "concat", "concatenate", "stack") for overload in _overloads(name)},
     **{overload: _cast for name in ("to", "_to_copy", "type_as") for overload in _overloads(name)},
-    **{overload: _shifted(1) for overload in _overloads("add")},
-    **{overload: _shifted(-1) for overload in _overloads("sub")},
+    **{overload: _picked for name in ("select", "slice", "narrow") for overload in _overloads(name)},
+    **{overload: _summed(1) for overload in _overloads("add")},
+    **{overload: _summed(-1) for overload in _overloads("sub")},
+    aten.copy.default: _copied,
 }
 """Operators whose results tell of their operands."""

@@ -121,7 +121,7 @@ class DryRun(Interpreter):
         if is_unpacking(node):
             return super().run(node)
         rule = rule_of(node)
-        arguments = bind(rule, node, self.value_of)
+        arguments = bind(rule, node, self.value_of, self.type_of_operand)
         key = (node.target, *map(_key, arguments))
         try:
             kept = self.memo[key]

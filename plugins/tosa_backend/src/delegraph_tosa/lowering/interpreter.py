@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..ir.graph import Graph, Value
+from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from .bounds import bounds_of
 from .builder import Tosa
@@ -76,6 +77,14 @@ class Interpreter:
             result.range = meet(range_of(result), self.bounds[node])
         return result
 
+    def type_of_operand(self, node: Node) -> Type:
+        """The type of a value whose elements are not read, but which arrives if it is computed elsewhere."""
+        found = type_of(node.meta.get("val"), f"the input {node.name}")
+        crosses = found._replace(dtype=DType.INT32) if found.dtype is DType.INT64 else found
+        why = None if node in self.values else self.t.spec.why_not_tensor(crosses)
+        self.t.require(why is None, f"the input {node.name}: {why}")
+        return found
+
     def input(self, node: Node) -> Value:
         """A value that arrives at run time; Unsupported if the target has no such tensor."""
         arrives = type_of(node.meta.get("val"), f"the input {node.name}")
@@ -89,7 +98,7 @@ class Interpreter:
         if is_unpacking(node):
             return None  # when it is used: of several results, those that nobody uses need not be there
         rule = rule_of(node)
-        result = self.bounded(node, apply(self.t, rule, node, bind(rule, node, self.value_of)))
+        result = self.bounded(node, apply(self.t, rule, node, bind(rule, node, self.value_of, self.type_of_operand)))
         self.values[node] = result
         return result
 

@@ -1,9 +1,10 @@
 """The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an operator.
 
 A rule is the support check, the type rule and the lowering at once. Its parameters are ``t`` and then those of the ATen
-schema, by name; tensors arrive as ``Value``, everything else as Python values with the schema's defaults. It returns a
-Value, or a tuple where the schema returns several (None for a result that is not lowered). It is pure: it sees types,
-which operands are constant, the other arguments and the target ``t.spec``.
+schema, by name; tensors arrive as ``Value``, everything else as Python values with the schema's defaults. A tensor that
+is annotated as ``Type`` arrives as its type: the rule does not read its elements, and they need not be there. It
+returns a Value, or a tuple where the schema returns several (None for a result that is not lowered). It is pure: it
+sees types and ranges, which operands are constant, the other arguments and the target ``t.spec``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..ir.graph import Value
+from ..ir.types import Type
 from .builder import Tosa
 from .torch_types import refused, type_of
 
@@ -28,10 +30,14 @@ Result = Value | tuple[Value | None, ...] | None
 
 
 class Rule(NamedTuple):
-    """A rule with the names and defaults of the schema's arguments, read once."""
+    """A rule with the names and defaults of the schema's arguments, read once.
+
+    ``types``: positions of the tensors of which it sees the type only.
+    """
 
     function: Callable[..., Any]
     parameters: tuple[tuple[str, Any], ...]
+    types: frozenset[int] = frozenset()
     by_memory: bool = False
     """Whether the operator is about places in memory: its first tensor must lie there in the order of its axes."""
 
@@ -44,13 +50,14 @@ def lowers(*overloads: OpOverload, by_memory: bool = False) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+        types = frozenset([k for k, name in enumerate(names) if function.__annotations__.get(name) == "Type"])
         for overload in overloads:
             parameters = tuple([(a.name, a.default_value) for a in overload._schema.arguments])
             if names != tuple([name for name, _ in parameters]):
                 raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
             if overload in RULES:
                 raise ValueError(f"{overload} has the rule {RULES[overload].function.__name__} already")
-            RULES[overload] = Rule(function, parameters, by_memory)
+            RULES[overload] = Rule(function, parameters, types, by_memory)
         return function
 
     return register
@@ -61,10 +68,21 @@ def rule_of(node: Node) -> Rule:
     try:
         rule = RULES[node.target]  # type: ignore[index]
     except (KeyError, TypeError):
-        raise refused("no TOSA lowering for this operator") from None
+        raise refused(_why_no_rule(node.target)) from None
     if rule.by_memory:
         _expect_order(node.args[0].meta["val"])  # type: ignore[union-attr]
     return rule
+
+
+def _why_no_rule(target: Any) -> str:
+    tags = getattr(target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        return "it draws random numbers, which TOSA cannot"
+    if torch.Tag.dynamic_output_shape in tags:
+        return "the shape of its result depends on the data, and TOSA wants every shape beforehand"
+    if torch.Tag.data_dependent_output in tags:
+        return "it makes a number of Python of the data"
+    return "no TOSA lowering for this operator"
 
 
 def _expect_order(val: torch.Tensor) -> None:
@@ -73,7 +91,7 @@ def _expect_order(val: torch.Tensor) -> None:
         raise refused(f"it is about places in memory, and its input lies there with {order}; TOSA has no strides")
 
 
-def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> list[Any]:
+def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operand: Callable[[Node], Type]) -> list[Any]:
     """The rule's arguments in the schema's order: nodes as values, what is not given as the schema's default."""
 
     def bound(argument: Any) -> Any:
@@ -83,7 +101,7 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> list[Any]:
             return [bound(a) for a in argument]
         return argument
 
-    arguments = [bound(a) for a in node.args]
+    arguments = [type_of_operand(a) if k in rule.types else bound(a) for k, a in enumerate(node.args)]  # type: ignore[arg-type]
     for name, default in rule.parameters[len(arguments) :]:
         arguments.append(bound(node.kwargs[name]) if name in node.kwargs else default)
     return arguments

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Value
+from ...ir.types import Type
 from ..builder import Tosa
 from ..promotion import converted
 from ..registry import lowers
@@ -66,12 +67,12 @@ def to_device(
 
 
 @lowers(aten.to.other)
-def to_other(t: Tosa, self: Value, other: Value, non_blocking: bool, copy: bool, memory_format: Any) -> Value:
+def to_other(t: Tosa, self: Value, other: Type, non_blocking: bool, copy: bool, memory_format: Any) -> Value:
     """[*S] -> [*S] of the other's type"""
     return converted(t, self, other.dtype)
 
 
 @lowers(aten.type_as.default)
-def type_as(t: Tosa, self: Value, other: Value) -> Value:
+def type_as(t: Tosa, self: Value, other: Type) -> Value:
     """[*S] -> [*S] of the other's type"""
     return converted(t, self, other.dtype)

@@ -112,10 +112,10 @@ def triangle(t: Tosa, x: Value, kept: Any) -> Value:
 @lowers(aten.tril.default)
 def tril(t: Tosa, self: Value, diagonal: int) -> Value:
     """[*S,H,W] -> [*S,H,W]; 0 above the diagonal"""
-    return triangle(t, self, np.tri(*self.shape[-2:], diagonal, dtype=np.bool_))
+    return triangle(t, self, np.tri(self.shape[-2], self.shape[-1], diagonal, dtype=np.bool_))
 
 
 @lowers(aten.triu.default)
 def triu(t: Tosa, self: Value, diagonal: int) -> Value:
     """[*S,H,W] -> [*S,H,W]; 0 below the diagonal"""
-    return triangle(t, self, ~np.tri(*self.shape[-2:], diagonal - 1, dtype=np.bool_))
+    return triangle(t, self, ~np.tri(self.shape[-2], self.shape[-1], diagonal - 1, dtype=np.bool_))

@@ -26,7 +26,7 @@ def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | No
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
 
-def _like(t: Tosa, x: Value, number: float, dtype: torch.dtype | None) -> Value:
+def _like(t: Tosa, x: Type, number: float, dtype: torch.dtype | None) -> Value:
     return filled(t, x.shape, number, TORCH_DTYPES[x.dtype] if dtype is None else dtype)
 
 
@@ -59,7 +59,7 @@ def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None, layout: Any, dev
 @lowers(aten.full_like.default)
 def full_like(
     t: Tosa,
-    self: Value,
+    self: Type,
     fill_value: float,
     dtype: torch.dtype | None,
     layout: Any,
@@ -73,7 +73,7 @@ def full_like(
 
 @lowers(aten.ones_like.default)
 def ones_like(
-    t: Tosa, self: Value, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
+    t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
 ) -> Value:
     """[*S] -> [*S]"""
     return _like(t, self, 1, dtype)
@@ -81,7 +81,7 @@ def ones_like(
 
 @lowers(aten.zeros_like.default)
 def zeros_like(
-    t: Tosa, self: Value, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
+    t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
 ) -> Value:
     """[*S] -> [*S]"""
     return _like(t, self, 0, dtype)
@@ -90,7 +90,7 @@ def zeros_like(
 @lowers(aten.new_full.default)
 def new_full(
     t: Tosa,
-    self: Value,
+    self: Type,
     size: Shape,
     fill_value: float,
     dtype: torch.dtype | None,
@@ -104,7 +104,7 @@ def new_full(
 
 @lowers(aten.new_zeros.default)
 def new_zeros(
-    t: Tosa, self: Value, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
+    t: Tosa, self: Type, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
 ) -> Value:
     """-> [*size]"""
     return new_full(t, self, size, 0, dtype, layout, device, pin_memory)
@@ -112,7 +112,7 @@ def new_zeros(
 
 @lowers(aten.new_ones.default)
 def new_ones(
-    t: Tosa, self: Value, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
+    t: Tosa, self: Type, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
 ) -> Value:
     """-> [*size]"""
     return new_full(t, self, size, 1, dtype, layout, device, pin_memory)
@@ -137,7 +137,7 @@ def empty(
 
 @lowers(aten.new_empty.default)
 def new_empty(
-    t: Tosa, self: Value, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
+    t: Tosa, self: Type, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
 ) -> Value:
     """-> [*size]; zeros, as torch promises nothing"""
     return new_full(t, self, size, 0, dtype, layout, device, pin_memory)
@@ -145,7 +145,7 @@ def new_empty(
 
 @lowers(aten.empty_like.default)
 def empty_like(
-    t: Tosa, self: Value, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
+    t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
 ) -> Value:
     """[*S] -> [*S]; zeros, as torch promises nothing"""
     return _like(t, self, 0, dtype)

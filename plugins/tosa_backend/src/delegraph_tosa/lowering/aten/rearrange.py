@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ...ir.graph import Value
+from ...ir.types import Type
 from ..builder import Tosa
 from ..layout import axis_of, pair
 from ..positions import numbered, picked, rearranged
@@ -248,6 +249,6 @@ def diagonal_scatter(t: Tosa, self: Value, src: Value, offset: int, dim1: int, d
 
 
 @lowers(aten.copy.default)
-def copy(t: Tosa, self: Value, src: Value, non_blocking: bool) -> Value:
+def copy(t: Tosa, self: Type, src: Value, non_blocking: bool) -> Value:
     """self [*S], src [*S'] -> [*S], the elements of ``src``"""
     return expanded(t, converted(t, src, self.dtype), self.shape)

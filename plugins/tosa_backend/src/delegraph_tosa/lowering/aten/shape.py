@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ...ir.graph import Value
+from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..layout import axis_of
 from ..promotion import common_type, converted
@@ -38,7 +39,7 @@ def reshape(t: Tosa, self: Value, shape: Sequence[int]) -> Value:
 
 
 @lowers(aten.view_as.default)
-def view_as(t: Tosa, self: Value, other: Value) -> Value:
+def view_as(t: Tosa, self: Value, other: Type) -> Value:
     """[*S] -> [*S'] of the other's shape"""
     return t.reshape(self, other.shape)
 
@@ -285,7 +286,7 @@ def expand(t: Tosa, self: Value, size: Sequence[int], implicit: bool) -> Value:
 
 
 @lowers(aten.expand_as.default)
-def expand_as(t: Tosa, self: Value, other: Value) -> Value:
+def expand_as(t: Tosa, self: Value, other: Type) -> Value:
     """[*S] -> [*S']; the other's shape"""
     return expanded(t, self, other.shape)
 
