@@ -92,21 +92,22 @@ class Buffer:
 
 
 class Table:
-    """A table whose position was checked. Fields are addressed by their id in the schema."""
+    """A table whose position was checked. Fields are addressed by their id in the schema.
 
-    __slots__ = ("_buffer", "_fields", "_size", "_vtable", "position", "where")
+    Its vtable states its size as well. Nothing may follow from that: Python's own writer lets tables of several sizes
+    share a vtable, which has the size of the first.
+    """
+
+    __slots__ = ("_buffer", "_fields", "_vtable", "position", "where")
 
     def __init__(self, buffer: Buffer, position: int, where: str) -> None:
         buffer.spend(1, where)
         self._buffer, self.position, self.where = buffer, position, where
         self._vtable = position - buffer.read(_I32, position, where)
         length: int = buffer.read(_U16, self._vtable, f"the vtable of {where}")
-        self._size: int = buffer.read(_U16, self._vtable + 2, f"the vtable of {where}")
         self._fields = (length - _FIRST_FIELD) // 2
         if length < _FIRST_FIELD or length % 2 or self._vtable + length > buffer.size:
             raise self.damaged("its vtable has a wrong length")
-        if self._size < 4 or position + self._size > buffer.size:
-            raise self.damaged("it reaches beyond the end of the file")
 
     def damaged(self, why: str) -> FormatError:
         return self._buffer.damaged(f"{self.where}: {why}")
@@ -120,8 +121,8 @@ class Table:
         if field >= self._fields:
             return None
         offset: int = _U16.unpack_from(self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field)[0]
-        if offset and (offset < 4 or offset + width > self._size):
-            raise self.damaged(f"field {field} lies outside of the table")
+        if offset and (offset < 4 or self.position + offset + width > self._buffer.size):
+            raise self.damaged(f"field {field} lies outside of the file")
         return self.position + offset if offset else None
 
     def scalar(self, field: int, form: str, default: int = 0) -> int:

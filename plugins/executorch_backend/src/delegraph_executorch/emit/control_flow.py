@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from .body import Body, Item, Result, unsupported
 from .kernel_calls import copy_tensor
+from .sizes import lower_bound
 from .symbolic import PRIM
 from .values import Computed, ScalarValue, TensorValue, scalar_value
 
@@ -110,15 +111,14 @@ def emit_map(body: Body, node: Node) -> Result:
         result.varies = True  # it grows by a row in each round
     module = body.subgraph(function)
     placeholders = module.graph.find_nodes(op="placeholder")
+    _check_rows(body, rows[0])  # type: ignore[index, arg-type]
     sources = [body.tensor(r) for r in rows]  # type: ignore[union-attr]
-    index, count, go_on = scalar_value(int), scalar_value(int), scalar_value(bool)
+    index, count, done = scalar_value(int), scalar_value(int), scalar_value(bool)
     body.assembler.move(body.position(0), index)
     kernel = body.assembler.kernel
     kernel("aten::sym_size", "int", [body.position(v) for v in (sources[0], 0, count)])
     body.assembler.keep_from_here(r for r in results if isinstance(r, TensorValue))
     start = body.assembler.here
-    kernel(f"{PRIM}::lt", "Scalar", [body.position(v) for v in (index, count, go_on)])
-    to_end = body.assembler.jump_if_false(body.position(go_on))
     taken = [body.new_value(p.meta["val"], p) for p in placeholders[: len(sources)]]
     for source, row in zip(sources, taken, strict=True):
         kernel("aten::select_copy", "int_out", [body.position(v) for v in (source, 0, index, row, row)])
@@ -128,10 +128,18 @@ def emit_map(body: Body, node: Node) -> Result:
         items = (result, nested.item(value), index)
         kernel(f"{PRIM}::et_copy_index", "tensor", [body.position(v) for v in items])
     kernel(f"{PRIM}::add", "Scalar", [body.position(v) for v in (index, 1, index)])
-    body.assembler.jump(start)
-    body.assembler.land(to_end)
+    kernel(f"{PRIM}::eq", "Scalar", [body.position(v) for v in (index, count, done)])
+    body.assembler.jump_if_false(body.position(done), start)
     body.assembler.loops.append((start, body.assembler.here - 1))
     return list(results)
+
+
+def _check_rows(body: Body, rows: Node) -> None:
+    """The first row is computed before anything is counted, since without one the result would have no sizes."""
+    count = rows.meta["val"].shape[0]
+    if lower_bound(count, body.ranges) < 1:
+        text = f"map over {rows.name}, which may have no rows"
+        raise unsupported(rows, text, "say that it has some: torch._check(x.shape[0] > 0), or a Dim with min=1")
 
 
 def emit_scan(body: Body, node: Node) -> Result:

@@ -1,0 +1,158 @@
+"""Figures of a program file: what it needs to be loaded, how large what in it is, how its memory is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from delegraph.io.escape import printable
+
+from ..program.tables import DelegateCall, ExecutionPlan, KernelCall, Tensor
+from ..serialize.check import nbytes
+from ..serialize.reader import ProgramFile, blob_of
+from .arena import Extent, live_extents, peak_bytes
+from .text import describe_tensor, method_lines
+
+SCHEMA = "delegraph.pte/1"
+
+
+@dataclass(frozen=True)
+class DelegateFacts:
+    """A delegate: its backend, the bytes of its blob, the keys of its compile specs, how often it is called."""
+
+    backend: str
+    bytes: int
+    compile_specs: tuple[str, ...]
+    calls: int
+
+
+@dataclass(frozen=True)
+class MethodFacts:
+    """A method. ``memories``: planned bytes of each memory from 1; ``peak``: the most that is in use at one time;
+    ``sum``: bytes of all tensors that share them.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    instructions: int
+    kernels: dict[str, int]
+    delegates: tuple[DelegateFacts, ...]
+    memories: tuple[int, ...]
+    peak: int
+    sum: int
+    state_bytes: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """A whole file. ``backends`` and ``kernels`` are what a runtime must have to load it."""
+
+    schema: str
+    bytes: int
+    structure_bytes: int
+    constant_bytes: int
+    named_data: dict[str, int]
+    external_tensors: tuple[str, ...]
+    backends: tuple[str, ...]
+    kernels: tuple[str, ...]
+    methods: tuple[MethodFacts, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The figures, as comments before the text of the methods."""
+        return "\n".join([*(f"// {line}" for line in self.lines()), *(m.text for m in self.methods)])
+
+    def lines(self) -> list[str]:
+        """The figures, a line each."""
+        lines = [
+            f"{self.bytes} bytes: {self.structure_bytes} of structure, {self.constant_bytes} of constants",
+            f"backends that the runtime must have: {', '.join(self.backends) or 'none'}",
+            f"kernels that the runtime must have: {', '.join(self.kernels) or 'none'}",
+        ]
+        if self.named_data:
+            lines.append("named data: " + ", ".join(f"{key} ({size} bytes)" for key, size in self.named_data.items()))
+        if self.external_tensors:
+            lines.append(f"tensors in other files: {', '.join(self.external_tensors)}")
+        for method in self.methods:
+            lines += _method_lines(method)
+        return lines
+
+
+def _method_lines(method: MethodFacts) -> list[str]:
+    memories = ", ".join(f"{size} bytes in memory {k}" for k, size in enumerate(method.memories, 1))
+    lines = [
+        f"method {method.name}: {method.instructions} instructions, {sum(method.kernels.values())} calls of kernels",
+        f"  planned: {memories or 'no memory'}; peak {method.peak}, sum {method.sum}, state {method.state_bytes}",
+    ]
+    for number, delegate in enumerate(method.delegates):
+        specs = f", compile specs {', '.join(delegate.compile_specs)}" if delegate.compile_specs else ""
+        lines.append(f"  delegate {number}: {delegate.backend}, {delegate.bytes} bytes, {delegate.calls} calls{specs}")
+    return lines
+
+
+def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
+    """The figures of a file of ``size`` bytes, which ``check_program`` found to be whole."""
+    program = file.program
+    methods = tuple(_method(file, plan) for plan in program.plans)
+    constants = program.constant_segment
+    held = constants is not None and len(constants.offsets) > 1
+    return ProgramFacts(
+        schema=SCHEMA,
+        bytes=size,
+        structure_bytes=size - sum(len(s) for s in file.segments),
+        constant_bytes=len(file.segments[constants.segment_index]) if constants is not None and held else 0,
+        named_data={printable(n.key): len(file.segments[n.segment_index]) for n in program.named_data},
+        external_tensors=tuple(sorted({printable(name) for plan in program.plans for name in _external(plan)})),
+        backends=tuple(sorted({d.backend for m in methods for d in m.delegates})),
+        kernels=tuple(sorted({name for m in methods for name in m.kernels})),
+        methods=methods,
+    )
+
+
+def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
+    calls = [i.call for chain in plan.chains for i in chain.instructions]
+    kernels = Counter(printable(str(plan.operators[c.op_index])) for c in calls if isinstance(c, KernelCall))
+    called = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
+    extents = live_extents(plan)
+    return MethodFacts(
+        name=printable(plan.name),
+        inputs=_described(plan, plan.inputs),
+        outputs=_described(plan, plan.outputs),
+        instructions=len(calls),
+        kernels=dict(sorted(kernels.items())),
+        delegates=tuple(
+            DelegateFacts(
+                printable(d.id), len(blob_of(file, d)), tuple(printable(s.key) for s in d.compile_specs), called[k]
+            )
+            for k, d in enumerate(plan.delegates)
+        ),
+        memories=plan.memory_sizes[1:],
+        peak=peak_bytes(extents),
+        sum=sum(e.size for e in extents),
+        state_bytes=sum(nbytes(t) for t in _tensors(plan) if t.allocation is not None and t.data_buffer_idx),
+        text="\n".join(method_lines(plan)),
+    )
+
+
+def _described(plan: ExecutionPlan, positions: Sequence[int]) -> tuple[str, ...]:
+    values = [plan.values[p].value for p in positions]
+    return tuple(describe_tensor(v) if isinstance(v, Tensor) else type(v).__name__.lower() for v in values)
+
+
+def _tensors(plan: ExecutionPlan) -> list[Tensor]:
+    return [e.value for e in plan.values if isinstance(e.value, Tensor)]
+
+
+def _external(plan: ExecutionPlan) -> list[str]:
+    extras = [t.extra for t in _tensors(plan) if t.extra is not None]
+    return [e.fully_qualified_name for e in extras if e.location]
+
+
+__all__ = ["DelegateFacts", "Extent", "MethodFacts", "ProgramFacts", "collect_facts"]

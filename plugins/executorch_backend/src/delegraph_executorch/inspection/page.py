@@ -1,0 +1,67 @@
+"""A program file as one HTML page that needs no network: its figures, its memory over time, its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from delegraph.report.drawing import head, text
+
+from ..program.tables import ExecutionPlan, Program, Tensor
+from .arena import Extent, live_extents
+from .facts import ProgramFacts
+from .text import describe_tensor
+
+_WIDTH, _HEIGHT = 960, 360
+"""Of the drawing of a memory, in pixels."""
+_LARGEST = 4000
+"""Places that are drawn of one memory, the largest first."""
+_LINES = 20_000
+"""Lines of text that a page shows of one method."""
+_TONES = 8
+
+
+def render_page(program: Program, facts: ProgramFacts, title: str) -> str:
+    """The page of a file."""
+    return "".join(_parts(program, facts, title))
+
+
+def _parts(program: Program, facts: ProgramFacts, title: str) -> Iterator[str]:
+    yield head(title)
+    yield f"<body>\n<h1>{text(title)}</h1>\n<ul>\n"
+    yield from (f"<li>{text(line)}</li>\n" for line in facts.lines())
+    yield "</ul>\n"
+    for plan, method in zip(program.plans, facts.methods, strict=True):
+        yield f"<h2>Method {text(method.name)}</h2>\n"
+        yield from _memories(plan)
+        lines = method.text.splitlines()
+        rest = [f"... {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
+        yield "<pre>" + "\n".join(text(line) for line in [*lines[:_LINES], *rest]) + "</pre>\n"
+    yield "</body></html>\n"
+
+
+def _memories(plan: ExecutionPlan) -> Iterator[str]:
+    extents = live_extents(plan)
+    for number, size in enumerate(plan.memory_sizes[1:], 1):
+        places = [e for e in extents if e.memory == number]
+        if size and places:
+            yield f"<h3>Memory {number}: {size:,} bytes</h3>\n{_drawing(plan, places, size)}"
+
+
+def _drawing(plan: ExecutionPlan, extents: list[Extent], size: int) -> str:
+    """Time goes to the right, an instruction a step; offsets go down."""
+    end = 1 + max(e.last for e in extents)
+    drawn = sorted(extents, key=lambda e: -e.size)[:_LARGEST]
+    boxes = "".join(_box(plan, e, end, size) for e in drawn)
+    label = f"memory over {end} instructions"
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{label}">\n{boxes}</svg>\n'
+
+
+def _box(plan: ExecutionPlan, extent: Extent, end: int, size: int) -> str:
+    x, width = _WIDTH * extent.first / end, max(1.0, _WIDTH * (extent.last + 1 - extent.first) / end)
+    y, height = _HEIGHT * extent.offset / size, max(0.5, _HEIGHT * extent.size / size)
+    hue = 360 * (extent.values[0] % _TONES) // _TONES
+    value = plan.values[extent.values[0]].value
+    what = describe_tensor(value) if isinstance(value, Tensor) else ""
+    tip = f"%{extent.values[0]}: {what}, {extent.size:,} bytes, instructions {extent.first} to {extent.last}"
+    place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
+    return f'<rect {place} fill="hsl({hue} 50% 60%)" stroke="#0004"><title>{text(tip)}</title></rect>\n'

@@ -1,0 +1,92 @@
+"""Damaged files are refused with one clear error, or read as what they then are; nothing crashes, hangs or grows."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+import torch
+from delegraph.errors import DelegraphError, FormatError
+from delegraph_executorch.inspection import collect_facts, render_page
+from delegraph_executorch.memory.verify import find_conflicts
+from delegraph_executorch.run.calls import split_delegate_calls
+from delegraph_executorch.run.data import Data
+from delegraph_executorch.run.program import HostProgram
+from delegraph_executorch.serialize.check import check_program
+from delegraph_executorch.serialize.reader import read_program
+
+from ..support.cases import STATIC
+from ..support.judge import emit, lower
+
+SEEDS = {"branch": [], "counter": [], "several": [], "rows": [], "convolution": ["tosa"]}
+
+
+def _files() -> dict[str, bytes]:
+    return {name: emit(lower(STATIC[name][0], STATIC[name][1][0], backends=b)).file.join() for name, b in SEEDS.items()}
+
+
+def mutate(data: bytes, source: random.Random) -> bytes:
+    """Flip, replace or cut: single bytes, and words with values that are likely to hurt."""
+    made = bytearray(data)
+    for _ in range(source.choice([1, 1, 1, 2, 8])):
+        place = source.randrange(min(len(made), 1 << 13))
+        kind = source.randrange(4)
+        if kind == 0:
+            made[place] = source.randrange(256)
+        elif kind == 1:
+            made[place] ^= 1 << source.randrange(8)
+        elif kind == 2 and place + 4 <= len(made):
+            word = source.choice([0, 1, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, source.randrange(1 << 16)])
+            struct.pack_into("<I", made, place, word)
+        elif source.random() < 0.1:
+            del made[place:]
+            return bytes(made)
+    return bytes(made)
+
+
+def look_at(data: bytes, inputs: tuple[object, ...]) -> bool:
+    """Whether a file can be read; then it is inspected, its plan is proven, and it is run."""
+    try:
+        file = read_program(data)
+        check_program(file)
+    except FormatError:
+        return False
+    facts = collect_facts(file, len(data))
+    assert str(facts) and facts.to_json() and render_page(file.program, facts, "x")
+    for plan in file.program.plans:
+        find_conflicts(plan, split_delegate_calls(plan))
+    try:
+        HostProgram(file, Data(file), max_memory=1 << 20, max_iterations=50).run(file.program.plans[0].name, inputs)
+    except (DelegraphError, IndexError) as e:
+        assert isinstance(e, DelegraphError) or not file.program.plans
+    return True
+
+
+def _fuzz(count: int) -> None:
+    source = random.Random(20)
+    files = _files()
+    read = 0
+    for _ in range(count):
+        name = source.choice(list(files))
+        inputs = torch.utils._pytree.tree_leaves(STATIC[name][1][0])
+        read += look_at(mutate(files[name], source), tuple(inputs))
+    assert 0 < read < count
+
+
+@pytest.mark.filterwarnings("ignore")  # a damaged program may well divide by zero
+def test_damaged_files() -> None:
+    _fuzz(2_000)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_many_damaged_files() -> None:
+    _fuzz(20_000)
+
+
+def test_every_truncation() -> None:
+    data = _files()["branch"]
+    for length in range(len(data)):
+        with pytest.raises(FormatError):
+            check_program(read_program(data[:length]))
