@@ -1,8 +1,12 @@
-"""Reading and making the signatures of exported programs."""
+"""Reading exported programs by their signatures, and building new ones.
+
+torch has no public way to build an ExportedProgram from a graph, so ``build_program`` uses private names of
+``torch.export``; this module is the one that has to change with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +31,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "CALL_DELEGATE",
     "CONSTANT_KINDS",
     "MUTATIONS",
     "STATE_WRITES",
@@ -82,16 +87,13 @@ def user_inputs(program: ExportedProgram) -> list[Node]:
 
 
 def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node:
-    """A copy of ``node`` in ``graph``. An input keeps its name, also one such as ``input``, which fx would rename.
-
-    Every node has ``meta["val"]``: it is None for what fetches a delegate or a body, also where torch made that node.
-    """
-    made = graph.node_copy(node, value_of)
+    """A copy of ``node`` in ``graph``, with the name that an input has and ``meta["val"]`` on every node."""
+    copy = graph.node_copy(node, value_of)
     if node.op == "placeholder":
-        made.name = node.name
+        copy.name = node.name  # signatures go by it, and fx renames what is also a Python name, such as ``input``
     if node.op == "get_attr":
-        made.meta.setdefault("val", None)
-    return made
+        copy.meta.setdefault("val", None)  # of what fetches a subgraph; on some such nodes torch leaves it out
+    return copy
 
 
 def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
@@ -124,8 +126,8 @@ def argument_of(value: Any) -> ArgumentSpec:
     val = value.meta.get("val")
     if isinstance(val, (int, float, bool, str)) or (val is None and value.op == "placeholder"):
         return ConstantArgument(value.name, val)
-    made: ArgumentSpec = kinds.get(type(val), TensorArgument)(name=value.name)
-    return made
+    spec: ArgumentSpec = kinds.get(type(val), TensorArgument)(name=value.name)
+    return spec
 
 
 def build_program(
@@ -142,41 +144,27 @@ def build_program(
     ``call`` is the ``ModuleCallEntry`` list that says how callers flatten and unflatten. Without ``check`` it is not
     validated, which is for what is not a whole program yet.
     """
+    # Only tensors that the signature names: a part of a program must not keep the weights of the rest alive.
     named = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
-    signature = ExportGraphSignature(list(inputs), list(outputs))
-    state, constants = _only(like.state_dict, named), _only(like.constants, named)
-    made = _assembled(root, graph, signature, state, constants, dict(like.range_constraints), call)
-    if check:
-        made.validate()  # type: ignore[no-untyped-call]
-    return made
-
-
-def _assembled(
-    root: Any, graph: Graph, signature: Any, state: Any, constants: Any, ranges: Any, call: Any
-) -> ExportedProgram:
-    """What ``ExportedProgram(...)`` makes, but not validated, and with Python code generated when it is called.
-
-    Generating it takes more than half of the constructor's time, and most programs on the way are never called.
-    """
+    # ``ExportedProgram(...)`` would generate Python code for the graph. That takes more than half of its time, and most
+    # programs on the way are never called; a lazy module generates the code with the first call.
     module = _LazyGraphModule(root, graph)
     module.meta.update(getattr(root, "meta", {}))
-    made = object.__new__(ExportedProgram)
-    made.__dict__.update(
+    program = object.__new__(ExportedProgram)
+    program.__dict__.update(
         _graph_module=module,
-        _graph_signature=signature,
-        _state_dict=state,
-        _range_constraints=ranges,
+        _graph_signature=ExportGraphSignature(list(inputs), list(outputs)),
+        _state_dict={k: v for k, v in like.state_dict.items() if k in named},
+        _range_constraints=dict(like.range_constraints),
         _module_call_graph=call,
         _example_inputs=None,
-        _constants=constants,
+        _constants={k: v for k, v in like.constants.items() if k in named},
         _verifiers=[Verifier],
         _guards_code=_convert_guards_to_code(module),  # type: ignore[no-untyped-call]
     )
-    return made
-
-
-def _only(tensors: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
-    return {k: v for k, v in tensors.items() if k in named}
+    if check:
+        program.validate()  # type: ignore[no-untyped-call]
+    return program
 
 
 def root_call(program: ExportedProgram) -> list[ModuleCallEntry]:
