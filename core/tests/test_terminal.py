@@ -20,6 +20,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202e\u2066\u200b\x00\x7f\u2028\ud800"
 """Sets the title, clears the screen, overwrites the line, turns the direction of writing, is invisible."""
 PROGRESS_BAR = "\r50%\r100%"
 HOSTILE = f"""
+from delegraph.formats import ProgramFormat
 from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
 
 EVIL = {EVIL!a}
@@ -27,17 +28,17 @@ EVIL = {EVIL!a}
 @hookimpl
 def delegraph_backends():
     options = (OptionSpec("mode", str, EVIL, (EVIL, "b"), EVIL),)
-    return [BackendSpec("npu", "evil:NpuBackend", "NpuBackend", 1, EVIL, options=options, formats=(".npu",))]
+    return [BackendSpec("npu", "evil:NpuBackend", "NpuBackend", 1, EVIL, options=options)]
 
 @hookimpl
 def delegraph_formats():
-    return [FormatSpec(".npu", "npu", "evil:Format")]
+    return [FormatSpec(".npu", "evil:Format")]
 
 class Inspection:
     def to_json(self): return {{"name": EVIL, EVIL: 1}}
     def __str__(self): return EVIL
 
-class Format:
+class Format(ProgramFormat):
     def inspect(path): return Inspection()
     def page(path): raise ValueError(EVIL)
     def sample(path, seed): return []

@@ -49,8 +49,7 @@ class OptionSpec:
 class BackendSpec:
     """A backend: its short ``name``, its ``backend_id`` (the class's name, what a ``.pte`` stores) and where it lives.
 
-    ``requires`` names modules that must be importable, ``formats`` the file suffixes that a whole delegate can be
-    saved as (``(".tosa",)``). ``api`` is the plugin API version that it was written for.
+    ``requires`` names modules that must be importable. ``api`` is the plugin API version that it was written for.
 
     ``checksum=False`` says that changed bytes of a blob may go unnoticed, ``known_differences`` where numbers are not
     eager's on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is NaN"),)``.
@@ -65,13 +64,12 @@ class BackendSpec:
     requires: tuple[str, ...] = ()
     install_hint: str = ""
     options: tuple[OptionSpec, ...] = ()
-    formats: tuple[str, ...] = ()
     checksum: bool = True
     known_differences: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         _check(self, name=_NAME, backend_id=_IDENTIFIER, target=_TARGET)
-        _as_tuples(self, "requires", "options", "formats", "known_differences")
+        _as_tuples(self, "requires", "options", "known_differences")
         if type(self.api) is not int:
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
         for pair in self.known_differences:
@@ -120,14 +118,20 @@ class QuantizerSpec:
 
 @dataclass(frozen=True)
 class FormatSpec:
-    """What reads files of ``backend`` with this suffix (``".tosa"``): an object as ``delegraph.runtime.FileFormat``."""
+    """A file format, chosen by its suffix (``".tosa"``): a ``delegraph.formats.ProgramFormat``.
+
+    ``requires`` names modules that must be importable, ``install_hint`` how to get them.
+    """
 
     suffix: str
-    backend: str
     target: str
+    summary: str = ""
+    requires: tuple[str, ...] = ()
+    install_hint: str = ""
 
     def __post_init__(self) -> None:
         _check(self, suffix=_SUFFIX, target=_TARGET)
+        _as_tuples(self, "requires")
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"
@@ -189,7 +193,7 @@ class Hooks:
 
     @hookspec
     def delegraph_formats(self) -> Iterable[FormatSpec]:
-        """The file formats that this distribution can read."""
+        """The file formats that this distribution reads or writes."""
         raise NotImplementedError
 
     @hookspec

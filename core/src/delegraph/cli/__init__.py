@@ -18,7 +18,15 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import BackendNotFound, DelegraphError, DelegraphWarning, InternalError, OptionError, WriteError
+from ..errors import (
+    BackendNotFound,
+    DelegraphError,
+    DelegraphWarning,
+    FormatNotFound,
+    InternalError,
+    OptionError,
+    WriteError,
+)
 from . import native, terminal
 from .outcome import Outcome, UsageError, as_json
 from .watchdog import watchdog
@@ -35,7 +43,7 @@ _MODULES = {
 }
 """Command -> the module here that has it. Only the module of the command that is given is imported."""
 
-_USAGE = (UsageError, OptionError, BackendNotFound)
+_USAGE = (UsageError, OptionError, BackendNotFound, FormatNotFound)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import io
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..discovery.attribution import AtWork
 from ..discovery.registry import default_registry
 from ..errors import InputError, WriteError
 from ..io.atomic_write import write_whole
+from ..program.files import FileFormat
 from .outcome import Outcome, UsageError, expect_file, natural_number, output_path, progress, table
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def _inspect(args: argparse.Namespace) -> Outcome:
     file_format = _format(args.file)
     with progress(f"reading {args.file}"):
-        inspection = _ability(file_format, "inspect", args.file)(args.file)
+        inspection = file_format.inspect(args.file)
     content, texts = {"file": str(args.file), **inspection.to_json()}, [str(inspection)]
     if args.html:
-        write_whole(args.html, _ability(file_format, "page", args.file)(args.file).encode())
+        write_whole(args.html, file_format.page(args.file).encode())
         texts.append(f"wrote {args.html}")
-    verdicts = _ability(file_format, "verify", args.file)(args.file) if args.verify else []
+    verdicts = file_format.verify(args.file) if args.verify else []
     if args.verify:
         content["verdicts"] = [verdict._asdict() for verdict in verdicts]
         texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
@@ -55,22 +56,15 @@ def _inspect(args: argparse.Namespace) -> Outcome:
 _VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}
 
 
-def _ability(file_format: Any, name: str, path: Path) -> Any:
-    """A method of a format, whose errors name its plugin; it may have more than those of ``FileFormat``."""
-    found = getattr(file_format, name, None)
-    if found is None:
-        raise UsageError("usage-invalid", f"the format of {path.suffix} files has no {name}")
-    return AtWork(file_format, name, str(path)).around(found)
-
-
 def _run(args: argparse.Namespace) -> Outcome:
     file_format = _format(args.file)
-    inputs = [_array(p) for p in args.input] or _ability(file_format, "sample", args.file)(args.file, args.seed)
     bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
-    if bound and "max_iterations" not in signature(file_format.run).parameters:
+    if bound and "max_iterations" not in signature(file_format.kind.run).parameters:
         raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
+    inputs = [_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
     with progress(f"running {args.file}"):
-        outputs = file_format.run(args.file, inputs, **bound)
+        run = file_format.run if file_format.defines("run") else partial(_call, file_format)
+        outputs = run(args.file, inputs, **bound)
     rows = [_row(name, value) for name, value in outputs]
     if args.output:
         _save(args.output, [value for _, value in outputs])
@@ -84,9 +78,18 @@ def _run(args: argparse.Namespace) -> Outcome:
 _FIGURES = ("min", "max", "mean", "nonfinite")
 
 
-def _format(path: Path) -> Any:
+def _call(file_format: FileFormat, _: Path, inputs: list[np.ndarray[Any, Any]]) -> list[tuple[str, Any]]:
+    """Run a file whose format only reads it: its method, called with a tensor for each array."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    results = pytree.tree_leaves(file_format.load()(*map(torch.from_numpy, inputs)))
+    return [(f"output_{k}", torch.as_tensor(r).detach().numpy()) for k, r in enumerate(results)]
+
+
+def _format(path: Path) -> FileFormat:
     expect_file(path)
-    return default_registry().get_format(path)
+    return FileFormat(path, default_registry())
 
 
 def _array(path: Path) -> np.ndarray[Any, Any]:

@@ -11,6 +11,7 @@ from ..discovery.options import from_text, split_assignments
 from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError
 from ..io.atomic_write import expect_writable, write_whole
+from ..program.files import FileFormat
 from . import model, terminal
 from .outcome import Outcome, UsageError, as_json, output_path, progress
 
@@ -54,27 +55,25 @@ def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict
     with progress(f"lowering for {', '.join(backends)}"):
         lowered = lower(program, inputs, backends=backends, options=options, require_full=args.require_full)
     checked = _verified(lowered, inputs, kwargs, args.tolerance) if args.verify else None
-    if args.output:
-        _save(lowered, args.output)
-    outcome = _outcome(lowered, checked, args)
+    written = _save(lowered, args.output) if args.output else None
+    outcome = _outcome(lowered, checked, written, args)
     if args.report:
         _write_report(args.report, outcome, lowered.report, args.verbose)
     return outcome
 
 
-def _save(lowered: Any, output: Path) -> None:
+def _save(lowered: Any, output: Path) -> dict[str, Any]:
     """Write the file; if that cannot be, the report comes before the error: it says what stayed behind, and why."""
     try:
         with progress(f"writing {output}"):
-            lowered.save(output)
+            size = FileFormat(output, default_registry()).save(lowered, {})
+        return {"path": str(output), "bytes": size}
     except DelegraphError:
         terminal.tell(str(lowered.report))
         raise
 
 
-def _outcome(lowered: Any, checked: Any, args: argparse.Namespace) -> Outcome:
-    # What was written may be a pipe, which has no size.
-    output = None if args.output is None else {"path": str(args.output), "bytes": len(lowered.delegates[0].module.blob)}
+def _outcome(lowered: Any, checked: Any, output: dict[str, Any] | None, args: argparse.Namespace) -> Outcome:
     content = {
         "report": lowered.report.to_json(),
         "verification": None if checked is None else checked.to_json(),
@@ -98,9 +97,9 @@ def _verified(lowered: Any, inputs: Any, kwargs: dict[str, Any], tolerance: floa
 
 
 def _only_backend(registry: Registry, output: Path | None) -> str:
-    """Without ``--backend``: the only usable one, or the only one that writes the output's format."""
+    """Without ``--backend``: the only usable one, or the only one of the plugin that offers the output's format."""
     usable = [b for b in registry.backends() if b.usable]
-    fitting = [b for b in usable if output is None or output.suffix in b.formats] or usable
+    fitting = [b for b in usable if output is None or output.name.lower().endswith(b.formats)] or usable
     if len(fitting) != 1:
         names = ", ".join(b.name for b in usable) or "none"
         raise UsageError("usage-invalid", f"name a backend with --backend (installed: {names})")
@@ -116,12 +115,12 @@ def _options(registry: Registry, backends: list[str], assignments: list[str]) ->
 def _check_output(registry: Registry, backends: list[str], output: Path | None) -> None:
     if output is None:
         return
-    if output.suffix == ".pte":
-        raise UsageError("usage-invalid", "writing .pte is not available in this version; use .tosa")
-    known = [f for name in backends for f in registry.spec(name).formats]
-    if output.suffix not in known:
-        text = f"{', '.join(backends)} cannot be saved as {output.name!r} (suffixes: {', '.join(known) or 'none'})"
-        raise UsageError("usage-invalid", text)
+    file_format = FileFormat(output, registry)
+    if not file_format.defines("serialize") and not file_format.defines("write"):
+        raise UsageError("usage-invalid", f"the format of {output.suffix} files cannot be written")
+    reason = file_format.why_not([registry.spec(name).backend_id for name in backends])
+    if reason is not None:
+        raise UsageError("usage-invalid", f"{', '.join(backends)} cannot be saved as {output.name!r}: {reason}")
 
 
 def _write_report(path: Path, outcome: Outcome, report: Any, verbose: bool) -> None:

@@ -55,7 +55,7 @@ _REMEDIES: dict[type, str] = {
     PartitionerSpec: "a partitioner is a subclass of delegraph.partitioner.Partitioner",
     RuntimeSpec: "a runtime is a subclass of delegraph.runtime.BackendRuntime",
     QuantizerSpec: "a quantiser is a class, or something else that can be called",
-    FormatSpec: "a format has what delegraph.runtime.FileFormat has",
+    FormatSpec: "a format is a subclass of delegraph.formats.ProgramFormat",
 }
 
 
@@ -74,8 +74,9 @@ def _why_not(spec: Declaration, found: Any) -> str | None:
 
         return _not_subclass(found, BackendRuntime)
     if isinstance(spec, FormatSpec):
-        absent = [n for n in ("inspect", "sample", "run") if not callable(getattr(found, n, None))]
-        return f"has no {' and no '.join(absent)}; see delegraph.runtime.FileFormat" if absent else None
+        from ..formats import ProgramFormat
+
+        return _not_subclass(found, ProgramFormat)
     return None if callable(found) else "cannot be called"
 
 

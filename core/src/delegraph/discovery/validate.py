@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pluggy
 
-from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, Hooks
+from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, FormatSpec, Hooks
 from .loading import missing
 from .record import Fault, PluginDefect, PluginRecord, Status, suggestion
 
@@ -39,8 +38,9 @@ def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
     if worst is not None and worst.status is Status.INCOMPATIBLE:  # its other hooks may be of that other version
         return replace(record, declarations=tuple(backends), faults=faults).failed(worst)
     _refuse_misspelt(manager, plugin)
-    _refuse_twice(backends)
     others = [d for hook in DECLARATION_OF if hook != "delegraph_backends" for d in _collect(manager, hook)]
+    _refuse_twice("backend", [s.name for s in backends])
+    _refuse_twice("format", [d.suffix.lower() for d in others if isinstance(d, FormatSpec)])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
     return checked.failed(worst) if worst is not None else checked
 
@@ -84,12 +84,10 @@ def _refuse_misspelt(manager: pluggy.PluginManager, plugin: Any) -> None:
             raise PluginDefect(f"{name} lacks the decorator @hookimpl", "put delegraph.plugin.hookimpl on it")
 
 
-def _refuse_twice(backends: Iterable[BackendSpec]) -> None:
-    seen: set[str] = set()
-    for spec in backends:
-        if spec.name in seen:
-            raise PluginDefect(f"it declares backend {spec.name!r} twice", "give each backend a name of its own")
-        seen.add(spec.name)
+def _refuse_twice(kind: str, names: list[str]) -> None:
+    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
+    if twice is not None:
+        raise PluginDefect(f"it declares {kind} {twice!r} twice", f"give each {kind} a name of its own")
 
 
 def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:

@@ -24,7 +24,7 @@ from typing import Any
 from importlib_metadata import EntryPoint
 
 from ...errors import DelegraphError
-from ...plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
+from ...plugin import PROJECT, BackendSpec, Declaration, FormatSpec, RuntimeSpec
 from ..entry_points import Key, load
 from ..loading import missing
 from ..record import Fault, PluginRecord, Status, without
@@ -194,16 +194,24 @@ def target_faults(
     Before each, ``begin`` is told which it is and how many are left after it.
     """
     examined = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
-    usable = [d for d in examined if (d.name if isinstance(d, BackendSpec) else d.backend) not in record.faults]
+    usable = [d for d in examined if _backend_of(d) not in record.faults]
     for k, declaration in enumerate(usable, 1):
         begin(declaration.target, len(usable) - k)
         yield from _target_fault(declaration, record)
+
+
+def _backend_of(declaration: Declaration) -> str | None:
+    return declaration.name if isinstance(declaration, BackendSpec) else getattr(declaration, "backend", None)
 
 
 def _target_fault(declaration: Declaration, record: PluginRecord) -> Iterator[Fault]:
     if isinstance(declaration, RuntimeSpec) and (needs := ", ".join(missing(declaration.requires))):
         error = f"the runtime of {declaration.backend!r} needs {needs}, which is not installed"
         yield Fault(Status.OK, f"{error}: it compiles and cannot run here", f"install {needs}")
+        return
+    if isinstance(declaration, FormatSpec) and (needs := ", ".join(missing(declaration.requires))):
+        error = f"the format {declaration.suffix} needs {needs}, which is not installed"
+        yield Fault(Status.OK, error, declaration.install_hint or f"install {needs}")
         return
     try:
         resolve(declaration, record)
