@@ -332,8 +332,7 @@ class KeepingFormat(ProgramFormat):
 
 def test_to_executorch_writes_what_the_plugin_makes_of_it(registry, monkeypatch, tmp_path):
     registry.register(offering(FormatSpec(".pte", f"{__name__}:KeepingFormat")))
-    for module in ("lowering", "lowering.edge"):
-        monkeypatch.setattr(f"delegraph.{module}.default_registry", lambda: registry)
+    monkeypatch.setattr("delegraph.lowering.edge.default_registry", lambda: registry)
     program = torch.export.export(TwoPartitions(), (torch.ones(3, 4),), {"flip": torch.ones(1)})
     edge = to_edge_transform_and_lower(
         program, partitioner=CapabilityPartitioner(lambda node: None, "EchoBackend"), constant_methods={"size": 3}
