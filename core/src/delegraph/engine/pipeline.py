@@ -141,11 +141,6 @@ def _insert(lowering: Lowering) -> None:
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
 
-    # Not before the programs are built: torch checks a new program by reading the blobs in it, which would join them.
-    for work in lowering.work:
-        if work.result is not None:
-            work.module.attach(work.result)
-
 
 def _finish(lowering: Lowering) -> None:
     decomposer = lowering.decomposer
@@ -171,9 +166,9 @@ STEPS = (
     Step("decompose-and-partition", _partition, each_round=True),
     # plans -> work: for each partition a program for its backend and the module that will stand for it, still empty
     Step("extract", _extract, each_round=True),
-    # work -> the same, with what the backends made of its programs
+    # work -> the same, with what the backends made of the programs in the modules
     Step("compile", _compile, each_round=True),
-    # programs, plans, work -> programs that call the modules, which now have their blobs
+    # programs, plans, work -> programs that call the modules
     Step("insert", _insert, each_round=True),
     # programs -> the same, with what no backend took in core ATen
     Step("finish", _finish),

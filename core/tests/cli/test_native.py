@@ -16,7 +16,6 @@ PLUGIN = """
 import ctypes, os, signal
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.formats import ProgramFormat
 from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, hookimpl
 
 C = ctypes.CDLL(None)
@@ -34,7 +33,7 @@ class RoughPartitioner(CapabilityPartitioner):
     def __init__(self):
         super().__init__(lambda node: None, "RoughBackend")
 
-class RoughFormat(ProgramFormat):
+class RoughFormat:
     @staticmethod
     def inspect(path):
         act()
@@ -43,7 +42,7 @@ class RoughFormat(ProgramFormat):
 @hookimpl
 def delegraph_backends():
     target = "acme_rough:RoughBackend"
-    return [BackendSpec("rough", target, "RoughBackend", 1)]
+    return [BackendSpec("rough", target, "RoughBackend", 1, formats=(".rough",))]
 
 @hookimpl
 def delegraph_partitioners():
@@ -51,7 +50,7 @@ def delegraph_partitioners():
 
 @hookimpl
 def delegraph_formats():
-    return [FormatSpec(".rough", "acme_rough:RoughFormat")]
+    return [FormatSpec(".rough", "rough", "acme_rough:RoughFormat")]
 """
 MODEL = """
 import torch
