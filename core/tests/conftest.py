@@ -65,16 +65,20 @@ class Site:
         (info / "entry_points.txt").write_text(f"[delegraph]\n{entry}\n")
 
     def backend(self, distribution, name, **fields):
-        """A distribution with one backend that works; ``fields`` are of its BackendSpec."""
+        """A distribution with one backend that works; ``fields`` are of its BackendSpec, ``formats`` are suffixes."""
         self.plugin(distribution, backend_source(distribution.replace("-", "_"), name, **fields), name=name)
 
 
-def backend_source(module, name, **fields):
+def backend_source(module, name, formats=(), **fields):
     spec = {"name": name, "backend_id": f"{name.title()}Backend", "api": 1, **fields}
     spec.setdefault("target", f"{module}:{spec['backend_id']}")
     return f"""
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.formats import ProgramFormat
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+class Format(ProgramFormat):
+    pass
 
 class {spec["backend_id"]}(BackendDetails):
     @staticmethod
@@ -84,6 +88,10 @@ class {spec["backend_id"]}(BackendDetails):
 @hookimpl
 def delegraph_backends():
     return [BackendSpec({", ".join(f"{k}={v!r}" for k, v in spec.items())})]
+
+@hookimpl
+def delegraph_formats():
+    return [FormatSpec(suffix, "{module}:Format") for suffix in {formats!r}]
 """
 
 

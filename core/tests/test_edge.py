@@ -4,6 +4,7 @@ import delegraph
 import pytest
 import torch
 from delegraph import errors
+from delegraph.discovery.registry import Registry
 from delegraph.lowering import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
 from delegraph.partitioner import (
     CapabilityPartitioner,
@@ -244,9 +245,10 @@ def test_bad_input_is_one_clear_error(act):
         act(to_edge(linear()))
 
 
-def test_no_program_file_yet():
+def test_program_files_need_their_plugin(monkeypatch):
     """EdgeProgramManager.to_executorch."""
-    with pytest.raises(errors.OptionError, match="does not write .pte files yet"):
+    monkeypatch.setattr("delegraph.lowering.edge.default_registry", lambda: Registry(discover=False))
+    with pytest.raises(errors.FormatNotFound, match="pip install delegraph-executorch"):
         EdgeProgramManager({"forward": linear()}).to_executorch()
 
 

@@ -6,6 +6,8 @@ import delegraph
 import pytest
 import torch
 from delegraph import api, lowering
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
 from delegraph.engine import pipeline
 from delegraph.lowering import (
     EdgeProgramManager,
@@ -94,6 +96,31 @@ def manager():
 def test_every_face_runs_a_range_of_the_steps(ran, face, steps):
     face()
     assert ran == steps
+
+
+class Unread:
+    """A blob that may not be joined yet."""
+
+    def __len__(self):
+        return 3
+
+    def write_to(self, file):
+        raise AssertionError("the blob was read")
+
+
+class LazyBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(Unread())
+
+
+def test_blobs_stay_unread():
+    """torch's verifier reads the bytes of every delegate in a program that is built: then they are not there yet."""
+    registry = Registry(discover=False)
+    registry.register(LazyBackend)
+    everything = CapabilityPartitioner(lambda n: None, "LazyBackend")
+    lowered = api.lower(program(), backends=[everything], registry=registry)
+    assert isinstance(lowered.delegates[0].module.blob, Unread)
 
 
 @pytest.mark.parametrize("face", [api, lowering, sys.modules["delegraph.lowering.edge"]])

@@ -13,7 +13,7 @@ from delegraph.discovery.registry import Registry
 from delegraph.errors import (
     BackendNotFound,
     DelegraphWarning,
-    FormatError,
+    FormatNotFound,
     NoRuntime,
     OptionError,
     PluginBroken,
@@ -378,7 +378,7 @@ def test_a_light_module_must_not_use_the_registry(site):
 
 
 def test_no_plugin_reads_the_file(hermetic):
-    with pytest.raises(FormatError, match="no installed plugin reads 'x.bin'"):
+    with pytest.raises(FormatNotFound, match="no installed plugin offers the format of 'x.bin'"):
         hermetic.get_format("x.bin")
 
 

@@ -53,7 +53,9 @@ def is_defined(view, write):
     return True
 
 
-CELLS = [cell for cell in itertools.product(VIEWS, ALL) if is_defined(*cell)]
+NOT_EXPORTED = {("squeeze dims", "set by a mask")}
+"""torch.export asks whether the mask has exactly one element set, which it cannot know, and gives up."""
+CELLS = [cell for cell in itertools.product(VIEWS, ALL) if is_defined(*cell) and cell not in NOT_EXPORTED]
 
 
 def check(cells, kind):

@@ -14,6 +14,7 @@ from .errors import (
     DelegraphError,
     DelegraphWarning,
     FormatError,
+    FormatNotFound,
     InputError,
     InternalError,
     NamedDataError,
@@ -31,7 +32,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .api import lower
+    from .api import load, lower
     from .discovery.registry import Registry, backends, get_backend, get_partitioner, get_runtime, register
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "DelegraphError",
     "DelegraphWarning",
     "FormatError",
+    "FormatNotFound",
     "InputError",
     "InternalError",
     "NamedDataError",
@@ -62,6 +64,7 @@ __all__ = [
     "get_backend",
     "get_partitioner",
     "get_runtime",
+    "load",
     "lower",
     "register",
 ]
@@ -73,6 +76,7 @@ _HOME = {
     "get_partitioner": "discovery.registry",
     "get_runtime": "discovery.registry",
     "register": "discovery.registry",
+    "load": "api",
     "lower": "api",
 }
 """Public name -> the module that has it, imported when the name is first used."""

@@ -1,7 +1,8 @@
-"""``delegraph.lower``: one call from a model to a program whose parts run on backends."""
+"""``delegraph.lower``: from a model to a program whose parts run on backends. ``delegraph.load``: from a file."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -14,6 +15,7 @@ from .errors import NotFullyDelegated, OptionError
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
 from .program.executor import OnMissingRuntime
+from .program.files import FileFormat, LoadedProgram
 from .program.types import Program, Transform
 
 
@@ -68,6 +70,16 @@ def lower(
     result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, on_missing_runtime)
     report.notes += chosen.notify("delegraph_after_lower", result)
     return result
+
+
+def load(path: str | os.PathLike[str], registry: Registry | None = None) -> LoadedProgram:
+    """Read a program that was saved; call it, or one of its methods, as it was called before.
+
+    The path's suffix chooses the format. Delegates run in the runtimes of their backends, which load them with the
+    first call. Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read back,
+    FormatError for a damaged file.
+    """
+    return FileFormat(path, registry or default_registry()).load()
 
 
 def _partitioners(

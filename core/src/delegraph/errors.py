@@ -29,12 +29,12 @@ __all__ = [
     "PluginUnavailable",
     "UnknownMethod",
     "Unsupported",
-    "UsageError",
     "WriteError",
 ]
 
 CODES: dict[str, str] = {
     "backend-not-found": "No installed plugin offers a backend, partitioner or runtime of that name.",
+    "format-not-found": "No installed plugin offers the file format that a suffix asks for.",
     "plugin-broken": "The plugin that was asked for could not be loaded.",
     "plugin-unavailable": "The plugin needs a module that is not installed.",
     "plugin-conflict": "Two distributions offer the name that was asked for.",
@@ -84,6 +84,10 @@ class DelegraphError(Exception):
 
 class BackendNotFound(DelegraphError, NotImplementedError):
     """No backend, partitioner or runtime of that name is installed."""
+
+
+class FormatNotFound(DelegraphError, ValueError):
+    """No plugin offers the file format that a suffix asks for; the hint names the distribution that would."""
 
 
 class PluginBroken(DelegraphError):
@@ -144,10 +148,6 @@ class FormatError(DelegraphError, ValueError):
 
 class WriteError(DelegraphError, OSError):
     """A file could not be written; nothing was left behind."""
-
-
-class UsageError(DelegraphError):
-    """The command line asks for something that is not there or does not fit together."""
 
 
 class NoRuntime(DelegraphError):

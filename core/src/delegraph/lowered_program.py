@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ from torch.export import ExportedProgram
 from .backend import NamedDataStoreOutput
 from .discovery.registry import Registry
 from .engine.tracing import TRACING
-from .errors import InputError, OptionError
+from .errors import InputError
 from .exported_program import written_targets
 from .program.delegates import DelegateDebug, DelegateInfo, delegate_map, merged_named_data
 from .program.executor import Delegates, Executable, OnMissingRuntime
+from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
 from .program.types import Program
 from .program.verify import Verification, compare
@@ -50,6 +50,16 @@ class LoweredProgram:
     def exported_program(self, name: str = "forward") -> ExportedProgram:
         """The program of a method, with calls of its delegates."""
         return self._programs[self._known(name)]
+
+    @property
+    def constant_methods(self) -> dict[str, Any]:
+        """Methods that only return a constant: none, since each method was lowered from a program."""
+        return {}
+
+    @property
+    def host_operators(self) -> int:
+        """Number of the operators that no delegate computes."""
+        return self.report.host_operators
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
@@ -101,25 +111,13 @@ class LoweredProgram:
         kept = {target for d in self.delegates if d.method == name for target in d.module.state}
         return kept | written_targets(self._programs[name])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program in the format of the path's suffix; a backend's own format holds one whole delegate."""
-        suffix = Path(path).suffix
-        if suffix == ".pte":
-            hint = "save a whole delegate in its backend's own format, such as .tosa"
-            raise OptionError("option-invalid", "this version does not write .pte files yet", hint=hint)
-        self._whole_delegate(suffix).save(path)
+    def save(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the program, whole or not at all, in the format that the path's suffix chooses.
 
-    def _whole_delegate(self, suffix: str) -> DelegateInfo:
-        for info in self.delegates if len(self.delegates) == 1 and not self.report.host_operators else ():
-            formats = self._registry.spec(info.backend_id).formats
-            if suffix in formats:
-                return info
-            text = f"{info.backend_id} has no {suffix or 'suffixless'} format; it writes {', '.join(formats) or 'none'}"
-            raise OptionError("option-invalid", text)
-        count, host = len(self.delegates), self.report.host_operators
-        text = f"a {suffix} file holds one delegate and no host operator; this program has {count} and {host}"
-        hint = "save each with lowered.delegates[k].save(path); the report says what stayed on the host, and why"
-        raise InputError("not-fully-delegated", text, hint=hint)
+        ``options`` are that format's. A backend's own format holds one whole delegate. Raises FormatNotFound if no
+        plugin offers the format.
+        """
+        FileFormat(path, self._registry).save(self, options)
 
     def _known(self, name: str) -> str:
         if name not in self._programs:

@@ -49,8 +49,7 @@ class OptionSpec:
 class BackendSpec:
     """A backend: its short ``name``, its ``backend_id`` (the class's name, what a ``.pte`` stores) and where it lives.
 
-    ``requires`` names modules that must be importable, ``formats`` the file suffixes that a whole delegate can be
-    saved as (``(".tosa",)``). ``api`` is the plugin API version that it was written for.
+    ``requires`` names modules that must be importable. ``api`` is the plugin API version that it was written for.
 
     ``checksum=False`` says that changed bytes of a blob may go unnoticed, ``known_differences`` where numbers are not
     eager's on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is NaN"),)``.
@@ -65,13 +64,12 @@ class BackendSpec:
     requires: tuple[str, ...] = ()
     install_hint: str = ""
     options: tuple[OptionSpec, ...] = ()
-    formats: tuple[str, ...] = ()
     checksum: bool = True
     known_differences: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         _check(self, name=_NAME, backend_id=_IDENTIFIER, target=_TARGET)
-        _as_tuples(self, "requires", "options", "formats", "known_differences")
+        _as_tuples(self, "requires", "options", "known_differences")
         if type(self.api) is not int:
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
         for pair in self.known_differences:
@@ -120,32 +118,19 @@ class QuantizerSpec:
 
 @dataclass(frozen=True)
 class FormatSpec:
-    """What reads files of ``backend`` with this suffix (``".tosa"``): an object as ``delegraph.runtime.FileFormat``."""
+    """A file format, chosen by its suffix (``".tosa"``): a ``delegraph.formats.ProgramFormat``.
 
-    suffix: str
-    backend: str
-    target: str
-
-    def __post_init__(self) -> None:
-        _check(self, suffix=_SUFFIX, target=_TARGET)
-
-
-@dataclass(frozen=True)
-class CommandSpec:
-    """A command ``delegraph <name>``. The target is imported when the command is given.
-
-    ``target`` names a class with the two static methods of ``delegraph.cli.command.Command``. ``summary`` is its line
-    in ``delegraph --help``. ``requires`` names modules that must be importable, ``install_hint`` says how to get them.
+    ``requires`` names modules that must be importable, ``install_hint`` how to get them.
     """
 
-    name: str
+    suffix: str
     target: str
     summary: str = ""
     requires: tuple[str, ...] = ()
     install_hint: str = ""
 
     def __post_init__(self) -> None:
-        _check(self, name=_NAME, target=_TARGET)
+        _check(self, suffix=_SUFFIX, target=_TARGET)
         _as_tuples(self, "requires")
 
 
@@ -208,12 +193,7 @@ class Hooks:
 
     @hookspec
     def delegraph_formats(self) -> Iterable[FormatSpec]:
-        """The file formats that this distribution can read."""
-        raise NotImplementedError
-
-    @hookspec
-    def delegraph_commands(self) -> Iterable[CommandSpec]:
-        """The commands that this distribution adds to ``delegraph``."""
+        """The file formats that this distribution reads or writes."""
         raise NotImplementedError
 
     @hookspec
@@ -225,14 +205,13 @@ class Hooks:
         """A program was lowered; an error raised here is a line in the report."""
 
 
-Declaration = BackendSpec | PartitionerSpec | RuntimeSpec | QuantizerSpec | FormatSpec | CommandSpec
+Declaration = BackendSpec | PartitionerSpec | RuntimeSpec | QuantizerSpec | FormatSpec
 DECLARATION_OF: dict[str, type[Any]] = {
     "delegraph_backends": BackendSpec,
     "delegraph_partitioners": PartitionerSpec,
     "delegraph_runtimes": RuntimeSpec,
     "delegraph_quantizers": QuantizerSpec,
     "delegraph_formats": FormatSpec,
-    "delegraph_commands": CommandSpec,
 }
 """Hook -> the class of declarations that it returns, in a list or tuple."""
 EVENTS = ("delegraph_after_partition", "delegraph_after_lower")

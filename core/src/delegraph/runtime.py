@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from .backend import CompileSpec, check_called_on_class
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 
@@ -42,32 +40,3 @@ class BackendRuntime:
         other outputs.
         """
         raise NotImplementedError
-
-
-class Inspection(Protocol):
-    """What is in a file: ``str()`` for people, ``to_json()`` for programs."""
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
-class FileFormat(Protocol):
-    """Reads a backend's own files; declared with a ``FormatSpec`` and called on the class. Raises FormatError."""
-
-    @staticmethod
-    def inspect(path: Path) -> Inspection:
-        """Statistics and the text form."""
-        ...
-
-    @staticmethod
-    def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
-        """Random inputs that fit the file: standard normal where they are floating point."""
-        ...
-
-    @staticmethod
-    def run(path: Path, inputs: Sequence[np.ndarray[Any, Any]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        """Execute the file with one array an input; returns name and value of each output. Raises InputError.
-
-        A format that knows loops takes ``max_iterations: int`` as well, with a default: ``delegraph run`` passes on its
-        ``--max-iterations``, since nobody knows whether a loop in a file ends.
-        """
-        ...

@@ -10,7 +10,7 @@ than a microsecond), and by several threads at once::
 ``AtWork(...).around(function)`` is the function with every call of it inside. A delegate is loaded and called so::
 
     def _load(self, module, runtime):
-        load, call = (AtWork(runtime, doing, *place_of(module), self._registry) for doing in ("load", "delegate"))
+        load, call = (AtWork(runtime, doing, *module.place, self._registry) for doing in ("load", "delegate"))
         with load:
             return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
 
@@ -37,7 +37,6 @@ from .entry_points import IN_PROCESS
 from .record import describe
 
 if TYPE_CHECKING:
-    from ..program.lowered_module import LoweredBackendModule
     from .registry import Registry
 
 P = ParamSpec("P")
@@ -125,13 +124,6 @@ class AtWork:
         failed = PluginFailed("plugin-failed", text, node, next(filter(None, lines), None), hint)
         failed.raised_by = self.text
         return failed
-
-
-def place_of(module: LoweredBackendModule) -> tuple[str, Iterable[Any]]:
-    """``where`` and ``nodes`` of a delegate."""
-    program = module.original_module.graph_module
-    meta = program.meta
-    return f"partition {meta['partition']} of method {meta['method']}", program.graph.nodes
 
 
 def _by_signal(error: BaseException) -> bool:

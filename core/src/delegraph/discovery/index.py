@@ -10,17 +10,23 @@ from typing import Any, TypeVar
 from ..errors import (
     BackendNotFound,
     DelegraphError,
+    FormatNotFound,
     PluginBroken,
     PluginConflict,
     PluginIncompatible,
     PluginUnavailable,
 )
-from ..plugin import BackendSpec, CommandSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec
+from ..plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec
 from .distributions import canonical
 from .entry_points import Discovery
+from .loading import missing
 from .record import DENY, Fault, PluginRecord, Status, suggestion
 
 S = TypeVar("S", PartitionerSpec, RuntimeSpec, QuantizerSpec)
+
+
+FORMAT_DISTRIBUTIONS = {".pte": "delegraph-executorch", ".tosa": "delegraph-tosa"}
+"""Suffix -> the distribution that offers it, for the error that says what to install."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,12 @@ class Catalogue:
         conflicts = {id(o.record): o.fault for o in self.offers if o.fault and o.fault.status is Status.CONFLICT}
         self.records = tuple(_with_conflict(r, conflicts.get(id(r))) for r in discovery.records)
         self._declared: dict[tuple[type, str], list[tuple[Any, PluginRecord]]] = {}
+        self._formats: dict[str, list[tuple[FormatSpec, PluginRecord]]] = {}
         for record in self.records:
             for d in record.declarations:
-                if not isinstance(d, (BackendSpec, CommandSpec)):
+                if isinstance(d, FormatSpec):
+                    self._formats.setdefault(d.suffix.lower(), []).append((d, record))
+                elif not isinstance(d, BackendSpec):
                     self._declared.setdefault((type(d), _key(d.backend)), []).append((d, record))
         self.notes = (*discovery.notes, *self._orphans())
 
@@ -125,7 +134,9 @@ class Catalogue:
             api=spec.api,
             target=spec.target,
             options=spec.options,
-            formats=spec.formats,
+            formats=tuple(
+                d.suffix for found in self._formats.values() for d, r in found if r.distribution == record.distribution
+            ),
             partitioners=tuple(s.name for s, _ in self._of(offer, PartitionerSpec)),
             has_runtime=bool(self._of(offer, RuntimeSpec)),
         )
@@ -204,9 +215,33 @@ class Catalogue:
                 return found[0]
         return None
 
-    def formats(self) -> list[tuple[FormatSpec, PluginRecord]]:
-        """All declared file formats."""
-        return [(d, r) for r in self.records for d in r.declarations if isinstance(d, FormatSpec)]
+    def format(self, name: str) -> tuple[FormatSpec, PluginRecord]:
+        """The format with the longest suffix of the file name. Raises FormatNotFound, PluginConflict or the like."""
+        fitting = [suffix for suffix in self._formats if name.lower().endswith(suffix)]
+        if not fitting:
+            raise self._format_not_found(name)
+        offers = self._formats[max(fitting, key=len)]
+        if len(offers) > 1:
+            text = f"{len(offers)} plugins offer the format {max(fitting, key=len)}"
+            owners = " and ".join(sorted(r.address for _, r in offers))
+            hint = f"set {DENY} to one of them, such as {offers[0][1].distribution}"
+            raise PluginConflict("plugin-conflict", f"{text}: {owners}", hint=hint)
+        ((spec, record),) = offers
+        if absent := missing(spec.requires):
+            text = f"the format {spec.suffix} of {record.owner} needs {', '.join(absent)}, which is not installed"
+            hint = spec.install_hint or f"install what provides {', '.join(absent)}"
+            raise PluginUnavailable("plugin-unavailable", text, hint=hint)
+        return spec, record
+
+    def _format_not_found(self, name: str) -> DelegraphError:
+        """What would provide the format: a plugin that is installed and cannot be used, or one that is not."""
+        distribution = next((d for suffix, d in FORMAT_DISTRIBUTIONS.items() if name.lower().endswith(suffix)), None)
+        for record in self.records:
+            if record.status is not Status.OK and canonical(record.distribution) == distribution:
+                return _unusable(record, Fault(record.status, record.error, record.hint))
+        known = ", ".join(sorted(self._formats)) or "none"
+        text = f"no installed plugin offers the format of {name!r} (suffixes: {known})"
+        return FormatNotFound("format-not-found", text, hint=distribution and f"pip install {distribution}")
 
     def _not_found(self, name: str) -> DelegraphError:
         for record in self.records:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from importlib_metadata import EntryPoint
 
-from ..errors import DelegraphWarning, FormatError, NoRuntime, PluginBroken, PluginConflict
+from ..errors import DelegraphWarning, NoRuntime, PluginBroken, PluginConflict
 from ..plugin import EVENTS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork
 from .entry_points import IN_PROCESS, Discovery, Key, discover, loadable
@@ -27,6 +27,7 @@ from .validate import inspect
 
 if TYPE_CHECKING:
     from ..backend import BackendDetails
+    from ..formats import ProgramFormat
     from ..partitioner import Partitioner
     from ..runtime import BackendRuntime
     from .doctor.report import DoctorReport
@@ -156,18 +157,13 @@ class Registry:
             raise PluginBroken("plugin-broken", f"backend {offer.full_name} declares no quantiser")
         return self._resolve(*found)
 
-    def get_format(self, path: str | os.PathLike[str]) -> Any:
-        """The object that reads files with the suffix of ``path``. Raises FormatError."""
-        name, formats = os.fspath(path), self._catalogue().formats()
-        fitting = [f for f in formats if name.lower().endswith(f[0].suffix.lower())]
-        if not fitting:
-            known = ", ".join(sorted({s.suffix for s, _ in formats})) or "none"
-            raise FormatError("format-invalid", f"no installed plugin reads {name!r} (readable suffixes: {known})")
-        longest = max(fitting, key=lambda f: len(f[0].suffix))
-        if len({r.distribution for s, r in fitting if s.suffix == longest[0].suffix}) > 1:
-            owners = " and ".join(r.owner for _, r in fitting)
-            raise PluginConflict("plugin-conflict", f"several plugins read {longest[0].suffix!r}: {owners}")
-        return self._resolve(*longest)
+    def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:
+        """The format that the suffix of ``path`` chooses.
+
+        Raises FormatNotFound, PluginConflict, PluginUnavailable or PluginBroken.
+        """
+        kind: type[ProgramFormat] = self._resolve(*self._catalogue().format(os.fspath(path)))
+        return kind
 
     def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
         """The object that a declaration names, imported and checked. Raises PluginBroken with the cause."""

@@ -10,7 +10,6 @@ from ..errors import PluginBroken
 from ..plugin import (
     API_VERSION,
     BackendSpec,
-    CommandSpec,
     Declaration,
     FormatSpec,
     OptionSpec,
@@ -48,7 +47,6 @@ _KINDS: dict[type, str] = {
     RuntimeSpec: "runtime",
     QuantizerSpec: "quantiser",
     FormatSpec: "file format",
-    CommandSpec: "command",
 }
 
 
@@ -57,8 +55,7 @@ _REMEDIES: dict[type, str] = {
     PartitionerSpec: "a partitioner is a subclass of delegraph.partitioner.Partitioner",
     RuntimeSpec: "a runtime is a subclass of delegraph.runtime.BackendRuntime",
     QuantizerSpec: "a quantiser is a class, or something else that can be called",
-    FormatSpec: "a format has what delegraph.runtime.FileFormat has",
-    CommandSpec: "a command has what delegraph.cli.command.Command has",
+    FormatSpec: "a format is a subclass of delegraph.formats.ProgramFormat",
 }
 
 
@@ -77,11 +74,9 @@ def _why_not(spec: Declaration, found: Any) -> str | None:
 
         return _not_subclass(found, BackendRuntime)
     if isinstance(spec, FormatSpec):
-        absent = [n for n in ("inspect", "sample", "run") if not callable(getattr(found, n, None))]
-        return f"has no {' and no '.join(absent)}; see delegraph.runtime.FileFormat" if absent else None
-    if isinstance(spec, CommandSpec):
-        absent = [n for n in ("add_arguments", "run") if not callable(getattr(found, n, None))]
-        return f"has no {' and no '.join(absent)}" if absent else None
+        from ..formats import ProgramFormat
+
+        return _not_subclass(found, ProgramFormat)
     return None if callable(found) else "cannot be called"
 
 

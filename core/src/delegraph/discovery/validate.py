@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pluggy
 
-from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, CommandSpec, Hooks
+from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, FormatSpec, Hooks
 from .loading import missing
 from .record import Fault, PluginDefect, PluginRecord, Status, suggestion
 
@@ -40,8 +39,8 @@ def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
         return replace(record, declarations=tuple(backends), faults=faults).failed(worst)
     _refuse_misspelt(manager, plugin)
     others = [d for hook in DECLARATION_OF if hook != "delegraph_backends" for d in _collect(manager, hook)]
-    _refuse_twice("backend", backends)
-    _refuse_twice("command", (d for d in others if isinstance(d, CommandSpec)))
+    _refuse_twice("backend", [s.name for s in backends])
+    _refuse_twice("format", [d.suffix.lower() for d in others if isinstance(d, FormatSpec)])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
     return checked.failed(worst) if worst is not None else checked
 
@@ -85,12 +84,10 @@ def _refuse_misspelt(manager: pluggy.PluginManager, plugin: Any) -> None:
             raise PluginDefect(f"{name} lacks the decorator @hookimpl", "put delegraph.plugin.hookimpl on it")
 
 
-def _refuse_twice(kind: str, declared: Iterable[BackendSpec | CommandSpec]) -> None:
-    seen: set[str] = set()
-    for spec in declared:
-        if spec.name in seen:
-            raise PluginDefect(f"it declares {kind} {spec.name!r} twice", f"give each {kind} a name of its own")
-        seen.add(spec.name)
+def _refuse_twice(kind: str, names: list[str]) -> None:
+    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
+    if twice is not None:
+        raise PluginDefect(f"it declares {kind} {twice!r} twice", f"give each {kind} a name of its own")
 
 
 def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:

@@ -141,6 +141,11 @@ def _insert(lowering: Lowering) -> None:
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
 
+    # Not before the programs are built: torch checks a new program by reading the blobs in it, which would join them.
+    for work in lowering.work:
+        if work.result is not None:
+            work.module.attach(work.result)
+
 
 def _finish(lowering: Lowering) -> None:
     decomposer = lowering.decomposer
@@ -166,9 +171,9 @@ STEPS = (
     Step("decompose-and-partition", _partition, each_round=True),
     # plans -> work: for each partition a program for its backend and the module that will stand for it, still empty
     Step("extract", _extract, each_round=True),
-    # work -> the same, with what the backends made of the programs in the modules
+    # work -> the same, with what the backends made of its programs
     Step("compile", _compile, each_round=True),
-    # programs, plans, work -> programs that call the modules
+    # programs, plans, work -> programs that call the modules, which now have their blobs
     Step("insert", _insert, each_round=True),
     # programs -> the same, with what no backend took in core ATen
     Step("finish", _finish),

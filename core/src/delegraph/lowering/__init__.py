@@ -15,7 +15,14 @@ from ..partitioner import AllNodePartitioner, Partitioner
 from ..program.call_spec import whole_call
 from ..program.delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
 from ..program.lowered_module import LoweredBackendModule
-from .edge import EdgeCompileConfig, EdgeProgramManager, delegate, to_edge, to_edge_transform_and_lower
+from .edge import (
+    EdgeCompileConfig,
+    EdgeProgramManager,
+    ExecutorchProgramManager,
+    delegate,
+    to_edge,
+    to_edge_transform_and_lower,
+)
 from .graph_queries import (
     format_delegated_graph,
     get_delegated_payload,
@@ -29,6 +36,7 @@ __all__ = [
     "DelegateDebug",
     "EdgeCompileConfig",
     "EdgeProgramManager",
+    "ExecutorchProgramManager",
     "LoweredBackendModule",
     "MethodProgramsPartitionerSpec",
     "delegate_calls",

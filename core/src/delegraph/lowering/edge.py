@@ -5,9 +5,10 @@ Every step makes a new manager, leaves the old one as it was, keeps the configur
 
 from __future__ import annotations
 
+import os
 from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch._ops import OpOverload
@@ -18,9 +19,13 @@ from ..discovery.registry import default_registry
 from ..engine.pipeline import Lowering, Round, run
 from ..engine.subgraphs import all_nodes
 from ..errors import InputError, OptionError, UnknownMethod
+from ..io.atomic_write import write_whole
+from ..io.blob import join
 from ..partitioner import Partitioner
-from ..program.delegates import DelegateDebug, delegate_map, merged_named_data
+from ..program.delegates import DelegateDebug, DelegateInfo, delegate_map, delegates_of, merged_named_data
+from ..program.files import FileFormat
 from ..program.types import Transform
+from ..report.collect import host_calls
 from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
@@ -79,6 +84,21 @@ class EdgeProgramManager:
         return {m: sorted(str(op) for op in ops if torch.Tag.core not in op.tags) for m, ops in called.items()}
 
     @property
+    def constant_methods(self) -> dict[str, Any]:
+        """Name -> value of the methods that only return a constant."""
+        return dict(self._constant_methods)
+
+    @property
+    def delegates(self) -> list[DelegateInfo]:
+        """The delegates of all methods."""
+        return [d for method, program in self._programs.items() for d in delegates_of(method, program)]
+
+    @property
+    def host_operators(self) -> int:
+        """Number of the operators that no delegate computes."""
+        return sum(len(host_calls(all_nodes(p.graph_module))) for p in self._programs.values())
+
+    @property
     def named_data(self) -> NamedDataStoreOutput:
         """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
         return merged_named_data(self._programs.values())
@@ -102,10 +122,12 @@ class EdgeProgramManager:
         self._verify(made, "to_backend")
         return self._next({**self._programs, **made})
 
-    def to_executorch(self, config: Any = None) -> Any:
-        """The program file's contents; this version has no writer for them and says so."""
-        hint = "delegates[k].save(path) of delegraph.lower writes a delegate in its backend's own format"
-        raise OptionError("option-invalid", "this version does not write .pte files yet", hint=hint)
+    def to_executorch(self, config: Mapping[str, Any] | None = None) -> ExecutorchProgramManager:
+        """The program as a ``.pte`` file, with ``config`` as the options of that format.
+
+        Raises FormatNotFound, with the name of the distribution to install, if no plugin offers ``.pte`` files.
+        """
+        return ExecutorchProgramManager(self, FileFormat("program.pte", default_registry()), config or {})
 
     def _next(self, programs: Mapping[str, ExportedProgram]) -> EdgeProgramManager:
         return EdgeProgramManager(programs, self._constant_methods, self.compile_config)
@@ -114,6 +136,35 @@ class EdgeProgramManager:
         if self.compile_config.check_validity:
             for method, program in programs.items():
                 verify(program, f"after {step}, method {method}")
+
+
+class ExecutorchProgramManager:
+    """What ``to_executorch`` returns: the content of a ``.pte`` file, whose weights are read when it is written."""
+
+    def __init__(self, edge: EdgeProgramManager, file_format: FileFormat, options: Mapping[str, Any]) -> None:
+        self._edge, self._content = edge, file_format.content(edge, options)
+
+    @property
+    def methods(self) -> KeysView[str]:
+        """Names of the methods."""
+        return self._edge.methods
+
+    def exported_program(self, name: str = "forward") -> ExportedProgram:
+        """The program of a method, with calls of its delegates."""
+        return self._edge.exported_program(name)
+
+    @property
+    def buffer(self) -> bytes:
+        """The whole file. A large one is better written with ``write_to_file`` or ``save``."""
+        return join(self._content)
+
+    def write_to_file(self, file: BinaryIO) -> None:
+        """Append the content to an open binary file."""
+        file.write(self._content) if isinstance(self._content, bytes) else self._content.write_to(file)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the content to ``path``, whole or not at all."""
+        write_whole(path, self._content)
 
 
 def to_edge(

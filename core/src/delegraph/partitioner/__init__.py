@@ -1,4 +1,4 @@
-"""Who decides which nodes a backend gets."""
+"""Partitioners: they choose the nodes that a backend gets."""
 
 from .canonical import AllNodePartitioner, PatternPartitioner, matches
 from .capability import CapabilityPartitioner, NodeLists, Support, WhyNot

@@ -31,20 +31,17 @@ class AllNodePartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         tag = self.delegation_spec.backend_id
-        for node in _calls(exported_program):
-            node.meta["delegation_tag"] = tag
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function":
+                node.meta["delegation_tag"] = tag
         tag_constant_data(exported_program)
         tag_mutated_buffer(exported_program)
         return PartitionResult(exported_program, {tag: self.delegation_spec})
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """All of them."""
-        targets = dict.fromkeys(n.target for n in _calls(ep))
+        targets = dict.fromkeys(n.target for n in ep.graph.nodes)
         return [op for op in targets if isinstance(op, OpOverload)], None
-
-
-def _calls(program: ExportedProgram) -> list[Node]:
-    return [n for n in program.graph.nodes if n.op == "call_function"]
 
 
 class PatternPartitioner(CapabilityPartitioner):
@@ -97,9 +94,9 @@ def matches(*patterns: Graph | ExportedProgram, ignore_literals: bool = False) -
     """
     graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
 
-    def found(exported_program: ExportedProgram) -> list[Sequence[Node]]:
+    def find(exported_program: ExportedProgram) -> list[Sequence[Node]]:
         matchers = [SubgraphMatcher(graph, ignore_literals=ignore_literals) for graph in graphs]
         places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
         return [[n for p, n in place.nodes_map.items() if p.op == "call_function"] for place in places]
 
-    return found
+    return find

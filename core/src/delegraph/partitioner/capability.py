@@ -22,7 +22,7 @@ from .levels import connected_components, flatten, group_by_level, levels, limit
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
-_NO_OPERATORS = (operator.getitem, CALL_DELEGATE)
+
 WhyNot = Callable[["Node"], str | None]
 """Why a node is not to be taken, in the user's terms; None if it may be."""
 NodeLists = Callable[["ExportedProgram"], Iterable[Sequence["Node"]]]
@@ -108,12 +108,12 @@ class CapabilityPartitioner(Partitioner):
         self.non_compute_ops = _operators(non_compute_ops)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        made = _Partitioning(self, exported_program)
-        parts = made.parts()
-        placeholders = constant_placeholders(exported_program)
-        tags = _tag(parts, made.constant | placeholders, made.copied(), self.delegation_spec.backend_id)
+        search = _Search(self, exported_program)
+        parts, copied = search.parts(), search.copied()
+        constant = search.constant | constant_placeholders(exported_program)
+        tags = _write_tags(parts, constant, copied, self.delegation_spec.backend_id)
         specs = dict.fromkeys(tags, self.delegation_spec)
-        return PartitionResult(exported_program, specs, refusals=made.refusals())
+        return PartitionResult(exported_program, specs, refusals=search.refusals(copied))
 
 
 def _operators(given: Iterable[Any]) -> frozenset[OpOverload]:
@@ -125,74 +125,91 @@ def _operators(given: Iterable[Any]) -> frozenset[OpOverload]:
     return listed
 
 
-class _Partitioning:
-    """One program on its way to partitions: what is refused so far, and why; what is constant."""
+class _Search:
+    """The search for the partitions of one program.
+
+    ``refused``: node -> why it stays behind, as known so far. ``final``: those of them that nobody should decompose.
+    ``constant``: accepted calls that compute constants. Each partition computes its own copy of a constant that it
+    uses, so such calls never tie two partitions together, and belong to no group.
+    """
 
     def __init__(self, who: CapabilityPartitioner, program: ExportedProgram) -> None:
         self.who, self.support = who, who.support
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
-        self.position = {n: k for k, n in enumerate(self.calls)}
         self.refused: dict[Node, str] = {}
         self.final: set[Node] = set()
         self.constant: set[Node] = set()
-        self.unreadable = _unreadable(program)
+        stored = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
+        why = {n: (s.target, why_no_bytes(constant_tensor(program, s))) for n, s in stored}
+        self.unreadable = {n: f"{name} cannot be stored: {reason}" for n, (name, reason) in why.items() if reason}
         self.support.begin(program)
         for node in self.calls:
-            self._ask(node)
+            reason = self._why_not(node)
+            if reason is not None:
+                self.refused[node] = reason
+            elif self._is_constant(node):
+                self.constant.add(node)
         self.groups = [list(group) for group in who.groups(program)] if who.groups else []
 
-    def refusals(self) -> list[Refusal]:
-        """In graph order, but for what only unpacks or is a delegate already."""
-        kept = dict.fromkeys(self.copied(), "the host needs this constant too and computes it itself")
-        why = {**kept, **self.refused}
-        listed = [n for n in self.calls if n in why and n.target not in _NO_OPERATORS]
-        return [Refusal(n, why[n], n in self.final) for n in listed]
+    def parts(self) -> list[list[Node]]:
+        """Group, ask about each group, and group again without what was refused, until nothing is."""
+        # Cheap answers come first: a partition is only asked about when no named group will change it any more, and
+        # only called too small when the backend has no objection that would make it smaller.
+        while True:
+            named = [[n for n in group if n not in self.constant] for group in self.groups]
+            groups = Groups(named, self.calls, self.who.largest)
+            self._refuse(groups.broken(self.refused), final=True)
+            parts, apart = self._group(groups)
+            late: dict[Node, str] = {}
+            small: dict[Node, str] = {}
+            if not apart:
+                for part in parts:
+                    late.update(self.support.partition_why_not(_with_constants(part, self.constant)))
+            if not apart and not late:
+                for part in parts:
+                    small.update(self._why_too_small(part))
+            if not apart and not late and not small:
+                return parts
+            self._refuse(late)
+            self._refuse({**apart, **small}, final=True)
 
-    def _floating(self) -> set[Node]:
-        """Constants that accepted calls use: each partition computes its own, and they are nobody's to pass on."""
-        used = {n for n in self.constant if any(u.op == "call_function" and u not in self.refused for u in n.users)}
-        return used | {u for n in used for u in n.users if u.target is operator.getitem}
-
-    def copied(self) -> set[Node]:
-        """Floating constants that the host needs too."""
+    def _group(self, groups: Groups) -> tuple[list[list[Node]], dict[Node, str]]:
+        """Partitions, and what its groups keep out of them."""
+        accepted = {n for n in self.calls if n not in self.refused}
         floating = self._floating()
-        found: set[Node] = set()
-        for node in reversed(self.calls):
-            if node in floating and any(u in found or u in self.refused or u.op == "output" for u in node.users):
-                found.add(node)
-        return found
-
-    def _ask(self, node: Node) -> None:
-        why = self._why_not(node)
-        if why is not None:
-            self.refused[node] = why
-        elif self._is_constant(node):
-            self.constant.add(node)
+        listed, apart = groups.units([n for n in self.calls if n not in floating], accepted)
+        level = levels(listed, accepted)
+        sink(listed, level, accepted)
+        parts = group_by_level(listed, level, accepted)
+        if self.who.connected_only:
+            parts = [component for part in parts for component in connected_components(part)]
+        if self.who.largest is not None:
+            parts = [small for part in parts for small in limit(part, self.who.largest)]
+        return [flatten(part, groups.position) for part in parts], apart
 
     def _why_not(self, node: Node) -> str | None:
         if node.target is CALL_DELEGATE:
             return "a delegate already"
-        if node.target is not operator.getitem:
-            whys = (ask(node) for ask in (self._checked, self.support.why_not, self._without_bytes))
-            return next((why for why in whys if why is not None), None)  # an empty reason is a refusal, too
-        producer: Any = node.args[0]
-        if producer.op != "call_function" or producer.target is CALL_DELEGATE:
-            return "unpacks a value that the host makes"
-        return self.refused.get(producer)
-
-    def _checked(self, node: Node) -> str | None:
-        why = next((why for why in (check(node) for check in self.who.additional_checks) if why is not None), None)
-        if why is not None:
+        if node.target is operator.getitem:
+            producer: Any = node.args[0]
+            if producer.op != "call_function" or producer.target is CALL_DELEGATE:
+                return "unpacks a value that the host makes"
+            return self.refused.get(producer)
+        # an empty reason is a refusal, too
+        checked = next((why for why in (check(node) for check in self.who.additional_checks) if why is not None), None)
+        if checked is not None:
             self.final.add(node)
-        return why
+            return checked
+        why = self.support.why_not(node)
+        return self._why_no_bytes(node) if why is None else why
 
-    def _without_bytes(self, node: Node) -> str | None:
+    def _why_no_bytes(self, node: Node) -> str | None:
         for value in (*node.all_input_nodes, node):
-            wrapped = is_traceable_wrapper_subclass(value.meta.get("val"))
-            if value in self.unreadable or wrapped:
+            val = value.meta.get("val")
+            if value in self.unreadable or is_traceable_wrapper_subclass(val):
                 self.final.add(node)
-                kind = type(value.meta["val"]).__name__
-                return self.unreadable.get(value, f"{value.name} is a {kind}, and delegates pass plain tensors")
+                wrapped = f"{value.name} is a {type(val).__name__}, and delegates pass plain tensors"
+                return self.unreadable.get(value, wrapped)
         return None
 
     def _is_constant(self, node: Node) -> bool:
@@ -202,50 +219,43 @@ class _Partitioning:
         computed = (i for i in node.all_input_nodes if i.op == "call_function")
         return all(i in self.constant for i in computed) and self.support.is_constant(node)
 
-    def parts(self) -> list[list[Node]]:
-        """Group, ask about each group, and group again without what was refused, until nothing is."""
-        while True:
-            bonds = self._bonds()
-            self._refuse(bonds.broken(self.refused), final=True)
-            parts, apart = self._group(bonds)
-            late = {} if apart else _united(map(self._late, parts))
-            small = {} if apart or late else _united(map(self._too_small, parts))
-            if not apart and not late and not small:
-                return parts
-            self._refuse(late)
-            self._refuse({**apart, **small}, final=True)
-
-    def _bonds(self) -> Groups:
-        """Constants bind nothing: each partition that uses one has its own."""
-        bound = [[n for n in group if n not in self.constant] for group in self.groups]
-        return Groups(bound, self.calls, self.who.largest)
-
-    def _refuse(self, found: Mapping[Node, str], final: bool = False) -> None:
-        together = _with_unpackers(found)
-        self.refused.update(together)
-        self.constant.difference_update(together)
+    def _refuse(self, reasons: Mapping[Node, str], final: bool = False) -> None:
+        """Refuse nodes, each with all that unpacks it or that it unpacks."""
+        waiting = list(reasons.items())
+        seen: set[Node] = set()
+        while waiting:
+            node, why = waiting.pop()
+            if node not in seen:
+                seen.add(node)
+                self.refused[node] = why
+                waiting += [(u, why) for u in node.users if u.target is operator.getitem]
+                if node.target is operator.getitem:
+                    waiting.append((node.args[0], why))  # type: ignore[arg-type]
+        self.constant -= seen
         if final:
-            self.final.update(together)
+            self.final |= seen
 
-    def _late(self, part: list[Node]) -> Mapping[Node, str]:
-        return self.support.partition_why_not(_with_constants(part, self.constant))
+    def _floating(self) -> set[Node]:
+        """Constants that accepted calls use: they are in no partition before it is known which ones use them."""
+        used = {n for n in self.constant if any(u.op == "call_function" and u not in self.refused for u in n.users)}
+        return used | {u for n in used for u in n.users if u.target is operator.getitem}
 
-    def _group(self, bonds: Groups) -> tuple[list[list[Node]], dict[Node, str]]:
-        """Partitions, and what its groups keep out of them."""
-        accepted = {n for n in self.calls if n not in self.refused}
+    def copied(self) -> set[Node]:
+        """Floating constants that the host needs too."""
         floating = self._floating()
-        settled = [n for n in self.calls if n not in floating]
-        listed, apart = bonds.units(settled, accepted)
-        level = levels(listed, accepted)
-        sink(listed, level, accepted)
-        parts = group_by_level(listed, level, accepted)
-        if self.who.connected_only:
-            parts = [piece for part in parts for piece in connected_components(part)]
-        if self.who.largest is not None:
-            parts = [piece for part in parts for piece in limit(part, self.who.largest)]
-        return [flatten(part, self.position) for part in parts], apart
+        copied: set[Node] = set()
+        for node in reversed(self.calls):
+            if node in floating and any(u in copied or u in self.refused or u.op == "output" for u in node.users):
+                copied.add(node)
+        return copied
 
-    def _too_small(self, part: list[Node]) -> dict[Node, str]:
+    def refusals(self, copied: Iterable[Node]) -> list[Refusal]:
+        """In graph order, but for what only unpacks or is a delegate already."""
+        reasons = dict.fromkeys(copied, "the host needs this constant too and computes it itself") | self.refused
+        listed = [n for n in self.calls if n in reasons and n.target not in (operator.getitem, CALL_DELEGATE)]
+        return [Refusal(n, reasons[n], n in self.final) for n in listed]
+
+    def _why_too_small(self, part: list[Node]) -> dict[Node, str]:
         who = self.who
         if who.allows_single_node_partition and not who.non_compute_ops:
             return {}
@@ -258,49 +268,26 @@ class _Partitioning:
         return {}
 
 
-def _unreadable(program: ExportedProgram) -> dict[Node, str]:
-    """Placeholder of each parameter, buffer and constant that no backend could store -> why not."""
-    stored = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-    why = {n: (s.target, why_no_bytes(constant_tensor(program, s))) for n, s in stored}
-    return {n: f"{target} cannot be stored: {reason}" for n, (target, reason) in why.items() if reason}
-
-
-def _united(found: Iterable[Mapping[Node, str]]) -> dict[Node, str]:
-    return {n: why for one in found for n, why in one.items()}
-
-
-def _with_unpackers(refused: Mapping[Node, str]) -> dict[Node, str]:
-    """A node and all that unpacks it, or that it unpacks, are refused together."""
-    found: dict[Node, str] = {}
-    waiting = list(refused.items())
-    while waiting:
-        node, why = waiting.pop()
-        if node not in found:
-            found[node] = why
-            waiting += [(u, why) for u in node.users if u.target is operator.getitem]
-            if node.target is operator.getitem:
-                waiting.append((node.args[0], why))  # type: ignore[arg-type]
-    return found
-
-
 def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
     """``part`` preceded by the calls that compute the constants it uses, each before its users."""
     members = set(part)
-    found: dict[Node, None] = {}
+    computed: dict[Node, None] = {}
     stack: list[tuple[Node, bool]] = [(i, False) for n in reversed(part) for i in reversed(n.all_input_nodes)]
     while stack:
         node, ready = stack.pop()
-        if node not in constant or node in members or node in found:
+        if node not in constant or node in members or node in computed:
             continue
         if ready:
-            found[node] = None
+            computed[node] = None
         else:
             stack.append((node, True))
             stack += [(i, False) for i in node.all_input_nodes]
-    return [*found, *part]
+    return [*computed, *part]
 
 
-def _tag(parts: Sequence[Sequence[Node]], constant: set[Node], copied: Iterable[Node], backend_id: str) -> list[str]:
+def _write_tags(
+    parts: Sequence[Sequence[Node]], constant: set[Node], copied: Iterable[Node], backend_id: str
+) -> list[str]:
     """Write the tags: a string, or a tuple for a constant that several partitions use, or a partition and the host."""
     tags: dict[Node, list[str | None]] = {node: [None] for node in copied}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
@@ -310,13 +297,9 @@ def _tag(parts: Sequence[Sequence[Node]], constant: set[Node], copied: Iterable[
         for node in _with_constants(part, constant)[: -len(part)]:
             tags.setdefault(node, []).append(name)
     for node in tags:
-        listed = tags[_unpacked(node)]
+        producer = node  # what returns several values goes whole wherever one of them is used
+        while producer.target is operator.getitem:
+            producer = producer.args[0]  # type: ignore[assignment]
+        listed = tags[producer]
         node.meta["delegation_tag"] = listed[0] if len(listed) == 1 else tuple(listed)
     return names
-
-
-def _unpacked(node: Node) -> Node:
-    """What ``node`` unpacks, or itself: what returns several values goes whole wherever one of them is used."""
-    while node.target is operator.getitem:
-        node = node.args[0]  # type: ignore[assignment]
-    return node

@@ -1,12 +1,12 @@
-"""Ready-made pieces of support checks (names as in ExecuTorch): ``why_not`` functions that keep nodes on the host.
+"""Ready-made parts of support checks (names as in ExecuTorch): ``why_not`` functions that keep nodes on the host.
 
-They remember nothing: what was refused, and why, is in the partitioner's result and in the report.
+They keep no record: what was refused, and why, is in the partitioner's result and in the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch._ops import OpOverload
@@ -47,26 +47,18 @@ class DontPartitionModule:
         self.module_name, self.instance_name, self.exact = module_name, instance_name, exact
 
     def __call__(self, node: Node) -> str | None:
-        stack = [(path, _class_name(kind)) for path, kind in node.meta.get("nn_module_stack", {}).values()]
-        classes = [kind if "." in (self.module_name or "") else kind.rpartition(".")[2] for _, kind in stack]
-        by_class = _reason(classes, _given(self.module_name), self.exact, "module")
-        return by_class or _reason([path for path, _ in stack], _given(self.instance_name), self.exact, "module")
+        stack = node.meta.get("nn_module_stack", {}).values()
+        names = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack]
+        classes = names if "." in (self.module_name or "") else [name.rpartition(".")[2] for name in names]
+        by_class = _reason(classes, [self.module_name], self.exact, "module")
+        return by_class or _reason([path for path, _ in stack], [self.instance_name], self.exact, "module")
 
 
-def _class_name(kind: Any) -> str:
-    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _given(name: str | None) -> list[str]:
-    return [name] if name else []
-
-
-def _reason(names: Iterable[str], wanted: Iterable[str], exact: bool, what: str) -> str | None:
-    listed = list(names)
-    for each in wanted:
-        found = next((n for n in listed if n == each or (not exact and each in n)), None)
-        if found is not None:
-            return f"{what} {found} is to stay on the host"
+def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, what: str) -> str | None:
+    for each in filter(None, wanted):
+        match = next((n for n in names if n == each or (not exact and each in n)), None)
+        if match is not None:
+            return f"{what} {match} is to stay on the host"
     return None
 
 
@@ -74,8 +66,5 @@ def is_shape_dynamic(node: Node) -> bool:
     """Whether a value of ``node`` has a size that is known only at run time."""
     val = node.meta.get("val")
     values = val if isinstance(val, (list, tuple)) else [val]
-    return any(isinstance(v, torch.SymInt) or not all(map(_is_static, getattr(v, "shape", ()))) for v in values)
-
-
-def _is_static(dimension: Any) -> bool:
-    return isinstance(dimension, int)
+    sizes = (d for v in values for d in getattr(v, "shape", (v,)))
+    return any(isinstance(d, torch.SymInt) for d in sizes)

@@ -1,4 +1,4 @@
-"""Who decides which nodes a backend gets: the ``Partitioner`` contract (names as in ExecuTorch)."""
+"""The ``Partitioner`` contract: choosing the nodes that a backend gets (names as in ExecuTorch)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _DelegationSpec(NamedTuple):
 class DelegationSpec(_DelegationSpec):
     """Which backend a partition goes to (its class's name or its short name), with which settings.
 
-    Any list of settings becomes a tuple. What is none stays as it is: where the partitioner hands it over,
-    the error can name partitioner and tag.
+    Any list of settings becomes a tuple. Anything else is kept as it is, and refused when the partitioner returns it:
+    that error can name partitioner and tag.
     """
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class DelegationSpec(_DelegationSpec):
 
 @dataclass
 class Refusal:
-    """A node that stays behind, and why, in the user's terms. ``final``: its pieces are not wanted either."""
+    """A node that stays behind, and why, in the user's terms. ``final``: it is not to be decomposed either."""
 
     node: Node
     reason: str
@@ -49,7 +49,7 @@ class Refusal:
 
 @dataclass
 class PartitionResult:
-    """The tagged program; tag -> spec; and what the partitioner has to say.
+    """The tagged program, the backend of each tag, and why other nodes were refused.
 
     A delegated node has ``node.meta["delegation_tag"]``: a key of ``partition_tags``, or a tuple of such keys for a
     constant that several partitions use: each gets its own, and so does the host if the first entry is None.
@@ -67,8 +67,8 @@ class Partitioner(ABC):
     """Tags the nodes that a backend takes, and changes nothing else; the core checks that."""
 
     support: Support | None = None
-    """Who can be asked about single nodes, decomposed ones too. Without it operators arrive in core ATen, but for
-    ``ops_to_not_decompose``."""
+    """What can be asked about single nodes, those of decompositions too. A partitioner without it sees core ATen, but
+    for ``ops_to_not_decompose``."""
 
     def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
         self._spec = MappingProxyType(dict(spec))

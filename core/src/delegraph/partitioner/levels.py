@@ -1,11 +1,11 @@
 """The fewest convex groups of accepted nodes, in time linear in the graph.
 
-``level(n)`` counts, over all paths to ``n``, how often an accepted node was left for a refused one. Accepted nodes of
-equal level form one group: a path that leaves it comes back at a higher level, so groups are convex, and no grouping
-into convex groups has fewer, because a path with k such steps needs k + 1 of them.
+``level(n)`` is the largest number of times that a path to ``n`` leaves an accepted node for a refused one. Accepted
+nodes of equal level form one group. The groups are convex, because a path that leaves one comes back at a higher level;
+and they are the fewest, because a path with k such steps needs k + 1 convex groups.
 
 What moves is a *unit*: a call with the ``getitem`` calls that unpack it, or calls that have to stay together (see
-``bonds``). Units are listed so that each comes after what it needs.
+``groups``). Units are listed so that each comes after what it needs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Levels = dict["Node", int]
 
 def units(calls: Iterable[Node]) -> list[Unit]:
     """Each call with the calls that unpack it, and those that unpack these, in graph order."""
-    home: dict[Node, Unit] = {}
-    found: list[Unit] = []
+    unit_of: dict[Node, Unit] = {}
+    listed: list[Unit] = []
     for node in calls:
-        if node.target is operator.getitem and node.args[0] in home:
-            home[node] = home[node.args[0]]  # type: ignore[index]
-            home[node].append(node)
+        if node.target is operator.getitem and node.args[0] in unit_of:
+            unit_of[node] = unit_of[node.args[0]]  # type: ignore[index]
+            unit_of[node].append(node)
         else:
-            home[node] = [node]
-            found.append(home[node])
-    return found
+            unit_of[node] = [node]
+            listed.append(unit_of[node])
+    return listed
 
 
 def size(unit: Unit) -> int:
@@ -44,77 +44,64 @@ def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
     """Level of every call; what is not in it (placeholders, floating constants) is available at level 0."""
     level: Levels = {}
     for unit in listed:
-        level.update(dict.fromkeys(unit, _level(unit, level, accepted)))
+        inside = unit[0] in accepted
+        known = [i for node in unit for i in node.all_input_nodes if i in level]
+        highest = max((level[i] + (not inside and i in accepted) for i in known), default=0)
+        level.update(dict.fromkeys(unit, highest))
     return level
-
-
-def _level(unit: Unit, level: Levels, accepted: Collection[Node]) -> int:
-    highest, inside = 0, unit[0] in accepted
-    for node in unit:
-        for i in node.all_input_nodes:
-            if i in level:
-                step = 0 if inside or i not in accepted else 1
-                highest = max(highest, level[i] + step)
-    return highest
 
 
 def sink(listed: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
     """Move an accepted unit whose users are all accepted to the lowest level of a user: fewer values cross."""
     for unit in reversed(listed):
         if unit[0] in accepted:
-            users = _users(unit)
+            members = set(unit)
+            users = [u for n in unit for u in n.users if u not in members]
             if users and all(u in accepted and u in level for u in users):
                 level.update(dict.fromkeys(unit, min(level[u] for u in users)))
 
 
-def _users(unit: Unit) -> Collection[Node]:
-    if len(unit) == 1:
-        return unit[0].users
-    inside = set(unit)
-    return [u for n in unit for u in n.users if u not in inside]
-
-
 def group_by_level(listed: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:
     """Accepted units by level, lowest first."""
-    found: dict[int, list[Unit]] = {}
+    groups: dict[int, list[Unit]] = {}
     for unit in listed:
         if unit[0] in accepted:
-            found.setdefault(level[unit[0]], []).append(unit)
-    return [found[k] for k in sorted(found)]
+            groups.setdefault(level[unit[0]], []).append(unit)
+    return [groups[k] for k in sorted(groups)]
 
 
 def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
-    """The connected pieces of a group, in order of their first units (union-find)."""
+    """The connected parts of a group, in order of their first units (union-find)."""
     parent = {n: unit[0] for unit in group for n in unit}
     for unit in group:
         for node in unit:
             for i in node.all_input_nodes:
                 if i in parent:
                     parent[find_root(parent, i)] = find_root(parent, node)
-    pieces: dict[Node, list[Unit]] = {}
+    components: dict[Node, list[Unit]] = {}
     for unit in group:
-        pieces.setdefault(find_root(parent, unit[0]), []).append(unit)
-    return list(pieces.values())
+        components.setdefault(find_root(parent, unit[0]), []).append(unit)
+    return list(components.values())
 
 
 def find_root(parent: dict[Node, Node], node: Node) -> Node:
-    """The node that stands for all that ``node`` was joined with."""
+    """The node that stands for all that ``node`` was joined with (union-find)."""
     while parent[node] is not node:
         parent[node] = node = parent[parent[node]]
     return node
 
 
 def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
-    """A group cut, in the order of its units, into pieces of at most ``largest`` operators."""
-    pieces: list[list[Unit]] = []
+    """A group cut, in the order of its units, into parts of at most ``largest`` operators."""
+    parts: list[list[Unit]] = []
     room = 0
     for unit in group:
-        if not pieces or size(unit) > room:
-            pieces.append([])
+        if not parts or size(unit) > room:
+            parts.append([])
             room = largest
-        pieces[-1].append(unit)
+        parts[-1].append(unit)
         room -= size(unit)
-    return pieces
+    return parts
 
 
 def flatten(group: Iterable[Unit], position: Mapping[Node, int]) -> list[Node]:

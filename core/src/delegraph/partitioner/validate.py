@@ -1,4 +1,4 @@
-"""Whether what a partitioner returned has the types that its contract says."""
+"""Checks that what a partitioner returned has the types that its contract says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_result(who: Partitioner, result: Any, program: ExportedProgram) -> None:
-    """Raise ContractViolation, naming ``who``, the tag and what came, if ``result`` is not what it is to return."""
+    """Raise ContractViolation, naming ``who``, the tag and the wrong value, if ``result`` has not the right types."""
     why = _why_not_result(result, program)
     if why is not None:
         raise ContractViolation("contract-violation", f"partitioner {type(who).__name__}{why}")
@@ -42,34 +42,32 @@ def _why_not_tag(tag: Any, spec: Any) -> str | None:
     if not isinstance(spec, DelegationSpec):
         return f" returned {type(spec).__name__} for tag {tag!r}; a DelegationSpec is wanted"
     if not isinstance(spec.backend_id, str) or not spec.backend_id:
-        return f" returned {_shown(spec.backend_id)} as backend_id of tag {tag!r}; the name of a backend is wanted"
+        return f" returned {_show(spec.backend_id)} as backend_id of tag {tag!r}; the name of a backend is wanted"
     if not isinstance(spec.compile_specs, tuple):
-        return (
-            f" returned {_shown(spec.compile_specs)} as compile_specs of tag {tag!r}; a list of CompileSpec is wanted"
-        )
+        return f" returned {_show(spec.compile_specs)} as compile_specs of tag {tag!r}; a list of CompileSpec is wanted"
     for item in spec.compile_specs:
         if not isinstance(item, CompileSpec) or not isinstance(item.key, str):
-            return f" returned {_shown(item)} among the compile_specs of tag {tag!r}; a CompileSpec is wanted"
+            return f" returned {_show(item)} among the compile_specs of tag {tag!r}; a CompileSpec is wanted"
     return None
 
 
 def _why_not_boundary(types: Any) -> str | None:
     if not isinstance(types, Mapping):
-        return f" returned {_shown(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
+        return f" returned {_show(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
     for name, dtype in types.items():
         if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
-            return f" returned {_shown(dtype)} as boundary type of {name!r:.80}; names are str, and types torch.dtype"
+            return f" returned {_show(dtype)} as boundary type of {name!r:.80}; names are str, and types torch.dtype"
     return None
 
 
 def _why_not_refusals(refusals: Any) -> str | None:
     if not isinstance(refusals, (list, tuple)):
-        return f" returned {_shown(refusals)} as refusals; a list of Refusal is wanted"
+        return f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
     for item in refusals:
         if not isinstance(item, Refusal) or not isinstance(item.node, Node) or not isinstance(item.reason, str):
-            return f" returned {_shown(item)} among its refusals; a Refusal of a node, with the reason, is wanted"
+            return f" returned {_show(item)} among its refusals; a Refusal of a node, with the reason, is wanted"
     return None
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"{value!r:.80} ({type(value).__name__})"

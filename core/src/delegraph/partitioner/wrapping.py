@@ -1,4 +1,4 @@
-"""``WrappingPartitioner``: what another plugin's partitioner chooses, for a backend of one's own."""
+"""``WrappingPartitioner``: gives one backend the nodes that the partitioner of another plugin chooses."""
 
 from __future__ import annotations
 
@@ -52,11 +52,9 @@ class WrappingPartitioner(Partitioner):
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         result = self.inner(exported_program)
         check_result(self.inner, result, exported_program)
-        own = {tag: self._redirected(spec) for tag, spec in result.partition_tags.items()}
+        tags = result.partition_tags.items()
+        own = {tag: DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs)) for tag, spec in tags}
         return replace(result, partition_tags=own)
-
-    def _redirected(self, spec: DelegationSpec) -> DelegationSpec:
-        return DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs))
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         return self.inner.transform_for_pre_decomposition(exported_program)

@@ -10,7 +10,7 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from ..backend import NamedDataStore, NamedDataStoreOutput
+from ..backend import Blob, CompileSpec, NamedDataStore, NamedDataStoreOutput
 from ..exported_program import CALL_DELEGATE
 from ..io.atomic_write import write_whole
 from .lowered_module import Argument, LoweredBackendModule
@@ -86,6 +86,26 @@ class DelegateInfo:
         return self.module.processed_bytes
 
     @property
+    def blob(self) -> bytes | Blob:
+        """The backend's blob, not joined if the backend gave it in parts."""
+        return self.module.blob
+
+    @property
+    def compile_specs(self) -> list[CompileSpec]:
+        """The settings that the backend was given, and that its runtime gets."""
+        return self.module.compile_specs
+
+    @property
+    def named_data(self) -> NamedDataStoreOutput | None:
+        """The data that this delegate reads by key, if there is any."""
+        return self.module.named_data_store_output
+
+    @property
+    def debug_handle_map(self) -> dict[Any, tuple[int, ...]]:
+        """Delegate debug identifier -> debug handles of the operators that it stands for."""
+        return dict(self.module.meta.get("debug_handle_map") or {})
+
+    @property
     def inputs(self) -> tuple[Argument, ...]:
         """Run-time inputs in calling order."""
         return self.module.inputs
@@ -98,3 +118,10 @@ class DelegateInfo:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the blob to ``path``, whole or not at all."""
         write_whole(path, self.module.blob)
+
+
+def delegates_of(method: str, program: ExportedProgram) -> list[DelegateInfo]:
+    """The delegates that a method calls, without the operators that they were compiled from."""
+    names = {module: name for name, module in program.graph_module.named_modules()}
+    modules = dict.fromkeys(module for _, module in delegate_calls(program))
+    return [DelegateInfo(method, names[module], module, ()) for module in modules]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
@@ -14,7 +15,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from ..discovery.attribution import AtWork, place_of
+from ..backend import CompileSpec
+from ..discovery.attribution import AtWork
 from ..errors import ContractViolation, InputError, NoRuntime
 from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
 from ..runtime import BackendRuntime, Delegate
@@ -54,15 +56,36 @@ class Delegates:
         return table.setdefault(module, LoadedDelegate(module, self))
 
 
+@dataclass(frozen=True, eq=False)
+class StoredDelegate:
+    """A delegate that was read from a file: what its runtime needs, without the program that it came from."""
+
+    backend_id: str
+    processed_bytes: bytes
+    compile_specs: list[CompileSpec]
+    data: Mapping[str, bytes]
+    where: str
+    outputs: None = None
+
+    @property
+    def place(self) -> tuple[str, tuple[Node, ...]]:
+        """For the errors of its runtime."""
+        return self.where, ()
+
+    def named_data(self) -> Mapping[str, bytes]:
+        """Named data by key, joined."""
+        return self.data
+
+
 class LoadedDelegate:
     """A blob in its runtime, loaded with the first call; the one place where a plugin's runtime runs.
 
     Raises ContractViolation if results are not of the recorded types.
     """
 
-    def __init__(self, module: LoweredBackendModule, delegates: Delegates) -> None:
+    def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
         self._module, self._delegates = module, delegates
-        self._checks = [_result_check(a) for a in module.outputs]
+        self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
         self._turn: Any = threading.RLock()
         self._run: Delegate | None = None
         self._copies = False
@@ -78,8 +101,8 @@ class LoadedDelegate:
         try:
             runtime = self._delegates.registry.runtime_for(self._module.backend_id)
         except NoRuntime:
-            if self._delegates.on_missing == "eager":
-                return self._eager()
+            if self._delegates.on_missing == "eager" and isinstance(self._module, LoweredBackendModule):
+                return self._eager(self._module)
             raise
         if not runtime.thread_safe:
             with _BUILDING:
@@ -92,24 +115,27 @@ class LoadedDelegate:
 
     def _loaded(self, runtime: type[BackendRuntime]) -> Delegate:
         module, registry = self._module, self._delegates.registry
-        load, call = (AtWork(runtime, doing, *place_of(module), registry) for doing in ("load", "delegate"))
+        load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
         with load:
             return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
 
-    def _eager(self) -> Delegate:
+    def _eager(self, module: LoweredBackendModule) -> Delegate:
         """Not torch's module, which writes state into the program's tensors, and insists on the recorded strides."""
         with self._turn:
-            self._run = self._run or Executable(self._module.original_module, self._delegates)
+            self._run = self._run or Executable(module.original_module, self._delegates)
             return self._run
 
     def _checked(self, results: Any) -> tuple[Any, ...]:
-        listed = results if isinstance(results, (tuple, list)) else ()
-        if len(listed) == len(self._checks) and all(fits(r) for fits, r in zip(self._checks, listed, strict=True)):
-            return tuple(listed)
+        if isinstance(results, (tuple, list)) and (self._checks is None or self._fit(results)):
+            return tuple(results)
         given = [_type_of(r) for r in results] if isinstance(results, (tuple, list)) else type(results).__name__
-        wanted = [_type_of(a) for a in self._module.outputs]
+        wanted = "a tuple" if self._module.outputs is None else [_type_of(a) for a in self._module.outputs]
         text = f"the runtime of {self._module.backend_id} returned {given}; the calling convention says {wanted}"
         raise ContractViolation("contract-violation", text)
+
+    def _fit(self, results: Sequence[Any]) -> bool:
+        checks = self._checks or ()
+        return len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
 
 
 def _result_check(wanted: Argument) -> Callable[[Any], bool]:

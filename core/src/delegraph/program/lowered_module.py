@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
 from ..exported_program import CALL_DELEGATE, STATE_WRITES
@@ -107,6 +108,13 @@ class LoweredBackendModule(torch.nn.Module):
     def named_data_store_output(self) -> NamedDataStoreOutput | None:
         """The data that the backend named, if any."""
         return self._named_data_store_output
+
+    @property
+    def place(self) -> tuple[str, Iterable[Node]]:
+        """For errors of its plugin: which partition it is, and the operators in it."""
+        program = self.original_module.graph_module
+        where = f"partition {program.meta['partition']} of method {program.meta['method']}"
+        return where, program.graph.nodes
 
     @property
     def processed_bytes(self) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import DelegraphError, WriteError
-from delegraph.io.atomic_write import write_whole
+from delegraph.formats import write_whole
 from torch.export import ExportedProgram
 
 from .ir.graph import Graph, Operator

@@ -1,4 +1,4 @@
-"""``.tosa`` files for ``delegraph inspect`` and ``delegraph run``. Imports no torch."""
+"""``.tosa`` files: saved, read back, shown and run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from delegraph.errors import Unsupported
+from delegraph.formats import DelegateFormat, Verdict
 
 from .evaluate import bounded_iterations, evaluate, numbers_of
 from .ir.graph import Array, Graph, Value
@@ -17,7 +18,7 @@ from .ir.types import BLOCK_SCALED, DType
 from .serialize import read
 from .spec import TosaSpec, required, required_version
 from .text import render
-from .tools import Verdict, figures, page, sample, verdicts
+from .tools import figures, page, sample, verdicts
 from .validate import validate
 
 ELIDED = 16
@@ -76,8 +77,10 @@ class TosaInspection:
         ]
 
 
-class TosaFormat:
-    """Reads ``.tosa`` files; see ``delegraph.runtime.FileFormat``. Raises FormatError for a damaged one."""
+class TosaFormat(DelegateFormat):
+    """``.tosa`` files, each the blob of one delegate. Raises FormatError for a damaged one."""
+
+    backend_id = "TOSABackend"
 
     @staticmethod
     def inspect(path: Path) -> TosaInspection:

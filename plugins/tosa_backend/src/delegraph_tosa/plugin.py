@@ -23,7 +23,6 @@ def delegraph_backends() -> list[BackendSpec]:
             api=1,
             summary="TOSA 1.0 flatbuffers for Arm NPUs and anything else that reads TOSA",
             options=OPTIONS,
-            formats=(".tosa",),
             known_differences=KNOWN_DIFFERENCES,
         )
     ]
@@ -41,4 +40,4 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
-    return [FormatSpec(".tosa", backend="tosa", target="delegraph_tosa.format:TosaFormat")]
+    return [FormatSpec(".tosa", "delegraph_tosa.format:TosaFormat", "a TOSA flatbuffer, one whole delegate")]

@@ -86,6 +86,23 @@ def test_a_large_constant_folds_and_is_refused_beside_what_is_computed():
         torch.testing.assert_close(found, wanted)
 
 
+def test_what_reads_only_a_type_takes_anything():
+    """No element of the int64 is read, so none has to fit."""
+    module, lowered = lower(lambda m, x: torch.zeros_like(x, dtype=torch.float32) + 1, IDS)
+    assert lowered.report.host_operators == 0
+    torch.testing.assert_close(lowered(IDS + LARGE), module(IDS + LARGE))
+
+
+def test_bounds_are_those_of_sums_with_rows_of_numbers():
+    """x + 0 .. 2 is an index below 10, so x is between -2 (for the last number) and 7 (for the first one)."""
+    forward = lambda m, x: (F.embedding(x + torch.arange(3), m.table), x * 2**28)  # noqa: E731
+    module, lowered = lower(forward, IDS[:, :1], table=TABLE)
+    assert lowered.report.host_operators == 0
+    module, lowered = lower(forward, IDS[:, :1], table=torch.cat([TABLE, TABLE]))
+    assert list(reasons(lowered)) == ["aten.mul.Tensor"]
+    torch.testing.assert_close(lowered(IDS[:, :1]), module(IDS[:, :1]))
+
+
 def test_a_cast_that_wraps_proves_nothing_of_what_it_cuts():
     """2^32 + 1 is 1 in 32 bits: the table says nothing of the int64."""
     module, lowered = lower(lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE)

@@ -75,7 +75,7 @@ class _Call:
 
 
 def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> None:
-    """Hand each program of ``work`` to its backend, and what that returns to the module of the same work.
+    """Hand each program of ``work`` to its backend, and keep what that returns as the ``result`` of the work.
 
     Backends are called in the order in which they first appear.
 
@@ -89,7 +89,7 @@ def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | N
     calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry)]
     results = {k: result for made in _run(calls, executor) for k, result in made.items()}
     for item in work:
-        item.module.attach(results[id(item)])
+        item.result = results[id(item)]
 
 
 def _no_threads(executor: Any, why: BaseException | None) -> OptionError:

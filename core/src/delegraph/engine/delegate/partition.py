@@ -9,6 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from ...backend import PreprocessResult
 from ...errors import ContractViolation
 from ...partitioner.contract import DelegationSpec, Refusal
 from ...program.delegates import DelegateInfo
@@ -72,7 +73,10 @@ class Plan:
 
 @dataclass
 class Work:
-    """One partition on its way: its program for the backend, the module that will stand for it, seconds per step."""
+    """One partition on its way: its program for the backend, the module that will stand for it, seconds per step.
+
+    ``result`` is what the backend made of the program, once it has.
+    """
 
     method: str
     plan: Plan
@@ -80,6 +84,7 @@ class Work:
     program: ExportedProgram
     module: LoweredBackendModule
     seconds: dict[str, float]
+    result: PreprocessResult | None = None
 
     def info(self, name: str) -> DelegateInfo:
         """The delegate that the partition has become; ``name`` is where the method's program has it."""

@@ -23,8 +23,19 @@ def converted(t: Tosa, x: Value, dtype: DType) -> Value:
     if x.dtype is DType.BOOL and dtype in FLOATS:
         return t.select(x, t.constant(1, dtype, (1,) * x.rank), 0)
     if x.dtype in FLOATS and dtype not in FLOATS:
-        return t.cast(truncated(t, x), dtype)
+        return _cut(t, x, dtype)
     return t.cast(x, dtype)
+
+
+def _cut(t: Tosa, x: Value, dtype: DType) -> Value:
+    """Floats as integers, cut towards zero.
+
+    CAST takes the nearest integer of its type. What int32 does not hold, infinities and NaN are left open by torch,
+    which gives the lowest int32 on most processors; smaller types have the low bits of that.
+    """
+    fits = t.greater(2.0**31, x)
+    whole = t.select(fits, truncated(t, x), -(2.0**31))
+    return t.cast(whole, dtype) if dtype is DType.INT64 else t.cast(t.cast(whole, DType.INT32), dtype)
 
 
 def truncated(t: Tosa, x: Value) -> Value:

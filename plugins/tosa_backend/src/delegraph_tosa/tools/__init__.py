@@ -1,8 +1,8 @@
 """What ``delegraph inspect`` says of a graph beyond its text: figures, a page that shows it, other tools' verdicts."""
 
-from .external_validators import Verdict, verdicts
+from .external_validators import verdicts
 from .html import page
 from .random_inputs import sample
 from .statistics import Figures, figures
 
-__all__ = ["Figures", "Verdict", "figures", "page", "sample", "verdicts"]
+__all__ = ["Figures", "figures", "page", "sample", "verdicts"]

@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from delegraph.formats import Verdict
 
 from ..ir.graph import Array, Graph
 from ..ir.operators import CUSTOM
@@ -28,14 +28,6 @@ held = numpy.load(arrays)
 outputs, status = model.run(open(file, "rb").read(), [held[f"x{k}"] for k in range(len(held))], tosa_level=level)
 sys.exit(0 if status == model.GraphStatus.TOSA_VALID else f"the reference model says {status.name}")
 """
-
-
-class Verdict(NamedTuple):
-    """What one tool says: ``accepted`` is None if it is not installed."""
-
-    judge: str
-    accepted: bool | None
-    detail: str
 
 
 def verdicts(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) -> list[Verdict]:

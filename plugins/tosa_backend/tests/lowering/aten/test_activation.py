@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.lowering import lower_program
 
-from ...support.rule_cases import EDGES, FP, Family, half, inf, nan, randn, whole
+from ...support.rule_cases import EDGES, FP, SPEC, Family, Function, half, inf, nan, randn, whole
 
 FAMILY = Family()
 
@@ -26,6 +28,14 @@ FAMILY.cases("clamp-ints", lambda x: x.clamp(-2, 3), whole(2, 3))
 FAMILY.cases("clamp-tensors", torch.clamp, (randn(2, 3), randn(3), randn(2, 3, seed=7)))
 for name in ("sigmoid", "tanh"):
     FAMILY.cases(name, getattr(torch, name), randn(2, 3, 4), half(5), torch.tensor(0.7), EDGES, spec=FP)
+
+
+def test_a_zero_keeps_its_sign():
+    """Rows compare zeros as equal."""
+    x = torch.tensor([-0.0, 0.0])
+    for function in (F.elu, F.selu, F.celu):
+        (found,) = evaluate(lower_program(torch.export.export(Function(function), (x,)), SPEC), [x.numpy()])
+        assert (1 / torch.from_numpy(found)).tolist() == [-inf, inf]
 
 
 test_equals_eager = FAMILY.equals_eager()

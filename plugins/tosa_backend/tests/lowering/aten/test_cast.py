@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import Family, randn, truth, whole
+from ...support.rule_cases import EDGES, Family, randn, truth, whole
 
 aten = torch.ops.aten
 
@@ -12,6 +12,8 @@ FAMILY = Family()
 
 floats = torch.tensor([-2.7, -0.5, 0.0, 0.5, 2.5, 3.7])
 FAMILY.cases("to-int", lambda x: x.to(torch.int32), floats, floats.half(), floats > 0)
+FAMILY.cases("to-int-edges", lambda x: x.to(torch.int32), EDGES, EDGES.half(), EDGES * 1e9, EDGES * 1e38)
+FAMILY.cases("to-small-edges", lambda x: x.to(torch.int8), EDGES * 100, EDGES)
 FAMILY.cases("to-float", lambda x: x.float(), floats.half(), whole(3), truth(4))
 FAMILY.cases("to-half", lambda x: x.half(), floats, whole(3), truth(4))
 FAMILY.cases("to-bool", lambda x: x.bool(), floats, whole(30))

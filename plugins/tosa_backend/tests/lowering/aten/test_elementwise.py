@@ -43,12 +43,6 @@ FAMILY.cases("half-of-ints", lambda x: x / 2, whole(2, 3))
 FAMILY.cases("divided-by-zero", lambda x: x / 0.0 + x / -0.0, EDGES)
 FAMILY.cases("divided-by-a-parameter", WithConstant(lambda w, x: x / w, positive(3)), randn(2, 3))
 FAMILY.cases("divided-by-infinity", lambda x: x / inf, randn(3))
-for exponent in (1, 2, 3, 4, 7, 0.5, -0.5, -1, 1.7, -2, 0):
-    FAMILY.cases(f"pow{exponent}", lambda x, e=exponent: torch.pow(x, e), positive(2, 3))
-FAMILY.cases("pow-of-negative", lambda x: x**2 + x**3, randn(2, 3))
-FAMILY.cases("pow-of-int", lambda x: x**2, whole(2, 3))
-FAMILY.cases("pow-pairs", torch.pow, (positive(2, 3), randn(3)))
-FAMILY.cases("pow-base", lambda x: torch.pow(2.5, x), randn(2, 3))
 FAMILY.cases(
     "scalar-overloads",
     lambda x: aten.add.Scalar(aten.div.Scalar(aten.mul.Scalar(aten.sub.Scalar(x, 2), 3), 7), 1, 2),

@@ -41,6 +41,17 @@ FAMILY.cases(
 FAMILY.cases(
     "baddbmm", lambda b, x, y: torch.baddbmm(b, x, y, alpha=0.3), (randn(2, 3, 5), randn(2, 3, 4), randn(2, 4, 5))
 )
+batches = randn(4, 5), randn(2, 4, 3), randn(2, 3, 5)
+FAMILY.cases(
+    "addbmm", lambda b, x, y: torch.addbmm(b, x, y, beta=0.5, alpha=2), batches, (batches[0][:1], *batches[1:])
+)
+FAMILY.cases("bilinear", F.bilinear, (randn(2, 3), randn(2, 4), randn(5, 3, 4), randn(5)))
+FAMILY.cases(
+    "bilinear-batches",
+    F.bilinear,
+    (randn(2, 1, 3), randn(2, 1, 4), randn(5, 3, 4)),
+    (randn(3), randn(4), randn(1, 3, 4)),
+)
 
 
 test_equals_eager = FAMILY.equals_eager()

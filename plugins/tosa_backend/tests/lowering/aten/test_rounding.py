@@ -27,6 +27,14 @@ for mode in ("floor", "trunc", None):
     FAMILY.cases(f"div-{mode}-number", lambda x, f=divide: f(x, 7) + f(x, -0.3), MULTIPLES)
     FAMILY.cases(f"div-{mode}-by-zero", lambda x, f=divide: f(x, x - x), torch.tensor([-2.0, 0.0, 3.0]))
 FAMILY.cases("floor-divide", lambda x, y: x // y + x // 3, (MULTIPLES, MULTIPLES[:1]))
+whole_pairs = (whole(2, 9), whole(9).abs() + 1), (whole(2, 9), -whole(9).abs() - 1)
+small_pairs = (whole(9, dtype=torch.int8), whole(1, dtype=torch.int8) | 1)
+for name in ("fmod", "remainder", "floor_divide"):
+    FAMILY.cases(f"{name}-ints", getattr(torch, name), *whole_pairs, small_pairs)
+    function = getattr(torch, name)
+    FAMILY.cases(f"{name}-int-number", lambda x, f=function: f(x, -4) + f(x, 3), whole(2, 9))
+for mode in ("floor", "trunc"):
+    FAMILY.cases(f"div-{mode}-ints", lambda x, y, m=mode: torch.div(x, y, rounding_mode=m), *whole_pairs)
 FAMILY.cases(
     "second-names", lambda x, y: torch.fix(x) + torch.divide(x, y, rounding_mode="floor"), (MULTIPLES, MULTIPLES[:1])
 )

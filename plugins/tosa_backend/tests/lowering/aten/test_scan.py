@@ -19,6 +19,13 @@ for name in ("cumsum", "cumprod"):
     FAMILY.cases(f"{name}-of-ints", lambda x, f=function: f(x, 0, dtype=torch.int32), whole(9))
     FAMILY.cases(f"{name}-as-float", lambda x, f=function: f(x, 0, dtype=torch.float32), whole(9), half(5))
 FAMILY.cases("cumsum-int64", lambda x: torch.cumsum(x, -1), truth(2, 9), whole(9).to(torch.int8))
+FAMILY.cases(
+    "masked-scatter",
+    lambda x, m, s: x.masked_scatter(m, s),
+    (randn(3, 4), truth(3, 4), randn(4, 4)),
+    (whole(3, 4), truth(4), whole(20)),
+    (truth(3, 4), truth(3, 1), truth(12)),
+)
 
 
 test_equals_eager = FAMILY.equals_eager()

@@ -119,9 +119,9 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 @lowers(aten.elu.default)
 def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
-    """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below"""
-    below = expm1_of(t, t.mul(t.minimum(self, 0), input_scale))
-    return t.select(t.greater(self, 0), _times(t, self, scale), _times(t, below, alpha * scale))
+    """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below; a zero keeps its sign"""
+    below = expm1_of(t, _times(t, self, input_scale))
+    return t.select(t.greater(0.0, self), _times(t, below, alpha * scale), _times(t, self, scale))
 
 
 @lowers(aten.celu.default)

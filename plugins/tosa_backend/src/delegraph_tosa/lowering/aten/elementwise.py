@@ -198,36 +198,3 @@ def maximum(t: Tosa, self: Value, other: Value) -> Value:
 def minimum(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; NaN wins"""
     return t.minimum(*promoted(t, self, other))
-
-
-# ---- powers
-
-
-def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
-    """x ** exponent for a positive exponent, by squaring."""
-    if exponent == 1:
-        return x
-    half = integer_power(t, x, exponent // 2)
-    squared = product(t, half, half)
-    return product(t, squared, x) if exponent % 2 else squared
-
-
-@lowers(aten.pow.Tensor_Scalar)
-def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
-    """[*S] -> [*S]; small whole exponents by multiplication, halves by square roots, others by POW"""
-    (base, _) = promoted(t, self, exponent)
-    assert isinstance(base, Value)
-    if exponent == int(exponent) and 1 <= exponent <= 16:
-        return integer_power(t, base, int(exponent))
-    t.require(base.dtype in FLOATS, f"the power {exponent} of an integer is not lowered")
-    if exponent == 0.5:
-        return sqrt(t, base)
-    if exponent in (-0.5, -1):
-        return t.rsqrt(base) if exponent == -0.5 else t.reciprocal(base)
-    return t.pow(base, exponent)
-
-
-@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
-    """[*S], [*S] -> [*S]"""
-    return t.pow(*promoted(t, self, exponent))

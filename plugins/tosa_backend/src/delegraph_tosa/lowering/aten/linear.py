@@ -51,12 +51,13 @@ def times_matrix(t: Tosa, x: Value, matrix: Value, bias: Value | None = None) ->
 
 def batched_product(t: Tosa, left: Value, right: Value) -> Value:
     """left [*B,L,K], right [*B,K,M], batches that broadcast -> [*B,L,M]"""
-    batch = _broadcast(left.shape[:-2], right.shape[:-2])
+    batch = broadcast(left.shape[:-2], right.shape[:-2])
     y = t.matmul(_flat(t, left, batch), _flat(t, right, batch))
     return t.reshape(y, (*batch, left.shape[-2], right.shape[-1]))
 
 
-def _broadcast(left: Shape, right: Shape) -> Shape:
+def broadcast(left: Shape, right: Shape) -> Shape:
+    """The shape of two that broadcast."""
     rank = max(len(left), len(right))
     pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
     return tuple([max(a, b) for a, b in pairs])
@@ -124,6 +125,28 @@ def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alp
     """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
     _same_types(t, self, batch1, batch2)
     return _added(t, self, t.matmul(batch1, batch2), beta, alpha)
+
+
+@lowers(aten.addbmm.default)
+def addbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Value:
+    """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M]; beta * self + alpha * the sum of batch1 @ batch2"""
+    _same_types(t, self, batch1, batch2)
+    batch, rows, depth = batch1.shape
+    left = t.reshape(t.transpose(batch1, (1, 0, 2)), (rows, batch * depth))
+    return _added(t, self, _product(t, left, t.reshape(batch2, (batch * depth, batch2.shape[2]))), beta, alpha)
+
+
+@lowers(aten.bilinear.default)
+def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value | None) -> Value:
+    """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O]; input1 @ weight[o] @ input2 for each o"""
+    _same_types(t, input1, input2, weight, bias)
+    outputs, first, second = weight.shape
+    lead = input1.shape[:-1]
+    matrix = t.reshape(t.transpose(weight, (1, 0, 2)), (first, outputs * second))
+    left = t.reshape(_product(t, input1, matrix), (math.prod(lead), outputs, second))
+    right = t.reshape(input2, (math.prod(lead), second, 1))
+    y = t.reshape(t.matmul(left, right), (*lead, outputs))
+    return y if bias is None else sum_of(t, y, bias, 1)
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:

@@ -63,18 +63,25 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
     return t.mul(nearest(t, t.mul(self, up)), down)
 
 
-def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
-    """Both in fp32, as values; only floats are divided here."""
+def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
+    """Both as values in fp32, or in 32 or 64 bits if they are integers, and their common type."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     y = b if isinstance(b, Value) else t.like(b, x)
-    t.require(x.dtype in FLOATS, f"a remainder or a rounded quotient of {x.dtype} is not lowered")
-    return converted(t, x, DType.FP32), converted(t, y, DType.FP32)
+    t.require(x.dtype is not DType.BOOL, "a remainder or a quotient of truth values is not lowered")
+    wide = DType.FP32 if x.dtype in FLOATS else x.dtype if x.dtype is DType.INT64 else DType.INT32
+    return converted(t, x, wide), converted(t, y, wide), x.dtype
 
 
-def _type(t: Tosa, left: Operand, right: Operand) -> DType:
-    """The common type of two operands."""
-    return next(v.dtype for v in promoted(t, left, right) if isinstance(v, Value))
+def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
+    """(quotient, remainder) of integers. INTDIV cuts towards zero: below, where that is up, one less."""
+    quotient = t.intdiv(x, y)
+    rest = t.sub(x, t.mul(quotient, y))
+    if towards_zero:
+        return quotient, rest
+    apart = t.logical_xor(t.greater(0, rest), t.greater(0, y))
+    down = t.logical_and(t.logical_not(t.equal(rest, 0)), apart)
+    return t.select(down, t.sub(quotient, 1), quotient), t.select(down, t.add(rest, y), rest)
 
 
 def _halves(t: Tosa, y: Value) -> tuple[Value, Value]:
@@ -91,6 +98,8 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     The nearest quotient leaves a remainder of either sign; where it is not the wanted one, the quotient was one too
     far from where it is rounded to.
     """
+    if x.dtype not in FLOATS:
+        return _integer_quotient(t, x, y, towards_zero)
     quotient = nearest(t, t.mul(x, t.reciprocal(y)))
     upper, lower = _halves(t, y)
     rest = t.sub(t.sub(x, t.mul(quotient, upper)), t.mul(quotient, lower))
@@ -105,15 +114,15 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. Exact while the quotient is below 4096"""
-    rest = _whole_quotient(t, *_operands(t, self, other), towards_zero=True)[1]
-    return converted(t, rest, _type(t, self, other))
+    x, y, dtype = _operands(t, self, other)
+    return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the remainder with the sign of the divisor. Exact while the quotient is below 4096"""
-    rest = _whole_quotient(t, *_operands(t, self, other), towards_zero=False)[1]
-    return converted(t, rest, _type(t, self, other))
+    x, y, dtype = _operands(t, self, other)
+    return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -129,14 +138,16 @@ def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) ->
 
 
 def _divided(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
-    x, y = _operands(t, left, right)
+    x, y, dtype = _operands(t, left, right)
+    if x.dtype not in FLOATS:
+        return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
     unbounded = t.mul(x, t.reciprocal(y))  # what division by zero and infinities give
     if mode == "trunc":
         quotient = truncated(t, _rounded_quotient(t, x, y, unbounded))
     else:
         quotient, _ = _whole_quotient(t, x, y, towards_zero=False)
     bounded = t.select(t.logical_or(t.equal(y, 0), t.equal(t.abs(x), inf)), unbounded, quotient)
-    return converted(t, bounded, _type(t, left, right))
+    return converted(t, bounded, dtype)
 
 
 def _rounded_quotient(t: Tosa, x: Value, y: Value, estimate: Value) -> Value:

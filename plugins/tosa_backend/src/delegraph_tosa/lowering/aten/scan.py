@@ -19,7 +19,10 @@ from ..promotion import converted
 from ..registry import lowers
 from .elementwise import product
 from .exponential import logaddexp
+from .index import taken
+from .linear import broadcast
 from .reduce import summand
+from .shape import expanded
 
 aten = torch.ops.aten
 inf = math.inf
@@ -60,6 +63,18 @@ def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype is DType.FP16 else x
     return converted(t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype)
+
+
+@lowers(aten.masked_scatter.default)
+def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
+    """self [*S], mask bool [*S] -> [*S]; where the mask is true, the next element of ``source`` in order"""
+    shape = broadcast(self.shape, mask.shape)
+    chosen = expanded(t, mask, shape)
+    count = scanned(t, t.reshape(t.cast(chosen, DType.INT32), (math.prod(shape),)), 0, t.add, 0)
+    size = math.prod(source.shape)
+    place = t.minimum(t.maximum(t.sub(count, 1), 0), size - 1)
+    given = taken(t, t.reshape(source, (1, size, 1)), t.reshape(place, (1, math.prod(shape))))
+    return t.select(chosen, t.reshape(given, shape), expanded(t, self, shape))
 
 
 @lowers(aten.logcumsumexp.default)

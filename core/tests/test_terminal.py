@@ -14,12 +14,13 @@ import pytest
 from delegraph.cli import main
 from delegraph.discovery.registry import Registry
 
-from ..support.processes import python
+from .test_cli import python
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202e\u2066\u200b\x00\x7f\u2028\ud800"
 """Sets the title, clears the screen, overwrites the line, turns the direction of writing, is invisible."""
 PROGRESS_BAR = "\r50%\r100%"
 HOSTILE = f"""
+from delegraph.formats import ProgramFormat
 from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
 
 EVIL = {EVIL!a}
@@ -27,17 +28,17 @@ EVIL = {EVIL!a}
 @hookimpl
 def delegraph_backends():
     options = (OptionSpec("mode", str, EVIL, (EVIL, "b"), EVIL),)
-    return [BackendSpec("npu", "evil:NpuBackend", "NpuBackend", 1, EVIL, options=options, formats=(".npu",))]
+    return [BackendSpec("npu", "evil:NpuBackend", "NpuBackend", 1, EVIL, options=options)]
 
 @hookimpl
 def delegraph_formats():
-    return [FormatSpec(".npu", "npu", "evil:Format")]
+    return [FormatSpec(".npu", "evil:Format")]
 
 class Inspection:
     def to_json(self): return {{"name": EVIL, EVIL: 1}}
     def __str__(self): return EVIL
 
-class Format:
+class Format(ProgramFormat):
     def inspect(path): return Inspection()
     def page(path): raise ValueError(EVIL)
     def sample(path, seed): return []
@@ -56,6 +57,7 @@ def model():
 WORKING = [
     ["backends"],
     ["backends", "-v"],
+    ["completion", "words", "--", "lower", "--option", "npu.mode="],
     ["inspect", "FILE.npu"],
     ["run", "FILE.npu"],
 ]
@@ -148,7 +150,7 @@ import os, sys, time
 from delegraph.cli import listing, main
 from delegraph.io.atomic_write import write_whole
 {textwrap.dedent(source)}
-listing.Backends.run = command
+listing._backends = command
 sys.exit(main(["backends"]))
 """
 

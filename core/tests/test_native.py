@@ -16,6 +16,7 @@ PLUGIN = """
 import ctypes, os, signal
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph.formats import ProgramFormat
 from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, hookimpl
 
 C = ctypes.CDLL(None)
@@ -33,7 +34,7 @@ class RoughPartitioner(CapabilityPartitioner):
     def __init__(self):
         super().__init__(lambda node: None, "RoughBackend")
 
-class RoughFormat:
+class RoughFormat(ProgramFormat):
     @staticmethod
     def inspect(path):
         act()
@@ -42,7 +43,7 @@ class RoughFormat:
 @hookimpl
 def delegraph_backends():
     target = "acme_rough:RoughBackend"
-    return [BackendSpec("rough", target, "RoughBackend", 1, formats=(".rough",))]
+    return [BackendSpec("rough", target, "RoughBackend", 1)]
 
 @hookimpl
 def delegraph_partitioners():
@@ -50,7 +51,7 @@ def delegraph_partitioners():
 
 @hookimpl
 def delegraph_formats():
-    return [FormatSpec(".rough", "rough", "acme_rough:RoughFormat")]
+    return [FormatSpec(".rough", "acme_rough:RoughFormat")]
 """
 MODEL = """
 import torch

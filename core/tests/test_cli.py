@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit codes, and that an error is one paragraph and leaves nothing behind."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import torch
 from delegraph.cli import main
 from delegraph.cli.outcome import Outcome, as_json
 from delegraph.discovery.registry import default_registry
+from delegraph.formats import DelegateFormat
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, OptionSpec
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
 
-from ..conftest import COMPILED, EchoBackend, EchoRuntime
-from ..support.processes import python
+from .conftest import COMPILED, EchoBackend, EchoRuntime
 
 MODEL = """
 import torch
@@ -47,6 +48,16 @@ class EchoPartitioner(CapabilityPartitioner):
         super().__init__(lambda n: None if all or "sin" not in str(n.target) else "echo has no sin", "EchoBackend")
 
 
+class EchoFormat(DelegateFormat):
+    backend_id = "EchoBackend"
+
+
+class EchoFormats:
+    @hookimpl
+    def delegraph_formats(self):
+        return [FormatSpec(".echo", f"{__name__}:EchoFormat")]
+
+
 OPTIONS = (OptionSpec("all", bool, False), OptionSpec("level", int, 1, choices=(1, 2)))
 
 
@@ -54,8 +65,8 @@ OPTIONS = (OptionSpec("all", bool, False), OptionSpec("level", int, 1, choices=(
 def echo(site):
     """The echo backend, which writes .echo files, in the registry of the process."""
     target = f"{EchoBackend.__module__}:EchoBackend"
-    spec = BackendSpec("echo", target, "EchoBackend", 1, options=OPTIONS, formats=(".echo",))
-    with delegraph.register(spec, partitioner=EchoPartitioner, runtime=EchoRuntime):
+    spec = BackendSpec("echo", target, "EchoBackend", 1, options=OPTIONS)
+    with delegraph.register(spec, partitioner=EchoPartitioner, runtime=EchoRuntime), delegraph.register(EchoFormats()):
         yield
     COMPILED.clear()
 
@@ -219,10 +230,8 @@ def test_wrong_usage(model, tmp_path, capsys):
     wrong = fails(capsys, *lower, "--option", "echo.level=3", code=2, error="option-invalid")
     assert "one of 1, 2, not 3" in wrong
     fails(capsys, *lower, "--option", "other.level=3", code=2, error="option-invalid")
-    wrong = fails(capsys, *lower, "-o", tmp_path / "net.pte", code=2, error="usage-invalid")
-    assert "writing .pte is not available in this version; use .tosa" in wrong
-    wrong = fails(capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="usage-invalid")
-    assert "suffixes: .echo" in wrong
+    wrong = fails(capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="format-not-found")
+    assert "suffixes: " in wrong and ".echo" in wrong
     fails(capsys, "run", tmp_path / "absent.tosa", code=2, error="usage-invalid")
 
 
@@ -317,7 +326,7 @@ npu  [ok]  a chip
     trace  bool   default False
 """
 DECLARED = """
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 
 OPTIONS = (
     OptionSpec("mode", str, "fast", ("fast", "small"), "what to optimise for"),
@@ -328,8 +337,11 @@ OPTIONS = (
 
 @hookimpl
 def delegraph_backends():
-    formats = (".npu", ".npu.json")
-    return [BackendSpec("npu", "chip_vendor:NpuBackend", "NpuBackend", 1, "a chip", options=OPTIONS, formats=formats)]
+    return [BackendSpec("npu", "chip_vendor:NpuBackend", "NpuBackend", 1, "a chip", options=OPTIONS)]
+
+@hookimpl
+def delegraph_formats():
+    return [FormatSpec(suffix, "chip_vendor:Format") for suffix in (".npu", ".npu.json")]
 
 @hookimpl
 def delegraph_partitioners():
@@ -455,3 +467,10 @@ def test_a_closed_pipe_is_quiet():
         f"{sys.executable} -m delegraph backends -v | true", shell=True, capture_output=True, text=True
     )
     assert shown.stderr == ""
+
+
+def python(*arguments, path=None, cwd=None, **variables):
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
+    if path is not None:
+        environ["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run([sys.executable, *arguments], env=environ, cwd=cwd, capture_output=True, text=True)

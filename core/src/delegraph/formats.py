@@ -1,0 +1,259 @@
+"""Program formats: what saves a lowered program as a file, reads such a file back, and shows what is in it.
+
+A plugin derives a class from ``ProgramFormat`` (or from ``DelegateFormat``, if a file is the blob of one delegate) and
+declares it with a ``FormatSpec``, whose suffix chooses it. Importing this module imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from .backend import Blob, CompileSpec, NamedDataStoreOutput
+from .errors import InputError, OptionError
+from .io.atomic_write import write_whole
+from .io.blob import join
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch.export import ExportedProgram
+
+    from .runtime import Delegate
+
+__all__ = [
+    "Blob",
+    "DelegateContents",
+    "DelegateFormat",
+    "Inspection",
+    "LoadDelegate",
+    "ProgramContents",
+    "ProgramFormat",
+    "Verdict",
+    "defines",
+    "join",
+    "write_whole",
+]
+
+
+# --- what a format is given -------------------------------------------------------------------------------------------
+
+
+class DelegateContents(Protocol):
+    """One delegate of a program: where it is called, and everything that its runtime is loaded with."""
+
+    @property
+    def method(self) -> str:
+        """The method that calls it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The attribute of the method's graph module that holds it; a ``get_attr`` node of the graph fetches it."""
+        ...
+
+    @property
+    def backend_id(self) -> str:
+        """The name of the backend's class."""
+        ...
+
+    @property
+    def blob(self) -> bytes | Blob:
+        """What the backend compiled. A large one is not joined: stream it with ``write_to``, or ``join`` it."""
+        ...
+
+    @property
+    def compile_specs(self) -> Sequence[CompileSpec]:
+        """The settings that the backend was given and that its runtime gets, in order, duplicates included."""
+        ...
+
+    @property
+    def named_data(self) -> NamedDataStoreOutput | None:
+        """The data that this delegate reads by key, if there is any."""
+        ...
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """What it is called with, in order: each has a ``name``, a ``dtype`` and a ``shape`` (None for a number)."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """What it returns, described as ``inputs`` are."""
+        ...
+
+    @property
+    def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
+        """Delegate debug identifier -> debug handles of the operators that it stands for."""
+        ...
+
+
+class ProgramContents(Protocol):
+    """A lowered program as a format gets it. ``delegraph.lower`` and ``EdgeProgramManager`` both offer this."""
+
+    @property
+    def methods(self) -> Collection[str]:
+        """Names of the methods, in the order in which they were given."""
+        ...
+
+    @property
+    def constant_methods(self) -> Mapping[str, Any]:
+        """Name -> value of the methods that only return a constant."""
+        ...
+
+    @property
+    def delegates(self) -> Sequence[DelegateContents]:
+        """The delegates of all methods. Those of branches and loop bodies have dotted names."""
+        ...
+
+    @property
+    def named_data(self) -> NamedDataStoreOutput:
+        """The named data of all delegates of all methods, equal contents once, as one file holds it."""
+        ...
+
+    @property
+    def host_operators(self) -> int:
+        """Number of the operators that no delegate computes."""
+        ...
+
+    def exported_program(self, name: str = "forward") -> ExportedProgram:
+        """A method: functional, with debug handles and with calls of ``exported_program.CALL_DELEGATE``.
+
+        Its ``call_spec`` says how callers pass arguments and get results.
+        """
+        ...
+
+
+class LoadDelegate(Protocol):
+    """Hands the contents of a delegate to the runtime of its backend. The runtime loads it with the first call.
+
+    The result may be called from any thread. A call raises NoRuntime if this host has no runtime for the backend.
+    """
+
+    def __call__(
+        self,
+        backend_id: str,
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec] = (),
+        named_data: Mapping[str, bytes] | None = None,
+    ) -> Delegate: ...
+
+
+# --- what a format gives ----------------------------------------------------------------------------------------------
+
+
+class Inspection(Protocol):
+    """What is in a file: ``str()`` for people, ``to_json()`` for programs."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class Verdict(NamedTuple):
+    """What one other tool says of a file: ``accepted`` is None if the tool is not installed."""
+
+    judge: str
+    accepted: bool | None
+    detail: str
+
+
+class ProgramFormat:
+    """One kind of file. A subclass defines what the format can do; its methods are called on the class.
+
+    What it leaves out is refused with an error that names the format. Damaged files raise FormatError; an exception
+    that is no DelegraphError becomes PluginFailed, which names the plugin.
+    """
+
+    @staticmethod
+    def why_not(backend_ids: Collection[str]) -> str | None:
+        """Why no program that is lowered for these backends can be written, or None. Asked before the lowering."""
+        return None
+
+    @staticmethod
+    def serialize(program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+        """The content of the file. Raises OptionError for options of ``save`` that the format does not know."""
+        raise NotImplementedError
+
+    @classmethod
+    def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
+        """Write ``path`` whole or not at all.
+
+        Only a format of several files defines this: it writes each with ``write_whole``.
+        """
+        write_whole(path, cls.serialize(program, options))
+
+    @staticmethod
+    def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
+        """The methods of the program in a file, by name, each to be called as the method that was saved."""
+        raise NotImplementedError
+
+    @staticmethod
+    def inspect(path: Path) -> Inspection:
+        """What is in a file. ``delegraph inspect`` needs no torch if this does not."""
+        raise NotImplementedError
+
+    @staticmethod
+    def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
+        """Random inputs that fit the file: standard normal where they are floating point."""
+        raise NotImplementedError
+
+    @staticmethod
+    def run(path: Path, inputs: Sequence[np.ndarray[Any, Any]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
+        """Execute the file with one array an input; returns name and value of each output. Raises InputError.
+
+        Without it ``delegraph run`` reads the file and calls its method with tensors. A format that knows loops takes
+        ``max_iterations: int`` as well, with a default: ``delegraph run`` passes on its ``--max-iterations``, since a
+        loop in a file need not end.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def page(path: Path) -> str:
+        """An HTML page that shows the file, for ``delegraph inspect --html``."""
+        raise NotImplementedError
+
+    @staticmethod
+    def verify(path: Path) -> Sequence[Verdict]:
+        """What other tools that are installed say about the file, for ``delegraph inspect --verify``."""
+        raise NotImplementedError
+
+
+def defines(kind: type[ProgramFormat], ability: str) -> bool:
+    """Whether a format defines one of the methods that ``ProgramFormat`` leaves open."""
+    ours, theirs = (inspect.getattr_static(k, ability) for k in (ProgramFormat, kind))
+    return ours is not theirs
+
+
+class DelegateFormat(ProgramFormat):
+    """Files that are the blob of one delegate: a program is saved in them if one delegate computes all of it.
+
+    A subclass names the ``backend_id``; ``inspect`` and the like are its own.
+    """
+
+    backend_id: ClassVar[str]
+
+    @classmethod
+    def why_not(cls, backend_ids: Collection[str]) -> str | None:
+        """Another backend's blob is another kind of file."""
+        return None if cls.backend_id in backend_ids else f"a file of {cls.__name__} is a blob of {cls.backend_id}"
+
+    @classmethod
+    def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+        """The blob. Raises InputError unless one delegate of the backend is the whole program."""
+        if options:
+            raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
+        count, host = len(program.delegates), program.host_operators
+        if count != 1 or host:
+            text = f"the file holds one delegate and no host operator; this program has {count} and {host}"
+            hint = "save each with lowered.delegates[k].save(path); the report says what stayed on the host, and why"
+            raise InputError("not-fully-delegated", text, hint=hint)
+        (delegate,) = program.delegates
+        if delegate.backend_id != cls.backend_id:
+            text = f"the file holds a blob of {cls.backend_id}; this program's is one of {delegate.backend_id}"
+            raise InputError("input-invalid", text)
+        return delegate.blob
+
+    @classmethod
+    def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
+        """The delegate as the method ``forward``: it takes its inputs one by one and returns a tuple."""
+        return {"forward": load_delegate(cls.backend_id, path.read_bytes())}

@@ -1,0 +1,130 @@
+"""Saving, loading and showing programs in the formats that plugins offer; their errors name the plugin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..discovery.attribution import AtWork
+from ..discovery.registry import Registry
+from ..errors import ContractViolation, InputError, OptionError
+from ..formats import Blob, ProgramContents, ProgramFormat, defines
+from ..io.atomic_write import write_whole
+from ..io.blob import is_blob
+
+
+class LoadedProgram:
+    """A program that was read from a file: it is called as it was before it was saved."""
+
+    def __init__(self, methods: Mapping[str, Callable[..., Any]]) -> None:
+        self._methods = dict(methods)
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods."""
+        return list(self._methods)
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method to call. Raises InputError if there is none of that name."""
+        if name not in self._methods:
+            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
+        return self._methods[name]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``forward``, or the only method."""
+        only = self.methods[0] if len(self._methods) == 1 else "forward"
+        return self.method(only)(*args, **kwargs)
+
+
+class FileFormat:
+    """The format that the suffix of ``path`` chooses, at work on that file."""
+
+    def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
+        self.path, self.registry = Path(path), registry
+        self.kind: type[ProgramFormat] = registry.get_format(self.path)
+
+    def defines(self, ability: str) -> bool:
+        """Whether the format defines a method of ``ProgramFormat``."""
+        return defines(self.kind, ability)
+
+    def __getattr__(self, ability: str) -> Callable[..., Any]:
+        """A method of the format, whose errors name its plugin. Raises OptionError if the format leaves it out."""
+        if not self.defines(ability):
+            raise OptionError("option-invalid", f"the format of {self.path.suffix} files has no {ability}")
+        return self._work(ability).around(getattr(self.kind, ability))
+
+    def why_not(self, backend_ids: Collection[str]) -> str | None:
+        """Why no program for these backends can be saved in this format, or None."""
+        return self._work("why_not").around(self.kind.why_not)(backend_ids)
+
+    def _work(self, doing: str) -> AtWork:
+        return AtWork(self.kind, doing, str(self.path), registry=self.registry)
+
+    def content(self, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+        """The content of the file of a program."""
+        content = self.serialize(program, options)
+        if not isinstance(content, bytes) and not is_blob(content):
+            text = f"{self.kind.__name__}.serialize returned {type(content).__name__}, not bytes or a Blob"
+            raise ContractViolation("contract-violation", text)
+        return content if isinstance(content, bytes) else _AttributedBlob(content, self._work("write_to"))
+
+    def save(self, program: ProgramContents, options: Mapping[str, Any]) -> int:
+        """Write a program to the path, whole or not at all; returns the number of bytes.
+
+        What the disk refuses is not the plugin's fault, so only a format of several files writes on its own.
+        """
+        if self.defines("write"):
+            self.write(program, self.path, options)
+            return self.path.stat().st_size
+        content = self.content(program, options)
+        write_whole(self.path, content)
+        return len(content)
+
+    def load(self) -> LoadedProgram:
+        """Read the program in the file. Raises InputError for a file that cannot be opened."""
+        try:
+            self.path.open("rb").close()
+        except OSError as e:
+            raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
+        methods = self.read(self.path, self._load_delegate)
+        if not isinstance(methods, Mapping) or not methods or not all(map(callable, methods.values())):
+            text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
+            raise ContractViolation("contract-violation", text)
+        call = self._work("call")
+        return LoadedProgram({name: call.around(method) for name, method in methods.items()})
+
+    def _load_delegate(
+        self,
+        backend_id: str,
+        processed_bytes: bytes,
+        compile_specs: Any = (),
+        named_data: Mapping[str, bytes] | None = None,
+    ) -> Callable[..., tuple[Any, ...]]:
+        from .executor import Delegates, LoadedDelegate, StoredDelegate  # a format that only inspects needs no torch
+
+        where = f"a delegate of {self.path}"
+        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where)
+        return LoadedDelegate(stored, Delegates(self.registry))
+
+
+@dataclass(frozen=True, eq=False)
+class _AttributedBlob:
+    """A plugin's blob. What its code raises names the plugin; what the file refuses stays an OSError."""
+
+    blob: Blob
+    work: AtWork
+
+    def __len__(self) -> int:
+        return len(self.blob)
+
+    def write_to(self, file: BinaryIO) -> None:
+        try:
+            self.blob.write_to(file)
+        except OSError:
+            raise
+        except BaseException:
+            with self.work:
+                raise

@@ -1,0 +1,348 @@
+"""Program formats: a plugin's own saves, loads, inspects and runs; an error names the plugin or what to install."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from delegraph import errors
+from delegraph.discovery.registry import Registry
+from delegraph.formats import DelegateFormat, ProgramFormat
+from delegraph.lowering import to_edge, to_edge_transform_and_lower
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import FormatSpec, hookimpl
+
+from .conftest import EchoBackend, EchoRuntime
+
+ZIP = Path(__file__).parent / "support" / "zip_format.py"
+PLUGIN = """
+from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec("self", "zip_format:SelfContainedBackend", "SelfContainedBackend", 1)]
+
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec("self", "self", "zip_format:NoSort", default=True)]
+
+@hookimpl
+def delegraph_runtimes():
+    return [RuntimeSpec("self", "zip_format:SelfContainedRuntime")]
+
+@hookimpl
+def delegraph_formats():
+    return [FormatSpec(".zipped", "zip_format:ZipFormat", "a zip of blobs and a JSON")]
+"""
+FRESH = """
+import delegraph, numpy, sys, torch
+file, x, y = sys.argv[1:]
+loaded = delegraph.load(file)
+assert loaded.methods == ["forward"], loaded.methods
+results = loaded(torch.from_numpy(numpy.load(x)), flip=torch.ones(1))
+numpy.savez(y, **{name: value.detach().numpy() for name, value in results.items()})
+"""
+
+
+class TwoPartitions(torch.nn.Module):
+    """The host sorts between two delegates, and adds to a buffer that it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)
+
+    def forward(self, x, *, flip):
+        ordered = torch.sort(torch.relu(self.first(x)))[0]
+        return {"y": self.second(ordered) + flip, "z": torch.tanh(self.second(ordered))}
+
+
+@pytest.fixture
+def zipped(site):
+    """A registry of an installed plugin with a backend and a program format of its own."""
+    shutil.copy(ZIP, site.folder)
+    site.plugin("zip-vendor", PLUGIN, version="2.5")
+    return Registry(entry_points=[e for e in entry_points() if e.name == "zip-vendor"])
+
+
+def entry_points():
+    from importlib_metadata import entry_points as all_entry_points
+
+    return all_entry_points(group="delegraph")
+
+
+def lowered_for(registry):
+    torch.manual_seed(0)
+    model, x = TwoPartitions().eval(), torch.randn(3, 4)
+    kwargs = {"flip": torch.ones(1)}
+    return model, x, delegraph.lower(model, (x,), example_kwargs=kwargs, backends=["self"], registry=registry)
+
+
+def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_path):
+    """Delegates with compile specs and named data, host operators, keyword arguments, a dictionary of results."""
+    import numpy
+
+    model, x, lowered = lowered_for(zipped)
+    assert (len(lowered.delegates), lowered.host_operators) == (2, 1)
+    lowered.save(tmp_path / "net.zipped")
+    numpy.save(tmp_path / "x.npy", x.numpy())
+    files = [str(tmp_path / name) for name in ("net.zipped", "x.npy", "y.npz")]
+    path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", FRESH, *files], env=path, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = numpy.load(tmp_path / "y.npz")
+    for name, wanted in model(x, flip=torch.ones(1)).items():
+        torch.testing.assert_close(torch.from_numpy(results[name]), wanted.detach())
+
+
+def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
+    """``run`` reads the file and calls it, since the format has no ``run`` of its own."""
+    import numpy
+
+    model = "import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)\n"
+    (tmp_path / "net.py").write_text(model)
+    numpy.save(tmp_path / "x.npy", numpy.ones((3, 4), numpy.float32))
+
+    def run(*words):
+        path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
+        command = [sys.executable, "-m", "delegraph", *words, "--json"]
+        return subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True)
+
+    assert run("lower", "net.py", "--backend", "self", "-o", "net.zipped").returncode == 0
+    shown = json.loads(run("inspect", "net.zipped").stdout)
+    assert shown["methods"] == ["forward"] and shown["delegates"][0]["backend_id"] == "SelfContainedBackend"
+    ran = json.loads(run("run", "net.zipped", "--input", "x.npy").stdout)
+    assert ran["outputs"][0]["shape"] == [3, 2]
+    refused = run("run", "net.zipped")
+    assert refused.returncode == 2 and "the format of .zipped files has no sample" in refused.stderr
+
+
+def test_options_are_the_formats_own(zipped, tmp_path):
+    _, _, lowered = lowered_for(zipped)
+    lowered.save(tmp_path / "small.zipped", compress=True)
+    lowered.save(tmp_path / "large.zipped")
+    assert (tmp_path / "small.zipped").stat().st_size < (tmp_path / "large.zipped").stat().st_size
+    with pytest.raises(errors.OptionError, match="no option 'fast'") as caught:
+        lowered.save(tmp_path / "other.zipped", fast=True)
+    assert "serialize of ZipFormat (zip-vendor 2.5)" in str(caught.value)
+    assert not (tmp_path / "other.zipped").exists()
+
+
+def test_a_damaged_file_names_the_plugin_that_refuses_it(zipped, tmp_path):
+    (tmp_path / "net.zipped").write_bytes(b"no zip")
+    with pytest.raises(errors.FormatError, match="is no zip") as caught:
+        delegraph.load(tmp_path / "net.zipped", registry=zipped)
+    assert caught.value.raised_by == f"read of ZipFormat (zip-vendor 2.5), at {tmp_path / 'net.zipped'}"
+    with pytest.raises(errors.InputError, match="No such file"):
+        delegraph.load(tmp_path / "absent.zipped", registry=zipped)
+
+
+# --- which format it is -----------------------------------------------------------------------------------------------
+
+
+def offering(*specs):
+    class Formats:
+        @hookimpl
+        def delegraph_formats(self):
+            return list(specs)
+
+    return Formats()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("net.pte", "pip install delegraph-executorch"), ("NET.TOSA", "pip install delegraph-tosa"), ("net.bin", None)],
+)
+def test_a_suffix_that_nobody_offers_says_what_to_install(name, hint):
+    registry = Registry(discover=False)
+    registry.register(offering(FormatSpec(".mine", "x:Y")))
+    with pytest.raises(errors.FormatNotFound, match=r"\(suffixes: \.mine\)") as caught:
+        registry.get_format(name)
+    assert (caught.value.code, caught.value.hint) == ("format-not-found", hint)
+
+
+def test_what_is_installed_and_broken_is_not_recommended_for_installation(site):
+    site.plugin("delegraph-executorch", "raise ValueError('no luck')")
+    registry = Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_executorch"])
+    with pytest.warns(errors.DelegraphWarning), pytest.raises(errors.PluginBroken, match="no luck"):
+        registry.get_format("net.pte")
+
+
+def test_two_plugins_with_one_suffix_are_a_conflict_that_names_both(site):
+    for name in ("one", "two"):
+        site.backend(f"vendor-{name}", f"npu{name}", formats=[".Npu"])
+    registry = Registry(entry_points=[e for e in entry_points() if e.name.startswith("npu")])
+    with pytest.raises(errors.PluginConflict, match=r"2 plugins offer the format \.npu: vendor-one 1\.0 .* vendor-two"):
+        registry.get_format("a.npu")
+
+
+def test_the_longest_suffix_counts():
+    registry = Registry(discover=False)
+    specs = [FormatSpec(".json", f"{__name__}:Outer"), FormatSpec(".npu.json", f"{__name__}:Inner")]
+    registry.register(offering(*specs))
+    assert (registry.get_format("a.npu.json"), registry.get_format("a.json")) == (Inner, Outer)
+
+
+class Outer(ProgramFormat):
+    pass
+
+
+class Inner(ProgramFormat):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "text"),
+    [
+        (FormatSpec(".x", "a:B", requires=["no_such"], install_hint="pip install it"), errors.PluginUnavailable, "pip"),
+        (FormatSpec(".x", f"{__name__}:offering"), errors.PluginBroken, "no subclass of delegraph.formats.ProgramFor"),
+        (FormatSpec(".x", f"{__name__}:Absent"), errors.PluginBroken, "has no 'Absent'"),
+    ],
+)
+def test_a_format_that_cannot_be_used(spec, error, text):
+    registry = Registry(discover=False)
+    registry.register(offering(spec))
+    with pytest.raises(error, match=text):
+        registry.get_format("a.x")
+
+
+def test_a_plugin_that_declares_a_suffix_twice_is_broken():
+    with pytest.raises(Exception, match=r"declares format '\.x' twice"):
+        Registry(discover=False).register(offering(FormatSpec(".x", "a:B"), FormatSpec(".X", "a:C")))
+
+
+# --- formats that misbehave -------------------------------------------------------------------------------------------
+
+
+class FailingBlob:
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 4
+
+    def write_to(self, file):
+        file.write(b"ab")
+        raise self.error
+
+
+class Hostile(ProgramFormat):
+    content = b"content"
+    methods = None
+
+    @classmethod
+    def serialize(cls, program, options):
+        if isinstance(cls.content, BaseException):
+            raise cls.content
+        return cls.content
+
+    @classmethod
+    def read(cls, path, load_delegate):
+        return cls.methods
+
+
+@pytest.fixture
+def hostile(monkeypatch):
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=EchoRuntime)
+    registry.register(offering(FormatSpec(".hostile", f"{__name__}:Hostile")))
+    lowered = delegraph.lower(torch.nn.Identity().eval(), (torch.ones(2),), backends=[], registry=registry)
+    yield lambda **fields: [monkeypatch.setattr(Hostile, k, v) for k, v in fields.items()] and lowered
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "text"),
+    [
+        (ValueError("no luck"), errors.PluginFailed, "serialize of Hostile .*ValueError: no luck"),
+        (SystemExit(3), errors.PluginFailed, "serialize of Hostile .*SystemExit"),
+        ("text", errors.ContractViolation, "returned str, not bytes or a Blob"),
+        (FailingBlob(ValueError("no luck")), errors.PluginFailed, "write_to of Hostile .*ValueError: no luck"),
+        (FailingBlob(OSError(28, "disk full")), errors.WriteError, "disk full"),
+    ],
+)
+def test_what_a_format_does_wrong_names_it_and_leaves_the_old_file(hostile, tmp_path, content, error, text):
+    (tmp_path / "net.hostile").write_bytes(b"old")
+    with pytest.raises(error, match=text):
+        hostile(content=content).save(tmp_path / "net.hostile")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"net.hostile": b"old"}
+
+
+@pytest.mark.parametrize("methods", [None, {}, [1], {"forward": 3}])
+def test_what_a_format_reads_is_methods(hostile, tmp_path, methods):
+    hostile(methods=methods).save(tmp_path / "net.hostile")
+    with pytest.raises(errors.ContractViolation, match=r"Hostile\.read returned .* not the methods"):
+        delegraph.load(tmp_path / "net.hostile", registry=hostile(methods=methods)._registry)
+
+
+def test_a_loaded_method_that_fails_names_the_format(hostile, tmp_path):
+    lowered = hostile(methods={"forward": lambda x: 1 // x, "other": lambda x: x})
+    lowered.save(tmp_path / "net.hostile")
+    loaded = delegraph.load(tmp_path / "net.hostile", registry=lowered._registry)
+    assert loaded(1) == 1 and loaded.method("other")(3) == 3
+    with pytest.raises(errors.PluginFailed, match="call of Hostile .*ZeroDivisionError"):
+        loaded(0)
+    with pytest.raises(errors.InputError, match=r"no method 'more'; methods: \['forward', 'other'\]"):
+        loaded.method("more")
+
+
+# --- one delegate, and to_executorch ----------------------------------------------------------------------------------
+
+
+class EchoFormat(DelegateFormat):
+    backend_id = "EchoBackend"
+
+
+@pytest.fixture
+def echo(registry):
+    registry.register(offering(FormatSpec(".echo", f"{__name__}:EchoFormat")))
+    return registry
+
+
+def test_a_file_of_one_delegate_is_read_back(echo, tmp_path):
+    x = torch.linspace(-1, 1, 5)
+    lowered = delegraph.lower(
+        torch.nn.Tanh().eval(), (x,), backends=[CapabilityPartitioner(lambda node: None, "EchoBackend")], registry=echo
+    )
+    lowered.save(tmp_path / "net.echo")
+    assert (tmp_path / "net.echo").read_bytes() == lowered.delegates[0].processed_bytes
+    (result,) = delegraph.load(tmp_path / "net.echo", registry=echo)(x)
+    torch.testing.assert_close(result, torch.tanh(x))
+    with pytest.raises(errors.OptionError, match="takes no options, such as 'level'"):
+        lowered.save(tmp_path / "net.echo", level=1)
+
+
+class KeepingFormat(ProgramFormat):
+    """Remembers what ``to_executorch`` hands to it."""
+
+    @classmethod
+    def serialize(cls, program, options):
+        cls.seen = [
+            list(program.methods),
+            dict(program.constant_methods),
+            [(d.method, d.name, d.backend_id, [str(i) for i in d.inputs]) for d in program.delegates],
+            program.host_operators,
+            dict(options),
+        ]
+        return b"program"
+
+
+def test_to_executorch_writes_what_the_plugin_makes_of_it(registry, monkeypatch, tmp_path):
+    registry.register(offering(FormatSpec(".pte", f"{__name__}:KeepingFormat")))
+    monkeypatch.setattr("delegraph.lowering.edge.default_registry", lambda: registry)
+    program = torch.export.export(TwoPartitions(), (torch.ones(3, 4),), {"flip": torch.ones(1)})
+    edge = to_edge_transform_and_lower(
+        program, partitioner=CapabilityPartitioner(lambda node: None, "EchoBackend"), constant_methods={"size": 3}
+    )
+    made = edge.to_executorch({"alignment": 16})
+    file = io.BytesIO()
+    made.write_to_file(file)
+    made.save(tmp_path / "net.pte")
+    assert made.buffer == file.getvalue() == (tmp_path / "net.pte").read_bytes() == b"program"
+    methods, constants, delegates, host, options = KeepingFormat.seen
+    assert (methods, constants, host, options) == (["forward"], {"size": 3}, 0, {"alignment": 16})
+    assert [d[:3] for d in delegates] == [("forward", "lowered_module_0", "EchoBackend")]
+    assert to_edge(program).host_operators > 0 and not to_edge(program).delegates

@@ -1,0 +1,105 @@
+"""Powers.
+
+POW is not defined for what is no positive number: signs, zeros, infinities and NaN are dealt with around it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS
+from ..builder import Operand, Tosa
+from ..promotion import promoted
+from ..registry import lowers
+from ..torch_types import TORCH_DTYPES
+from .create import filled
+from .elementwise import product, sqrt
+from .special_values import is_negative
+
+aten = torch.ops.aten
+inf, nan = math.inf, math.nan
+
+
+def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
+    """x ** exponent for a positive exponent, by squaring."""
+    if exponent == 1:
+        return x
+    half = integer_power(t, x, exponent // 2)
+    squared = product(t, half, half)
+    return product(t, squared, x) if exponent % 2 else squared
+
+
+def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
+    """x [*S] ** exponent; small whole exponents by multiplication, halves by square roots, others by POW"""
+    if exponent == 0:
+        return filled(t, x.shape, 1, TORCH_DTYPES[x.dtype])
+    if exponent == int(exponent) and (1 <= exponent <= 16 or (x.dtype not in FLOATS and exponent > 0)):
+        return integer_power(t, x, int(exponent))
+    t.require(x.dtype in FLOATS, f"the power {exponent} of an integer is not lowered")
+    if exponent == 0.5:
+        return sqrt(t, x)
+    if exponent == -0.5:
+        return t.rsqrt(x)
+    if exponent == int(exponent) and -16 <= exponent < 0:
+        return t.reciprocal(integer_power(t, x, -int(exponent)))
+    return _fixed_power(t, x, exponent)
+
+
+def _fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
+    """By POW: of the size of x, which is then given its sign if the exponent is odd, or NaN if it is not whole."""
+    size = t.abs(x)
+    y = _positive_power(t, size, exponent, size if exponent > 0 else t.reciprocal(size))
+    if exponent == int(exponent):
+        return y if exponent % 2 == 0 else t.select(is_negative(t, x), t.negate(y), y)
+    return t.select(t.logical_and(t.greater(0, x), t.greater(x, -inf)), nan, y)
+
+
+def _positive_power(t: Tosa, size: Value, exponent: Operand, otherwise: Value) -> Value:
+    """``size`` ** exponent where the size is positive and finite, else ``otherwise``"""
+    inside = t.logical_and(t.greater(size, 0), t.greater(inf, size))
+    return t.select(inside, t.pow(t.select(inside, size, 1), exponent), otherwise)
+
+
+def power(t: Tosa, x: Value, y: Value) -> Value:
+    """x [*S] ** y [*S] of floats, as the C library has it"""
+    size = t.abs(x)
+    finite = t.greater(inf, t.abs(y))
+    edge = t.select(t.greater(y, 0), size, t.reciprocal(size))
+    bounded = _positive_power(t, size, t.select(finite, y, 0), t.select(t.equal(y, 0), 1, edge))
+    grows = t.logical_not(t.logical_xor(t.greater(size, 1), t.greater(y, 0)))
+    unbounded = t.select(t.equal(size, 1), t.like(1, x), t.select(grows, t.like(inf, x), 0))
+    unbounded = t.select(t.logical_and(t.equal(x, x), t.equal(y, y)), unbounded, nan)
+    signed = _signed(t, x, y, t.select(finite, bounded, unbounded))
+    return t.select(t.equal(x, 1), 1, signed)
+
+
+def _signed(t: Tosa, x: Value, y: Value, size: Value) -> Value:
+    """The size of a power with its sign: that of x if y is odd; of a negative x NaN unless y is whole."""
+    half = t.mul(y, 0.5)
+    whole = t.equal(t.floor(y), y)
+    odd = t.logical_and(whole, t.logical_not(t.equal(t.floor(half), half)))
+    signed = t.select(t.logical_and(odd, is_negative(t, x)), t.negate(size), size)
+    undefined = t.logical_and(t.logical_and(t.greater(0, x), t.greater(x, -inf)), t.logical_not(whole))
+    return t.select(undefined, nan, signed)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
+    """[*S] -> [*S]"""
+    (base, _) = promoted(t, self, exponent)
+    assert isinstance(base, Value)
+    if math.isfinite(exponent):
+        return fixed_power(t, base, exponent)
+    return power(t, base, t.like(exponent, base))
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
+    """[*S], [*S] -> [*S]"""
+    left, right = promoted(t, self, exponent)
+    assert isinstance(right, Value)
+    t.require(right.dtype in FLOATS, "integers to the power of run-time integers are not lowered")
+    return power(t, left if isinstance(left, Value) else t.like(left, right), right)

@@ -1,0 +1,112 @@
+"""Functions that TOSA has no operator for, by polynomials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ...ir.graph import Value
+from ..builder import Tosa
+from ..promotion import floating_value, promoted
+from ..registry import lowers
+from .elementwise import sqrt
+
+aten = torch.ops.aten
+inf = math.inf
+
+ERFINV_CENTRE = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+ERFINV_TAIL = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+"""erfinv(x) = x P(w - 2.5) where w = -log(1 - x^2) is below 5, else x P(sqrt(w) - 3) (M. Giles, 2010), to 4e-7."""
+
+I0_BORDER = 3.75
+I0_NEAR = (0.0045813, 0.0360768, 0.2659732, 1.2067492, 3.0899424, 3.5156229, 1.0)
+I0_FAR = (
+    *(0.00392377, -0.01647633, 0.02635537, -0.02057706, 0.00916281),
+    *(-0.00157565, 0.00225319, 0.01328592, 0.39894228),
+)
+"""i0(x) = P((x / 3.75)^2) up to 3.75, exp(x) / sqrt(x) P(3.75 / x) beyond (Abramowitz and Stegun, 9.8.1), to 2e-7."""
+
+
+def polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
+    """The coefficient of the highest power comes first."""
+    y: Value | float = coefficients[0]
+    for coefficient in coefficients[1:]:
+        y = t.add(t.mul(x, y), coefficient)
+    assert isinstance(y, Value)
+    return y
+
+
+@lowers(aten.erfinv.default, aten.special_erfinv.default)
+def erfinv(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; the inverse of erf, infinite at -1 and 1, NaN beyond"""
+    x = floating_value(t, self)
+    w = t.negate(t.log(t.mul(t.sub(1, x), t.add(x, 1))))
+    tail = polynomial(t, t.sub(sqrt(t, t.clamp(w, 5, 32)), 3), ERFINV_TAIL)
+    factor = t.select(t.greater(5, w), polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE), tail)
+    y = t.mul(x, factor)
+    return t.select(t.equal(t.abs(x), 1), t.mul(x, inf), t.select(t.equal(w, w), y, w))
+
+
+@lowers(aten.erfc.default, aten.special_erfc.default)
+def erfc(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; 1 - erf(x), to 1e-7 of 1: what is smaller is 0, where torch has a tail"""
+    return t.sub(1, t.erf(floating_value(t, self)))
+
+
+@lowers(aten.hypot.default)
+def hypot(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2), whose squares do not overflow: the larger one comes out of the root"""
+    left, right = promoted(t, self, other)
+    x, y = t.abs(left), t.abs(right)  # type: ignore[arg-type]
+    larger, smaller = t.maximum(x, y), t.minimum(x, y)
+    ratio = t.mul(smaller, t.reciprocal(larger))
+    length = t.mul(larger, sqrt(t, t.add(t.mul(ratio, ratio), 1)))
+    length = t.select(t.equal(larger, 0), larger, length)
+    return t.select(t.logical_or(t.equal(x, inf), t.equal(y, inf)), inf, length)
+
+
+@lowers(aten.logaddexp2.default)
+def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
+    """[*S], [*S] -> [*S]; log2(2^x + 2^y)"""
+    left, right = promoted(t, self, other)
+    larger, distance = t.maximum(left, right), t.abs(t.sub(left, right))
+    share = t.mul(t.log(t.add(t.exp(t.mul(distance, -math.log(2))), 1)), 1 / math.log(2))
+    return t.select(t.equal(left, right), t.add(larger, 1), t.add(larger, share))
+
+
+@lowers(aten.angle.default)
+def angle(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; of real numbers: pi below 0, else 0; NaN stays"""
+    x = floating_value(t, self)
+    side = t.select(t.greater(0, x), t.like(math.pi, x), 0)
+    return t.select(t.equal(x, x), side, x)
+
+
+def _bessel_0(t: Tosa, x: Value) -> Value:
+    """x [*S], not negative -> exp(-x) times the modified Bessel function of order 0"""
+    near, far = t.minimum(x, I0_BORDER), t.maximum(x, I0_BORDER)
+    share = t.mul(near, 1 / I0_BORDER)
+    small = t.mul(polynomial(t, t.mul(share, share), I0_NEAR), t.exp(t.negate(near)))
+    large = t.mul(polynomial(t, t.mul(t.reciprocal(far), I0_BORDER), I0_FAR), t.rsqrt(far))
+    return t.select(t.greater(I0_BORDER, x), small, large)
+
+
+@lowers(aten.i0.default, aten.special_i0.default)
+def i0(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; the modified Bessel function of order 0"""
+    x = t.abs(floating_value(t, self))
+    return t.mul(_bessel_0(t, x), t.exp(x))
+
+
+@lowers(aten.special_i0e.default)
+def special_i0e(t: Tosa, self: Value) -> Value:
+    """[*S] -> [*S]; i0(x) exp(-|x|)"""
+    return _bessel_0(t, t.abs(floating_value(t, self)))

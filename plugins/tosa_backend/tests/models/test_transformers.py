@@ -1,0 +1,126 @@
+"""Models of `transformers`, small and with random weights, are one delegate: nothing but casts on the host.
+
+Needs the package, which this project does not install: run with -m slow where it is.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ..support.whole_models import check_whole, check_with_reference_tools
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of the package, and there are many
+]
+torch.set_num_threads(1)
+
+BASE = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+LONG = BASE | {"max_position_embeddings": 64}
+GROUPED = LONG | {"num_key_value_heads": 2, "head_dim": 8}
+DISTILLED = {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64}
+GPT2 = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+WHISPER = {
+    "vocab_size": 99,
+    "num_mel_bins": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "d_model": 32,
+    "max_source_positions": 20,
+    "max_target_positions": 30,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
+IDS = torch.randint(3, 99, (1, 12), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(12) < 9).long()[None]
+TOKENS, MASKED = {"input_ids": IDS}, {"input_ids": IDS, "attention_mask": MASK}
+
+
+class First(nn.Module):
+    """A model that returns its first output only."""
+
+    def __init__(self, model, **options):
+        super().__init__()
+        self.model, self.options = model, options
+
+    def forward(self, **inputs):
+        return self.model(**inputs, **self.options)[0]
+
+
+def whisper_encoder(library):
+    return library.WhisperModel(library.WhisperConfig(**WHISPER)).encoder, {"input_features": torch.randn(1, 16, 40)}
+
+
+def whisper_decoder(library):
+    model = library.WhisperModel(library.WhisperConfig(**WHISPER)).decoder
+    return First(model, use_cache=False), {"input_ids": IDS, "encoder_hidden_states": torch.randn(1, 20, 32)}
+
+
+def static_cache(name):
+    """One step of a decoder whose caches are buffers."""
+
+    def make(library):
+        from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+
+        model = getattr(library, f"{name}ForCausalLM")(getattr(library, f"{name}Config")(**GROUPED))
+        size = {"batch_size": 1, "max_cache_len": 16, "device": "cpu"}
+        options = {"use_cache": True, "cache_implementation": "static", "max_length": 16, "cache_config": size}
+        model.generation_config = library.GenerationConfig(**options)
+        step = {"input_ids": IDS[:, :1], "cache_position": torch.tensor([3])}
+        return TorchExportableModuleWithStaticCache(model), step
+
+    return make
+
+
+def plain(model, config, inputs, sizes, **options):
+    def make(library):
+        return First(getattr(library, model)(getattr(library, config)(**sizes)), **options), inputs
+
+    return make
+
+
+MODELS = {
+    "BERT": plain("BertModel", "BertConfig", TOKENS, LONG),
+    "BERT masked": plain("BertModel", "BertConfig", MASKED, LONG),
+    "DistilBERT masked": plain("DistilBertModel", "DistilBertConfig", MASKED, DISTILLED),
+    "RoBERTa": plain("RobertaModel", "RobertaConfig", TOKENS, LONG),
+    "RoBERTa masked": plain("RobertaModel", "RobertaConfig", MASKED, LONG),
+    "GPT-2": plain("GPT2LMHeadModel", "GPT2Config", TOKENS, GPT2, use_cache=False),
+    "Llama": plain("LlamaForCausalLM", "LlamaConfig", TOKENS, GROUPED, use_cache=False),
+    "Llama masked": plain("LlamaForCausalLM", "LlamaConfig", MASKED, GROUPED, use_cache=False),
+    "Llama with a cache": static_cache("Llama"),
+    "Qwen2": plain("Qwen2ForCausalLM", "Qwen2Config", TOKENS, GROUPED, use_cache=False),
+    "Qwen3": plain("Qwen3ForCausalLM", "Qwen3Config", TOKENS, GROUPED, use_cache=False),
+    "Qwen3 with a cache": static_cache("Qwen3"),
+    "T5 encoder": plain("T5EncoderModel", "T5Config", TOKENS, T5),
+    "T5 encoder masked": plain("T5EncoderModel", "T5Config", MASKED, T5),
+    "Whisper encoder": whisper_encoder,
+    "Whisper decoder": whisper_decoder,
+    "ViT": plain(
+        "ViTModel", "ViTConfig", {"pixel_values": torch.randn(1, 3, 32, 32)}, VIT | {"image_size": 32, "patch_size": 8}
+    ),
+    "Swin": plain("SwinModel", "SwinConfig", {"pixel_values": torch.randn(1, 3, 32, 32)}, SWIN),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_delegate(name, monkeypatch):
+    library = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model, inputs = MODELS[name](library)
+    model = model.eval() if name.endswith("cache") or isinstance(model, First) else First(model).eval()
+    program = torch.export.export(model, (), inputs, strict=name.endswith("cache"))
+    lowered = check_whole(program, **inputs)
+    check_with_reference_tools(monkeypatch, lowered, program, **inputs)

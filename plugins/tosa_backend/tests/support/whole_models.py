@@ -1,0 +1,49 @@
+"""A whole program with int64 tokens in one delegate: what is left to the host, and what the reference tools say."""
+
+from __future__ import annotations
+
+import delegraph
+import numpy as np
+import torch
+from delegraph_tosa.options import Options
+from delegraph_tosa.runtime import TOSARuntime
+from delegraph_tosa.spec import TosaSpec
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
+
+from . import reference_tools
+
+SPEC = TosaSpec.parse("TOSA-1.0+FP+INT")
+BOUND = 1e-5
+"""Largest error relative to the largest output."""
+CASTS = {"aten.to.dtype", "aten.to.device", "aten._to_copy.default"}
+
+
+def check_whole(program: ExportedProgram, *args, **kwargs):
+    """One delegate; on the host only casts at its border; equal to eager through ``evaluate``."""
+    lowered = delegraph.lower(program, backends=["tosa"])
+    assert len(lowered.delegates) == 1, lowered.report
+    assert {r.operator for r in lowered.report.refusals} <= CASTS, lowered.report
+    assert lowered.verify(*args, **kwargs).relative_error < BOUND
+    return lowered
+
+
+def check_with_reference_tools(monkeypatch, lowered, program: ExportedProgram, *args, **kwargs) -> None:
+    """tosa-opt accepts the file, and the reference model, in place of our runtime, computes what eager does."""
+    reference_tools.judge(lowered.delegates[0].processed_bytes, SPEC)
+    monkeypatch.setattr(TOSARuntime, "load", staticmethod(_load_reference_model))
+    found = tree_leaves(delegraph.lower(program, backends=["tosa"])(*args, **kwargs))
+    for mine, theirs in zip(found, tree_leaves(program.module(check_guards=False)(*args, **kwargs)), strict=True):
+        assert mine.dtype is theirs.dtype
+        error = (mine.double() - theirs.double()).abs().max() / theirs.double().abs().max()
+        assert error < BOUND
+
+
+def _load_reference_model(processed_bytes, compile_specs, named_data):
+    assert Options.parse(compile_specs).input_order is None
+
+    def call(*tensors):
+        arrays = [np.ascontiguousarray(tensor.detach().numpy()) for tensor in tensors]
+        return tuple(map(torch.from_numpy, reference_tools.run(processed_bytes, arrays)))
+
+    return call
