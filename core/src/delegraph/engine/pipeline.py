@@ -26,10 +26,10 @@ from ..report.model import Origin, Reasons, Report
 from .decompose.on_demand import Decomposer
 from .delegate.compile import compile_all
 from .delegate.extract import begin_work
-from .delegate.insert import insert_delegates, order
+from .delegate.insert import insert_delegates
+from .delegate.order import order, random_notes
 from .delegate.partition import Plan, Work
 from .delegate.plan import make_plan
-from .delegate.random_order import random_notes
 from .delegate.state import shared_state_notes
 from .export import Source, export_method
 from .functionalize.normalize import normalize

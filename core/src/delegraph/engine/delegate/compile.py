@@ -1,10 +1,10 @@
-"""Step 5: partitions to backends, and what they return checked."""
+"""The step ``compile``: backends get their programs, and what they return is checked."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ...discovery.registry import Registry
     from .partition import Work
 
-Results = dict[int, PreprocessResult]
-"""id of a Work -> its result."""
 _MOMENT = 0.05
 """Seconds that an executor has to begin a call before the caller looks whether it is to do one itself."""
 
@@ -39,23 +37,24 @@ class _Call:
     def __init__(self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
         self.backend, self._work, self._registry = backend, work, registry
         self._first = threading.Lock()
-        self.outcome: Future[Results] = Future()
+        self.outcome: Future[None] = Future()
 
     @property
     def begun(self) -> bool:
         return self._first.locked()
 
     def begin(self) -> None:
-        """Do it, unless it was begun before."""
+        """Make the call, unless it was begun before."""
         if not self._first.acquire(blocking=False):
             return
         try:
-            self.outcome.set_result(_compile(self.backend, self._work, self._registry))
+            _compile(self.backend, self._work, self._registry)
+            self.outcome.set_result(None)
         except BaseException as e:  # the caller gets it with the outcome
             self.outcome.set_exception(e)
 
     def drop(self) -> bool:
-        """See that it is not begun any more; False if it was."""
+        """Keep it from being begun from now on; False if it was."""
         return self._first.acquire(blocking=False) and self.outcome.cancel()
 
     def submit(self, executor: Executor) -> None:
@@ -66,7 +65,7 @@ class _Call:
             raise _no_threads(executor, e) from e
 
     def _left(self, executor: Executor, future: Future[None]) -> None:
-        """The executor has done with it: was it begun? A cancelled call is left to the caller."""
+        """Fail if the executor says it is done and never began. What it cancelled is left to the caller."""
         if not future.cancelled() and self._first.acquire(blocking=False):
             self.outcome.set_exception(_no_threads(executor, future.exception()))
 
@@ -77,19 +76,27 @@ class _Call:
 def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> None:
     """Hand each program of ``work`` to its backend, and keep what that returns as the ``result`` of the work.
 
-    Backends are called in the order in which they first appear.
-
-    A backend that compiles all methods jointly is called once; any other once a partition. Those that say they are
-    thread-safe are called in ``executor``, if there is one, all others on this thread. So are those that the executor
-    cannot begin, because its threads all wait for what this one is to return.
+    Backends are called in the order in which they first appear. One that compiles all methods jointly is called once;
+    any other once a partition. Backends that say they are thread-safe are called in ``executor``, if there is one, all
+    others on this thread. So are calls that the executor cannot begin, because its threads all wait for this one.
     """
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
     wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
     calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry)]
-    results = {k: result for made in _run(calls, executor) for k, result in made.items()}
-    for item in work:
-        item.result = results[id(item)]
+    aside: list[_Call] = []
+    try:
+        if executor is not None:
+            aside = [c for c in calls if c.backend.thread_safe]
+            for call in aside:
+                call.submit(executor)
+        for call in (c for c in calls if c not in aside):
+            call.begin()
+            call.outcome.result()
+        for call in aside:
+            _await(call, aside)
+    finally:  # the first error, in the order of the calls, is raised once nothing runs any more
+        wait([call.outcome for call in calls if not call.drop()])
 
 
 def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
@@ -100,7 +107,7 @@ def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
 
 
 def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_Call]:
-    """What to call a backend with: all that is its at once if it has a joint step, otherwise one by one."""
+    """One call with all that is the backend's if it has a joint step, otherwise one for each partition."""
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
     for item in mine:
@@ -108,25 +115,6 @@ def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_C
     default: Any = BackendDetails.preprocess_multimethod
     joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
     return [_Call(backend, items, registry) for items in ([mine] if joint else [[item] for item in mine])]
-
-
-def _run(calls: Sequence[_Call], executor: Executor | None) -> list[Results]:
-    """The first error, in the order of ``calls``, is raised once nothing runs any more."""
-    aside: list[_Call] = []
-    try:
-        if executor is not None:
-            aside = [c for c in calls if c.backend.thread_safe]
-            for call in aside:
-                call.submit(executor)
-        for call in calls:
-            if call not in aside:
-                call.begin()
-                call.outcome.result()
-        for call in aside:
-            _await(call, aside)
-        return [call.outcome.result() for call in calls]
-    finally:
-        wait([call.outcome for call in calls if not call.drop()])
 
 
 def _await(call: _Call, others: Sequence[_Call]) -> None:
@@ -139,20 +127,26 @@ def _await(call: _Call, others: Sequence[_Call]) -> None:
     call.outcome.result()
 
 
-def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> Results:
-    methods = dict.fromkeys(w.method for w in work)
-    listed = [w for m in methods for w in work if w.method == m]
-    before = [Snapshot(w.program) for w in listed]
-    handles = [_handles(w.program) for w in listed]
+def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
+    """Call the backend with ``work``, check what it did, and note the results."""
+    by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
+    work = [item for items in by_method.values() for item in items]
+    before = [(Snapshot(w.program), _handles(w.program)) for w in work]
+    programs = {m: [w.program for w in items] for m, items in by_method.items()}
+    specs: dict[str, Sequence[list[CompileSpec]]] = {
+        m: [list(w.partition.spec.compile_specs) for w in items] for m, items in by_method.items()
+    }
+    places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
+    nodes = [n for w in work for n in w.partition.nodes]
     start = time.perf_counter()
-    results = _preprocess(backend, methods, listed, registry)
+    with AtWork(backend, "preprocess", places, nodes, registry):
+        returned = backend.preprocess_multimethod(programs, specs)
     share = (time.perf_counter() - start) / len(work)
-    for item in work:
-        item.seconds["compile"] = share
-    for item, known, result in zip(listed, handles, results, strict=True):
-        _check_result(backend.__name__, item.partition.tag, known, result)
-    _check_untouched(backend.__name__, listed, before)
-    return {id(w): r for w, r in zip(listed, results, strict=True)}
+    results = _flat_results(backend.__name__, programs, returned)
+    for item, (snapshot, handles), result in zip(work, before, results, strict=True):
+        _check_result(backend.__name__, item.partition.tag, handles, result)
+        _check_untouched(backend.__name__, item, snapshot)
+        item.result, item.seconds["compile"] = result, share
 
 
 def _handles(program: ExportedProgram) -> set[int]:
@@ -165,30 +159,16 @@ def _handles(program: ExportedProgram) -> set[int]:
     return own | set(range(following, following + len(own)))
 
 
-def _preprocess(
-    backend: type[BackendDetails], methods: Iterable[str], work: Sequence[Work], registry: Registry
-) -> list[PreprocessResult]:
-    programs = {m: [w.program for w in work if w.method == m] for m in methods}
-    specs: dict[str, Sequence[list[CompileSpec]]] = {
-        m: [list(w.partition.spec.compile_specs) for w in work if w.method == m] for m in methods
-    }
-    places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
-    nodes = [n for w in work for n in w.partition.nodes]
-    with AtWork(backend, "preprocess", places, nodes, registry):
-        results = backend.preprocess_multimethod(programs, specs)
-    _check_results(backend.__name__, programs, results)
-    return [r for m in methods for r in results[m]]
-
-
-def _check_results(backend: str, programs: Mapping[str, Sequence[Any]], results: Any) -> None:
-    """The contract of ``preprocess_multimethod``: the same methods, and for each as many results as programs."""
+def _flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: Any) -> list[Any]:
+    """What ``preprocess_multimethod`` returned: for each method as many results as programs, as one list."""
     wanted = {m: len(p) for m, p in programs.items()}
-    given: Any = f"{results!r:.80}"
-    if isinstance(results, Mapping):
-        given = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in results.items()}
+    given: Any = f"{returned!r:.80}"
+    if isinstance(returned, Mapping):
+        given = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
     if given != wanted:
         text = f"{backend}.preprocess_multimethod returned {given} results a method; it was given {wanted} programs"
         raise ContractViolation("contract-violation", text)
+    return [result for method in programs for result in returned[method]]
 
 
 def _check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
@@ -227,53 +207,48 @@ def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
     return None
 
 
-def _check_untouched(backend: str, work: Sequence[Work], before: Sequence[Snapshot]) -> None:
+def _check_untouched(backend: str, item: Work, before: Snapshot) -> None:
     """A backend may rewrite the graph that it was given (the host then gets its own), but not what others rely on.
 
-    That is the caller's weights, bodies of branches and loops, which the host's graph has too, and the inputs and
+    That is the caller's weights, subgraphs of branches and loops, which the host's graph has too, and the inputs and
     outputs that the delegate is called with.
     """
-    for item, snapshot in zip(work, before, strict=True):
-        written, edited, tag = snapshot.written_tensors(), snapshot.edited_bodies(), item.partition.tag
-        if written:
-            text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
-            raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
-        if edited:
-            text = (
-                f"{backend}.preprocess changed the body {edited[0]} in partition {tag}, which the host's graph shares"
-            )
-            hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
-            raise ContractViolation("contract-violation", text, hint=hint)
-        if snapshot.is_rewritten():
-            _check_convention(backend, item)
-            item.module.restore(extract(item.plan, item.partition))
+    written, edited, tag = before.written_tensors(), before.edited_bodies(), item.partition.tag
+    if written:
+        text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
+        raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
+    if edited:
+        text = f"{backend}.preprocess changed the body {edited[0]} in partition {tag}, which the host's graph shares"
+        hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
+        raise ContractViolation("contract-violation", text, hint=hint)
+    if before.is_rewritten():
+        _check_convention(backend, item)
+        item.module.restore(extract(item.plan, item.partition))
 
 
 def _check_convention(backend: str, item: Work) -> None:
     """A program that lost, swapped or gained inputs or outputs was compiled to something that is called differently."""
     inputs = [a.name for a in item.module.inputs]
-    kept = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    outputs = [_described(a.dtype, a.shape) for a in item.module.outputs]
-    specs = item.program.graph_signature.output_specs
-    values = [v for s, v in zip(specs, output_values(item.program), strict=False) if s.kind not in MUTATIONS]
-    known = [*outputs, *["?"] * len(values)]
-    made = [_type_of(v) or w for v, w in zip(values, known, strict=False)]
-    for what, wanted, found in (("inputs", inputs, kept), ("outputs", outputs, made)):
-        if wanted != found:
-            text = (
-                f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {what} are {wanted}, "
-            )
+    inputs_left = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+    outputs = [_type_text(a.dtype, a.shape) for a in item.module.outputs]
+    specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
+    values = [value for spec, value in specs if spec.kind not in MUTATIONS]
+    known = [*outputs, *["?"] * len(values)]  # what a backend's own pass made may have no type: then it is as it was
+    outputs_left = [_type_of(v) or was for v, was in zip(values, known, strict=False)]
+    for what, wanted, left in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
+        if wanted != left:
+            text = f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {what} are {wanted}"
             hint = "an input that the compiled part does not need is still passed; ignore it there"
-            raise ContractViolation("contract-violation", text + f"and {found} in the program that it left", hint=hint)
+            text += f", and {left} in the program that it left"
+            raise ContractViolation("contract-violation", text, hint=hint)
 
 
 def _type_of(value: Any) -> str | None:
-    """None for a value without a type, which a backend's own pass may have made."""
     val = value.meta.get("val", value) if isinstance(value, Node) else value
     if isinstance(val, Node):
         return None
-    return _described(val.dtype, tuple(val.shape)) if isinstance(val, torch.Tensor) else _described(None, None)
+    return _type_text(val.dtype, tuple(val.shape)) if isinstance(val, torch.Tensor) else _type_text(None, None)
 
 
-def _described(dtype: torch.dtype | None, shape: Any) -> str:
+def _type_text(dtype: torch.dtype | None, shape: Any) -> str:
     return "number" if dtype is None else f"{str(dtype).removeprefix('torch.')}{list(shape)}"
