@@ -63,6 +63,11 @@ def _table(node: Node) -> Found:
     return [(node.args[1], _below(_shape(node.args[0])[0]))]  # type: ignore[arg-type]
 
 
+def _bags(node: Node) -> Found:
+    """(weight, indices, offsets, ..): rows of the table, and where bags of indices begin."""
+    return [*_table(node), (node.args[2], (0, math.prod(_shape(node.args[1]))))]  # type: ignore[arg-type]
+
+
 def _along(negative: bool = False) -> Callable[[Node], Found]:
     """(self, dim, index, ..): indices of one axis."""
 
@@ -97,14 +102,13 @@ def _along_broadcast(node: Node) -> Found:
 _ALONG = _along()
 INDEXES: dict[Any, Callable[[Node], Found]] = {
     aten.embedding.default: _table,
-    aten.embedding_bag.default: _table,
-    aten._embedding_bag.default: _table,
-    aten._embedding_bag_forward_only.default: _table,
+    **dict.fromkeys((aten.embedding_bag.default, aten.embedding_bag.padding_idx), _bags),
+    **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _bags),
     aten.one_hot.default: _classes,
     aten.take_along_dim.default: _along_broadcast,
     **dict.fromkeys((aten.index.Tensor, aten._unsafe_index.Tensor), _each_axis),
     **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _each_axis),
-    aten.take.default: _of_all,
+    **dict.fromkeys((aten.take.default, aten.put.default), _of_all),
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along(negative=True)),
     **dict.fromkeys((aten.index_select.default, aten.gather.default, aten.scatter.src, aten.scatter.value), _ALONG),
     **dict.fromkeys((aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default), _ALONG),

@@ -56,6 +56,34 @@ FAMILY.case("kthvalue-kept", lambda x: x.kthvalue(2, 1, keepdim=True), x)
 FAMILY.cases("median", lambda x: x.median(), x, broken, small, torch.tensor(1.5), ties)
 FAMILY.cases("median-dim", lambda x: x.median(1), x, randn(2, 6), broken)
 FAMILY.cases("median-dim-kept", lambda x: x.median(0, keepdim=True), x, torch.tensor(1.5))
+FAMILY.case("msort", lambda x: x.msort(), x)
+
+row = torch.tensor([-1.0, 0.0, 0.0, 0.5, 3.0])
+for right in (False, True):
+    FAMILY.cases(
+        f"bucketize-{right}",
+        lambda x, b, r=right: torch.bucketize(x, b, right=r),
+        (EDGES, row),
+        (randn(2, 3), row.half()),
+        (whole(4), row.int()),
+        (torch.tensor(0.5), row),
+    )
+    FAMILY.cases(
+        f"searchsorted-{right}",
+        lambda b, x, r=right: torch.searchsorted(b, x, right=r),
+        (row, EDGES),
+        (row, randn(2, 3, 4)),
+        (randn(2, 5).sort()[0], randn(2, 3)),
+        (row[None], broken[:1]),
+    )
+FAMILY.case("searchsorted-int32", lambda b, x: torch.searchsorted(b, x, out_int32=True, side="right"), row, EDGES)
+FAMILY.case(
+    "searchsorted-sorter",
+    lambda b, x, i: torch.searchsorted(b, x, sorter=i),
+    row.flip(0),
+    EDGES,
+    torch.arange(4, -1, -1),
+)
 
 
 test_equals_eager = FAMILY.equals_eager()

@@ -102,6 +102,8 @@ FAMILY.cases(
 FAMILY.case("index-put-mask-row", lambda x, m, v: aten.index_put(x, [m], v), x, truth(3, 5), randn(1, 4))
 FAMILY.case("index-put-mask-later", lambda x, m, v: aten.index_put(x, [None, m], v), x, truth(5), torch.tensor([2.0]))
 FAMILY.case("index-put-mask-added", lambda x, m, v: aten.index_put(x, [m], v, True), x, x > 0, torch.tensor(2.0))
+FAMILY.cases("put", lambda x, i, y: x.put(i, y), (x, ends, randn(2)), (torch.tensor(1.0), ends[1], torch.tensor(2.0)))
+FAMILY.case("put-accumulated", lambda x, i, y: x.put(i, y, accumulate=True), x[0], several[0], randn(5, 4, seed=4))
 
 
 test_equals_eager = FAMILY.equals_eager()

@@ -3,6 +3,7 @@
 from . import (
     activation,
     attention,
+    bag,
     bitwise,
     cast,
     comparison,
@@ -39,6 +40,7 @@ from . import (
 FAMILIES = (
     activation,
     attention,
+    bag,
     bitwise,
     cast,
     comparison,

@@ -14,10 +14,10 @@ from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
-from ..promotion import converted
+from ..promotion import converted, promoted
 from ..ranges import range_of
 from ..registry import lowers
-from .index import along, counted, taken
+from .index import addressed, along, counted, taken
 from .scan import scanned
 
 aten = torch.ops.aten
@@ -197,6 +197,12 @@ def argsort(t: Tosa, self: Value, dim: int, descending: bool) -> Value:
     return sort(t, self, dim, descending)[1]
 
 
+@lowers(aten.msort.default)
+def msort(t: Tosa, self: Value) -> Value:
+    """[N,*S] -> [N,*S]"""
+    return sort(t, self, 0, False)[0]
+
+
 @lowers(aten.topk.default)
 def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool, sorted: bool) -> Pair:
     """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, always in order"""
@@ -233,3 +239,39 @@ def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
 def median(t: Tosa, self: Value) -> Value:
     """[*S] -> []; the lower of two in the middle. NaN wins"""
     return median_dim(t, t.reshape(self, (math.prod(self.shape),)), 0, False)[0]
+
+
+# ---- places in a row that is in order already
+
+
+def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
+    """row [*A,K] in order, x [*A,N] -> [*A,N]; how many elements of the row come before x. NaN is after all
+
+    ``right``: elements that equal x come before it.
+    """
+    left, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
+    compared = math.prod(x.shape) * row.shape[-1]
+    t.require(compared <= COMPARISONS, f"{compared} comparisons are too many")
+    before = t.logical_not(t.greater(left, values) if right else t.greater_equal(left, values))
+    count = t.reduce_sum(t.cast(before, DType.INT32), before.rank - 1)
+    return converted(t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64)
+
+
+@lowers(aten.bucketize.Tensor)
+def bucketize(t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: bool) -> Value:
+    """[*S], boundaries [K] -> [*S]; int64 or int32"""
+    flat = t.reshape(self, (math.prod(self.shape),))
+    return t.reshape(found(t, boundaries, flat, right, out_int32), self.shape)
+
+
+@lowers(aten.searchsorted.Tensor)
+def searchsorted(
+    t: Tosa, sorted_sequence: Value, self: Value, out_int32: bool, right: bool, side: str | None, sorter: Value | None
+) -> Value:
+    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32. ``sorter`` is the order of the sequence"""
+    row, after = sorted_sequence, right if side is None else side == "right"
+    if sorter is not None:
+        row = t.reshape(taken(t, *addressed(t, row, -1, sorter)), sorter.shape)
+    if row.rank == self.rank:
+        return found(t, row, self, after, out_int32)
+    return bucketize(t, self, row, out_int32, after)

@@ -262,6 +262,14 @@ def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Val
     return t.transpose(moved, sorted(range(self.rank), key=rows.order.__getitem__))
 
 
+@lowers(aten.put.default)
+def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
+    """self [*S], index [*I], source [*I] -> [*S]; the index is one of all elements"""
+    flat = t.reshape(self, (math.prod(self.shape),))
+    values = t.reshape(source, index.shape)
+    return t.reshape(index_put(t, flat, [index], values, accumulate), self.shape)
+
+
 def _put_masked(t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     """x where the mask is false; elsewhere the values, of which there is the same for each place."""
     (mask,) = [index for index in indices if index is not None]

@@ -1,0 +1,108 @@
+"""Bags: runs of rows of a table that are summed, averaged or searched for their maxima."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import DType
+from ..builder import Tosa
+from ..promotion import converted
+from ..registry import lowers
+from .index import counted, taken
+
+aten = torch.ops.aten
+inf = math.inf
+
+SUM, MEAN, MAX = range(3)
+MEMBERS = 1 << 22
+"""So many elements may be looked at: each bag looks at all rows."""
+
+
+def bagged(
+    t: Tosa,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    mode: int,
+    per_sample_weights: Value | None,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Value:
+    """weight [K,C], indices [W], offsets [B] or [B+1], weights [W] -> [B,C]; rows of ``padding_idx`` do not count"""
+    (count,), (rows, width) = indices.shape, weight.shape
+    member = _members(t, offsets, count, include_last_offset)
+    bags = member.shape[0]
+    t.require(bags * count * width <= MEMBERS, f"{bags} bags of {count} rows of {width} take too many comparisons")
+    if padding_idx is not None:
+        shown = t.logical_not(t.equal(indices, padding_idx))
+        member = t.logical_and(member, t.reshape(shown, (1, count, 1)))
+    picked = converted(t, taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, count))), DType.FP32)
+    if per_sample_weights is not None:
+        picked = t.mul(picked, t.reshape(converted(t, per_sample_weights, DType.FP32), (1, count, 1)))
+    return converted(t, t.reshape(_joined(t, member, picked, mode), (bags, width)), weight.dtype)
+
+
+def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> Value:
+    """Which rows belong to which bag: bool [B,W,1]. A bag ends where the next one begins, the last one at the end."""
+    bags = offsets.shape[0] - include_last_offset
+    begin = t.slice(offsets, (0,), (bags,))
+    rest = [t.slice(offsets, (1,), (bags - 1,))] if bags > 1 else []
+    end = t.concat([*rest, t.constant(count, offsets.dtype, (1,))], 0)
+    place = converted(t, counted(count, (1, count, 1)), offsets.dtype)
+    after, before = (t.reshape(v, (bags, 1, 1)) for v in (begin, end))
+    return t.logical_and(t.greater_equal(place, after), t.greater(before, place))
+
+
+def _joined(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
+    """member bool [B,W,1], rows [1,W,C] -> [B,1,C]; 0 of a bag without rows"""
+    if mode == MAX:
+        largest = t.reduce_max(t.select(member, rows, -inf), 1)
+        return t.select(t.reduce_any(member, 1), largest, 0.0)
+    total = t.reduce_sum(t.select(member, rows, 0.0), 1)
+    if mode == SUM:
+        return total
+    count = t.reduce_sum(converted(t, member, DType.FP32), 1)
+    return t.mul(total, t.reciprocal(t.maximum(count, 1.0)))
+
+
+Results = tuple[Value, None, None, None]
+"""The bags; what torch returns beside them is for its backward pass."""
+
+
+@lowers(aten.embedding_bag.padding_idx)
+def embedding_bag(
+    t: Tosa,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Results:
+    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]"""
+    padding = None if padding_idx is None else padding_idx % weight.shape[0]
+    return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding), None, None, None
+
+
+@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def _embedding_bag(
+    t: Tosa,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> Results:
+    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; ``padding_idx`` -1 is none"""
+    padding = None if padding_idx < 0 else padding_idx
+    return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding), None, None, None

@@ -1,0 +1,50 @@
+"""Bags of rows, each rule against eager torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...support.rule_cases import Family, half, inf, nan, randn
+
+aten = torch.ops.aten
+
+FAMILY = Family()
+
+ids = torch.tensor([4, 0, 4, 1, 2, 2, 3])
+starts, ends = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 2, 7])
+broken = torch.tensor([[inf, 1.0], [nan, -2.0], [-inf, 3.0], [0.5, -0.0], [-inf, -1.0]])
+
+for mode in ("sum", "mean", "max"):
+    FAMILY.cases(
+        f"bags-{mode}",
+        lambda w, i, o, m=mode: F.embedding_bag(i, w, o, mode=m),
+        (randn(5, 3), ids, starts),
+        (broken, ids, starts),
+        (randn(5, 3), ids, starts[:1]),
+        (half(5, 2), ids.int(), starts.int()),
+    )
+    FAMILY.case(
+        f"bags-{mode}-of-rank-2", lambda w, i, m=mode: F.embedding_bag(i, w, mode=m), randn(5, 3), ids[:6].view(2, 3)
+    )
+    FAMILY.case(
+        f"bags-{mode}-padding",
+        lambda w, i, o, m=mode: F.embedding_bag(i, w, o, mode=m, padding_idx=-1),
+        *(randn(5, 3), ids, starts),
+    )
+FAMILY.case(
+    "bags-weighted",
+    lambda w, i, o, s: F.embedding_bag(i, w, o, None, 2, False, "sum", False, s),
+    *(randn(5, 3), ids, starts, randn(7)),
+)
+FAMILY.case(
+    "bags-last-offset",
+    lambda w, i, o: F.embedding_bag(i, w, o, mode="sum", include_last_offset=True),
+    *(randn(5, 3), ids, ends),
+)
+FAMILY.case("bags-inner", lambda w, i, o: aten._embedding_bag(w, i, o, padding_idx=2)[0], randn(5, 3), ids, starts)
+FAMILY.case("bags-forward", lambda w, i, o: aten._embedding_bag_forward_only(w, i, o)[0], randn(5, 3), ids, starts)
+
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
