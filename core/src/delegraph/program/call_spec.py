@@ -1,4 +1,4 @@
-"""How callers call a program: their arguments as a flat list, and the call of a delegate that is a whole program."""
+"""How a program is called: arguments as the flat list that its graph takes, results in the structure it returns."""
 
 from __future__ import annotations
 
@@ -27,34 +27,24 @@ from ..exported_program import (
 
 def flat_arguments(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The leaves of a call's arguments. Raises InputError, with both forms, if they are not of the form ``spec``."""
-    ordered = _ordered(kwargs, spec)
-    flat, given = pytree.tree_flatten((tuple(args), ordered))
-    if spec is not None and given != spec:
-        text = f"the program takes {_described(spec)}; it was given {_described(given)}"
-        raise InputError("input-invalid", text)
-    return flat
-
-
-def _ordered(kwargs: Mapping[str, Any], spec: pytree.TreeSpec | None) -> dict[str, Any]:
-    """Keyword arguments in the order in which the program was exported with them."""
     known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]
     if unknown:
         raise InputError("input-invalid", f"unknown keyword argument {unknown[0]!r}; the program takes {known}")
-    return {k: kwargs[k] for k in known if k in kwargs}
+    # in the order in which the program was exported with them, which is part of the spec
+    ordered = {k: kwargs[k] for k in known if k in kwargs}
+    flat, given = pytree.tree_flatten((tuple(args), ordered))
+    if spec is not None and given != spec:
+        text = f"the program takes {_describe(spec)}; it was given {_describe(given)}"
+        raise InputError("input-invalid", text)
+    return flat
 
 
-def _described(spec: pytree.TreeSpec) -> str:
+def _describe(spec: pytree.TreeSpec) -> str:
     args, kwargs = spec.child(0), spec.child(1)
     named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
     leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
     return f"{args.num_children} positional inputs{leaves}{named}"
-
-
-def check_fixed(name: str, wanted: Any, value: Any) -> None:
-    """Raise InputError if an argument that is no tensor is not what the program was exported for."""
-    if not _is_fixed(wanted, value):
-        raise InputError("input-invalid", f"input {name} {_wanted(wanted)}; it is {_given(value)}")
 
 
 class TensorCheck:
@@ -108,7 +98,7 @@ class Arguments:
         flat = flat_arguments(self._spec, args, kwargs)
         for (name, wanted), fits, value in zip(self._leaves, self._fits, flat, strict=True):
             if not fits(value):
-                raise InputError("input-invalid", f"input {name} {_wanted(wanted)}; it is {_given(value)}")
+                raise _wrong_input(name, wanted, value)
         return flat
 
 
@@ -130,17 +120,18 @@ def _is_sparse_as(wanted: torch.Tensor, value: Any) -> bool:
 
 
 def _is_fixed(wanted: Any, value: Any) -> bool:
-    """A value without a type of its own, such as an object, is the program's matter."""
+    """Whether ``value`` is the constant that the program was exported for; objects of other kinds are not compared."""
     if not isinstance(wanted, (int, float, bool, str, type(None))):
         return True
     return not isinstance(value, torch.Tensor) and bool(value == wanted)
 
 
-def _wanted(wanted: Any) -> str:
+def _wrong_input(name: str, wanted: Any, value: Any) -> InputError:
+    what = "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
     if isinstance(wanted, torch.Tensor):
         where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
-        return f"is to be {wanted.dtype} of shape {list(wanted.shape)}{where}"
-    return "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
+        what = f"is to be {wanted.dtype} of shape {list(wanted.shape)}{where}"
+    return InputError("input-invalid", f"input {name} {what}; it is {_given(value)}")
 
 
 def _given(value: Any) -> str:
@@ -188,7 +179,8 @@ class WholeCall:
         """Call ``delegate`` with the caller's arguments; the results in the program's own structure."""
         flat = flat_arguments(self.in_spec, args, kwargs)
         for position, (name, wanted) in self.fixed.items():
-            check_fixed(name, wanted, flat[position])
+            if not _is_fixed(wanted, flat[position]):
+                raise _wrong_input(name, wanted, flat[position])
         results = delegate(*(_value(o, (), flat) for o in self.takes))
         for position, origin in self.writes:
             flat[position].copy_(_value(origin, results, flat))
@@ -205,8 +197,13 @@ def whole_call(program: ExportedProgram) -> WholeCall:
 
     Raises InputError if there is no such delegate, or a buffer that it cannot keep.
     """
-    call = _only_call(program)
-    _check_state(program)
+    calls: list[Node] = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
+    if len(calls) != 1:
+        text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
+        raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
+    for target in (s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES):
+        text = f"the program writes {target}, but no delegate computes its new value, so none can keep it"
+        raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
     leaves = {n: k for k, n in enumerate(user_inputs(program))}
     position = {n.name: k for n, k in leaves.items()}
     origin = partial(_origin, program, leaves, dict(placeholders(program)))
@@ -215,25 +212,11 @@ def whole_call(program: ExportedProgram) -> WholeCall:
     return WholeCall(
         program.call_spec.in_spec,
         program.call_spec.out_spec,
-        takes=tuple(origin(n) for n in call.args[1:]),
+        takes=tuple(origin(n) for n in calls[0].args[1:]),
         returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
         writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
         fixed={k: (n.name, n.meta.get("val")) for n, k in leaves.items() if not _varies(n)},
     )
-
-
-def _only_call(program: ExportedProgram) -> Node:
-    calls: list[Node] = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
-    if len(calls) != 1:
-        text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
-        raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
-    return calls[0]
-
-
-def _check_state(program: ExportedProgram) -> None:
-    for target in (s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES):
-        text = f"the program writes {target}, but no delegate computes its new value, so none can keep it"
-        raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
 
 
 def _origin(

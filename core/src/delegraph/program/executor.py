@@ -93,49 +93,45 @@ class LoadedDelegate:
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         run = self._run or self._load()
         if not self._copies:
-            return self._checked(run(*args))
+            return self._check(run(*args))
+        # A runtime that is not thread-safe may hand out buffers that its next call overwrites.
         with self._turn:
-            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in self._checked(run(*args)))
+            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in self._check(run(*args)))
 
     def _load(self) -> Delegate:
+        module, registry = self._module, self._delegates.registry
         try:
-            runtime = self._delegates.registry.runtime_for(self._module.backend_id)
+            runtime = registry.runtime_for(module.backend_id)
         except NoRuntime:
-            if self._delegates.on_missing == "eager" and isinstance(self._module, LoweredBackendModule):
-                return self._eager(self._module)
-            raise
+            if self._delegates.on_missing != "eager" or not isinstance(module, LoweredBackendModule):
+                raise
+            # Not torch's module, which writes state into the program's tensors, and insists on the recorded strides.
+            with self._turn:
+                self._run = self._run or Executable(module.original_module, self._delegates)
+                return self._run
         if not runtime.thread_safe:
             with _BUILDING:
                 self._turn = _TURNS.setdefault(runtime, threading.RLock())
         with self._turn:
             if self._run is None:
-                run = self._loaded(runtime)
+                load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
+                with load:
+                    run = call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
                 self._copies, self._run = not runtime.thread_safe, run
             return self._run
 
-    def _loaded(self, runtime: type[BackendRuntime]) -> Delegate:
-        module, registry = self._module, self._delegates.registry
-        load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
-        with load:
-            return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
-
-    def _eager(self, module: LoweredBackendModule) -> Delegate:
-        """Not torch's module, which writes state into the program's tensors, and insists on the recorded strides."""
-        with self._turn:
-            self._run = self._run or Executable(module.original_module, self._delegates)
-            return self._run
-
-    def _checked(self, results: Any) -> tuple[Any, ...]:
-        if isinstance(results, (tuple, list)) and (self._checks is None or self._fit(results)):
-            return tuple(results)
-        given = [_type_of(r) for r in results] if isinstance(results, (tuple, list)) else type(results).__name__
+    def _check(self, results: Any) -> tuple[Any, ...]:
+        given: Any = type(results).__name__
+        if isinstance(results, (tuple, list)):
+            checks = self._checks
+            if checks is None or (
+                len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
+            ):
+                return tuple(results)
+            given = [_type_of(r) for r in results]
         wanted = "a tuple" if self._module.outputs is None else [_type_of(a) for a in self._module.outputs]
         text = f"the runtime of {self._module.backend_id} returned {given}; the calling convention says {wanted}"
         raise ContractViolation("contract-violation", text)
-
-    def _fit(self, results: Sequence[Any]) -> bool:
-        checks = self._checks or ()
-        return len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
 
 
 def _result_check(wanted: Argument) -> Callable[[Any], bool]:
@@ -236,7 +232,8 @@ class Executable:
         with _BUILDING:
             if self._run is None:
                 for name, (tensor, layout) in self._method.initial.items():
-                    self._state.setdefault(name, _arranged(tensor.detach().clone(), layout))
+                    value = tensor.detach().clone()
+                    self._state.setdefault(name, value if layout is None else arrange(value, layout))
                 self._run = self._method.code.function(self._bind)
             return self._run
 
@@ -249,22 +246,16 @@ class Executable:
         for k, position in self._method.copied:
             flat[position].copy_(results[k])
         for k, name in self._method.stored:
-            self._state[name] = _arranged(results[k], self._method.initial[name][1])
+            layout = self._method.initial[name][1]
+            self._state[name] = results[k] if layout is None else arrange(results[k], layout)
         return [results[k] if layout is None else arrange(results[k], layout) for k, layout in self._method.returned]
-
-
-def _arranged(value: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    made: torch.Tensor = value if layout is None else arrange(value, layout)
-    return made
 
 
 def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
     layout = Layout.of(node.meta["val"])
     wanted = value.stride() if layout is None else layout.strides_for(value.shape)
     if not same_strides(value, wanted):
-        text = (
-            f"input {node.name} has the strides {list(value.stride())}; it was exported with {list(wanted)}, on which"
-        )
-        text += f" the result of {reader.target} depends"
+        text = f"input {node.name} has the strides {list(value.stride())}; it was exported with {list(wanted)}, "
+        text += f"on which the result of {reader.target} depends"
         hint = "give the input in the layout of the example, or export with one in this layout"
         raise InputError("input-invalid", text, reader, source_of(reader), hint)

@@ -1,4 +1,4 @@
-"""A graph as one Python function, written once: no interpreter, and nothing that two calls could share."""
+"""The graph of a program as one Python function: it is faster than an interpreter, and calls share no state."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.fx import GraphModule, Node
 
 from ..exported_program import CALL_DELEGATE
 from ..source import source_of
-from .layouts import Layout, arrange, body_layouts
+from .layouts import Layout, arrange, subgraph_layouts
 from .lowered_module import LoweredBackendModule
 
 _RESHAPE = torch.ops.aten.reshape.default
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-"""They were chosen by recorded strides; inputs, and results of delegates or of kernels, may have others."""
+"""torch chose these by recorded strides; inputs, and results of delegates or of kernels, may have others."""
 _serial = itertools.count()
 Function = Callable[..., Any]
 BindDelegate = Callable[[LoweredBackendModule], Function]
 
 
 class GraphCode:
-    """The code of a graph and of the bodies in it; ``function`` binds it to delegates.
+    """The code of a graph and of the subgraphs in it; ``function`` binds it to delegates.
 
     ``parameters`` are the placeholders that a call passes, in order; ``constants`` gives the others their values.
     ``layouts``: values that are brought into a layout as soon as they are computed.
@@ -39,7 +39,7 @@ class GraphCode:
         self._module, self._layouts = module, layouts
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
         self._bound: dict[str, Any] = {"arrange": arrange, **{self._names[n]: v for n, v in constants.items()}}
-        self._bodies: dict[str, GraphCode] = {}
+        self._subgraphs: dict[str, GraphCode] = {}
         self._delegates: dict[str, LoweredBackendModule] = {}
         self._lines = [f"def run({', '.join(self._names[n] for n in parameters)}):"]
         self._origins: list[Node | None] = [None]
@@ -51,14 +51,19 @@ class GraphCode:
         """The graph as a function of its parameters that returns its outputs; any number of threads may call it."""
         names = {"__name__": self._file, "__loader__": self, **self._bound}
         names |= {name: bind(module) for name, module in self._delegates.items()}
-        names |= {name: body.function(bind) for name, body in self._bodies.items()}
+        names |= {name: subgraph.function(bind) for name, subgraph in self._subgraphs.items()}
         exec(self._code, names)
         function: Function = names["run"]
         return function
 
     def get_source(self, name: str) -> str:
         """What tracebacks show (PEP 302): each line with the operator, and the user's line that it comes from."""
-        return "\n".join(line + _comment(node) for line, node in zip(self._lines, self._origins, strict=True))
+        lines = []
+        for line, node in zip(self._lines, self._origins, strict=True):
+            source = None if node is None else source_of(node)
+            comment = "" if node is None else f"  # {node.target}" + (f" at {source}" if source else "")
+            lines.append(line + comment)
+        return "\n".join(lines)
 
     def _write(self, alive: set[Node]) -> None:
         """One line a call. A value is dropped after its last use, so that no more memory is held than in eager."""
@@ -83,7 +88,7 @@ class GraphCode:
         self._origins.append(node)
 
     def _fetch(self, node: Node) -> None:
-        """What a graph holds is bound by name: delegates and bodies as what they are called through."""
+        """Bind what a ``get_attr`` node fetches to its name: a delegate or a subgraph as the function to call."""
         value: Any = self._module
         for part in str(node.target).split("."):
             value = getattr(value, part)
@@ -92,28 +97,24 @@ class GraphCode:
             self._delegates[name] = value
         elif isinstance(value, GraphModule):
             inputs = [n for n in value.graph.nodes if n.op == "placeholder"]
-            self._bodies[name] = GraphCode(value, inputs, {}, body_layouts(node, value, self._layouts))
+            self._subgraphs[name] = GraphCode(value, inputs, {}, subgraph_layouts(node, value, self._layouts))
         else:
             self._bound[name] = value
 
     def _call(self, node: Node) -> str:
-        text = self._delegate_call(node) if node.target is CALL_DELEGATE else self._plain_call(node)
-        layout = self._layouts.get(node)
-        return text if layout is None else f"arrange({text}, {self._bind(layout)})"
+        if node.target is CALL_DELEGATE:
+            module, *inputs = node.args
+            # a runtime gets its inputs with the strides that the backend saw
+            layouts = (Layout.of(a.meta.get("val")) if isinstance(a, Node) else None for a in inputs)
+            given = [self._arrange(self._text(a), layout) for a, layout in zip(inputs, layouts, strict=True)]
+            text = f"{self._text(module)}({', '.join(given)})"
+        else:
+            given = [self._text(a) for a in node.args]
+            given += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
+            text = f"{self._bind(_RESHAPE if node.target in _VIEWS else node.target)}({', '.join(given)})"
+        return self._arrange(text, self._layouts.get(node))
 
-    def _plain_call(self, node: Node) -> str:
-        given = [self._text(a) for a in node.args]
-        given += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
-        return f"{self._bind(_RESHAPE if node.target in _VIEWS else node.target)}({', '.join(given)})"
-
-    def _delegate_call(self, node: Node) -> str:
-        """A runtime gets its inputs with the strides that the backend saw."""
-        module, *given = node.args
-        return f"{self._text(module)}({', '.join(self._arranged(a) for a in given)})"
-
-    def _arranged(self, value: Any) -> str:
-        layout = Layout.of(value.meta.get("val")) if isinstance(value, Node) else None
-        text = self._text(value)
+    def _arrange(self, text: str, layout: Layout | None) -> str:
         return text if layout is None else f"arrange({text}, {self._bind(layout)})"
 
     def _text(self, value: Any) -> str:
@@ -133,10 +134,3 @@ class GraphCode:
         name = f"c{len(self._bound)}"
         self._bound[name] = value
         return name
-
-
-def _comment(node: Node | None) -> str:
-    if node is None:
-        return ""
-    source = source_of(node)
-    return f"  # {node.target}" + (f" at {source}" if source else "")

@@ -1,14 +1,14 @@
-"""Where a value's place in memory can be seen, and how it gets the recorded one there.
+"""Values that must have the strides they were recorded with, and how they get them.
 
-A graph was recorded with certain strides. Kernels on the host keep them; delegates may return others. That shows in
-operators that read memory or its order (``as_strided``, random numbers, custom operators), in delegates that were
-compiled with them, and in what the caller gets. A static scan finds these positions once, so that no call pays for it
-elsewhere.
+A graph was recorded with certain strides. Kernels on the host keep them; delegates may return others. The difference
+shows in operators that read memory or its order (``as_strided``, random numbers, custom operators), in delegates that
+were compiled for the recorded strides, and in what the caller gets. One scan of the graph finds these values before the
+first call, so that calls rearrange them and look at no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,11 +69,11 @@ class Layout:
         """The strides of a value of this shape."""
         if self.strides is not None:
             return self.strides
-        found, step = [0] * len(shape), 1
+        strides, step = [0] * len(shape), 1
         for dim in self.order:
-            found[dim] = step
+            strides[dim] = step
             step *= max(shape[dim], 1)
-        return tuple(found)
+        return tuple(strides)
 
 
 def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
@@ -99,7 +99,7 @@ def arrange(value: Any, layout: Layout) -> Any:
         return value
     if layout.offset is None and same_strides(value, strides):
         return value.as_strided(value.shape, strides)
-    return _copied(value, strides, layout.offset or 0)
+    return _copy(value, strides, layout.offset or 0)
 
 
 def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -108,38 +108,39 @@ def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
     return not value.numel() or all(size == 1 or have == want for size, have, want in sizes)
 
 
-def _copied(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
+def _copy(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
     extent = 1 + sum((size - 1) * s for size, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
-    made = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
-    target = made
+    copy = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
+    target = copy
     for dim in (d for d, s in enumerate(strides) if s == 0 and value.shape[d]):  # one element of memory for them all
         target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     target.copy_(value)
-    return made
+    return copy
 
 
 def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: bool = False) -> dict[Node, Layout]:
-    """Results of delegates, and of other calls with bodies, whose place in memory somebody can see in the graph.
+    """The recorded layouts of results of delegates, and of calls with subgraphs, whose strides something reads.
 
-    Also what is computed on the host and read by place: a replaced kernel, or an operand of it, may have other strides.
-    ``outward``: whoever gets the graph's outputs can see it as well. ``state``: inputs that are copies of the program's
-    buffers. Raises Unsupported if an operator reads memory that is neither in a result nor in a buffer.
+    Also of what the host computes and ``as_strided`` or the like reads: a kernel that replaces the recorded one may
+    choose other strides. ``outward``: the graph's outputs count as read. ``state``: inputs that are copies of the
+    program's buffers. Raises Unsupported if an operator reads memory that is neither in a result nor in a buffer.
     """
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
     seen = _ancestors([*readers, *([output_node(module.graph)] if outward else [])])
-    roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if _reads_memory(n)}
+    roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if n.target in READ_MEMORY}
     wanted = {*(n for n in seen if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
     for reader, root in roots.items():
         _check_memory(reader, root, state)
-    found = {n: Layout.of(n.meta.get("val"), with_offset=True) for n in wanted}
-    return {n: layout for n, layout in found.items() if layout is not None}
+    layouts = {n: Layout.of(n.meta.get("val"), with_offset=True) for n in wanted}
+    return {n: layout for n, layout in layouts.items() if layout is not None}
 
 
-def body_layouts(owner: Node, body: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
-    """The same of a body that ``owner`` holds: its outputs are seen if the call's results are, or if it is a loop's."""
+def subgraph_layouts(owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
+    """The same of a subgraph that ``owner`` holds."""
+    # Its outputs are read if the call's results are; and in a loop they are the next round's inputs, which may be read.
     calls = [u for u in owner.users if u in known or any(r in known for r in u.users)]
-    outward = bool(calls) or any(_reads(n, body, sees_layout) for n in body.graph.nodes)
-    return result_layouts(body, outward=outward)
+    outward = bool(calls) or any(_reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes)
+    return result_layouts(subgraph, outward=outward)
 
 
 def output_layouts(program: ExportedProgram) -> list[Layout | None]:
@@ -153,18 +154,18 @@ def output_layouts(program: ExportedProgram) -> list[Layout | None]:
 
 
 def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
-    """Inputs on whose strides numbers depend that are not read directly -> the operator that reads them.
+    """Inputs that must have their recorded strides, for the numbers to be right -> the operator that depends on them.
 
-    A view of an input is read as in eager, whatever its strides. After a computation the strides are those that were
-    recorded, or that a delegate returns, and no longer what eager would have.
+    An operator that reads an input, or a view of it, reads what eager would, whatever the strides. One that reads a
+    value computed from it does not: that value has the recorded strides, or those that a delegate returns.
     """
     module, inputs = program.graph_module, set(user_inputs(program))
-    found: dict[Node, Node] = {}
+    pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
     waiting = [
         (given, reader, _is_opaque(reader))
         for reader in module.graph.nodes
-        if _reads(reader, module, _reads_memory)
+        if _reads(reader, module, lambda node: node.target in READ_MEMORY)
         for given in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
     ]
     while waiting:
@@ -172,28 +173,25 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
         if (node, computed) not in seen:
             seen.add((node, computed))
             if node in inputs and computed:
-                found.setdefault(node, reader)
+                pinned.setdefault(node, reader)
             waiting += [(given, reader, computed or not _is_view(node)) for given in node.all_input_nodes]
-    return found
+    return pinned
 
 
 def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -> bool:
-    """Whether a call satisfies ``predicate``, or something in its bodies or in its delegate does."""
-    inside = ((n, inner) for inner in _inside(node, module) for n in inner.graph.nodes)
-    return predicate(node) or any(_reads(n, inner, predicate) for n, inner in inside)
-
-
-def _inside(node: Node, module: GraphModule) -> Iterator[GraphModule]:
+    """Whether a call satisfies ``predicate``, or something in its subgraphs or in its delegate does."""
+    if predicate(node):
+        return True
     for owner in node.all_input_nodes if _is_opaque(node) else ():
         held = getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
-        if isinstance(held, LoweredBackendModule):
-            yield held.original_module.graph_module
-        elif isinstance(held, GraphModule):
-            yield held
+        inner = held.original_module.graph_module if isinstance(held, LoweredBackendModule) else held
+        if isinstance(inner, GraphModule) and any(_reads(n, inner, predicate) for n in inner.graph.nodes):
+            return True
+    return False
 
 
 def _is_opaque(node: Node) -> bool:
-    """Whether a delegate, or a body that may contain one, computes the node."""
+    """Whether a delegate, or a subgraph that may contain one, computes the node."""
     return isinstance(node.target, HigherOrderOperator)
 
 
@@ -202,17 +200,13 @@ def _is_opaque_result(node: Node) -> bool:
     return single or (node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes)))
 
 
-def _reads_memory(node: Node) -> bool:
-    return node.target in READ_MEMORY
-
-
 def sees_layout(node: Node) -> bool:
-    """Random numbers are drawn in memory's order."""
+    """Whether what an operator computes depends on strides; random numbers are drawn in the order of memory."""
     if not isinstance(node.target, OpOverload):
         return False
-    known = node.target.namespace in _VALUES_ONLY
-    drawn = torch.Tag.nondeterministic_seeded in node.target.tags
-    return node.target in READ_MEMORY or node.target in _WANT_STRIDES or drawn or not known
+    if node.target in READ_MEMORY or node.target in _WANT_STRIDES:
+        return True
+    return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in _VALUES_ONLY
 
 
 def _is_view(node: Node) -> bool:
@@ -221,14 +215,14 @@ def _is_view(node: Node) -> bool:
 
 
 def _ancestors(nodes: list[Node]) -> set[Node]:
-    found: set[Node] = set()
+    ancestors: set[Node] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             waiting += node.all_input_nodes
-    return found
+    return ancestors
 
 
 def memory_root(value: Node) -> Node:
@@ -239,7 +233,7 @@ def memory_root(value: Node) -> Node:
 
 
 def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
-    """A delegate returns the elements of its result, not the memory around them that eager would have there."""
+    """Raise Unsupported if ``reader`` reads memory around ``root``: a delegate returns elements, and nothing else."""
     if (root in state or _is_opaque_result(root)) and not _is_covered(root.meta["val"], reader.meta["val"]):
         text = f"{reader.target} reads memory around {root.name}, which is not there in a lowered program"
         hint = "index the tensor instead, or leave what it is a view of to the host"
@@ -247,6 +241,7 @@ def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
 
 
 def _is_covered(written: torch.Tensor, read: Any) -> bool:
+    """Whether everything that a view shows of memory is an element of the tensor that is written there."""
     places = [(v.shape, v.stride(), v.storage_offset()) for v in (written, read) if isinstance(v, torch.Tensor)]
     numbers = [n for shape, strides, offset in places for n in (*shape, *strides, offset)]
     if len(places) < 2:

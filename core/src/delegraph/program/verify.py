@@ -1,4 +1,4 @@
-"""Comparing a lowered program with eager PyTorch, in figures."""
+"""Comparing the results of a lowered program with those of eager PyTorch, in numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OutputStatistics:
 
 @dataclass(frozen=True)
 class Verification:
-    """Figures of every output against eager."""
+    """How every output compares with eager."""
 
     outputs: tuple[OutputStatistics, ...]
 
@@ -68,10 +68,10 @@ def compare(got: Any, wanted: Any) -> Verification:
     """Compare two results of the same structure, output by output."""
     ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(wanted)
     pairs: Sequence[tuple[Any, Any]] = list(zip(ours, theirs, strict=True))
-    return Verification(tuple(_figures(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+    return Verification(tuple(_compare_one(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
 
-def _figures(name: str, got: Any, wanted: Any) -> OutputStatistics:
+def _compare_one(name: str, got: Any, wanted: Any) -> OutputStatistics:
     if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
         return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted))
     a, b = map(_wide, (got, wanted))
