@@ -29,6 +29,7 @@ __all__ = [
     "PluginUnavailable",
     "UnknownMethod",
     "Unsupported",
+    "UsageError",
     "WriteError",
 ]
 
@@ -148,6 +149,10 @@ class FormatError(DelegraphError, ValueError):
 
 class WriteError(DelegraphError, OSError):
     """A file could not be written; nothing was left behind."""
+
+
+class UsageError(DelegraphError):
+    """The command line asks for something that is not there or does not fit together."""
 
 
 class NoRuntime(DelegraphError):

@@ -134,6 +134,25 @@ class FormatSpec:
         _as_tuples(self, "requires")
 
 
+@dataclass(frozen=True)
+class CommandSpec:
+    """A command ``delegraph <name>``. The target is imported when the command is given.
+
+    ``target`` names a class with the two static methods of ``delegraph.cli.command.Command``. ``summary`` is its line
+    in ``delegraph --help``. ``requires`` names modules that must be importable, ``install_hint`` says how to get them.
+    """
+
+    name: str
+    target: str
+    summary: str = ""
+    requires: tuple[str, ...] = ()
+    install_hint: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self, name=_NAME, target=_TARGET)
+        _as_tuples(self, "requires")
+
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*"), "the name of the backend's class"
 _TARGET = re.compile(r"[\w.]+:\S+"), "'package.module:Name'"
@@ -197,6 +216,11 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
+    def delegraph_commands(self) -> Iterable[CommandSpec]:
+        """The commands that this distribution adds to ``delegraph``."""
+        raise NotImplementedError
+
+    @hookspec
     def delegraph_after_partition(self, report: Any) -> None:
         """A program was partitioned; an error raised here is a line in the report."""
 
@@ -205,13 +229,14 @@ class Hooks:
         """A program was lowered; an error raised here is a line in the report."""
 
 
-Declaration = BackendSpec | PartitionerSpec | RuntimeSpec | QuantizerSpec | FormatSpec
+Declaration = BackendSpec | PartitionerSpec | RuntimeSpec | QuantizerSpec | FormatSpec | CommandSpec
 DECLARATION_OF: dict[str, type[Any]] = {
     "delegraph_backends": BackendSpec,
     "delegraph_partitioners": PartitionerSpec,
     "delegraph_runtimes": RuntimeSpec,
     "delegraph_quantizers": QuantizerSpec,
     "delegraph_formats": FormatSpec,
+    "delegraph_commands": CommandSpec,
 }
 """Hook -> the class of declarations that it returns, in a list or tuple."""
 EVENTS = ("delegraph_after_partition", "delegraph_after_lower")

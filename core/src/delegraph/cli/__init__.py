@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -25,29 +25,24 @@ from ..errors import (
     FormatNotFound,
     InternalError,
     OptionError,
+    UsageError,
     WriteError,
 )
+from ..io.escape import printable
 from . import native, terminal
-from .outcome import Outcome, UsageError, as_json
+from .lookup import find_command, list_commands
+from .outcome import Outcome, as_json
 from .watchdog import watchdog
 
-_MODULES = {
-    "backends": "listing",
-    "doctor": "listing",
-    "lower": "lowering",
-    "run": "files",
-    "inspect": "files",
-    "check": "delegraph_devkit.cli.check",
-    "new-backend": "delegraph_devkit.cli.new_backend",
-    "completion": "completion",
-}
-"""Command -> the module here that has it. Only the module of the command that is given is imported."""
-
-_USAGE = (UsageError, OptionError, BackendNotFound, FormatNotFound)
+__all__ = ["main", "parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: of a signal that ended the work, 128 and its number."""
+    if "_ARGCOMPLETE" in os.environ:  # the script that `delegraph completion` prints runs this program at each TAB
+        from .completion import complete
+
+        complete(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     terminal.occupy_closed_descriptors()
     try:
@@ -91,17 +86,19 @@ def _finish(words: Sequence[str]) -> int:
     """Run the command and show what comes of it."""
     flags = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in flags
+    text = None
     try:
         outcome = _run(words)
-    except _Answered:
-        return 0
+    except _Answered as e:
+        outcome, text = Outcome("", {}, ""), str(e)
     except DelegraphError as e:
         outcome = _failure(e, debug)
     except (Exception, SystemExit) as e:  # whoever wants to exit: without a result the work has failed
-        text = f"{type(e).__name__}: {e}"
+        message = f"{type(e).__name__}: {e}"
         hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
-        outcome = _failure(InternalError("internal", text, hint=hint), debug, e)
-    text = as_json(outcome) if "--json" in flags else outcome.text
+        outcome = _failure(InternalError("internal", message, hint=hint), debug, e)
+    if text is None:
+        text = as_json(outcome) if "--json" in flags else outcome.text
     try:
         terminal.show(text) if text else None
     except WriteError as e:
@@ -110,42 +107,47 @@ def _finish(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> Outcome:
-    args = parser(words).parse_args(words)
+    stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), native.end_explained():
-        outcome: Outcome = args.command(args)
+        command_line = parser(words)
+        with contextlib.redirect_stdout(stdout):  # which arguments such as /dev/stdout mean
+            args = command_line.parse_args(words)
+        outcome: Outcome = args.run_command(args)
     return outcome
 
 
 class _Answered(Exception):
-    """--help or --version was all that was asked."""
+    """--help or --version was all that was asked; the text is the answer."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports wrong usage as an error of ours, so that ``--json`` holds for it too."""
+    """Neither prints nor exits: wrong usage is an error of ours, so that ``--json`` holds for it too."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         raise UsageError("usage-invalid", f"{message}\n{self.format_usage().rstrip()}", hint=f"{self.prog} --help")
 
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Not with SystemExit, which a plugin or a model may raise too."""
-        raise _Answered
-
     def _print_message(self, message: str, file: object = None) -> None:
-        terminal.show(message, end="")  # --help and --version, whose writing argparse would let fail silently
+        raise _Answered(message.rstrip("\n"))
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command that ``words`` begin with; of all commands if they begin with none."""
-    made = _Parser(prog="delegraph", description="Lower PyTorch programs to hardware backends.")
-    made.add_argument("--version", action="version", version=f"delegraph {__version__}")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="print one JSON object with a schema field")
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    wanted = [_MODULES[words[0]]] if words and words[0] in _MODULES else dict.fromkeys(_MODULES.values())
-    for name in wanted:
-        import_module(name if "." in name else f".{name}", __name__).add(commands, common)
-    return made
+    """The parser of the command that ``words`` begin with; if they begin with none, it knows only what all are for."""
+    top = _Parser(prog="delegraph", description="Lower PyTorch programs to hardware backends.")
+    top.add_argument("--version", action="version", version=f"delegraph {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    if words and not words[0].startswith("-"):
+        command = find_command(words[0])
+        chosen = commands.add_parser(words[0])
+        chosen.add_argument("--json", action="store_true", help="print one JSON object with a schema field")
+        chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command.add_arguments(chosen)
+        chosen.set_defaults(run_command=command.run)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DelegraphWarning)  # nobody reads them here
+            for name, summary in list_commands():
+                commands.add_parser(name, help=printable(summary).replace("%", "%%"))
+    return top
 
 
 @contextlib.contextmanager
@@ -171,4 +173,5 @@ def _failure(error: DelegraphError, debug: bool, shown: BaseException | None = N
     where = None if error.source is None else str(error.source)
     content = {"code": error.code, "message": error.message, "source": where, "hint": error.hint}
     content["raised_by"] = error.raised_by
-    return Outcome("delegraph.error/1", content, "", 2 if isinstance(error, _USAGE) else 1)
+    wrong_usage = isinstance(error, (UsageError, OptionError, BackendNotFound, FormatNotFound))
+    return Outcome("delegraph.error/1", content, "", 2 if wrong_usage else 1)

@@ -1,131 +1,99 @@
-"""``delegraph completion``: what a shell offers after TAB. Importing this module imports no torch.
+"""``delegraph completion``: what a shell offers after TAB, by argcomplete. Nothing here imports torch.
 
-The script that is printed asks this program at each TAB, so it knows the commands of the installed version, the
-backends that are installed and their options. The answer takes as long as ``delegraph backends``.
+The script that is printed runs this program at each TAB, so it knows the commands, backends and options that are
+installed. The answer takes as long as ``delegraph backends``.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from argcomplete.completers import FilesCompleter
+from argcomplete.finders import CompletionFinder
+from argcomplete.lexers import split_line
+from argcomplete.shell_integration import shellcode
+
+from ..discovery.index import BackendInfo
 from ..discovery.registry import default_registry
-from ..errors import DelegraphWarning
-from ..plugin import OptionSpec
+from ..errors import DelegraphError, DelegraphWarning
+from ..plugin import FormatSpec
 from .outcome import Outcome
 
-# COMP_WORDS splits at = and :, which stand inside our words; so the line is split again, at blanks.
-_BASH = """\
-_delegraph() {
-    local line="${COMP_LINE:0:COMP_POINT}" words word
-    read -ra words <<< "$line"
-    [[ "$line" == *[[:space:]] ]] && words+=("")
-    word="${words[-1]}"
-    mapfile -t COMPREPLY < <("${words[0]}" completion words -- "${words[@]:1}" 2>/dev/null)
-    local split="${word%"${word##*[=:]}"}"
-    COMPREPLY=("${COMPREPLY[@]#"$split"}")
-    [[ "${#COMPREPLY[@]}" == 1 && "${COMPREPLY[0]}" == *= ]] && compopt -o nospace 2>/dev/null
-    return 0
-}
-complete -o default -F _delegraph delegraph
-"""
+
+class Completion:
+    """``delegraph completion``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell that will read the script")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        script = shellcode(["delegraph"], shell=args.shell)
+        return Outcome("delegraph.completion/1", {"script": script}, script)
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    completion = commands.add_parser("completion", parents=[common], help="print a script that completes in bash")
-    completion.add_argument("shell", choices=["bash", "words"], metavar="SHELL", help="bash")
-    completion.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    completion.set_defaults(command=_completion)
-
-
-def _completion(args: argparse.Namespace) -> Outcome:
-    if args.shell == "bash":
-        return Outcome("delegraph.completion/1", {"script": _BASH}, _BASH)
-    found = candidates(args.words)
-    return Outcome("delegraph.completion/1", {"candidates": found}, "\n".join(found))
-
-
-def candidates(words: Sequence[str]) -> list[str]:
-    """What the last of ``words`` (of those behind ``delegraph``) could become; nothing where a file is wanted."""
-    *before, last = words or [""]
-    flag, equals, _ = last.partition("=")
-    if last.startswith("--") and equals:  # --option=tosa.spec is --option tosa.spec
-        return [f"{flag}={c}" for c in candidates([*before, flag, last[len(flag) + 1 :]])]
-    command = _command(before)
-    offered = _commands() if command is None else _values(last, before, command)
-    return sorted(o for o in set(offered) if o.startswith(last))
-
-
-def _commands() -> Iterable[str]:
-    from . import parser
-
-    return [*_subparsers(parser()), "--help", "--version"]
-
-
-def _command(before: Sequence[str]) -> argparse.ArgumentParser | None:
-    """The parser of the command that was typed."""
-    from . import parser
-
-    return _subparsers(parser(before)).get(before[0]) if before else None
-
-
-def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found: dict[str, argparse.ArgumentParser] = {}
-    for action in parser._actions:  # argparse has no public way to ask what a parser knows
-        if isinstance(action, argparse._SubParsersAction):
-            found.update(action.choices)
-    return found
-
-
-def _values(last: str, before: Sequence[str], command: argparse.ArgumentParser) -> Iterable[str]:
-    """The values of the option before, if that takes one; else options where one was begun, else words."""
-    flags = {flag: action for action in command._actions for flag in action.option_strings}
-    previous = flags.get(before[-1])
-    if previous is not None and previous.nargs != 0:
-        return _option_values(before)
-    return flags if last.startswith("-") else _words(before, command)
-
-
-def _option_values(before: Sequence[str]) -> Iterable[str]:
-    if before[-1] == "--backend":
-        return _backends()
-    return _assignments(_asked(before)) if before[-1] == "--option" else []
-
-
-def _words(before: Sequence[str], command: argparse.ArgumentParser) -> Iterable[str]:
-    if before == ["check"]:
-        return _backends()
-    choices = [a.choices or () for a in command._actions if not a.option_strings]
-    return [str(c) for each in choices for c in each if c != "words"] if len(before) == 1 else []
-
-
-def _asked(before: Sequence[str]) -> list[str]:
-    """The backends that the words name; all of them if they name none."""
-    named = [b for flag, b in itertools.pairwise(before) if flag == "--backend"]
-    return named or ([before[1]] if before[0] == "check" and len(before) > 1 else _backends())
-
-
-def _assignments(backends: Iterable[str]) -> Iterator[str]:
-    """``tosa.spec=``, and with the value where there are few."""
-    known = {b.name: b for b in _infos()}
-    for name in backends:
-        for option in known[name].options if name in known else ():
-            yield from (f"{name}.{option.name}={value}" for value in _choices(option))
-
-
-def _choices(option: OptionSpec) -> Sequence[Any]:
-    return ("true", "false") if option.type is bool else option.choices or ("",)
-
-
-def _backends() -> list[str]:
-    return [info.name for info in _infos()]
-
-
-def _infos() -> list[Any]:
+def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:
+    """Answer the shell, which has asked by environment variables, and end the process."""
+    line, point, start = (os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE"))
+    typed = split_line(line, int(point))[3][int(start) :]  # whole words behind the program's name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DelegraphWarning)  # nobody reads them while typing
-        return default_registry().backends()
+        try:
+            parser = make_parser(typed)
+        except DelegraphError:  # a command that is not there or broken has nothing to offer
+            os._exit(1)
+        for action in _arguments(parser):
+            if action.metavar in _COMPLETERS and not (action.metavar == "FILE" and action.option_strings):
+                action.completer = _COMPLETERS[action.metavar]  # type: ignore[attr-defined]
+        CompletionFinder()(parser, always_complete_options=False, validator=_fits)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # argparse has no public way to ask what a parser knows
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _arguments(command)
+        else:
+            yield action
+
+
+def _fits(candidate: str, prefix: str) -> bool:
+    """A plugin's text that would control the terminal is not offered."""
+    return candidate.startswith(prefix) and candidate.isprintable()
+
+
+def _backend_names(**_: Any) -> list[str]:
+    return [info.name for info in _backends()]
+
+
+def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
+    """``tosa.spec=``, and with the value where there are few; of the backends that the line names, or of all."""
+    named = getattr(parsed_args, "backend", None) or _backend_names()
+    for info in _backends():
+        if info.name in ([named] if isinstance(named, str) else named):
+            for option in info.options:
+                values = ("true", "false") if option.type is bool else option.choices or ("",)
+                yield from (f"{info.name}.{option.name}={value}" for value in values)
+
+
+def _backends() -> list[BackendInfo]:
+    return default_registry().backends()
+
+
+def _readable_files(prefix: str, **_: Any) -> list[str]:
+    declared = (spec for plugin in default_registry().plugins() for spec in plugin.declarations)
+    return list(FilesCompleter([spec.suffix for spec in declared if isinstance(spec, FormatSpec)])(prefix))
+
+
+_COMPLETERS: Mapping[Any, Any] = {
+    "BACKEND": _backend_names,
+    "BACKEND.OPTION=VALUE": _option_values,
+    "MODEL": FilesCompleter((".py", ".pt2")),
+    "FILE": _readable_files,
+}
+"""Metavar -> what completes such an argument; FILE of an option is any file. Others are completed as file names."""

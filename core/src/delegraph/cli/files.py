@@ -3,82 +3,102 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
-from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..discovery.registry import default_registry
-from ..errors import InputError, WriteError
+from ..errors import InputError, UsageError, WriteError
 from ..io.atomic_write import write_whole
 from ..program.files import FileFormat
-from .outcome import Outcome, UsageError, expect_file, natural_number, output_path, progress, table
+from .outcome import Outcome, expect_file, natural_number, output_path, progress, table
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the commands to the parser."""
-    run = commands.add_parser("run", parents=[common], help="run a file such as .tosa on this host")
-    run.add_argument("file", type=Path, metavar="FILE")
-    run.add_argument("--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input")
-    run.add_argument("--output", type=Path, metavar="DIR", help="folder that gets output_0.npy, output_1.npy, ...")
-    run.add_argument("--seed", type=natural_number, default=0, help="of random inputs, which are used without --input")
-    run.add_argument(
-        "--max-iterations", type=natural_number, metavar="N", help="iterations of all loops together (.tosa: 100000)"
-    )
-    run.set_defaults(command=_run)
-    inspect = commands.add_parser("inspect", parents=[common], help="show what is in a file such as .tosa")
-    inspect.add_argument("file", type=Path, metavar="FILE")
-    inspect.add_argument("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
-    inspect.add_argument("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
-    inspect.set_defaults(command=_inspect)
+class Inspect:
+    """``delegraph inspect``."""
 
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
+        parser.add_argument(
+            "--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses"
+        )
 
-def _inspect(args: argparse.Namespace) -> Outcome:
-    file_format = _format(args.file)
-    with progress(f"reading {args.file}"):
-        inspection = file_format.inspect(args.file)
-    content, texts = {"file": str(args.file), **inspection.to_json()}, [str(inspection)]
-    if args.html:
-        write_whole(args.html, file_format.page(args.file).encode())
-        texts.append(f"wrote {args.html}")
-    verdicts = file_format.verify(args.file) if args.verify else []
-    if args.verify:
-        content["verdicts"] = [verdict._asdict() for verdict in verdicts]
-        texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
-    refused = any(verdict.accepted is False for verdict in verdicts)
-    return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        file_format = _find_format(args.file)
+        with progress(f"reading {args.file}"):
+            inspection = file_format.inspect(args.file)
+        content, texts = {"file": str(args.file), **inspection.to_json()}, [str(inspection)]
+        if args.html:
+            write_whole(args.html, file_format.page(args.file).encode())
+            texts.append(f"wrote {args.html}")
+        verdicts = file_format.verify(args.file) if args.verify else []
+        if args.verify:
+            content["verdicts"] = [verdict._asdict() for verdict in verdicts]
+            texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
+        refused = any(verdict.accepted is False for verdict in verdicts)
+        return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
 
 
 _VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}
 
 
-def _run(args: argparse.Namespace) -> Outcome:
-    file_format = _format(args.file)
-    bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
-    if bound and "max_iterations" not in signature(file_format.kind.run).parameters:
-        raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
-    inputs = [_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
-    with progress(f"running {args.file}"):
-        run = file_format.run if file_format.defines("run") else partial(_call, file_format)
-        outputs = run(args.file, inputs, **bound)
-    rows = [_row(name, value) for name, value in outputs]
-    if args.output:
-        _save(args.output, [value for _, value in outputs])
-    origin = "from files" if args.input else f"random, seed {args.seed}"
-    shown = [[r["name"], r["dtype"], str(r["shape"]), *(_figure(r[k]) for k in _FIGURES)] for r in rows]
-    text = f"inputs: {origin}\n" + table([["OUTPUT", "DTYPE", "SHAPE", *(f.upper() for f in _FIGURES)], *shown])
-    content = {"inputs": {"random": not args.input, "seed": args.seed}, "outputs": rows}
-    return Outcome("delegraph.run/1", content, text)
+class Run:
+    """``delegraph run``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument(
+            "--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input"
+        )
+        parser.add_argument(
+            "--output", type=Path, metavar="DIR", help="folder that gets output_0.npy, output_1.npy, ..."
+        )
+        parser.add_argument(
+            "--seed", type=natural_number, default=0, help="of random inputs, which are used without --input"
+        )
+        parser.add_argument(
+            "--max-iterations",
+            type=natural_number,
+            metavar="N",
+            help="iterations of all loops together (.tosa: 100000)",
+        )
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        file_format = _find_format(args.file)
+        bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
+        if bound and "max_iterations" not in inspect.signature(file_format.kind.run).parameters:
+            raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
+        inputs = [_read_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
+        with progress(f"running {args.file}"):
+            if file_format.defines("run"):
+                outputs = file_format.run(args.file, inputs, **bound)
+            else:
+                outputs = _call(file_format, inputs)
+        rows = [_describe(name, value) for name, value in outputs]
+        if args.output:
+            _save(args.output, [value for _, value in outputs])
+        cells = [[r["name"], r["dtype"], str(r["shape"]), *map(_format_number, list(r.values())[3:])] for r in rows]
+        origin = "from files" if args.input else f"random, seed {args.seed}"
+        head = ["OUTPUT", "DTYPE", "SHAPE", "MIN", "MAX", "MEAN", "NONFINITE"]
+        content = {"inputs": {"random": not args.input, "seed": args.seed}, "outputs": rows}
+        return Outcome("delegraph.run/1", content, f"inputs: {origin}\n" + table([head, *cells]))
 
 
-_FIGURES = ("min", "max", "mean", "nonfinite")
+def _find_format(path: Path) -> FileFormat:
+    expect_file(path)
+    return FileFormat(path, default_registry())
 
 
-def _call(file_format: FileFormat, _: Path, inputs: list[np.ndarray[Any, Any]]) -> list[tuple[str, Any]]:
+def _call(file_format: FileFormat, inputs: list[np.ndarray[Any, Any]]) -> list[tuple[str, Any]]:
     """Run a file whose format only reads it: its method, called with a tensor for each array."""
     import torch
     from torch.utils import _pytree as pytree
@@ -87,39 +107,35 @@ def _call(file_format: FileFormat, _: Path, inputs: list[np.ndarray[Any, Any]]) 
     return [(f"output_{k}", torch.as_tensor(r).detach().numpy()) for k, r in enumerate(results)]
 
 
-def _format(path: Path) -> FileFormat:
-    expect_file(path)
-    return FileFormat(path, default_registry())
-
-
-def _array(path: Path) -> np.ndarray[Any, Any]:
+def _read_array(path: Path) -> np.ndarray[Any, Any]:
     import numpy as np
 
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as e:
         raise InputError("input-invalid", f"{path} is not a readable .npy file: {e}") from e
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise InputError("input-invalid", f"{path} holds several arrays; give one .npy file for each input")
-    return found
+    return array
 
 
-def _row(name: str, value: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _describe(name: str, value: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Name, type, shape, and statistics over the finite elements."""
     import numpy as np
 
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
-    figures = (finite.min(), finite.max(), finite.mean(dtype=np.float64)) if finite.size else (None, None, None)
     return {
         "name": name,
         "dtype": value.dtype.name,
         "shape": list(value.shape),
-        **{k: None if v is None else float(v) for k, v in zip(_FIGURES, figures, strict=False)},
+        "min": float(finite.min()) if finite.size else None,
+        "max": float(finite.max()) if finite.size else None,
+        "mean": float(finite.mean(dtype=np.float64)) if finite.size else None,
         "nonfinite": int(value.size - finite.size),
     }
 
 
-def _figure(value: float | int | None) -> str:
+def _format_number(value: float | int | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 

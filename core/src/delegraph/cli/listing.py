@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from ..discovery.index import BackendInfo
@@ -12,19 +13,51 @@ from ..discovery.registry import default_registry
 from ..errors import DelegraphWarning
 from ..io.escape import printable
 from ..plugin import OptionSpec
+from .lookup import list_collisions
 from .outcome import Outcome, progress, table
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the commands to the parser."""
-    backends = commands.add_parser("backends", parents=[common], help="list the backends that are installed")
-    backends.add_argument("-v", "--verbose", action="store_true", help="also options, formats and origin")
-    backends.set_defaults(command=_backends)
-    doctor = commands.add_parser("doctor", parents=[common], help="examine every plugin; exit code 1 if one is broken")
-    doctor.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="time that one plugin may take to be imported (default 60)"
-    )
-    doctor.set_defaults(command=_doctor)
+class Backends:
+    """``delegraph backends``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("-v", "--verbose", action="store_true", help="also options, formats and origin")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DelegraphWarning)  # the list shows it
+            registry = default_registry()
+            infos = registry.backends()
+        told = (Status.OK, Status.CONFLICT)
+        silent = [p for p in registry.plugins() if p.status not in told and not p.faults]
+        content = {
+            "backends": [_backend_json(i) for i in infos],
+            "plugins_without_backends": [_plugin_json(p) for p in silent],
+        }
+        return Outcome("delegraph.backends/1", content, _listing(infos, silent, args.verbose))
+
+
+class Doctor:
+    """``delegraph doctor``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--timeout",
+            type=_seconds,
+            metavar="SECONDS",
+            help="time that one plugin may take to be imported (default 60)",
+        )
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        with warnings.catch_warnings(), progress("examining plugins"):
+            warnings.simplefilter("ignore", DelegraphWarning)  # the report shows it
+            report = default_registry().doctor(args.timeout)
+            report = replace(report, notes=(*report.notes, *list_collisions()))
+        return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)
 
 
 def _seconds(text: str) -> float:
@@ -35,17 +68,6 @@ def _seconds(text: str) -> float:
 
 
 _seconds.__name__ = "number of seconds"  # what argparse calls the value in its error
-
-
-def _backends(args: argparse.Namespace) -> Outcome:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DelegraphWarning)  # the list shows it
-        registry = default_registry()
-        infos = registry.backends()
-    silent = [p for p in registry.plugins() if p.status is not Status.OK and not p.faults]
-    silent = [p for p in silent if p.status is not Status.CONFLICT]
-    content = {"backends": [_json(i) for i in infos], "plugins_without_backends": [_plugin_json(p) for p in silent]}
-    return Outcome("delegraph.backends/1", content, _listing(infos, silent, args.verbose))
 
 
 def _listing(infos: list[BackendInfo], silent: list[PluginRecord], verbose: bool) -> str:
@@ -82,28 +104,15 @@ def _option(option: OptionSpec) -> list[str]:
     return [option.name, option.type.__name__, default, "; ".join([*choices, *([option.help] if option.help else [])])]
 
 
-def _json(info: BackendInfo) -> dict[str, Any]:
+def _backend_json(info: BackendInfo) -> dict[str, Any]:
     return {
-        **{k: getattr(info, k) for k in _PLAIN_FIELDS},
+        **vars(info),
         "status": info.status.value,
         "full_name": info.full_name,
         "options": [vars(o) for o in info.options],
     }
 
 
-_PLAIN_FIELDS = (
-    *("name", "backend_id", "distribution", "version", "location", "error", "hint", "summary", "api", "target"),
-    *("formats", "partitioners", "has_runtime"),
-)
-
-
 def _plugin_json(plugin: PluginRecord) -> dict[str, Any]:
     fields = ("name", "distribution", "version", "location", "error", "hint")
     return {**{k: getattr(plugin, k) for k in fields}, "status": plugin.status.value}
-
-
-def _doctor(args: argparse.Namespace) -> Outcome:
-    with warnings.catch_warnings(), progress("examining plugins"):
-        warnings.simplefilter("ignore", DelegraphWarning)  # the report shows it
-        report = default_registry().doctor(args.timeout)
-    return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)

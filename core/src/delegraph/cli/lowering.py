@@ -7,56 +7,62 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..discovery.options import from_text, split_assignments
 from ..discovery.registry import Registry, default_registry
-from ..errors import DelegraphError, InputError
+from ..errors import DelegraphError, InputError, UsageError
 from ..io.atomic_write import expect_writable, write_whole
 from ..program.files import FileFormat
-from . import model, terminal
-from .outcome import Outcome, UsageError, as_json, output_path, progress
+from . import terminal
+from .command import parse_options
+from .model import check_model, load_model
+from .outcome import Outcome, as_json, output_path, progress
 
 TOLERANCE = 1e-3
 """Largest difference from eager that ``--verify`` accepts, relative to the largest value of eager's output."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    lower = commands.add_parser("lower", parents=[common], help="lower a model and write what a backend makes of it")
-    lower.add_argument("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
-    lower.add_argument("--backend", action="append", default=[], metavar="NAME", help="in order of preference")
-    lower.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
-    lower.add_argument("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
-    lower.add_argument("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
-    lower.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
-    lower.add_argument(
-        "--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text"
-    )
-    lower.add_argument("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
-    lower.add_argument("--require-full", action="store_true", help="fail if an operator is left to the host")
-    lower.set_defaults(command=_lower)
+class Lower:
+    """``delegraph lower``."""
 
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
+        parser.add_argument("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference")
+        parser.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        parser.add_argument(
+            "-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa"
+        )
+        parser.add_argument("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
+        parser.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
+        parser.add_argument(
+            "--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text"
+        )
+        parser.add_argument(
+            "-v", "--verbose", action="store_true", help="also operators, border and time of each delegate"
+        )
+        parser.add_argument("--require-full", action="store_true", help="fail if an operator is left to the host")
 
-def _lower(args: argparse.Namespace) -> Outcome:
-    registry = default_registry()
-    model.split(args.model)
-    backends = args.backend or [_only_backend(registry, args.output)]
-    options = _options(registry, backends, args.option)
-    _check_output(registry, backends, args.output)
-    for path in filter(None, (args.output, args.report)):
-        expect_writable(path)
-    return _work(args, backends, options)
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        registry = default_registry()
+        check_model(args.model)
+        backends = args.backend or [_only_backend(registry, args.output)]
+        options = parse_options(backends, args.option)
+        _check_output(registry, backends, args.output)
+        for path in filter(None, (args.output, args.report)):
+            expect_writable(path)
+        return _work(args, backends, options)
 
 
 def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]) -> Outcome:
     with progress(f"loading {args.model}"):
         from ..api import lower
 
-        program, inputs, kwargs = model.load(args.model)
+        program, inputs, kwargs = load_model(args.model)
     with progress(f"lowering for {', '.join(backends)}"):
         lowered = lower(program, inputs, backends=backends, options=options, require_full=args.require_full)
-    checked = _verified(lowered, inputs, kwargs, args.tolerance) if args.verify else None
+    verification = _verify(lowered, inputs, kwargs, args.tolerance) if args.verify else None
     written = _save(lowered, args.output) if args.output else None
-    outcome = _outcome(lowered, checked, written, args)
+    outcome = _outcome(lowered, verification, written, args)
     if args.report:
         _write_report(args.report, outcome, lowered.report, args.verbose)
     return outcome
@@ -73,27 +79,27 @@ def _save(lowered: Any, output: Path) -> dict[str, Any]:
         raise
 
 
-def _outcome(lowered: Any, checked: Any, output: dict[str, Any] | None, args: argparse.Namespace) -> Outcome:
-    content = {
-        "report": lowered.report.to_json(),
-        "verification": None if checked is None else checked.to_json(),
-        "output": output,
-    }
-    wrote = [] if output is None else [f"wrote {output['path']} ({output['bytes']} bytes)"]
-    figures = [] if checked is None else [str(checked)]
-    return Outcome("delegraph.lower/1", content, "\n".join([lowered.report.to_text(args.verbose), *figures, *wrote]))
+def _outcome(lowered: Any, verification: Any, output: dict[str, Any] | None, args: argparse.Namespace) -> Outcome:
+    content = {"report": lowered.report.to_json(), "verification": None, "output": output}
+    texts = [lowered.report.to_text(args.verbose)]
+    if verification is not None:
+        content["verification"] = verification.to_json()
+        texts.append(str(verification))
+    if output is not None:
+        texts.append(f"wrote {output['path']} ({output['bytes']} bytes)")
+    return Outcome("delegraph.lower/1", content, "\n".join(texts))
 
 
-def _verified(lowered: Any, inputs: Any, kwargs: dict[str, Any], tolerance: float) -> Any:
+def _verify(lowered: Any, inputs: Any, kwargs: dict[str, Any], tolerance: float) -> Any:
     if inputs is None:
         hint = "export the program with example inputs, or give a path.py that returns them"
         raise InputError("input-invalid", "--verify needs inputs, and this .pt2 file has none", hint=hint)
     with progress("comparing with eager"):
-        checked = lowered.verify(*inputs, **kwargs)
-    if not checked.relative_error <= tolerance:
-        text = f"the lowered program does not agree with eager PyTorch within {tolerance:g}; {checked}"
+        verification = lowered.verify(*inputs, **kwargs)
+    if not verification.relative_error <= tolerance:
+        text = f"the lowered program does not agree with eager PyTorch within {tolerance:g}; {verification}"
         raise DelegraphError("verification-failed", text, hint="nothing was written; --tolerance sets what is accepted")
-    return checked
+    return verification
 
 
 def _only_backend(registry: Registry, output: Path | None) -> str:
@@ -104,12 +110,6 @@ def _only_backend(registry: Registry, output: Path | None) -> str:
         names = ", ".join(b.name for b in usable) or "none"
         raise UsageError("usage-invalid", f"name a backend with --backend (installed: {names})")
     return fitting[0].name
-
-
-def _options(registry: Registry, backends: list[str], assignments: list[str]) -> dict[str, dict[str, Any]]:
-    specs = {name: registry.spec(name) for name in backends}
-    texts = split_assignments(assignments, backends)
-    return {name: from_text(specs[name].options, given, f"backend {name!r}") for name, given in texts.items()}
 
 
 def _check_output(registry: Registry, backends: list[str], output: Path | None) -> None:

@@ -13,19 +13,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import FormatError, InputError
+from ..errors import FormatError, InputError, UsageError
 from ..source import Source
-from .outcome import UsageError, expect_file
+from .outcome import expect_file
 
 _FORM = "a function without arguments that returns (module, example_inputs)"
 
 
-def load(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
     """The program, its example inputs (None if a ``.pt2`` has none) and its example keyword arguments.
 
     Loading a path runs its code. Raises InputError, FormatError or UsageError.
     """
-    path, function = split(text)
+    path, function = _split(text)
     if path.suffix == ".pt2":
         return _exported(path)
     module = _module(path)
@@ -38,8 +38,13 @@ def load(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
     return program, tuple(inputs), {}
 
 
-def split(text: str) -> tuple[Path, str | None]:
-    """``path.py:function`` -> path and function; raises UsageError for what can be no model, before anything runs."""
+def check_model(text: str) -> None:
+    """Raise UsageError for what can be no MODEL, before anything of it runs."""
+    _split(text)
+
+
+def _split(text: str) -> tuple[Path, str | None]:
+    """``path.py:function`` -> path and function. Raises UsageError."""
     head, colon, tail = text.rpartition(":")
     path, function = (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
     if path.suffix not in (".py", ".pt2"):

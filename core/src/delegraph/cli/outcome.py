@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import DelegraphError
+from ..errors import UsageError
 from ..io.escape import printable
 from . import terminal
-
-
-class UsageError(DelegraphError):
-    """The command line asks for something that is not there or does not fit together."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..errors import (
     PluginIncompatible,
     PluginUnavailable,
 )
-from ..plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec
+from ..plugin import BackendSpec, CommandSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec
 from .distributions import canonical
 from .entry_points import Discovery
 from .loading import missing
@@ -97,7 +97,7 @@ class Catalogue:
             for d in record.declarations:
                 if isinstance(d, FormatSpec):
                     self._formats.setdefault(d.suffix.lower(), []).append((d, record))
-                elif not isinstance(d, BackendSpec):
+                elif not isinstance(d, (BackendSpec, CommandSpec)):
                     self._declared.setdefault((type(d), _key(d.backend)), []).append((d, record))
         self.notes = (*discovery.notes, *self._orphans())
 

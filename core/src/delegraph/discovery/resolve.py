@@ -10,6 +10,7 @@ from ..errors import PluginBroken
 from ..plugin import (
     API_VERSION,
     BackendSpec,
+    CommandSpec,
     Declaration,
     FormatSpec,
     OptionSpec,
@@ -47,6 +48,7 @@ _KINDS: dict[type, str] = {
     RuntimeSpec: "runtime",
     QuantizerSpec: "quantiser",
     FormatSpec: "file format",
+    CommandSpec: "command",
 }
 
 
@@ -56,6 +58,7 @@ _REMEDIES: dict[type, str] = {
     RuntimeSpec: "a runtime is a subclass of delegraph.runtime.BackendRuntime",
     QuantizerSpec: "a quantiser is a class, or something else that can be called",
     FormatSpec: "a format is a subclass of delegraph.formats.ProgramFormat",
+    CommandSpec: "a command has what delegraph.cli.command.Command has",
 }
 
 
@@ -77,6 +80,9 @@ def _why_not(spec: Declaration, found: Any) -> str | None:
         from ..formats import ProgramFormat
 
         return _not_subclass(found, ProgramFormat)
+    if isinstance(spec, CommandSpec):
+        absent = [n for n in ("add_arguments", "run") if not callable(getattr(found, n, None))]
+        return f"has no {' and no '.join(absent)}" if absent else None
     return None if callable(found) else "cannot be called"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pluggy
 
-from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, FormatSpec, Hooks
+from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, CommandSpec, FormatSpec, Hooks
 from .loading import missing
 from .record import Fault, PluginDefect, PluginRecord, Status, suggestion
 
@@ -40,6 +40,7 @@ def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
     _refuse_misspelt(manager, plugin)
     others = [d for hook in DECLARATION_OF if hook != "delegraph_backends" for d in _collect(manager, hook)]
     _refuse_twice("backend", [s.name for s in backends])
+    _refuse_twice("command", [d.name for d in others if isinstance(d, CommandSpec)])
     _refuse_twice("format", [d.suffix.lower() for d in others if isinstance(d, FormatSpec)])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
     return checked.failed(worst) if worst is not None else checked

@@ -24,7 +24,7 @@ from typing import Any
 from importlib_metadata import EntryPoint
 
 from ...errors import DelegraphError
-from ...plugin import PROJECT, BackendSpec, Declaration, FormatSpec, RuntimeSpec
+from ...plugin import PROJECT, BackendSpec, CommandSpec, Declaration, FormatSpec, RuntimeSpec
 from ..entry_points import Key, load
 from ..loading import missing
 from ..record import Fault, PluginRecord, Status, without
@@ -189,7 +189,7 @@ def _prints(record: PluginRecord) -> Fault:
 def target_faults(
     record: PluginRecord, begin: Callable[[str, int], None] = lambda target, left: None
 ) -> Iterator[Fault]:
-    """Import all targets of the plugin's usable backends, each for itself.
+    """Import all targets of the plugin's commands and usable backends, each for itself.
 
     Before each, ``begin`` is told which it is and how many are left after it.
     """
@@ -209,8 +209,9 @@ def _target_fault(declaration: Declaration, record: PluginRecord) -> Iterator[Fa
         error = f"the runtime of {declaration.backend!r} needs {needs}, which is not installed"
         yield Fault(Status.OK, f"{error}: it compiles and cannot run here", f"install {needs}")
         return
-    if isinstance(declaration, FormatSpec) and (needs := ", ".join(missing(declaration.requires))):
-        error = f"the format {declaration.suffix} needs {needs}, which is not installed"
+    if isinstance(declaration, (CommandSpec, FormatSpec)) and (needs := ", ".join(missing(declaration.requires))):
+        what = f"format {declaration.suffix}" if isinstance(declaration, FormatSpec) else f"command {declaration.name}"
+        error = f"the {what} needs {needs}, which is not installed"
         yield Fault(Status.OK, error, declaration.install_hint or f"install {needs}")
         return
     try:

@@ -10,14 +10,14 @@ from typing import Any
 
 from ... import __version__
 from ...io.escape import printable
-from ...plugin import BackendSpec
+from ...plugin import BackendSpec, CommandSpec
 from ..distributions import Distribution, copies, version
 from ..entry_points import Key
 from ..record import Fault, PluginRecord, Status
 from .probe import Examination, target_faults
 
 Installed = dict[str, list[Distribution]]
-_DEPENDENCIES = ("delegraph", "torch", "numpy", "pluggy", "flatbuffers", "importlib-metadata", "packaging")
+_DEPENDENCIES = tuple("delegraph torch numpy pluggy flatbuffers importlib-metadata packaging argcomplete".split())
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class PluginRow:
     location: str
     status: Status
     backends: tuple[str, ...]
+    commands: tuple[str, ...]
     problems: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
 
     def __str__(self) -> str:
         head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
         offers = [f"  backends: {', '.join(self.backends)}"] if self.backends else []
+        offers += [f"  commands: {', '.join(self.commands)}"] if self.commands else []
         wrong = [line for p in self.problems for line in _lines("problem", p)]
         odd = [line for w in self.warnings for line in _lines("warning", w)]
         return "\n".join(map(printable, [head, *offers, *wrong, *odd]))
@@ -107,6 +109,7 @@ def _row(
         location=record.location,
         status=problems[0].status if problems else Status.OK,
         backends=tuple(d.name for d in record.declarations if isinstance(d, BackendSpec)),
+        commands=tuple(d.name for d in record.declarations if isinstance(d, CommandSpec)),
         problems=problems,
         warnings=tuple(dict.fromkeys(odd)),
     )

@@ -8,39 +8,42 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from delegraph.cli import model
-from delegraph.cli.outcome import Outcome, UsageError, progress
-from delegraph.discovery.options import from_text, split_assignments
+from delegraph.cli.command import Outcome, check_model, load_model, parse_options, progress
 from delegraph.discovery.registry import default_registry
+from delegraph.errors import UsageError
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    check = commands.add_parser("check", parents=[common], help="check that a backend keeps the rules of all backends")
-    check.add_argument("backend", metavar="BACKEND", help="its name, as `delegraph backends` lists it")
-    check.add_argument("--option", action="append", default=[], metavar="OPTION=VALUE")
-    check.add_argument("--quick", action="store_true", help="try 100 operators and random programs instead of 600")
-    check.add_argument("--seconds", type=_seconds, default=0.0, metavar="S", help="then try others for so long")
-    check.add_argument(
-        "--operator", action="append", default=[], metavar="NAME", help="try this one, on all its samples"
-    )
-    check.add_argument("--verbose", action="store_true", help="list every program that was tried, and what came of it")
-    check.add_argument("--only", action="append", default=[], metavar="CHECK", help="run this check; may be repeated")
-    check.add_argument("--tolerance", type=float, help="largest error, relative to an output's largest value")
-    check.add_argument("--example", metavar="MODEL", help="path.py[:function]: a model that the backend takes in part")
-    check.set_defaults(command=_check)
+class Check:
+    """``delegraph check``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("backend", metavar="BACKEND", help="its name, as `delegraph backends` lists it")
+        parser.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        parser.add_argument("--quick", action="store_true", help="try 100 operators and random programs instead of 600")
+        parser.add_argument("--seconds", type=_seconds, default=0.0, metavar="S", help="then try others for so long")
+        parser.add_argument(
+            "--operator", action="append", default=[], metavar="NAME", help="try this one, on all its samples"
+        )
+        parser.add_argument("--verbose", action="store_true", help="list every program that was tried, and its outcome")
+        parser.add_argument(
+            "--only", action="append", default=[], metavar="CHECK", help="run this check; may be repeated"
+        )
+        parser.add_argument("--tolerance", type=float, help="largest error, relative to an output's largest value")
+        parser.add_argument("--example", metavar="MODEL", help="path.py[:function]: a model that it takes in part")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        return _check(args)
 
 
 def _check(args: argparse.Namespace) -> Outcome:
-    registry = default_registry()
-    spec = registry.spec(args.backend)
-    texts = split_assignments(args.option, [args.backend]).get(args.backend, {})
-    options = from_text(spec.options, texts, f"backend {args.backend!r}")
+    options = parse_options([args.backend], args.option).get(args.backend, {})
     example = None if args.example is None else _ModelFile(args.example)
     with progress("importing torch"):
         import delegraph_devkit as testing
 
-        registry.get_backend(args.backend)
+        default_registry().get_backend(args.backend)
     _known(args.only, testing.CHECKS, args.operator)
     subject = testing.Subject(
         args.backend,
@@ -82,14 +85,14 @@ class _ModelFile:
     """The example as MODEL names it; unlike a function of that file it can be sent to another process."""
 
     def __init__(self, text: str) -> None:
-        model.split(text)
+        check_model(text)
         self.text = text
 
     @property
     def source(self) -> str:
         """Python that makes it again."""
-        return f"from delegraph.cli.model import load\n\nmodel, inputs, _ = load({self.text!r})\n"
+        return f"from delegraph.cli.command import load_model\n\nmodel, inputs, _ = load_model({self.text!r})\n"
 
     def __call__(self) -> tuple[Any, tuple[Any, ...]]:
-        module, inputs, _ = model.load(self.text)
+        module, inputs, _ = load_model(self.text)
         return module, inputs or ()

@@ -6,35 +6,38 @@ import argparse
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
-from delegraph.cli.outcome import Outcome, UsageError
+from delegraph.cli.command import Outcome
 from delegraph.discovery.registry import default_registry
+from delegraph.errors import UsageError
 
 from .. import scaffold
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    new = commands.add_parser("new-backend", parents=[common], help="write a package for a backend of your own")
-    new.add_argument("name", metavar="NAME", help="of the package, and of the backend unless given: such as my-npu")
-    new.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make (default: ./NAME)")
-    new.add_argument("--backend", metavar="NAME", help="of the backend, if the package is called otherwise")
-    new.set_defaults(command=_new_backend)
+class NewBackend:
+    """``delegraph new-backend``."""
 
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "name", metavar="NAME", help="of the package and, unless given, of the backend: such as my-npu"
+        )
+        parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make (default: ./NAME)")
+        parser.add_argument("--backend", metavar="NAME", help="of the backend, if the package is called otherwise")
 
-def _new_backend(args: argparse.Namespace) -> Outcome:
-    names = _names(args.name, args.backend)
-    folder = args.folder or Path(names.distribution)
-    files = scaffold.generate(names, folder)
-    commands = _commands(names.backend, folder)
-    content = {
-        **{"name": names.backend, "distribution": names.distribution, "package": names.package},
-        **{"backend_id": names.backend_id, "folder": str(folder), "files": files, "next": commands},
-    }
-    listed = [f"wrote {folder}, a package with the backend {names.backend} ({names.backend_id}):"]
-    text = [*listed, *(f"  {path}" for path in files), "next:", *(f"  {command}" for command in commands)]
-    return Outcome("delegraph.new-backend/1", content, "\n".join(text))
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        names = _names(args.name, args.backend)
+        folder = args.folder or Path(names.distribution)
+        files = scaffold.generate(names, folder)
+        commands = _commands(names.backend, folder)
+        content = {
+            **{"name": names.backend, "distribution": names.distribution, "package": names.package},
+            **{"backend_id": names.backend_id, "folder": str(folder), "files": files, "next": commands},
+        }
+        listed = [f"wrote {folder}, a package with the backend {names.backend} ({names.backend_id}):"]
+        text = [*listed, *(f"  {path}" for path in files), "next:", *(f"  {command}" for command in commands)]
+        return Outcome("delegraph.new-backend/1", content, "\n".join(text))
 
 
 def _names(text: str, backend: str | None) -> scaffold.Names:

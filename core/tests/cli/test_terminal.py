@@ -14,7 +14,7 @@ import pytest
 from delegraph.cli import main
 from delegraph.discovery.registry import Registry
 
-from .test_cli import python
+from ..support.processes import python
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202e\u2066\u200b\x00\x7f\u2028\ud800"
 """Sets the title, clears the screen, overwrites the line, turns the direction of writing, is invisible."""
@@ -57,7 +57,6 @@ def model():
 WORKING = [
     ["backends"],
     ["backends", "-v"],
-    ["completion", "words", "--", "lower", "--option", "npu.mode="],
     ["inspect", "FILE.npu"],
     ["run", "FILE.npu"],
 ]
@@ -150,7 +149,7 @@ import os, sys, time
 from delegraph.cli import listing, main
 from delegraph.io.atomic_write import write_whole
 {textwrap.dedent(source)}
-listing._backends = command
+listing.Backends.run = command
 sys.exit(main(["backends"]))
 """
 

@@ -1,7 +1,6 @@
 """The command line: what it prints, its exit codes, and that an error is one paragraph and leaves nothing behind."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from delegraph.formats import DelegateFormat
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
 
-from .conftest import COMPILED, EchoBackend, EchoRuntime
+from ..conftest import COMPILED, EchoBackend, EchoRuntime
+from ..support.processes import python
 
 MODEL = """
 import torch
@@ -467,10 +467,3 @@ def test_a_closed_pipe_is_quiet():
         f"{sys.executable} -m delegraph backends -v | true", shell=True, capture_output=True, text=True
     )
     assert shown.stderr == ""
-
-
-def python(*arguments, path=None, cwd=None, **variables):
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
-    if path is not None:
-        environ["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run([sys.executable, *arguments], env=environ, cwd=cwd, capture_output=True, text=True)

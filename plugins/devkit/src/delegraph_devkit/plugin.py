@@ -1,0 +1,21 @@
+"""The light module: the commands that this distribution adds to ``delegraph``. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from delegraph.plugin import CommandSpec, hookimpl
+
+
+@hookimpl
+def delegraph_commands() -> list[CommandSpec]:
+    return [
+        CommandSpec(
+            name="check",
+            target="delegraph_devkit.cli.check:Check",
+            summary="check that a backend keeps the rules of all backends",
+        ),
+        CommandSpec(
+            name="new-backend",
+            target="delegraph_devkit.cli.new_backend:NewBackend",
+            summary="write a package for a backend of your own",
+        ),
+    ]
