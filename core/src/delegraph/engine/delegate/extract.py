@@ -1,4 +1,4 @@
-"""Step 4: one ExportedProgram a partition, its tensors by reference."""
+"""The step ``extract``: one ExportedProgram a partition, its tensors by reference."""
 
 from __future__ import annotations
 
@@ -41,14 +41,11 @@ def extract(plan: Plan, partition: Partition) -> ExportedProgram:
     made = build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
     for target in written_targets(made):
         tensors = made.state_dict if target in made.state_dict else made.constants
-        tensors[target] = _own(tensors[target])
+        given, own = tensors[target], tensors[target].detach().clone()
+        # torch wants a parameter where the signature says so
+        is_parameter = isinstance(given, torch.nn.Parameter)
+        tensors[target] = torch.nn.Parameter(own, given.requires_grad) if is_parameter else own
     return made
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy; a parameter's is one too, as torch wants it where the signature says so."""
-    made = tensor.detach().clone()
-    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
 class _Build:
@@ -58,26 +55,15 @@ class _Build:
         self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
         self.env: dict[Node, Node] = {}
         specs = dict(placeholders(plan.program)) if partition.constants else {}
-        self.inputs = [self._constant(n, specs[n]) for n in partition.constants]
+        constants = [(self._placeholder(n), specs[n]) for n in partition.constants]
+        self.inputs = [InputSpec(s.kind, argument_of(n), s.target, s.persistent) for n, s in constants]
         self.inputs += [self._input(n) for n in partition.inputs]
         for node in partition.nodes:
-            self._copy(node)
+            for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
+                self.env[owner] = copy_node(self.graph, owner, self.env.__getitem__)
+            self.env[node] = made = copy_node(self.graph, node, self.env.__getitem__)
+            made.meta.pop("delegation_tag", None)
         self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
-
-    def _constant(self, node: Node, spec: InputSpec) -> InputSpec:
-        self._placeholder(node)
-        return InputSpec(spec.kind, argument_of(self.env[node]), spec.target, spec.persistent)
-
-    def _input(self, node: Node) -> InputSpec:
-        arrives = self._placeholder(node)
-        if node in self.partition.boundary:
-            self.env[node] = _cast(self.graph, arrives, self.partition.boundary[node], arrives.meta["val"].dtype)
-            self.env[node].meta["debug_handle"] = self._first_use(node).meta["debug_handle"]
-        return InputSpec(InputKind.USER_INPUT, argument_of(arrives), None)
-
-    def _first_use(self, node: Node) -> Node:
-        """The call that a cast of the input ``node`` is made for."""
-        return next(n for n in self.partition.nodes if node in n.all_input_nodes)
 
     def _placeholder(self, node: Node) -> Node:
         made = self.graph.create_node("placeholder", node.name, name=node.name)
@@ -86,29 +72,27 @@ class _Build:
         self.env[node] = made
         return made
 
-    def _copy(self, node: Node) -> None:
-        for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
-            self.env[owner] = copy_node(self.graph, owner, self.env.__getitem__)
-        self.env[node] = made = copy_node(self.graph, node, self.env.__getitem__)
-        made.meta.pop("delegation_tag", None)
+    def _input(self, node: Node) -> InputSpec:
+        arrives = self._placeholder(node)
+        if node in self.partition.boundary:
+            inside = arrives.meta["val"].dtype
+            arrives.meta["val"] = arrives.meta["val"].to(self.partition.boundary[node])
+            self.env[node] = cast(self.graph, arrives, inside)
+            first_use = next(n for n in self.partition.nodes if node in n.all_input_nodes)
+            self.env[node].meta["debug_handle"] = first_use.meta["debug_handle"]
+        return InputSpec(InputKind.USER_INPUT, argument_of(arrives), None)
 
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
         stored = [(self.env[last], spec) for last, spec in state]
-        values = [self._leaving(n) for n in self.partition.outputs]
+        boundary = self.partition.boundary
+        values = [
+            cast(self.graph, self.env[n], boundary[n]) if n in boundary else self.env[n] for n in self.partition.outputs
+        ]
         self.graph.output((*(v for v, _ in stored), *values))
         return [
             *(OutputSpec(_WRITES[spec.kind], argument_of(v), spec.target) for v, spec in stored),
             *(OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values),
         ]
-
-    def _leaving(self, node: Node) -> Node:
-        made, dtype = self.env[node], self.partition.boundary.get(node)
-        return made if dtype is None else cast(self.graph, made, dtype)
-
-
-def _cast(graph: Graph, arrives: Node, boundary: torch.dtype, inside: torch.dtype) -> Node:
-    arrives.meta["val"] = arrives.meta["val"].to(boundary)
-    return cast(graph, arrives, inside)
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:

@@ -1,4 +1,4 @@
-"""Which nodes go where: the partitioner's tags, checked, as one plan from which parent and children are built."""
+"""Which nodes go where: the partitioner's tags, checked, as one plan from which host and delegates are built."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -25,8 +24,9 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     with AtWork(partitioner, "partition"):
         result = partitioner(program)
     check_result(partitioner, result, program)
-    _check_untouched(partitioner, before)
-    tags = _tags(program, result.partition_tags, partitioner)
+    who = f"partitioner {type(partitioner).__name__}"
+    _check_untouched(who, before)
+    tags = _tags(program, result.partition_tags, who)
     partitions = _collect(program, tags, result)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
     position = {n: k for k, n in enumerate(program.graph.nodes)}
@@ -37,58 +37,53 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals))
 
 
-def _check_untouched(who: Partitioner, before: Snapshot) -> None:
-    """A partitioner may only set tags: the graph, its bodies and the weights are the lowering's and the caller's."""
-    name, bodies, tensors = type(who).__name__, before.edited_bodies(), before.written_tensors()
+def _check_untouched(who: str, before: Snapshot) -> None:
+    """A partitioner may only set tags: the graph, its subgraphs and the weights belong to others."""
+    bodies, tensors = before.edited_bodies(), before.written_tensors()
     if bodies:
-        raise broken(f"partitioner {name} changed the graph of {bodies[0]}; it may only set meta['delegation_tag']")
+        raise broken(f"{who} changed the graph of {bodies[0]}; it may only set meta['delegation_tag']")
     if tensors:
-        raise broken(f"partitioner {name} changed the tensor {tensors[0]!r}, which is the caller's")
+        raise broken(f"{who} changed the tensor {tensors[0]!r}, which is the caller's")
     if before.is_rewritten():
-        raise broken(f"partitioner {name} changed the graph; it may only set meta['delegation_tag']")
+        raise broken(f"{who} changed the graph; it may only set meta['delegation_tag']")
 
 
-def _tags(program: ExportedProgram, known: Mapping[str, Any], who: Partitioner) -> Tags:
+def _tags(program: ExportedProgram, known: Mapping[str, Any], who: str) -> Tags:
     """Node -> its tags; checks that only what may be delegated is tagged."""
-    constant = constant_placeholders(program) | set(written_values(program))
+    ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
     for node in program.graph.nodes:
-        listed = _listed(node, tags, type(who).__name__)
-        if listed:
-            _check_tag(node, listed, known, constant, type(who).__name__)
-            tags[node] = listed
+        listed = _tags_of(node, tags, who)
+        if not listed:
+            continue
+        if node.op == "output":
+            raise broken(f"{who}: output node {node.name} should not be tagged")
+        if node.op == "placeholder" and node not in ownable:
+            what = "placeholder node for non-params, non-buffer, and non-tensor constants"
+            raise broken(f"{who}: {what} should not be tagged: {node.name}")
+        for tag in listed[1:] if listed[0] is None and node.op == "call_function" else listed:
+            if tag not in known:
+                text = f"{who}: tag {tag!r} of {node.name} is not in partition_tags {list(known)}"
+                raise broken(text, node)
+        tags[node] = listed
     return tags
 
 
-def _listed(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
+def _tags_of(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
     given = node.meta.get("delegation_tag")
     listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not all(tag is None or isinstance(tag, str) for tag in listed):
         kind = type(given).__name__
-        raise broken(f"partitioner {who}: {node.name} has the tag {given!r:.80} ({kind}); a tag is a str", node)
+        raise broken(f"{who}: {node.name} has the tag {given!r:.80} ({kind}); a tag is a str", node)
     listed = () if listed == (None,) else listed
     if node.target is not operator.getitem or node.op != "call_function":
         return listed
+    # What unpacks a call's results belongs where the call is, since a delegate returns single values.
     producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
     if listed and listed != producer:
-        raise broken(
-            f"partitioner {who}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}",
-            node,
-        )
+        text = f"{who}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}"
+        raise broken(text, node)
     return producer
-
-
-def _check_tag(
-    node: Node, listed: tuple[str | None, ...], known: Mapping[str, Any], constant: set[Node], who: str
-) -> None:
-    if node.op == "output":
-        raise broken(f"partitioner {who}: output node {node.name} should not be tagged")
-    if node.op == "placeholder" and node not in constant:
-        what = "placeholder node for non-params, non-buffer, and non-tensor constants"
-        raise broken(f"partitioner {who}: {what} should not be tagged: {node.name}")
-    for tag in listed[1:] if listed[0] is None and node.op == "call_function" else listed:
-        if tag not in known:
-            raise broken(f"partitioner {who}: tag {tag!r} of {node.name} is not in partition_tags {list(known)}", node)
 
 
 def _collect(program: ExportedProgram, tags: Tags, result: PartitionResult) -> dict[str, Partition]:
@@ -103,7 +98,9 @@ def _collect(program: ExportedProgram, tags: Tags, result: PartitionResult) -> d
         used = {i for n in partition.nodes for i in n.all_input_nodes if i in owned}
         _check_no_copy(used, tags, partition.tag)
         partition.constants = list(used)
-        partition.boundary = _boundary(result, partition)
+        if result.boundary_types:
+            near = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
+            partition.boundary = {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
     return partitions
 
 
@@ -117,17 +114,7 @@ def _check_no_copy(used: set[Node], tags: Tags, tag: str) -> None:
                 raise broken(text, user)
 
 
-def _boundary(result: PartitionResult, partition: Partition) -> dict[Node, torch.dtype]:
-    near = {n for call in partition.nodes for n in (call, *call.all_input_nodes)} if result.boundary_types else ()
-    return {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
-
-
-def _connect(
-    partition: Partition,
-    tags: Tags,
-    position: Mapping[Node, int],
-    returned: Collection[Node],
-) -> None:
+def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:
     """Find what crosses the partition's border."""
     inside = {*partition.nodes, *partition.constants}
     incoming = {i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr"}
@@ -137,7 +124,7 @@ def _connect(
 
 
 def _leaves(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
-    """Whether somebody who does not compute ``node`` for itself needs it; what returns several is unpacked first."""
+    """Whether a user elsewhere, with no copy of its own, needs ``node``; what returns several is unpacked first."""
     several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]
     elsewhere = any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users)
