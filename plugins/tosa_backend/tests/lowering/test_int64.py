@@ -44,6 +44,14 @@ WHOLE = {
     "ids as a result": lambda m, ids: (F.embedding(ids, m.table), ids * 3),
     "positions": lambda m, ids: F.embedding(ids, m.table) + F.embedding(torch.arange(3) * 2, m.table),
     "positions of a buffer": lambda m, ids: F.embedding(ids, m.table) + F.embedding(m.positions[:, 1:4], m.table),
+    "bits": lambda m, ids: (
+        F.embedding(ids, m.table),
+        ids & 3,
+        (ids - 5) ^ 6,
+        ids << 2,
+        ids >> 1,
+        (ids - 9) >> ids * 9,
+    ),
     "comparisons": lambda m, ids: (F.embedding(ids, m.table), torch.where(ids > 3, ids, -1), ids.clamp(2, 5)),
 }
 

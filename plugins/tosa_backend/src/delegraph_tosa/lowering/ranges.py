@@ -130,11 +130,10 @@ def _quotient(operator: Operator) -> Range:
 
 
 def _bits(operator: Operator) -> Range:
-    """Bits of numbers that are not negative make no longer number; others anything."""
+    """Bits of numbers make no longer number; the sign comes from one of them."""
     ranges = _operands(operator)
-    if min(low for low, _ in ranges) < 0:
-        return range_of_type(operator.inputs[0].dtype)
-    return 0, (1 << max(high for _, high in ranges).bit_length()) - 1
+    most = 1 << max(max(high, ~low).bit_length() for low, high in ranges)
+    return (0 if min(low for low, _ in ranges) >= 0 else -most), most - 1
 
 
 def _inverted(operator: Operator) -> Range:
