@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from .backend import NamedDataStoreOutput
 from .discovery.registry import Registry
 from .engine.tracing import TRACING
 from .errors import InputError
 from .exported_program import written_targets
-from .program.delegates import DelegateDebug, DelegateInfo, delegate_map, merged_named_data
+from .program.delegates import DelegateInfo, MethodPrograms
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
@@ -25,7 +24,7 @@ from .program.verify import Verification, compare
 from .report.model import Report
 
 
-class LoweredProgram:
+class LoweredProgram(MethodPrograms):
     """What ``lower`` returns: runs on this host, reports, verifies and saves."""
 
     def __init__(
@@ -37,8 +36,9 @@ class LoweredProgram:
         registry: Registry,
         on_missing_runtime: OnMissingRuntime,
     ) -> None:
+        super().__init__(programs)
         self.report, self.delegates = report, delegates
-        self._programs, self._eager, self._registry = programs, eager, registry
+        self._eager, self._registry = eager, registry
         loaded = Delegates(registry, on_missing_runtime)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
 
@@ -46,10 +46,6 @@ class LoweredProgram:
     def methods(self) -> list[str]:
         """Names of the methods, in the order in which they were given."""
         return list(self._programs)
-
-    def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method, with calls of its delegates."""
-        return self._programs[self._known(name)]
 
     @property
     def constant_methods(self) -> dict[str, Any]:
@@ -60,16 +56,6 @@ class LoweredProgram:
     def host_operators(self) -> int:
         """Number of the operators that no delegate computes."""
         return self.report.host_operators
-
-    @property
-    def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
-        return merged_named_data(self._programs.values())
-
-    @property
-    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
-        """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
-        return {m: delegate_map(p) for m, p in self._programs.items()}
 
     def method(self, name: str) -> Executable:
         """A method to call with the arguments of the module that it came from."""
@@ -118,11 +104,6 @@ class LoweredProgram:
         plugin offers the format.
         """
         FileFormat(path, self._registry).save(self, options)
-
-    def _known(self, name: str) -> str:
-        if name not in self._programs:
-            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
-        return name
 
     def _only(self) -> str:
         if len(self._programs) > 1 and "forward" not in self._programs:

@@ -14,7 +14,6 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
-from ..backend import NamedDataStoreOutput
 from ..discovery.registry import default_registry
 from ..engine.pipeline import Lowering, Round, run
 from ..engine.subgraphs import all_nodes
@@ -22,7 +21,7 @@ from ..errors import InputError, OptionError, UnknownMethod
 from ..io.atomic_write import write_whole
 from ..io.blob import join
 from ..partitioner import Partitioner
-from ..program.delegates import DelegateDebug, DelegateInfo, delegate_map, delegates_of, merged_named_data
+from ..program.delegates import DelegateInfo, MethodPrograms, delegates_of
 from ..program.files import FileFormat
 from ..program.types import Transform
 from ..report.collect import host_calls
@@ -48,7 +47,7 @@ class EdgeCompileConfig:
                 raise OptionError("option-invalid", text)
 
 
-class EdgeProgramManager:
+class EdgeProgramManager(MethodPrograms):
     """Edge programs by method, the values of constant methods, and the configuration that made them."""
 
     def __init__(
@@ -57,7 +56,8 @@ class EdgeProgramManager:
         constant_methods: Mapping[str, Any] | None = None,
         compile_config: EdgeCompileConfig | None = None,
     ) -> None:
-        self._programs, self._constant_methods = dict(programs), dict(constant_methods or {})
+        super().__init__(programs)
+        self._constant_methods = dict(constant_methods or {})
         self.compile_config = compile_config or EdgeCompileConfig()
 
     @property
@@ -69,12 +69,6 @@ class EdgeProgramManager:
     def config_methods(self) -> KeysView[str]:
         """Names of the methods that only return a constant."""
         return self._constant_methods.keys()
-
-    def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method. Raises InputError if there is none of that name."""
-        if name not in self._programs:
-            raise InputError("input-invalid", f"there is no method {name!r}; methods: {list(self._programs)}")
-        return self._programs[name]
 
     @property
     def not_core(self) -> dict[str, list[str]]:
@@ -97,16 +91,6 @@ class EdgeProgramManager:
     def host_operators(self) -> int:
         """Number of the operators that no delegate computes."""
         return sum(len(host_calls(all_nodes(p.graph_module))) for p in self._programs.values())
-
-    @property
-    def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
-        return merged_named_data(self._programs.values())
-
-    @property
-    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
-        """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
-        return {m: delegate_map(p) for m, p in self._programs.items()}
 
     def transform(self, passes: Passes) -> EdgeProgramManager:
         """Run passes, one or several, on every method, or by method. Each gets a copy of its own."""

@@ -52,21 +52,13 @@ def format_delegated_graph(graph_module: GraphModule) -> str:
 
 
 def _lines(graph_module: GraphModule, indent: str = "") -> Iterator[str]:
-    delegates = {node: module for _, module, node in get_lowered_submodules(graph_module)}
-    bodies = dict(_bodies(graph_module))
     yield f"{indent}graph():"
     for node in graph_module.graph.nodes:
         text = node.format_node()
         yield from () if text is None else (f"{indent}  {text}",)
-        if node in delegates:
-            module = delegates[node]
-            yield f"{indent}    backend_id: {module.backend_id}"
-            yield from _lines(module.original_module.graph_module, indent + "    ")
-        elif node in bodies:
-            yield from _lines(bodies[node], indent + "    ")
-
-
-def _bodies(graph_module: GraphModule) -> list[tuple[Node, GraphModule]]:
-    """The branches and loop bodies of the graph."""
-    found = [(n, getattr(graph_module, str(n.target), None)) for n in graph_module.graph.nodes if n.op == "get_attr"]
-    return [(n, body) for n, body in found if isinstance(body, GraphModule)]
+        fetched = getattr(graph_module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(fetched, LoweredBackendModule):
+            yield f"{indent}    backend_id: {fetched.backend_id}"
+            yield from _lines(fetched.original_module.graph_module, indent + "    ")
+        elif isinstance(fetched, GraphModule):
+            yield from _lines(fetched, indent + "    ")

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..backend import Blob, CompileSpec, NamedDataStore, NamedDataStoreOutput
+from ..errors import InputError
 from ..exported_program import CALL_DELEGATE
 from ..io.atomic_write import write_whole
 from .lowered_module import Argument, LoweredBackendModule
@@ -25,21 +26,17 @@ class DelegateDebug:
 
 
 def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
-    """Calls of delegates with what they call: those of the program's own graph in its order, then those in bodies."""
-    return _calls(program if isinstance(program, GraphModule) else program.graph_module)
-
-
-def _calls(module: GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
-    bodies: dict[str, GraphModule] = {}
+    """Calls of delegates with what they call: first those of the graph in its order, then those in subgraphs."""
+    module = program if isinstance(program, GraphModule) else program.graph_module
+    subgraphs: dict[str, GraphModule] = {}
     for node in module.graph.nodes:
         attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(attribute, GraphModule):
-            bodies[str(node.target)] = attribute
+            subgraphs[str(node.target)] = attribute
         if node.target is CALL_DELEGATE:
-            owner: Any = node.args[0]
-            yield node, getattr(module, owner.target)
-    for body in bodies.values():
-        yield from _calls(body)
+            yield node, getattr(module, node.args[0].target)
+    for subgraph in subgraphs.values():
+        yield from delegate_calls(subgraph)
 
 
 def merged_named_data(programs: Iterable[ExportedProgram]) -> NamedDataStoreOutput:
@@ -64,6 +61,32 @@ def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
         node.meta["debug_handle"]: DelegateDebug(m.backend_id, dict(m.meta.get("debug_handle_map") or {}))
         for node, m in delegate_calls(program)
     }
+
+
+class MethodPrograms:
+    """Programs by method, some of their operators in delegates."""
+
+    def __init__(self, programs: Mapping[str, ExportedProgram]) -> None:
+        self._programs = dict(programs)
+
+    def exported_program(self, name: str = "forward") -> ExportedProgram:
+        """The program of a method, with calls of its delegates. Raises InputError if there is none of that name."""
+        return self._programs[self._known(name)]
+
+    def _known(self, name: str) -> str:
+        if name not in self._programs:
+            raise InputError("input-invalid", f"there is no method {name!r}; methods: {list(self._programs)}")
+        return name
+
+    @property
+    def named_data(self) -> NamedDataStoreOutput:
+        """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
+        return merged_named_data(self._programs.values())
+
+    @property
+    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
+        """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
+        return {m: delegate_map(p) for m, p in self._programs.items()}
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,13 @@ class Argument:
     dtype: torch.dtype | None
     shape: tuple[Any, ...] | None
 
+    @property
+    def type(self) -> str:
+        """For people: ``float32[2, 3]``, or ``number``."""
+        return "number" if self.dtype is None else f"{str(self.dtype).removeprefix('torch.')}{list(self.shape or ())}"
+
     def __str__(self) -> str:
-        if self.dtype is None:
-            return f"{self.name}: number"
-        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape or ())}"
+        return f"{self.name}: {self.type}"
 
 
 class LoweredBackendModule(torch.nn.Module):

@@ -19,6 +19,7 @@ from ...errors import ContractViolation, OptionError
 from ...exported_program import MUTATIONS, output_values
 from ...io.blob import is_blob
 from ...named_data import check_output
+from ...program.lowered_module import Argument
 from ..subgraphs import all_nodes
 from .extract import extract
 from .snapshot import Snapshot
@@ -230,7 +231,7 @@ def _check_convention(backend: str, item: Work) -> None:
     """A program that lost, swapped or gained inputs or outputs was compiled to something that is called differently."""
     inputs = [a.name for a in item.module.inputs]
     inputs_left = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    outputs = [_type_text(a.dtype, a.shape) for a in item.module.outputs]
+    outputs = [a.type for a in item.module.outputs]
     specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
     values = [value for spec, value in specs if spec.kind not in MUTATIONS]
     known = [*outputs, *["?"] * len(values)]  # what a backend's own pass made may have no type: then it is as it was
@@ -247,8 +248,5 @@ def _type_of(value: Any) -> str | None:
     val = value.meta.get("val", value) if isinstance(value, Node) else value
     if isinstance(val, Node):
         return None
-    return _type_text(val.dtype, tuple(val.shape)) if isinstance(val, torch.Tensor) else _type_text(None, None)
-
-
-def _type_text(dtype: torch.dtype | None, shape: Any) -> str:
-    return "number" if dtype is None else f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+    is_tensor = isinstance(val, torch.Tensor)
+    return (Argument("", val.dtype, tuple(val.shape)) if is_tensor else Argument("", None, None)).type
