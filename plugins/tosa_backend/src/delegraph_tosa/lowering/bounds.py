@@ -99,6 +99,13 @@ def _along_broadcast(node: Node) -> Found:
     return [(node.args[1], _below(math.prod(shape) if dim is None else shape[dim], True))]
 
 
+def _labels(node: Node) -> Found:
+    """(self, target, weight, reduction, ignored, ..): classes of axis 1, or the number that is ignored."""
+    shape, ignored = _shape(node.args[0]), _argument(node, 4, "ignore_index", -100)  # type: ignore[arg-type]
+    low, high = _below(shape[1] if len(shape) > 1 else shape[0])
+    return [(node.args[1], (min(low, ignored), max(high, ignored)))]
+
+
 _ALONG = _along()
 INDEXES: dict[Any, Callable[[Node], Found]] = {
     aten.embedding.default: _table,

@@ -1,0 +1,107 @@
+"""Losses of class labels. A label that is to be ignored may be any number; all others name a class."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import FLOATS, DType
+from ..builder import Tosa
+from ..layout import channels_last
+from ..promotion import converted
+from ..registry import lowers
+from .index import taken
+from .reduce import log_softmax_of
+
+aten = torch.ops.aten
+NONE, MEAN, SUM = 0, 1, 2
+
+
+class Labels(NamedTuple):
+    """Labels [M]: the classes (0 where ignored), which count, and the weight of each, 0 where ignored."""
+
+    classes: Value
+    counted: Value
+    weights: Value
+
+
+def _labels(t: Tosa, target: Value, weight: Value | None, count: int, ignored: int, dtype: DType) -> Labels:
+    flat = t.reshape(target, (math.prod(target.shape),))
+    counted = t.logical_not(t.equal(flat, ignored))
+    classes = t.select(counted, flat, 0)
+    if weight is None:
+        return Labels(classes, counted, t.select(counted, t.constant(1, dtype, (1,)), 0))
+    own = taken(t, t.reshape(weight, (1, count, 1)), t.reshape(classes, (1, *flat.shape)))
+    return Labels(classes, counted, t.select(counted, t.reshape(own, flat.shape), 0))
+
+
+def _rows(t: Tosa, x: Value) -> Value:
+    """x [N,C,*S] or [C] -> [M,C]"""
+    x = t.ranked(x, max(x.rank, 2))
+    return t.reshape(t.transpose(x, channels_last(x.rank)), (math.prod(x.shape) // x.shape[1], x.shape[1]))
+
+
+def _reduced(t: Tosa, losses: Value, weights: Value | None, target: Value, reduction: int) -> Value:
+    """losses [M], weights [M] -> of the target's shape, or their sum, or that divided by the sum of the weights."""
+    if reduction == NONE:
+        return t.reshape(losses, target.shape)
+    total = t.reduce_sum(losses, 0)
+    if reduction == MEAN:
+        share = 1 / losses.shape[0] if weights is None else t.reciprocal(t.reduce_sum(weights, 0))
+        total = t.mul(total, share)
+    return t.reshape(total, ())
+
+
+def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
+    """rows [M,C] of logarithms -> the weighted negative one of each label's class [M]"""
+    count, classes = rows.shape
+    own = taken(t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1)))
+    return t.select(labels.counted, t.mul(t.negate(t.reshape(own, (count,))), labels.weights), 0)
+
+
+@lowers(aten.nll_loss_nd.default)
+def nll_loss_nd(t: Tosa, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> Value:
+    """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> the same as target, or []"""
+    rows = _rows(t, self)
+    labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
+    return _reduced(t, _likelihoods(t, rows, labels), labels.weights, target, reduction)
+
+
+@lowers(aten.cross_entropy_loss.default)
+def cross_entropy_loss(
+    t: Tosa,
+    self: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+) -> Value:
+    """self [N,C,*S] or [C], target [N,*S] or [] of labels, or of probabilities in the shape of self -> as nll_loss"""
+    rows = _rows(t, log_softmax_of(t, self, 1 if self.rank > 1 else 0))
+    every = rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
+    if target.dtype in FLOATS:
+        return _of_probabilities(t, every, self, target, reduction, label_smoothing)
+    labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
+    losses = _likelihoods(t, rows, labels)
+    if label_smoothing:
+        sums = t.reshape(t.negate(t.reduce_sum(every, 1)), losses.shape)
+        even = t.mul(t.select(labels.counted, sums, 0), label_smoothing / rows.shape[1])
+        losses = t.add(t.mul(losses, 1 - label_smoothing), even)
+    return _reduced(t, losses, labels.weights, target, reduction)
+
+
+def _of_probabilities(
+    t: Tosa, every: Value, self: Value, target: Value, reduction: int, label_smoothing: float
+) -> Value:
+    """every [M,C], the weighted logarithms -> their mean in the classes' probabilities"""
+    share = _rows(t, converted(t, target, self.dtype))
+    if label_smoothing:
+        share = t.add(t.mul(share, 1 - label_smoothing), label_smoothing / every.shape[1])
+    losses = t.reshape(t.negate(t.reduce_sum(t.mul(every, share), 1)), (every.shape[0],))
+    if reduction == NONE:
+        return t.reshape(losses, (self.shape[:1] + self.shape[2:]) if self.rank > 1 else ())
+    return _reduced(t, losses, None, target, reduction)
