@@ -26,7 +26,8 @@ from delegraph.report.drawing import STYLE, TONES, Box, Picture, Wire, condense,
 from delegraph.report.drawing.condense import LARGEST, STRETCHES
 from delegraph.report.drawing.layout import lay_out
 from delegraph.report.html import BOXES
-from delegraph.report.model import RefusalRow, Report
+from delegraph.report.model import Report
+from delegraph.report.rows import RefusalRow
 from delegraph.source import Source
 from hypothesis import given, settings
 from hypothesis import strategies as st

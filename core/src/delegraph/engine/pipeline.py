@@ -21,8 +21,10 @@ from ..errors import ContractViolation
 from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
 from ..program.types import Transform
-from ..report.collect import collect_report, reasons_of
-from ..report.model import Origin, Reasons, Report
+from ..report.build import build_report
+from ..report.collect import reasons_of
+from ..report.model import Report
+from ..report.rows import Reasons, ReportOrigin
 from .decompose.on_demand import Decomposer
 from .delegate.compile import compile_all
 from .delegate.extract import begin_work
@@ -77,9 +79,9 @@ class Lowering:
     def report(self) -> Report:
         """What went where so far, in the rounds up to the current one."""
         backends = [r.name for r in self.rounds[: self.turn + 1]]
-        origin = Origin(self.programs, self.delegates, self.reasons, backends)
+        origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends)
         nodes = {method: all_nodes(program.graph_module) for method, program in self.programs.items()}
-        return collect_report(origin, nodes, self.registry, self.notes, self.seconds)
+        return build_report(origin, nodes, self.registry, self.notes, self.seconds)
 
 
 def _export(lowering: Lowering) -> None:

@@ -152,7 +152,7 @@ def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
     return partial(pytree.tree_unflatten, treespec=spec)
 
 
-class Origin(NamedTuple):
+class ValueOrigin(NamedTuple):
     """Where a value comes from: the delegate's k-th result, the k-th leaf of the caller's arguments, or it is fixed."""
 
     kind: Literal["result", "input", "fixed"]
@@ -170,9 +170,9 @@ class WholeCall:
 
     in_spec: pytree.TreeSpec | None
     out_spec: pytree.TreeSpec
-    takes: tuple[Origin, ...]
-    returns: tuple[Origin, ...]
-    writes: tuple[tuple[int, Origin], ...]
+    takes: tuple[ValueOrigin, ...]
+    returns: tuple[ValueOrigin, ...]
+    writes: tuple[tuple[int, ValueOrigin], ...]
     fixed: Mapping[int, tuple[str, Any]]
 
     def call(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -187,7 +187,7 @@ class WholeCall:
         return pytree.tree_unflatten([_value(o, results, flat) for o in self.returns], self.out_spec)
 
 
-def _value(origin: Origin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
+def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
     places: dict[str, Sequence[Any]] = {"result": results, "input": flat}
     return places[origin.kind][origin.at] if origin.kind in places else origin.at
 
@@ -221,14 +221,14 @@ def whole_call(program: ExportedProgram) -> WholeCall:
 
 def _origin(
     program: ExportedProgram, leaves: Mapping[Node, int], specs: Mapping[Node, InputSpec], value: Any
-) -> Origin:
+) -> ValueOrigin:
     if not isinstance(value, Node):
-        return Origin("fixed", value)
+        return ValueOrigin("fixed", value)
     if value in leaves:
-        return Origin("input", leaves[value])
+        return ValueOrigin("input", leaves[value])
     if value.op == "placeholder":
-        return Origin("fixed", constant_tensor(program, specs[value]))
-    return Origin("result", value.args[1])  # a getitem of the one call
+        return ValueOrigin("fixed", constant_tensor(program, specs[value]))
+    return ValueOrigin("result", value.args[1])  # a getitem of the one call
 
 
 def _varies(node: Node) -> bool:

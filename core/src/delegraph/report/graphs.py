@@ -1,11 +1,11 @@
-"""From a lowered program to pictures: the host's graph with its delegates, what is inside of each, and loop bodies."""
+"""Pictures of a lowered program: the host's graph with its delegates, the inside of each, branches and loops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -15,7 +15,10 @@ from ..program.lowered_module import LoweredBackendModule
 from ..source import source_of
 from .collect import NOT_TAGGED, host_calls, operator_name, refused_by
 from .drawing import Box, Picture, Wire
-from .model import DelegateRow, Origin, Report, by_count, counted, size_of
+from .rows import DelegateRow, format_size, most_frequent, pluralize
+
+if TYPE_CHECKING:
+    from .model import Report
 
 _LISTED = 6
 """Kinds of operators that the box of a delegate lists."""
@@ -23,7 +26,7 @@ _LISTED = 6
 
 @dataclass(frozen=True)
 class Drawn:
-    """One picture of a report: of a method, of a body of its control flow, or of the inside of a delegate."""
+    """One picture of a report: of a method, of a subgraph of its control flow, or of the inside of a delegate."""
 
     title: str
     picture: Picture
@@ -32,7 +35,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class MethodPictures:
-    """The method's own graph and its bodies, and the inside of each delegate by its name."""
+    """The method's own graph and its subgraphs, and the inside of each delegate by its name."""
 
     graphs: list[Drawn]
     delegates: dict[str, Drawn]
@@ -54,7 +57,7 @@ class _Method:
     """What the pictures of one method share: who owns which delegate, and why operators were refused."""
 
     def __init__(self, report: Report, method: str, prefix: str) -> None:
-        self.origin: Origin = report.origin
+        self.origin = report.origin
         self.method, self.prefix, self.tones = method, prefix, tones(report)
         rows = {(row.method, row.name): row for row in report.delegates}
         mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
@@ -74,6 +77,7 @@ class _Method:
         return MethodPictures(self.graphs, inside)
 
     def id(self, delegate: int) -> str:
+        """Where the page tells about a delegate."""
         return f"{self.prefix}d{delegate}"
 
     def draw(
@@ -119,44 +123,42 @@ class _Graph:
             if value in self.made and self.made[value] != user:
                 self.uses.setdefault(value, {})[user] = None
 
-    def finished(self) -> Picture:
+    def to_picture(self) -> Picture:
         wires = [Wire(self.made[v], tuple(users), self.label(v)) for v, users in self.uses.items()]
         return Picture(self.boxes, wires)
 
     def label(self, value: Node) -> str:
-        return typed(value)
+        return show_type(value)
 
 
 class _Host(_Graph):
-    """The graph that the host runs."""
+    """A graph that the host runs. ``specs``: signature of the method's own graph; None for a subgraph."""
 
     def __init__(self, method: _Method, root: GraphModule, hidden: set[Node], specs: Mapping[Node, Any] | None) -> None:
         super().__init__()
         self.method, self.root, self.hidden, self.specs = method, root, hidden, specs or {}
-        self.body = specs is None
+        self.is_subgraph = specs is None
         self.rows: dict[Node, DelegateRow] = {}
         self.host = set(host_calls(root.graph.nodes))
 
     def picture(self, names: Sequence[str]) -> Picture:
         for node in self.root.graph.nodes:
             if node.op == "placeholder" and node not in self.hidden:
-                self.add(_border("input", f"input {self._holds(node)}", node), node)
+                target = getattr(self.specs.get(node), "target", None)
+                holds = f"buffer {target}" if target else node.name
+                self.add(_border("input", f"input {holds}", node), node)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
                 self._outputs(node, names)
-        return self.finished()
+        return self.to_picture()
 
     def label(self, value: Node) -> str:
         """With the name that a delegate's output has in the report."""
         call, index = (*value.args, None, None)[:2]
         row = self.rows.get(call) if isinstance(call, Node) else None
         of = f", output {row.outputs[index].name} of {row.name}" if row and isinstance(index, int) else ""
-        return typed(value) + of
-
-    def _holds(self, node: Node) -> str:
-        target = getattr(self.specs.get(node), "target", None)
-        return f"buffer {target}" if target else node.name
+        return show_type(value) + of
 
     def _call(self, node: Node) -> None:
         if self.unpack(node):
@@ -166,11 +168,11 @@ class _Host(_Graph):
         elif node in self.host:
             box = self._operator(node)
         else:
-            box = Box((f"cast of {node.all_input_nodes[0].name}", typed(node)), kind="border", owner="cast")
+            box = Box((f"cast of {node.all_input_nodes[0].name}", show_type(node)), kind="border", owner="cast")
         self.connect(node.all_input_nodes, self.add(box, node))
 
     def _delegate(self, node: Node) -> Box:
-        module = _found(self.root, node.args[0])
+        module = _fetch(self.root, node.args[0])
         number = self.method.numbers.get(id(module))
         if number is None:
             return Box((node.name, "delegate"), (node.name,), owner="delegate")
@@ -180,18 +182,21 @@ class _Host(_Graph):
     def _operator(self, node: Node) -> Box:
         origin = self.method.origin
         refusals = refused_by(node, origin.reasons.get(self.method.method, {}), origin.backends)
-        refusals = [r for r in refusals if r[2] != NOT_TAGGED or not self.body]  # not each body is offered to backends
-        tooltip = [*described(node, self.hidden), *(f"refused by {who}: {why}" for _, who, why in refusals)]
-        bodies = [(n.name, m) for n in node.all_input_nodes if isinstance(m := _found(self.root, n), GraphModule)]
-        ids = [self.method.draw(f"{name}, a body of {node.name}", module) for name, module in bodies]
-        shown = (_short(node), typed(node, named=False))
+        if self.is_subgraph:  # it need not have been offered to backends
+            refusals = [r for r in refusals if r[2] != NOT_TAGGED]
+        tooltip = [*describe(node, self.hidden), *(f"refused by {who}: {why}" for _, who, why in refusals)]
+        held = [(n.name, _fetch(self.root, n)) for n in node.all_input_nodes]
+        subgraphs = [(name, module) for name, module in held if isinstance(module, GraphModule)]
+        ids = [self.method.draw(f"{name}, a body of {node.name}", module) for name, module in subgraphs]
+        shown = (_stem(operator_name(node)), show_type(node, named=False))
         return Box(shown, tuple(tooltip), marked=bool(refusals), link="".join(ids[:1]), owner="host operator")
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
         values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
         for k, value in enumerate(values):
             if isinstance(value, Node):
-                self.connect([value], self.add(_border("output", names[k] if k < len(names) else f"output_{k}", value)))
+                name = names[k] if k < len(names) else f"output_{k}"
+                self.connect([value], self.add(_border("output", name, value)))
 
 
 def _inside(row: DelegateRow, nodes: Sequence[Node], tone: int) -> Picture:
@@ -204,39 +209,45 @@ def _inside(row: DelegateRow, nodes: Sequence[Node], tone: int) -> Picture:
     hidden = {n for n in around if n.name not in names}
     for node in nodes:
         if not graph.unpack(node):
-            box = Box((_short(node), typed(node, named=False)), tuple(described(node, hidden)), "backend", tone)
+            box = Box(
+                (_stem(operator_name(node)), show_type(node, named=False)),
+                tuple(describe(node, hidden)),
+                "backend",
+                tone,
+            )
             graph.connect(node.all_input_nodes, graph.add(box, node))
     leaving = {a.name for a in row.outputs}
     for node in (n for n in nodes if n.name in leaving):
         graph.connect([node], graph.add(_border("output", f"output {node.name}", node)))
-    return graph.finished()
+    return graph.to_picture()
 
 
 def _delegate_box(row: DelegateRow, tone: int, link: str) -> Box:
-    kinds = by_count(row.operators)
+    kinds = most_frequent(row.operators)
     listed = [f"{n} x {_stem(op)}" for op, n in kinds[:_LISTED]]
     listed += [f"and {len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else []
-    size = f"{counted(sum(row.operators.values()), 'operator')}, {size_of(row.bytes)}"
+    size = f"{pluralize(row.operator_count, 'operator')}, {format_size(row.bytes)}"
     tooltip = (f"{row.name}: {row.backend} ({row.producer})", size, *row.details())
     shown = (row.name, row.backend, size, *listed)
     return Box(shown, tooltip, "backend", tone, link=link, owner=f"{row.backend} delegate")
 
 
 def _border(kind: str, title: str, node: Node) -> Box:
-    return Box((title, typed(node, named=False)), (title, typed(node)), "border", owner=kind)
+    return Box((title, show_type(node, named=False)), (title, show_type(node)), "border", owner=kind)
 
 
-def described(node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
+def describe(node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
     """The tooltip of a call: what it computes from what, its constants, and the user's line."""
     constants = set(hidden)
     yield f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
-    yield typed(node)
-    yield from (f"constant {typed(n)}" for n in node.all_input_nodes if n in constants)
-    if (source := source_of(node)) is not None:
+    yield show_type(node)
+    yield from (f"constant {show_type(n)}" for n in node.all_input_nodes if n in constants)
+    source = source_of(node)
+    if source is not None:
         yield f"at {source}"
 
 
-def typed(node: Node, named: bool = True) -> str:
+def show_type(node: Node, named: bool = True) -> str:
     """``name: float32[2, 3]``, or the type alone."""
     shown = _type(node.meta.get("val"))
     return f"{node.name}: {shown}" if named and shown else node.name if named else shown
@@ -252,10 +263,6 @@ def _type(val: Any) -> str:
     )
 
 
-def _short(node: Node) -> str:
-    return _stem(operator_name(node))
-
-
 def _stem(operator: str) -> str:
     """``add`` for ``aten.add.Tensor``; operators of other libraries keep their name."""
     return operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") == 2 else operator
@@ -267,11 +274,11 @@ def _output_names(specs: Iterable[Any]) -> list[str]:
     return [f"new value of {s.target}" if s.target else f"output_{next(numbers)}" for s in specs]
 
 
-def _found(root: GraphModule, node: Any) -> LoweredBackendModule | GraphModule | None:
+def _fetch(root: GraphModule, node: Any) -> LoweredBackendModule | GraphModule | None:
     """The module that a ``get_attr`` node names."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
-    found: Any = root
+    held: Any = root
     for part in str(node.target).split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, (LoweredBackendModule, GraphModule)) else None
+        held = getattr(held, part, None)
+    return held if isinstance(held, (LoweredBackendModule, GraphModule)) else None

@@ -1,18 +1,22 @@
-"""A report as one HTML page that opens without network: pictures of the methods, and tables of everything it knows."""
+"""A report as one HTML page that opens without network: pictures of the methods, and tables of all its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..source import Source
 from .drawing import TONES, condense, figure, head, swatch, text
 from .graphs import Drawn, MethodPictures, method_pictures, tones
-from .model import SCHEMA, DelegateRow, RefusalRow, Report, by_count, counted, duration, size_of
+from .rows import SCHEMA, DelegateRow, RefusalRow, format_seconds, format_size, most_frequent, pluralize
+
+if TYPE_CHECKING:
+    from .model import Report
 
 BOXES = 3000
 """Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
 _FEW = 4
-"""Entries that a cell of a table shows without being opened."""
+"""Entries that a cell of a table shows without being unfolded."""
 
 
 def page(report: Report) -> str:
@@ -40,15 +44,15 @@ class _Page:
         yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
 
     def _contents(self) -> Iterator[str]:
-        """The methods with their figures, and the way to each."""
+        """The methods with their totals, and a link to each."""
         heads = ("method", "delegates", "operators in them", "size", "operators on the host")
-        rows = [[_link(self.ids[m], m), *self._figures(m)] for m in self.report.host]
+        rows = [[_link(self.ids[m], m), *self._totals(m)] for m in self.report.host]
         yield f'<nav aria-label="Methods">\n{_table(heads, rows, "name", *["number"] * 4)}</nav>\n'
 
-    def _figures(self, method: str) -> tuple[str, str, str, str]:
+    def _totals(self, method: str) -> tuple[str, str, str, str]:
         rows = self._rows(method)
-        delegated, size = sum(sum(r.operators.values()) for r in rows), sum(r.bytes for r in rows)
-        return f"{len(rows):,}", f"{delegated:,}", size_of(size), f"{sum(self.report.host[method].values()):,}"
+        delegated, size = sum(row.operator_count for row in rows), sum(r.bytes for r in rows)
+        return f"{len(rows):,}", f"{delegated:,}", format_size(size), f"{sum(self.report.host[method].values()):,}"
 
     def _rows(self, method: str) -> list[DelegateRow]:
         return [row for row in self.report.delegates if row.method == method]
@@ -75,14 +79,14 @@ class _Page:
             yield f"<p>The inside of {len(rows) - len(insides):,} more is not drawn, to keep this page small.</p>\n"
 
     def _affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
-        """Those that are drawn: as many as there is room for, from the first on."""
-        found: dict[str, Drawn] = {}
+        """The pictures that are drawn: as many as there is room for, from the first on."""
+        chosen: dict[str, Drawn] = {}
         for name, drawn in insides.items():
             self.room -= len(condense(drawn.picture)[0].boxes)
             if self.room < 0:
                 break
-            found[name] = drawn
-        return found
+            chosen[name] = drawn
+        return chosen
 
     def _left(self, method: str) -> Iterator[str]:
         counts = self.report.host[method]
@@ -92,8 +96,8 @@ class _Page:
         yield "<h3>Left to the host</h3>\n"
         heads = ("calls", "operator", "why", "first at")
         yield _table(heads, rows, "number", "text", "text", "text") if rows else "<p>No backend was asked.</p>\n"
-        every = [f"{n} x {op}" for op, n in by_count(counts)]
-        yield f"<details><summary>What the host runs: {counted(sum(counts.values()), 'operator')}</summary>\n"
+        every = [f"{n} x {op}" for op, n in most_frequent(counts)]
+        yield f"<details><summary>What the host runs: {pluralize(sum(counts.values()), 'operator')}</summary>\n"
         yield f"<p>{_lines(every)}</p></details>\n"
 
     def _notes(self) -> Iterator[str]:
@@ -102,7 +106,7 @@ class _Page:
             yield f"<h2>Notes</h2>\n<ul>\n{items}</ul>\n"
 
     def _times(self) -> Iterator[str]:
-        rows = [[text(phase), duration(s)] for phase, s in self.report.seconds.items()]
+        rows = [[text(phase), format_seconds(s)] for phase, s in self.report.seconds.items()]
         if rows:
             yield f"<h2>Time</h2>\n{_table(('phase', 'time'), rows, 'name', 'number')}"
 
@@ -116,7 +120,7 @@ def _graphs(pictures: MethodPictures | None) -> Iterator[str]:
 
 
 def _inside(row: DelegateRow, drawn: Drawn) -> str:
-    what = f"{row.name}, {row.backend}: {counted(sum(row.operators.values()), 'operator')}"
+    what = f"{row.name}, {row.backend}: {pluralize(row.operator_count, 'operator')}"
     body = f'<div id="{drawn.id}">\n{figure(drawn.picture, drawn.title)}</div>'
     return f"<details><summary>{text(what)}</summary>\n{body}</details>\n"
 
@@ -137,27 +141,30 @@ def _delegate(row: DelegateRow, inside: str, extra: Sequence[str]) -> list[str]:
     cells = [
         _link(inside, row.name) if inside else text(row.name),
         f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>',
-        _cell([f"{n} x {op}" for op, n in by_count(row.operators)], counted(sum(row.operators.values()), "operator")),
-        _cell([str(a) for a in row.inputs], counted(len(row.inputs), "input")),
-        _cell([str(a) for a in row.outputs], counted(len(row.outputs), "output")),
-        f"{size_of(row.bytes)}",
+        _cell(
+            [f"{n} x {op}" for op, n in most_frequent(row.operators)],
+            pluralize(row.operator_count, "operator"),
+        ),
+        _cell([str(a) for a in row.inputs], pluralize(len(row.inputs), "input")),
+        _cell([str(a) for a in row.outputs], pluralize(len(row.outputs), "output")),
+        f"{format_size(row.bytes)}",
     ]
     shown = {
         "facts": [f"{k}: {v}" for k, v in row.facts.items()],
-        "seconds": [f"{phase}: {duration(s)}" for phase, s in row.seconds.items()],
+        "seconds": [f"{phase}: {format_seconds(s)}" for phase, s in row.seconds.items()],
     }
     return [*cells, *(_lines(shown[e]) for e in extra)]
 
 
 def _refusals(rows: Iterable[RefusalRow]) -> list[list[str]]:
     """One row for the same calls, with what each backend said of them."""
-    found: dict[tuple[int, str, Source | None], list[str]] = {}
+    reasons: dict[tuple[int, str, Source | None], list[str]] = {}
     for row in rows:
         why = f"<li><b>{text(row.backend)}</b>: {text(row.reason)}</li>"
-        found.setdefault((row.count, row.operator, row.source), []).append(why)
+        reasons.setdefault((row.count, row.operator, row.source), []).append(why)
     return [
         [f"{count:,}", _code(operator), f"<ul>{''.join(why)}</ul>", _where(source)]
-        for (count, operator, source), why in found.items()
+        for (count, operator, source), why in reasons.items()
     ]
 
 
@@ -188,14 +195,12 @@ def _lines(entries: Iterable[str]) -> str:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *kinds: str, ids: Sequence[str] = ()) -> str:
     """A table of cells that are HTML already. ``kinds``: the class of each column. ``ids``: of rows that have one."""
+    listed = list(rows)
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]
+    row_ids = [f' id="{ids[k]}"' if k < len(ids) and ids[k] else "" for k in range(len(listed))]
     top = "".join(f'<th scope="col"{c}>{text(h)}</th>' for c, h in zip(classes, heads, strict=True))
     body = (
-        f"<tr{_id(ids, k)}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
-        for k, row in enumerate(rows)
+        f"<tr{row_ids[k]}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
+        for k, row in enumerate(listed)
     )
     return f'<div class="wide"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{"".join(body)}</tbody></table></div>\n'
-
-
-def _id(ids: Sequence[str], k: int) -> str:
-    return f' id="{ids[k]}"' if k < len(ids) and ids[k] else ""

@@ -1,4 +1,4 @@
-"""Graphs as pictures in a page: boxes and wires, laid out in layers, as SVG. It imports neither torch nor a plugin."""
+"""Drawing graphs: boxes and wires, laid out in layers, as SVG for a page. It imports neither torch nor a plugin."""
 
 from ...io.escape import printable, text
 from .condense import condense

@@ -1,4 +1,4 @@
-"""Large pictures made smaller: chains become one box, and if that is not enough, stretches of the graph do."""
+"""Making large pictures smaller: a chain becomes one box, and if that is not enough, a stretch of the graph does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST = 1000
 STRETCHES = 300
 """Boxes of a picture that was condensed into stretches."""
 _OWNERS = 4
-"""Owners that a box names which stands for several."""
+"""Owners that the box of several others names."""
 _CROSSED = 6
 """Wires that cross a layer, for each box, which are still drawn."""
 
@@ -21,23 +21,23 @@ def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHE
     """The picture, small enough to be drawn, and a sentence on what was left out; it is empty if nothing was."""
     if _fits(picture, largest):
         return picture, ""
-    chained = _merged(picture, _chains(picture))
+    chained = _merge(picture, _chains(picture))
     if _fits(chained, largest):
-        return chained, _account(picture, chained, "each chain of operators is one box")
+        return chained, _describe(picture, chained, "each chain of operators is one box")
     size = 1
     while True:
         size = max(2 * size, len(picture.boxes) // stretches)
-        stretched = _merged(picture, _stretches(picture.boxes, size))
+        stretched = _merge(picture, _stretches(picture.boxes, size))
         if _fits(stretched, 2 * stretches):
-            return stretched, _account(picture, stretched, f"stretches of up to {size:,} operators are one box each")
+            return stretched, _describe(picture, stretched, f"stretches of up to {size:,} operators are one box each")
 
 
-def _account(before: Picture, after: Picture, how: str) -> str:
+def _describe(before: Picture, after: Picture, how: str) -> str:
     return f"Condensed from {len(before.boxes):,} boxes to {len(after.boxes):,}: {how}."
 
 
 def _fits(picture: Picture, largest: int) -> bool:
-    """Whether boxes, wires and the layers that these cross are few enough for a page."""
+    """Whether boxes, wires, and the layers that wires cross, are few enough for a page."""
     if len(picture.boxes) > largest:
         return False
     layers = layers_of(picture)
@@ -71,67 +71,53 @@ def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
     groups: list[int] = []
     start = 0
     for i, box in enumerate(boxes):
-        if i - start >= size or (box.kind == "border") != (boxes[start].kind == "border") or _few(box, size):
+        border = box.kind == "border"
+        # single inputs and outputs tell more than calls do, so they are joined only where short stretches did not do
+        if i - start >= size or border != (boxes[start].kind == "border") or (border and size < 8):
             start = i
         groups.append(start)
     return groups
 
 
-def _few(box: Box, size: int) -> bool:
-    """Inputs and outputs are joined only where even stretches were not enough."""
-    return box.kind == "border" and size < 8
-
-
-def _merged(picture: Picture, groups: Sequence[int]) -> Picture:
+def _merge(picture: Picture, groups: Sequence[int]) -> Picture:
     """A picture with a box for each group; a group is named by its first box."""
     members: dict[int, list[Box]] = {}
     for group, box in zip(groups, picture.boxes, strict=True):
         members.setdefault(group, []).append(box)
     place = {group: k for k, group in enumerate(members)}
-    found: dict[int, tuple[dict[int, None], list[str]]] = {}
+    leaving: dict[int, tuple[dict[int, None], list[str]]] = {}
     for wire in picture.wires:
         source = place[groups[wire.source]]
         ends = [end for t in wire.targets if (end := place[groups[t]]) != source]
         if ends:
-            targets, labels = found.setdefault(source, ({}, []))
+            targets, labels = leaving.setdefault(source, ({}, []))
             targets.update(dict.fromkeys(ends))
             labels.append(wire.label)
-    wires = [Wire(source, tuple(targets), _label(labels)) for source, (targets, labels) in found.items()]
-    return Picture([_one(boxes) for boxes in members.values()], wires)
+    wires = []
+    for source, (targets, labels) in leaving.items():
+        label = labels[0] if len(labels) == 1 else f"{labels[0]}, and {len(labels) - 1} more"
+        wires.append(Wire(source, tuple(targets), label))
+    return Picture([_merge_boxes(boxes) for boxes in members.values()], wires)
 
 
-def _label(labels: list[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{labels[0]}, and {len(labels) - 1} more"
-
-
-def _one(boxes: list[Box]) -> Box:
-    """One box for several: how many calls whose, and the most frequent of them."""
+def _merge_boxes(boxes: list[Box]) -> Box:
+    """One box for several: how many calls each owner has, and the most frequent of them."""
     if len(boxes) == 1:
         return boxes[0]
     owners = Counter[str]()
     for box in boxes:
         owners[box.owner] += box.count
+    counts = [f"{n} {owner}{'s' if n > 1 else ''}" for owner, n in owners.most_common()]
     titles = Counter(box.lines[0] for box in boxes).most_common()
+    names = ", ".join(f"{n} x {title}" if n > 1 else title for title, n in titles[:3])
+    rest = [f"and {sum(n for _, n in titles[20:])} more of {len(titles[20:])} kinds"] if titles[20:] else []
     kinds, tones = {b.kind for b in boxes}, {b.tone for b in boxes}
     return Box(
-        lines=(*_owners(owners)[:_OWNERS], _names(titles)),
-        tooltip=(*_owners(owners), *(f"{n} x {title}" for title, n in titles[:20]), *_rest(titles[20:])),
+        lines=(*counts[:_OWNERS], names + (", …" if len(titles) > 3 else "")),
+        tooltip=(*counts, *(f"{n} x {title}" for title, n in titles[:20]), *rest),
         kind=boxes[0].kind if len(kinds) == len(tones) == len(owners) == 1 else "several",
         tone=boxes[0].tone,
         marked=any(b.marked for b in boxes),
         owner=boxes[0].owner if len(owners) == 1 else "several",
         count=sum(owners.values()),
     )
-
-
-def _owners(owners: Counter[str]) -> list[str]:
-    return [f"{n} {owner}{'s' if n > 1 else ''}" for owner, n in owners.most_common()]
-
-
-def _names(titles: Sequence[tuple[str, int]]) -> str:
-    more = ", …" if len(titles) > 3 else ""
-    return ", ".join(f"{n} x {title}" if n > 1 else title for title, n in titles[:3]) + more
-
-
-def _rest(titles: Sequence[tuple[str, int]]) -> list[str]:
-    return [f"and {sum(n for _, n in titles)} more of {len(titles)} kinds"] if titles else []

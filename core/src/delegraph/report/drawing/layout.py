@@ -1,4 +1,4 @@
-"""Where boxes and wires go: rows from top to bottom, every wire leading down. Time: n log n in boxes and crossed rows.
+"""Laying out boxes in rows from top to bottom, with every wire leading down, in n log n of boxes and crossed rows.
 
 The steps are those of Sugiyama, Tagawa and Toda (1981): layers, order within them, coordinates. A wire that crosses a
 row has a place of its own there, which all uses of one value share, so that no wire runs through a box.
@@ -20,7 +20,7 @@ _PASSING = 6
 """Room for a wire that passes a row."""
 _SWEEPS = 2
 _STIFF, _LOOSE = 1000.0, 1.0
-"""Weights of boxes and of passing wires when both want to stand below what they use: wires give way."""
+"""Weights of boxes and of passing wires when both are to stand below what they use: wires give way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,8 @@ class _Grid:
 def _apart(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[int]) -> Iterator[float]:
     """Middles as near as can be to ``wanted`` (weighted squares) that keep order and distance.
 
-    Without the distances this is isotonic regression: whoever would stand behind the next is pooled with it.
+    With each item's offset subtracted this is isotonic regression, by pooling: an item whose place would be beyond the
+    next one's shares a mean with it.
     """
     offsets = [0.0]
     for one, other in pairwise(widths):
@@ -174,11 +175,9 @@ class _Routes:
         self.middle = [round(x - left) for x in middles]
         self.heights = [max((self._height(i) for i in row if i < grid.boxes), default=0) for row in grid.rows]
         self.tops = list(accumulate((height + BELOW for height in self.heights), initial=MARGIN))
-        self.arrivals = _shares([(t, w, self.middle[grid.trunks[w][grid.layers[t] - 1]]) for w, t in self._ends()])
-        self.departures = _shares([(v.source, w, self._heading(w)) for w, v in enumerate(picture.wires)])
-
-    def _ends(self) -> Iterator[tuple[int, int]]:
-        return ((k, t) for k, w in enumerate(self.picture.wires) for t in w.targets)
+        ends = [(k, t) for k, wire in enumerate(picture.wires) for t in wire.targets]
+        self.arrivals = _spread([(t, w, self.middle[grid.trunks[w][grid.layers[t] - 1]]) for w, t in ends])
+        self.departures = _spread([(v.source, w, self._heading(w)) for w, v in enumerate(picture.wires)])
 
     def _heading(self, wire: int) -> float:
         items = self.grid.below[self.picture.wires[wire].source]
@@ -215,13 +214,13 @@ class _Routes:
         return Leg(start, top + height, self.heights[row] - height, x, self.tops[row + 1], end)
 
 
-def _shares(ends: list[tuple[int, int, float]]) -> dict[tuple[int, int], int]:
+def _spread(ends: list[tuple[int, int, float]]) -> dict[tuple[int, int], int]:
     """(Box, wire) -> how far from the box's middle the wire meets it, for (box, wire, where it comes from)."""
-    found: dict[int, list[tuple[float, int]]] = {}
+    by_box: dict[int, list[tuple[float, int]]] = {}
     for box, wire, x in ends:
-        found.setdefault(box, []).append((x, wire))
+        by_box.setdefault(box, []).append((x, wire))
     shares = {}
-    for box, wires in found.items():
+    for box, wires in by_box.items():
         step = min(24, (WIDTH - 40) // len(wires))
         for k, (_, wire) in enumerate(sorted(wires)):
             shares[box, wire] = round((k - (len(wires) - 1) / 2) * step)

@@ -1,13 +1,12 @@
-"""A picture as SVG to put into a page; colours come from the page's style sheet."""
+"""A picture as SVG inside a page, whose style sheet gives it its colours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from unicodedata import east_asian_width
 
 from ...io.escape import lines, text
 from .condense import condense
-from .layout import BELOW, LINE, PADDING, Layout, Leg, Place, lay_out
+from .layout import BELOW, LINE, PADDING, Leg, Place, lay_out
 from .picture import Box, Picture, Wire
 from .style import TONES
 
@@ -16,7 +15,7 @@ _CHARACTERS = 31
 
 
 def figure(picture: Picture, title: str) -> str:
-    """The drawing in a frame that scrolls, also by keyboard; of a large picture it is condensed, and that is said."""
+    """The drawing in a frame that scrolls, also by keyboard. A large picture is condensed, and a note says so."""
     small, left_out = condense(picture)
     note = f"<p>{text(left_out)}</p>\n" if left_out else ""
     frame = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
@@ -24,10 +23,12 @@ def figure(picture: Picture, title: str) -> str:
 
 
 def svg(picture: Picture, label: str) -> str:
-    """The drawing; ``label`` says to those who do not see it what it shows."""
+    """The drawing; ``label`` describes it to screen readers."""
     layout = lay_out(picture)
     size = f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width} {layout.height}"'
-    return "".join([f'<svg {size} role="group" aria-label="{text(label)}">\n', *_drawn(picture, layout), "</svg>\n"])
+    wires = [_wire(wire, legs) for wire, legs in zip(picture.wires, layout.routes, strict=True) if legs]
+    boxes = map(_box, picture.boxes, layout.places)
+    return "".join([f'<svg {size} role="group" aria-label="{text(label)}">\n', *wires, *boxes, "</svg>\n"])
 
 
 def swatch(classes: str) -> str:
@@ -36,28 +37,14 @@ def swatch(classes: str) -> str:
     return f'<svg width="26" height="16" aria-hidden="true"><g class="{classes}">{box}</g></svg>'
 
 
-def look(box: Box) -> str:
-    """The classes of a box."""
-    kind = f"t{box.tone % TONES}" if box.kind == "backend" else box.kind
-    return f"{kind} marked" if box.marked else kind
-
-
-def _drawn(picture: Picture, layout: Layout) -> Iterator[str]:
-    for wire, legs in zip(picture.wires, layout.routes, strict=True):
-        if legs:
-            yield _wire(wire, legs)
-    for box, place in zip(picture.boxes, layout.places, strict=True):
-        yield _box(box, place)
-
-
 def _wire(wire: Wire, legs: list[Leg]) -> str:
-    """The line, and a broader one that nobody sees, to point at."""
+    """The line, and a broader invisible one that is easier to point at."""
     path = "".join(map(_path, legs))
     return f'<g><title>{text(wire.label)}</title><path class="wire" d="{path}"/><path class="near" d="{path}"/></g>\n'
 
 
 def _path(leg: Leg) -> str:
-    """Straight down beside the boxes of the row, then in a bow to the next row."""
+    """Straight down beside the boxes of the row, then in a curve to the next row."""
     bend, below = BELOW // 2, leg.y1 + leg.drop
     down, arrow = f"V{below}" if leg.drop else "", "m-3 -6l3 6l3 -6" if leg.end else ""
     return f"M{leg.x1} {leg.y1}{down}C{leg.x1} {below + bend} {leg.x2} {leg.y2 - bend} {leg.x2} {leg.y2}{arrow}"
@@ -69,7 +56,9 @@ def _box(box: Box, place: Place) -> str:
     shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.lines))
     mark = f'<text class="mark" x="{place.x + place.width - 13}" y="{place.y + LINE}">!</text>' if box.marked else ""
     tooltip = f"<title>{lines(box.tooltip or box.lines)}</title>"
-    drawn = f'<g class="{look(box)}">{tooltip}{area}{shown}{mark}</g>'
+    look = f"t{box.tone % TONES}" if box.kind == "backend" else box.kind
+    look += " marked" * box.marked
+    drawn = f'<g class="{look}">{tooltip}{area}{shown}{mark}</g>'
     return f'<a href="#{box.link}">{drawn}</a>\n' if box.link else f"{drawn}\n"
 
 
