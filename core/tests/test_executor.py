@@ -12,7 +12,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.engine.gc_pause import collection_suspended
+from delegraph.engine.gc_pause import pause_collection
 from delegraph.errors import OptionError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 
@@ -226,7 +226,7 @@ def test_two_threads_decompose_at_once():
 
 
 def test_garbage_collection_comes_back_after_the_last():
-    first, second = collection_suspended(), collection_suspended()
+    first, second = pause_collection(), pause_collection()
     assert gc.isenabled()
     first.__enter__()
     second.__enter__()
@@ -236,7 +236,7 @@ def test_garbage_collection_comes_back_after_the_last():
     assert gc.isenabled()
     gc.disable()
     try:
-        with collection_suspended():
+        with pause_collection():
             pass
         assert not gc.isenabled()
     finally:

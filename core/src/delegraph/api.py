@@ -9,7 +9,7 @@ from typing import Any
 
 from .discovery.registry import Registry, default_registry
 from .engine.export import sources_by_method
-from .engine.gc_pause import collection_suspended
+from .engine.gc_pause import pause_collection
 from .engine.pipeline import Lowering, Round, run
 from .errors import NotFullyDelegated, OptionError
 from .lowered_program import LoweredProgram
@@ -57,7 +57,7 @@ def lower(
         executor=executor,
         notifies=True,
     )
-    with collection_suspended():
+    with pause_collection():
         report = run(lowering).report()
     if on_missing_runtime == "eager":
         report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
@@ -85,7 +85,7 @@ def load(path: str | os.PathLike[str], registry: Registry | None = None) -> Load
 def _partitioners(
     backends: Sequence[str | Partitioner], options: dict[str, Mapping[str, Any]], registry: Registry
 ) -> list[tuple[str, Partitioner]]:
-    """Backends by name, with their partitioners; found before any work, so that a wrong name or option costs none."""
+    """Names and partitioners of the backends, looked up before any work is done in vain for a wrong name or option."""
     if isinstance(backends, str):
         raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
     for name in options:

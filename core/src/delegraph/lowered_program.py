@@ -76,9 +76,9 @@ class LoweredProgram(MethodPrograms):
         return self._with({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
 
     def _with(self, methods: dict[str, Executable]) -> LoweredProgram:
-        made = copy.copy(self)
-        made._methods = methods
-        return made
+        other = copy.copy(self)
+        other._methods = methods
+        return other
 
     def verify(self, *args: Any, method: str | None = None, **kwargs: Any) -> Verification:
         """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both.

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import gc
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LOCK = threading.Lock()
+_were_enabled: list[bool] = []
+"""For each caller inside, in the order of entering: whether collection was on then. Only the first can say yes."""
 
 
-class _Pause:
-    """The collector belongs to the process, and lowerings may run in several threads at once.
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """No garbage collection inside: one full collection costs more than a lowering.
 
-    So the first one to enter switches it off, and the last one to leave restores what the first one found.
+    The collector belongs to the process, and several threads may lower: the last one to leave switches it on again.
     """
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._enabled = threading.Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._enabled = gc.isenabled()
-                gc.disable()
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._enabled:
+    with _LOCK:
+        _were_enabled.append(gc.isenabled())
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _LOCK:
+            enabled = _were_enabled.pop()
+            if enabled and not _were_enabled:
                 gc.enable()
-
-
-_PAUSE = _Pause()
-
-
-def collection_suspended() -> AbstractContextManager[None]:
-    """No garbage collection inside: one full collection costs more than a lowering."""
-    return _PAUSE

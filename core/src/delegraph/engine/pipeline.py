@@ -35,7 +35,7 @@ from .delegate.plan import make_plan
 from .delegate.state import shared_state_notes
 from .export import Source, export_method
 from .functionalize.normalize import normalize
-from .gc_pause import collection_suspended
+from .gc_pause import pause_collection
 from .subgraphs import all_nodes, extract_subgraphs, next_handles
 
 
@@ -119,8 +119,8 @@ def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     who, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
     plan = lowering.decomposer.plan(program, who, later) if lowering.decomposed else make_plan(program, who)
     plan.units = order(plan)
-    left = [b for b in extract_subgraphs(plan.program) if not any(call in plan.tags for call in b.calls)]
-    plan.inner = [(body, _plan(lowering, method, body.program)) for body in left]
+    left = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
+    plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in left]
     return plan
 
 
@@ -187,7 +187,7 @@ def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowe
     names = [step.name for step in STEPS]
     steps = STEPS[names.index(first) : names.index(last) + 1]
     lowering.seconds = {step.name: 0.0 for step in steps}
-    with collection_suspended():
+    with pause_collection():
         for repeated, group in groupby(steps, key=lambda step: step.each_round):
             together = tuple(group)
             for turn in range(len(lowering.rounds)) if repeated else (lowering.turn,):

@@ -102,9 +102,9 @@ class EdgeProgramManager(MethodPrograms):
     def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
         """Delegate what a partitioner tags, in every method or by method; each backend is called once for all."""
         named = partitioner if isinstance(partitioner, Mapping) else dict.fromkeys(self._programs, partitioner)
-        made = delegate(self._programs, named).programs
-        self._verify(made, "to_backend")
-        return self._next({**self._programs, **made})
+        lowered = delegate(self._programs, named).programs
+        self._verify(lowered, "to_backend")
+        return self._next({**self._programs, **lowered})
 
     def to_executorch(self, config: Mapping[str, Any] | None = None) -> ExecutorchProgramManager:
         """The program as a ``.pte`` file, with ``config`` as the options of that format.

@@ -149,17 +149,17 @@ class LoweredBackendModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
         memo.update((id(t), t) for t in self._shared())
-        made = LoweredBackendModule(
+        twin = LoweredBackendModule(
             self.backend_id,
             copy.deepcopy(self.original_module, memo),
             self.compile_specs,
             self.inputs,
             self.outputs,
         )
-        made.blob, made._named_data_store_output, made.whole = self.blob, self._named_data_store_output, self.whole
-        made.meta = dict(self.meta)
-        memo[id(self)] = made
-        return made
+        twin.blob, twin._named_data_store_output, twin.whole = self.blob, self._named_data_store_output, self.whole
+        twin.meta = dict(self.meta)
+        memo[id(self)] = twin
+        return twin
 
     def _shared(self) -> list[torch.Tensor]:
         """Tensors of the program that nobody writes."""

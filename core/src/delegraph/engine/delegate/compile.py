@@ -214,12 +214,12 @@ def _check_untouched(backend: str, item: Work, before: Snapshot) -> None:
     That is the caller's weights, subgraphs of branches and loops, which the host's graph has too, and the inputs and
     outputs that the delegate is called with.
     """
-    written, edited, tag = before.written_tensors(), before.edited_bodies(), item.partition.tag
+    written, edited, tag = before.written_tensors(), before.edited_subgraphs(), item.partition.tag
     if written:
         text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
         raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
     if edited:
-        text = f"{backend}.preprocess changed the body {edited[0]} in partition {tag}, which the host's graph shares"
+        text = f"{backend}.preprocess changed the subgraph {edited[0]} in partition {tag}, which the host shares"
         hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
         raise ContractViolation("contract-violation", text, hint=hint)
     if before.is_rewritten():
@@ -234,7 +234,7 @@ def _check_convention(backend: str, item: Work) -> None:
     outputs = [a.type for a in item.module.outputs]
     specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
     values = [value for spec, value in specs if spec.kind not in MUTATIONS]
-    known = [*outputs, *["?"] * len(values)]  # what a backend's own pass made may have no type: then it is as it was
+    known = [*outputs, *["?"] * len(values)]  # a node of a backend's own pass may have no type: taken as it was
     outputs_left = [_type_of(v) or was for v, was in zip(values, known, strict=False)]
     for what, wanted, left in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
         if wanted != left:

@@ -38,18 +38,18 @@ def extract(plan: Plan, partition: Partition) -> ExportedProgram:
     """
     build = _Build(plan, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
-    made = build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
-    for target in written_targets(made):
-        tensors = made.state_dict if target in made.state_dict else made.constants
+    program = build_program(plan.program.graph_module, build.graph, build.inputs, build.outputs, plan.program, call)
+    for target in written_targets(program):
+        tensors = program.state_dict if target in program.state_dict else program.constants
         given, own = tensors[target], tensors[target].detach().clone()
         # torch wants a parameter where the signature says so
         is_parameter = isinstance(given, torch.nn.Parameter)
         tensors[target] = torch.nn.Parameter(own, given.requires_grad) if is_parameter else own
-    return made
+    return program
 
 
 class _Build:
-    """The graph of one partition and its signature, made in one pass."""
+    """The graph of one partition and its signature, built in one pass."""
 
     def __init__(self, plan: Plan, partition: Partition) -> None:
         self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
@@ -61,16 +61,16 @@ class _Build:
         for node in partition.nodes:
             for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
                 self.env[owner] = copy_node(self.graph, owner, self.env.__getitem__)
-            self.env[node] = made = copy_node(self.graph, node, self.env.__getitem__)
-            made.meta.pop("delegation_tag", None)
+            self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
+            new.meta.pop("delegation_tag", None)
         self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
 
     def _placeholder(self, node: Node) -> Node:
-        made = self.graph.create_node("placeholder", node.name, name=node.name)
-        made.target = made.name  # two inputs `input` and `input_1` would be one in torch's generated code
-        made.meta = {k: v for k, v in node.meta.items() if k not in ("delegation_tag", "debug_handle")}
-        self.env[node] = made
-        return made
+        new = self.graph.create_node("placeholder", node.name, name=node.name)
+        new.target = new.name  # two inputs `input` and `input_1` would be one in torch's generated code
+        new.meta = {k: v for k, v in node.meta.items() if k not in ("delegation_tag", "debug_handle")}
+        self.env[node] = new
+        return new
 
     def _input(self, node: Node) -> InputSpec:
         arrives = self._placeholder(node)
@@ -97,10 +97,10 @@ class _Build:
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     """A call that casts ``node``; it inherits the node's source and debug handle."""
-    made = graph.call_function(_TO, (node, dtype))
-    made.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
-    made.meta["val"] = node.meta["val"].to(dtype)
-    return made
+    new = graph.call_function(_TO, (node, dtype))
+    new.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
+    new.meta["val"] = node.meta["val"].to(dtype)
+    return new
 
 
 def _argument(node: Node, boundary: torch.dtype | None) -> Argument:

@@ -76,9 +76,9 @@ class _HostProgram:
         return not all(user in tags and {*tags[user]} <= owners for user in node.users)
 
     def copy(self, node: Node) -> None:
-        made = copy_node(self.graph, node, lambda n: self.env[n])
-        made.meta.pop("delegation_tag", None)
-        self.env[node] = made
+        new = copy_node(self.graph, node, lambda n: self.env[n])
+        new.meta.pop("delegation_tag", None)
+        self.env[node] = new
 
     def call(self, partition: Partition, module: LoweredBackendModule, handle: int) -> None:
         """Call ``module``, with a cast wherever a value crosses the border in another type than it has."""
@@ -92,14 +92,14 @@ class _HostProgram:
         vals = [n.meta["val"].to(dtypes[n]) if n in dtypes else n.meta["val"] for n in partition.outputs]
         call.meta = {"val": tuple(vals), "debug_handle": handle}
         for k, node in enumerate(partition.outputs):
-            made = self.graph.call_function(operator.getitem, (call, k))
-            made.meta = {key: v for key, v in node.meta.items() if key != "delegation_tag"} | {"val": vals[k]}
-            self.env[node] = self._cast(made, node.meta["val"].dtype) if node in dtypes else made
+            new = self.graph.call_function(operator.getitem, (call, k))
+            new.meta = {key: v for key, v in node.meta.items() if key != "delegation_tag"} | {"val": vals[k]}
+            self.env[node] = self._cast(new, node.meta["val"].dtype) if node in dtypes else new
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        made = cast(self.graph, node, dtype)
-        made.meta["boundary"] = True
-        return made
+        new = cast(self.graph, node, dtype)
+        new.meta["boundary"] = True
+        return new
 
     def build(self) -> ExportedProgram:
         program = self.plan.program

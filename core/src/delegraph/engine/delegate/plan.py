@@ -39,9 +39,9 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
 
 def _check_untouched(who: str, before: Snapshot) -> None:
     """A partitioner may only set tags: the graph, its subgraphs and the weights belong to others."""
-    bodies, tensors = before.edited_bodies(), before.written_tensors()
-    if bodies:
-        raise broken(f"{who} changed the graph of {bodies[0]}; it may only set meta['delegation_tag']")
+    subgraphs, tensors = before.edited_subgraphs(), before.written_tensors()
+    if subgraphs:
+        raise broken(f"{who} changed the graph of {subgraphs[0]}; it may only set meta['delegation_tag']")
     if tensors:
         raise broken(f"{who} changed the tensor {tensors[0]!r}, which is the caller's")
     if before.is_rewritten():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,45 +15,36 @@ Row = tuple[Any, ...]
 
 
 class Snapshot:
-    """The graph of a program, the bodies of its calls and its tensors, as they are when this is made.
+    """The graph of a program, the subgraphs of its calls and its tensors, as they are when the snapshot is taken.
 
-    Takes time linear in the graphs, and a fixed time a tensor: elements are neither copied nor hashed.
+    Takes time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
         self._program, self._graph = program, _rows(program.graph)
-        self._bodies = [(name, body, _rows(body.graph)) for name, body in _bodies(program.graph_module, set())]
+        modules = program.graph_module.named_modules()
+        self._subgraphs = [(name, m, _rows(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
         self._tensors = _tensors(program)
         self._states = {name: state_of(t) for name, t in self._tensors.items()}
 
     def is_rewritten(self) -> bool:
-        """Whether the program's own graph, or its table of tensors, is another; literal arguments count."""
+        """Whether the program's own graph, literal arguments included, or its table of tensors has changed."""
         now = _tensors(self._program)
         kept = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
-        return not kept or not _unchanged(self._program.graph, self._graph)
+        return not kept or not _is_unchanged(self._program.graph, self._graph)
 
-    def edited_bodies(self) -> list[str]:
-        """The bodies whose graphs are others: of branches and loops, which others share."""
-        return [name for name, body, before in self._bodies if not _unchanged(body.graph, before)]
+    def edited_subgraphs(self) -> list[str]:
+        """Names of the changed graphs of branches and loops, which the programs of others contain too."""
+        return [name for name, module, before in self._subgraphs if not _is_unchanged(module.graph, before)]
 
     def written_tensors(self) -> list[str]:
-        """The tensors that were there and were written since."""
+        """Names of the tensors that were written since, of those that were there."""
         return [name for name, t in self._tensors.items() if state_of(t) != self._states[name]]
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
     named = [*program.state_dict.items(), *program.constants.items()]
     return {name: t for name, t in named if isinstance(t, torch.Tensor)}
-
-
-def _bodies(module: GraphModule, known: set[GraphModule], prefix: str = "") -> Iterator[tuple[str, GraphModule]]:
-    """The graph modules that ``module`` fetches, and those inside of them, each once."""
-    for name in (str(n.target) for n in module.graph.nodes if n.op == "get_attr"):
-        body = getattr(module, name, None)
-        if isinstance(body, GraphModule) and body not in known:
-            known.add(body)
-            yield prefix + name, body
-            yield from _bodies(body, known, f"{prefix}{name}.")
 
 
 def _rows(graph: Graph) -> list[Row]:
@@ -66,11 +56,11 @@ def _fetched(node: Node) -> Any:
     return id(getattr(node.graph.owning_module, str(node.target), None)) if node.op == "get_attr" else None
 
 
-def _unchanged(graph: Graph, before: list[Row]) -> bool:
+def _is_unchanged(graph: Graph, before: list[Row]) -> bool:
     now = _rows(graph)
-    return len(now) == len(before) and all(map(_same, now, before))
+    return len(now) == len(before) and all(map(_is_same, now, before))
 
 
-def _same(now: Row, before: Row) -> bool:
-    untouched = now[4] is before[4] and now[5] is before[5]
+def _is_same(now: Row, before: Row) -> bool:
+    untouched = now[4] is before[4] and now[5] is before[5]  # nearly always, and much faster to see
     return now[:4] == before[:4] and (untouched or same_arguments(now[4:], before[4:]))

@@ -26,29 +26,23 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
     Raises ContractViolation if a tagged buffer is read, or last written, outside its partition.
     """
     for buffer, last in written_values(program).items():
-        if buffer in tags:
-            partition = partitions[_only_tag(buffer, tags)]
-            _check_inside(buffer, last, tags, partition.tag)
-            partition.state[buffer] = last
-            if buffer not in partition.constants:
-                partition.constants.append(buffer)
-
-
-def _only_tag(buffer: Node, tags: Tags) -> str:
-    if len(tags[buffer]) > 1:
-        raise broken(f"buffer {buffer.name} is written, so only one delegate can keep it, not {tags[buffer]}", buffer)
-    return str(tags[buffer][0])
-
-
-def _check_inside(buffer: Node, last: Node, tags: Tags, tag: str) -> None:
-    """Its delegate alone knows what the buffer holds."""
-    strangers = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != (tag,)]
-    if tags.get(last) != (tag,) or last.op == "placeholder":
-        strangers.append(f"{last.name} is its last value")
-    if strangers:
-        text = f"buffer {buffer.name} is written and tagged with {tag}, but outside of that partition "
-        hint = "leave its placeholder untagged: the parent then passes it to the delegate and stores what comes back"
-        raise broken(text + ", ".join(strangers), buffer, hint)
+        if buffer not in tags:
+            continue
+        if len(tags[buffer]) > 1:
+            text = f"buffer {buffer.name} is written, so only one delegate can keep it, not {tags[buffer]}"
+            raise broken(text, buffer)
+        partition = partitions[str(tags[buffer][0])]
+        inside = (partition.tag,)
+        strangers = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != inside]
+        if tags.get(last) != inside or last.op == "placeholder":
+            strangers.append(f"{last.name} is its last value")
+        if strangers:  # they would need what only the delegate knows
+            text = f"buffer {buffer.name} is written and tagged with {partition.tag}, but outside of that partition "
+            hint = "leave its placeholder untagged: the host then passes it to the delegate and stores what comes back"
+            raise broken(text + ", ".join(strangers), buffer, hint)
+        partition.state[buffer] = last
+        if buffer not in partition.constants:
+            partition.constants.append(buffer)
 
 
 def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
