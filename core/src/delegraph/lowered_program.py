@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -87,15 +88,12 @@ class LoweredProgram(MethodPrograms):
         """
         name = self._known(method or self._only())
         got = self._methods[name].instance()(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-        with TRACING, torch.no_grad(), _state_kept(self._eager[name], self._written(name)) as eager:
+        written = {target for d in self.delegates if d.method == name for target in d.module.state}
+        written |= written_targets(self._programs[name])
+        with TRACING, torch.no_grad(), _state_kept(self._eager[name], written) as eager:
             returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
         return compare(got, wanted)
-
-    def _written(self, name: str) -> set[str]:
-        """Buffers that a method writes, itself or in its delegates."""
-        kept = {target for d in self.delegates if d.method == name for target in d.module.state}
-        return kept | written_targets(self._programs[name])
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the program, whole or not at all, in the format that the path's suffix chooses.
@@ -115,19 +113,16 @@ class LoweredProgram(MethodPrograms):
 def _state_kept(eager: Program, written: Collection[str]) -> Iterator[Callable[..., Any]]:
     """``eager`` as a callable; buffers that a call writes get their values back, also those of delegates in it."""
     module = eager.module(check_guards=False) if isinstance(eager, ExportedProgram) else eager
-    kept = {k: v.detach().clone() for k, v in _named_tensors(module) if k in written}
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    kept = {name: t.detach().clone() for name, t in tensors if name in written}
     inside = [t for m in module.modules() if isinstance(m, LoweredBackendModule) for t in m.state_tensors()]
     before = [t.detach().clone() for t in inside]
     try:
         yield module
     finally:
-        for name, tensor in _named_tensors(module):  # the model may have put another tensor in a buffer's place
+        # looked up anew, since the model may have put another tensor in a buffer's place
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             if name in kept:
                 tensor.data.copy_(kept[name])
         for tensor, value in zip(inside, before, strict=True):
             tensor.data.copy_(value)
-
-
-def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()

@@ -119,7 +119,7 @@ class EdgeProgramManager(MethodPrograms):
     def _verify(self, programs: Mapping[str, ExportedProgram], step: str) -> None:
         if self.compile_config.check_validity:
             for method, program in programs.items():
-                verify(program, f"after {step}, method {method}")
+                verify(program.graph_module, f"after {step}, method {method}")
 
 
 class ExecutorchProgramManager:

@@ -18,7 +18,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from ..engine.functionalize.normalize import number_calls
 from ..engine.subgraphs import all_nodes, graphs, next_handles
 from ..errors import ContractViolation
-from ..exported_program import argument_of, build_program, output_values, root_call
+from ..exported_program import argument_of, build_program, output_node, root_call
 from ..program.types import Transform
 from ..source import source_of
 
@@ -31,44 +31,31 @@ def as_transform(each: Pass, method: str, check: bool) -> Transform:
     name = getattr(each, "__name__", type(each).__name__)
 
     def transform(program: ExportedProgram) -> ExportedProgram:
-        changed = _run(each, name, program)
-        handles = next_handles(changed.graph_module)
-        for graph in graphs(changed.graph_module):
+        if isinstance(each, PassBase | PassManager):
+            module: GraphModule = getattr(each(program.graph_module), "graph_module", program.graph_module)
+        else:
+            program = each(program)
+            if not isinstance(program, ExportedProgram):
+                text = f"pass {name} returned {type(program).__name__}, not an ExportedProgram"
+                raise ContractViolation("contract-violation", text)
+            module = program.graph_module
+        handles = next_handles(module)
+        for graph in graphs(module):
             number_calls(graph, handles)
         if check:
-            verify(changed, f"after pass {name}, method {method}")
-        return _with_new_outputs(changed)
+            verify(module, f"after pass {name}, method {method}")
+        # The signature still names what the graph returned before the pass.
+        specs = zip(program.graph_signature.output_specs, output_node(module.graph).args[0], strict=True)  # type: ignore[arg-type]
+        outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in specs]
+        inputs, call = program.graph_signature.input_specs, root_call(program)
+        return build_program(module, module.graph, inputs, outputs, program, call)
 
     return transform
 
 
-def _run(each: Pass, name: str, program: ExportedProgram) -> ExportedProgram:
-    """What ``each`` makes of ``program``, which it may change; the signature is still that of before."""
-    if isinstance(each, PassBase | PassManager):
-        module: GraphModule = getattr(each(program.graph_module), "graph_module", program.graph_module)
-        signature = program.graph_signature
-        call = root_call(program)
-        return build_program(
-            module, module.graph, signature.input_specs, signature.output_specs, program, call, check=False
-        )
-    changed = each(program)
-    if not isinstance(changed, ExportedProgram):
-        text = f"pass {name} returned {type(changed).__name__}, not an ExportedProgram"
-        raise ContractViolation("contract-violation", text)
-    return changed
-
-
-def _with_new_outputs(program: ExportedProgram) -> ExportedProgram:
-    """``program`` with a signature that names what its graph returns now."""
-    specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
-    outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in specs]
-    inputs, call = program.graph_signature.input_specs, root_call(program)
-    return build_program(program.graph_module, program.graph, inputs, outputs, program, call)
-
-
-def verify(program: ExportedProgram, where: str) -> None:
-    """Check that ``program`` is an edge program; ContractViolation says which node breaks which rule."""
-    for node in all_nodes(program.graph_module):
+def verify(module: GraphModule, where: str) -> None:
+    """Check that ``module`` is an edge program's; ContractViolation says which node breaks which rule."""
+    for node in all_nodes(module):
         broken = _broken_rule(node)
         if broken:
             text = f"{where}: node {node.name} ({node.target}) {broken}"
