@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from delegraph.errors import FormatError
+from delegraph.errors import FormatError, InputError
 from torch.utils import _pytree as pytree
 
 from .program.tables import ContainerMetadata
@@ -81,3 +81,27 @@ def _decode(encoded: Any) -> Any:
         name, fields = content
         return namedtuple(name, [f for f, _ in fields])(*(_decode(c) for _, c in fields))
     return {"tuple": tuple, "list": list}[kind](_decode(child) for child in content)
+
+
+def structure_of(container: ContainerMetadata | None, side: str) -> pytree.TreeSpec | None:
+    """The structure of a method's ``inputs`` or ``outputs``; None if the file does not say it in a way that we know."""
+    text = getattr(container, side) if container is not None else ""
+    return decode_structure(text) if text.startswith(("{", '"')) else None
+
+
+def flatten_call(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The flat inputs of a call: arguments in their structure, or one for each input.
+
+    Raises InputError for arguments of another structure.
+    """
+    ordered = {k: kwargs[k] for k in (spec.child(1).context or () if spec is not None else ()) if k in kwargs}
+    flat, given = pytree.tree_flatten((tuple(args), {**ordered, **kwargs}))
+    plain = not kwargs and len(flat) == len(args)
+    if spec is None or given == spec or (plain and len(flat) == spec.num_leaves):
+        return flat
+    raise InputError("input-invalid", f"the program takes {spec}; it was given {given}")
+
+
+def unflatten_result(spec: pytree.TreeSpec | None, outputs: list[Any]) -> Any:
+    """The flat outputs of a call in their structure; as a list if that is not known."""
+    return outputs if spec is None or spec.num_leaves != len(outputs) else pytree.tree_unflatten(outputs, spec)

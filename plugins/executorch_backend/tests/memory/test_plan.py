@@ -14,14 +14,12 @@ from delegraph_executorch.memory import Home, Lifetime, Storage, find_lifetimes,
 from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.program.tables import EValue, ExecutionPlan, KernelCall, Tensor, TensorList
 from delegraph_executorch.run.calls import split_delegate_calls
-from delegraph_executorch.run.data import Data
-from delegraph_executorch.run.program import HostProgram
 from delegraph_executorch.serialize.check import nbytes
 from delegraph_executorch.serialize.reader import ProgramFile, read_program
 from torch.utils import _pytree as pytree
 
 from ..support.cases import DYNAMIC, STATIC, randn
-from ..support.judge import emit, lower
+from ..support.judge import emit, host_program, lower
 
 
 def conflicts(plan: ExecutionPlan) -> list[Any]:
@@ -94,7 +92,7 @@ def _moved(plan: ExecutionPlan, position: int, place: Any) -> ExecutionPlan:
 
 
 def _outputs(file: ProgramFile, calls: list[Any]) -> list[Any]:
-    program = HostProgram(file, Data(file), max_iterations=50)
+    program = host_program(file, max_iterations=50)
     try:
         return [pytree.tree_leaves(program(*copy.deepcopy(call))) for call in calls]
     except DelegraphError:  # such as a loop that does not end

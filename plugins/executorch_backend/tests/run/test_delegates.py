@@ -7,10 +7,11 @@ from typing import Any
 import delegraph
 import pytest
 import torch
+from delegraph_executorch.serialize.reader import read_program
 from torch import nn
 
 from ..support import programs as p
-from ..support.judge import emit, expect_equal, lower, run_on_host
+from ..support.judge import emit, expect_equal, host_program, lower, run_on_host
 
 CALL = (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),)
 
@@ -68,13 +69,9 @@ def test_two_methods_share_weights_and_blobs() -> None:
 
 
 def test_a_runtime_that_is_missing_is_named() -> None:
-    def nothing(backend_id: str) -> Any:
+    def nothing(backend_id: str, *rest: Any) -> Any:
         raise delegraph.errors.NoRuntime("no-runtime", f"{backend_id} has no runtime here")
-
-    from delegraph_executorch.run.data import Data
-    from delegraph_executorch.run.program import HostProgram
-    from delegraph_executorch.serialize.reader import read_program
 
     file = read_program(emit(lower(Split(), CALL, backends=["compiler-demo"])).file.join())
     with pytest.raises(delegraph.errors.NoRuntime, match="BackendWithCompilerDemo"):
-        HostProgram(file, Data(file), nothing)(*CALL)
+        host_program(file, nothing)(*CALL)

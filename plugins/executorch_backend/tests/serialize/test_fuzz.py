@@ -11,13 +11,11 @@ from delegraph.errors import DelegraphError, FormatError
 from delegraph_executorch.inspection import collect_facts, render_page
 from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.run.calls import split_delegate_calls
-from delegraph_executorch.run.data import Data
-from delegraph_executorch.run.program import HostProgram
 from delegraph_executorch.serialize.check import check_program
 from delegraph_executorch.serialize.reader import read_program
 
 from ..support.cases import STATIC
-from ..support.judge import emit, lower
+from ..support.judge import emit, host_program, lower
 
 SEEDS = {"branch": [], "counter": [], "several": [], "rows": [], "convolution": ["tosa"]}
 
@@ -57,7 +55,7 @@ def look_at(data: bytes, inputs: tuple[object, ...]) -> bool:
     for plan in file.program.plans:
         find_conflicts(plan, split_delegate_calls(plan))
     try:
-        HostProgram(file, Data(file), max_memory=1 << 20, max_iterations=50).run(file.program.plans[0].name, inputs)
+        host_program(file, max_memory=1 << 20, max_iterations=50).run(file.program.plans[0].name, inputs)
     except (DelegraphError, IndexError) as e:
         assert isinstance(e, DelegraphError) or not file.program.plans
     return True

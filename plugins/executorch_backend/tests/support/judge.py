@@ -11,9 +11,8 @@ import delegraph
 import pytest
 import torch
 from delegraph_executorch.emit import EmitOptions, EmittedProgram, emit_program
-from delegraph_executorch.run.data import Data
 from delegraph_executorch.run.program import HostProgram
-from delegraph_executorch.serialize.reader import read_program
+from delegraph_executorch.serialize.reader import ProgramFile, read_program
 from torch.utils import _pytree as pytree
 
 TOLERANCE = 1e-5
@@ -32,8 +31,7 @@ def stock_runtime() -> Any:
 
 
 def emit(lowered: Any, options: EmitOptions | None = None) -> EmittedProgram:
-    programs = {name: lowered.exported_program(name) for name in lowered.methods}
-    return emit_program(programs, lowered.named_data, options)
+    return emit_program(lowered, options)
 
 
 def lower(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Any = None, **kwargs: Any) -> Any:
@@ -70,7 +68,14 @@ def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
 
 
-def run_on_host(emitted: EmittedProgram) -> HostProgram:
+def run_on_host(emitted: EmittedProgram, **limits: int) -> HostProgram:
     """The program read back from its bytes, to run in torch."""
-    file = read_program(emitted.file.join())
-    return HostProgram(file, Data.of(file, []))
+    return host_program(read_program(emitted.file.join()), **limits)
+
+
+def host_program(file: ProgramFile, load: Any = None, **limits: int) -> HostProgram:
+    return HostProgram(file, [], load or load_delegate, **limits)
+
+
+def load_delegate(backend: str, blob: bytes, specs: Any = (), data: Any = None) -> Any:
+    return delegraph.get_runtime(backend).load(blob, specs, data or {})

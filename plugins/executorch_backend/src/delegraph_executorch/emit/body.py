@@ -37,15 +37,16 @@ class Body:
         delegates: Delegates,
         context: Context,
         ranges: Ranges,
+        path: str = "",
     ) -> None:
         self.module, self.assembler, self.delegates, self.context = module, assembler, delegates, context
-        self.ranges = ranges
+        self.ranges, self.path = ranges, path
         self.of: dict[Node, Result] = {}
         self.targets: dict[tuple[Node, int], Computed] = {}
 
-    def nested(self, module: GraphModule, inputs: Sequence[Item]) -> Body:
-        """The body of a subgraph of this one, with its placeholders bound."""
-        made = Body(module, self.assembler, self.delegates, self.context, self.ranges)
+    def nested(self, module: GraphModule, inputs: Sequence[Item], name: str = "") -> Body:
+        """The body of a subgraph, the attribute ``name`` of this one, with its placeholders bound."""
+        made = Body(module, self.assembler, self.delegates, self.context, self.ranges, f"{self.path}{name}.")
         made.of.update(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True))
         return made
 
@@ -105,12 +106,14 @@ class Body:
         assert isinstance(several, list), f"{source.name} has no elements"
         return several[index]
 
-    def subgraph(self, argument: Any) -> Any:
-        """The module that a ``get_attr`` argument names."""
-        return getattr(self.module, argument.target)
+    def subgraph(self, argument: Any, inputs: Sequence[Item]) -> Body:
+        """The body of the module that a ``get_attr`` argument names."""
+        return self.nested(getattr(self.module, argument.target), inputs, argument.target)
 
     def _call_delegate(self, node: Node) -> Result:
-        index = self.delegates.index(self.subgraph(node.args[0]))
+        attribute = node.args[0]
+        assert isinstance(attribute, Node)
+        index, _ = self.delegates.find(f"{self.path}{attribute.target}")
         results = self.new_results(node)
         items = [*(self.item(a) for a in node.args[1:]), *results]
         self.assembler.delegate(index, [self.position(i) for i in items])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from delegraph.backend import NamedDataStore
+from delegraph.formats import DelegateContents
 
 from ..kernels import KernelSet
 from ..program.tables import BackendDelegate, BackendDelegateDataReference, BlobLocation, CompileSpec
@@ -16,37 +17,37 @@ class Context:
     """The kernels that may be called, and the pools of bytes.
 
     ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory, or the caller brings it.
+    ``external``: the data file that parameters and buffers which nobody writes go to, by their names; empty for none.
     """
 
     kernels: KernelSet
     plan_inputs: bool = True
     plan_outputs: bool = True
+    external: str = ""
+    external_data: NamedDataStore = field(default_factory=NamedDataStore)
     constants: Pool = field(default_factory=Pool)
     states: Pool = field(default_factory=Pool)
     blobs: Pool = field(default_factory=Pool)
 
 
-def backend_delegate(module: Any, context: Context) -> BackendDelegate:
-    """The table of a ``LoweredBackendModule``; its blob's index is the position in the pool, not yet the segment's."""
-    reference = BackendDelegateDataReference(BlobLocation.SEGMENT, context.blobs.add(module.blob))
-    specs = tuple(CompileSpec(spec.key, bytes(spec.value)) for spec in module.compile_specs)
-    return BackendDelegate(module.backend_id, reference, specs)
-
-
-@dataclass
 class Delegates:
-    """The delegates of one method, each once however often it is called."""
+    """The delegates of one method, each once however often it is called; found by the attribute that holds it."""
 
-    context: Context
-    tables: list[BackendDelegate] = field(default_factory=list)
-    debug_maps: list[Mapping[Any, tuple[int, ...]]] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    _indices: dict[Any, int] = field(default_factory=dict)
+    def __init__(self, context: Context, contents: list[DelegateContents]) -> None:
+        self._context = context
+        self._by_name = {contents_of.name: contents_of for contents_of in contents}
+        self.used: dict[str, DelegateContents] = {}
 
-    def index(self, module: Any) -> int:
-        if module not in self._indices:
-            self._indices[module] = len(self.tables)
-            self.tables.append(backend_delegate(module, self.context))
-            self.outputs.append(len(module.outputs))
-            self.debug_maps.append(dict(module.meta.get("debug_handle_map") or {}))
-        return self._indices[module]
+    def find(self, name: str) -> tuple[int, DelegateContents]:
+        """(position in the method's table, the delegate) of a dotted attribute."""
+        delegate = self.used.setdefault(name, self._by_name[name])
+        return list(self.used).index(name), delegate
+
+    def tables(self) -> tuple[BackendDelegate, ...]:
+        """The delegates in the file's terms; a blob's index is its position in the pool, not yet its segment's."""
+        return tuple(self._table(delegate) for delegate in self.used.values())
+
+    def _table(self, delegate: DelegateContents) -> BackendDelegate:
+        reference = BackendDelegateDataReference(BlobLocation.SEGMENT, self._context.blobs.add(delegate.blob))
+        specs = tuple(CompileSpec(spec.key, bytes(spec.value)) for spec in delegate.compile_specs)
+        return BackendDelegate(delegate.backend_id, reference, specs)

@@ -13,7 +13,7 @@ from .body import Body, Item, Result, unsupported
 from .kernel_calls import copy_tensor
 from .sizes import lower_bound
 from .symbolic import PRIM
-from .values import Computed, ScalarValue, TensorValue, scalar_value
+from .values import Computed, ScalarValue, TensorValue, planned_tensor, scalar_value
 
 higher_order = torch.ops.higher_order
 
@@ -33,7 +33,7 @@ def emit_cond(body: Body, node: Node) -> Result:
 
 
 def _emit_branch(body: Body, branch: Any, inputs: Sequence[Item], results: Sequence[Item]) -> None:
-    nested = body.nested(body.subgraph(branch), inputs)
+    nested = body.subgraph(branch, inputs)
     nested.targets = _direct_targets(nested.results, results)
     nested.emit()
     _assign(nested, [nested.item(r) for r in nested.results], results)
@@ -68,10 +68,10 @@ def emit_while(body: Body, node: Node) -> Result:
     _assign(body, [body.item(c) for c in carried], results)  # type: ignore[union-attr]
     inputs = [*results, *(body.item(c) for c in constant)]  # type: ignore[union-attr]
     start = body.assembler.here
-    check = body.nested(body.subgraph(condition), inputs)
+    check = body.subgraph(condition, inputs)
     check.emit()
     to_end = body.assembler.jump_if_false(check.position(check.item(check.results[0])))
-    round_ = body.nested(body.subgraph(step), inputs)
+    round_ = body.subgraph(step, inputs)
     round_.emit()
     _assign_together(round_, [round_.item(r) for r in round_.results], results)
     body.assembler.jump(start)
@@ -109,8 +109,6 @@ def emit_map(body: Body, node: Node) -> Result:
     for result in results:
         assert isinstance(result, TensorValue)
         result.varies = True  # it grows by a row in each round
-    module = body.subgraph(function)
-    placeholders = module.graph.find_nodes(op="placeholder")
     _check_rows(body, rows[0])  # type: ignore[index, arg-type]
     sources = [body.tensor(r) for r in rows]  # type: ignore[union-attr]
     index, count, done = scalar_value(int), scalar_value(int), scalar_value(bool)
@@ -119,10 +117,10 @@ def emit_map(body: Body, node: Node) -> Result:
     kernel("aten::sym_size", "int", [body.position(v) for v in (sources[0], 0, count)])
     body.assembler.keep_from_here(r for r in results if isinstance(r, TensorValue))
     start = body.assembler.here
-    taken = [body.new_value(p.meta["val"], p) for p in placeholders[: len(sources)]]
+    taken = [_row_of(source) for source in sources]
     for source, row in zip(sources, taken, strict=True):
         kernel("aten::select_copy", "int_out", [body.position(v) for v in (source, 0, index, row, row)])
-    nested = body.nested(module, [*taken, *(body.item(c) for c in constant)])  # type: ignore[union-attr]
+    nested = body.subgraph(function, [*taken, *(body.item(c) for c in constant)])  # type: ignore[union-attr]
     nested.emit()
     for value, result in zip(nested.results, results, strict=True):
         items = (result, nested.item(value), index)
@@ -132,6 +130,10 @@ def emit_map(body: Body, node: Node) -> Result:
     body.assembler.jump_if_false(body.position(done), start)
     body.assembler.loops.append((start, body.assembler.here - 1))
     return list(results)
+
+
+def _row_of(tensor: TensorValue) -> TensorValue:
+    return planned_tensor(tensor.dtype, tensor.sizes[1:], tensor.varies)
 
 
 def _check_rows(body: Body, rows: Node) -> None:

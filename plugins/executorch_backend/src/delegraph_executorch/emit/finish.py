@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from ..memory import Home, Storage
-from ..program.tables import AllocationDetails, Dynamism, Tensor, Value
+from ..program.tables import AllocationDetails, Dynamism, ExtraTensorInfo, Location, Tensor, Value
 from .context import Context
 from .kernel_calls import CODES
 from .values import Entry, TensorValue
@@ -19,8 +19,12 @@ def finish_values(entries: Sequence[Entry], offsets: Mapping[Storage, int], cont
 
 def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: Context) -> Tensor:
     """Position 0 of a segment's offsets stands for no data, so the first content is number 1."""
-    index = 0
-    if value.constant is not None:
+    index, extra = 0, None
+    if value.name:
+        assert value.constant is not None
+        context.external_data.add_named_data(value.name, value.constant, alignment=16, external_tag=context.external)
+        extra = ExtraTensorInfo(fully_qualified_name=value.name, location=Location.EXTERNAL)
+    elif value.constant is not None:
         index = 1 + context.constants.add(value.constant)
     elif value.initial is not None:
         index = 1 + context.states.add(value.initial)
@@ -30,6 +34,7 @@ def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: 
         dim_order=_c_order(len(value.sizes)),
         data_buffer_idx=index,
         allocation=_allocation(value.storage, offsets),
+        extra=extra,
         dynamism=Dynamism.BOUND if value.varies else Dynamism.STATIC,
     )
 

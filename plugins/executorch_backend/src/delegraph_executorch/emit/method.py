@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from delegraph.exported_program import constant_tensor as tensor_of
 from delegraph.exported_program import output_values, placeholders, written_targets
+from delegraph.formats import DelegateContents
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from ..containers import encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
@@ -22,7 +24,7 @@ from .context import Context, Delegates
 from .finish import finish_values
 from .kernel_calls import copy_tensor
 from .sizes import upper_bounds
-from .values import TensorValue, constant_tensor, planned_tensor
+from .values import TensorValue, ValueTable, constant_tensor, planned_tensor
 
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
@@ -35,15 +37,36 @@ class DebugHandles:
     delegates: tuple[dict[Any, tuple[int, ...]], ...]
 
 
-def emit_method(name: str, program: ExportedProgram, context: Context) -> tuple[ExecutionPlan, DebugHandles]:
+def emit_method(
+    name: str, program: ExportedProgram, delegates: list[DelegateContents], context: Context
+) -> tuple[ExecutionPlan, DebugHandles]:
     """The table of a method. Raises Unsupported for what a program file, or the kernels, cannot hold."""
-    return _Method(name, program, context).emit()
+    return _Method(name, program, Delegates(context, delegates), context).emit()
+
+
+def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPlan:
+    """The table of a method that only returns a value: tensors, numbers, strings, or containers of them."""
+    leaves, structure = pytree.tree_flatten(value)
+    values = ValueTable()
+    outputs = [
+        values.position(constant_tensor(v)) if isinstance(v, torch.Tensor) else values.constant(v) for v in leaves
+    ]
+    finished = finish_values(values.entries, {}, context)
+    container = ContainerMetadata(encode_structure(pytree.tree_structure(((), {}))), encode_structure(structure))
+    return ExecutionPlan(
+        name=name,
+        container=container,
+        values=tuple(EValue(v) for v in finished),
+        outputs=tuple(outputs),
+        chains=(Chain(),),
+        memory_sizes=(0,),
+    )
 
 
 class _Method:
-    def __init__(self, name: str, program: ExportedProgram, context: Context) -> None:
+    def __init__(self, name: str, program: ExportedProgram, delegates: Delegates, context: Context) -> None:
         self.name, self.program, self.context = name, program, context
-        self.assembler, self.delegates = Assembler(), Delegates(context)
+        self.assembler, self.delegates = Assembler(), delegates
         ranges = program.range_constraints
         self.body = Body(program.graph_module, self.assembler, self.delegates, context, ranges)
         self.state: dict[str, TensorValue] = {}
@@ -58,7 +81,8 @@ class _Method:
         self._write_back()
         positions = [self.body.position(o) for o in outputs]
         plan = self._finish(inputs, positions)
-        handles = DebugHandles(tuple(self.assembler.handles), tuple(dict(m) for m in self.delegates.debug_maps))
+        maps = tuple(dict(d.debug_handle_map) for d in self.delegates.used.values())
+        handles = DebugHandles(tuple(self.assembler.handles), maps)
         return plan, handles
 
     def _bind_placeholders(self) -> None:
@@ -71,7 +95,7 @@ class _Method:
             elif spec.target in written:
                 self.body.of[node] = self.state[str(spec.target)] = self._state(spec)
             else:
-                self.body.of[node] = constant_tensor(tensor_of(self.program, spec))
+                self.body.of[node] = self._constant(spec)
 
     def _input(self, node: Node, written_by_program: bool) -> Item:
         val = node.meta.get("val")
@@ -80,6 +104,11 @@ class _Method:
         sizes, varies = upper_bounds(val.shape, self.program.range_constraints, node)
         planned = self.context.plan_inputs and not written_by_program
         return planned_tensor(val.dtype, sizes, varies, Home.PLANNED if planned else Home.GIVEN)
+
+    def _constant(self, spec: InputSpec) -> TensorValue:
+        made = constant_tensor(tensor_of(self.program, spec))
+        made.name = str(spec.target) if self.context.external else ""
+        return made
 
     def _state(self, spec: InputSpec) -> TensorValue:
         tensor = tensor_of(self.program, spec)
@@ -155,7 +184,7 @@ class _Method:
             outputs=tuple(outputs),
             chains=(Chain(instructions=instructions),),
             operators=tuple(self.assembler.operators),
-            delegates=tuple(self.delegates.tables),
+            delegates=self.delegates.tables(),
             memory_sizes=tuple(sizes),
         )
 
@@ -174,7 +203,9 @@ class _Method:
     def _container(self) -> ContainerMetadata:
         spec = self.program.call_spec
         takes = encode_structure(spec.in_spec) if spec.in_spec is not None else ""
-        return ContainerMetadata(takes, encode_outputs(spec.out_spec, self.delegates.outputs))
+        return ContainerMetadata(
+            takes, encode_outputs(spec.out_spec, [len(d.outputs) for d in self.delegates.used.values()])
+        )
 
 
 def calls_of(plan: ExecutionPlan) -> list[Call]:

@@ -1,4 +1,4 @@
-"""A lowered program as a program file: methods, then the segments that they refer to."""
+"""A lowered program as files: its methods, the segments that they refer to, and data files beside it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from delegraph.backend import Blob, NamedDataStoreOutput
-from torch.export import ExportedProgram
+import torch
+from delegraph.backend import Blob, DataEntry, NamedDataStoreOutput
+from delegraph.errors import OptionError
+from delegraph.formats import ProgramContents
 
 from ..kernels import KernelSet, kernel_set
+from ..program.flat_tensor import FlatTensor, NamedTensor, TensorLayout
 from ..program.tables import BlobLocation, ExecutionPlan, NamedData, Program, SubsegmentOffsets
-from ..serialize.file import Segment, SegmentedFile, program_file
+from ..serialize.file import Segment, SegmentedFile, data_file, program_file
 from .context import Context
-from .method import DebugHandles, emit_method
+from .kernel_calls import CODES
+from .method import DebugHandles, emit_constant_method, emit_method
 from .pool import Concatenation, Pool
 
 TENSOR_ALIGNMENT = 16
@@ -25,41 +29,61 @@ class EmitOptions:
     """``kernels``: the kernels that the device's runtime has, a path of a JSON list of them, None for the stock ones.
 
     ``plan_inputs`` and ``plan_outputs``: whether the method has memory for its inputs and outputs, or the caller.
+    ``external_constants``: name of a data file that gets parameters and constant buffers, by their names in the model.
     """
 
     kernels: KernelSet | str | Path | None = None
     plan_inputs: bool = True
     plan_outputs: bool = True
+    external_constants: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("plan_inputs", "plan_outputs"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError("option-invalid", f"{name} is True or False, not {getattr(self, name)!r}")
+        name = self.external_constants
+        if not isinstance(name, str) or any(c in name for c in "/\\\0"):
+            raise OptionError("option-invalid", f"external_constants is the name of a file, not {name!r}")
 
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """The file, and what it leaves out: debug handles by method."""
+    """The program's file, data files by name, and what both leave out: debug handles by method."""
 
     file: SegmentedFile
+    data_files: dict[str, SegmentedFile]
     program: Program
     debug_handles: dict[str, DebugHandles]
 
 
-def emit_program(
-    methods: Mapping[str, ExportedProgram], named_data: NamedDataStoreOutput, options: EmitOptions | None = None
-) -> EmittedProgram:
+def emit_program(program: ProgramContents, options: EmitOptions | None = None) -> EmittedProgram:
     """Emit all methods. Raises Unsupported, with the operator and the user's line, for what no file can hold."""
     options = options or EmitOptions()
-    context = Context(kernel_set(options.kernels), options.plan_inputs, options.plan_outputs)
-    emitted = {name: emit_method(name, program, context) for name, program in methods.items()}
+    kernels = kernel_set(options.kernels)
+    context = Context(kernels, options.plan_inputs, options.plan_outputs, options.external_constants)
+    emitted = {name: _emit(program, name, context) for name in program.methods}
+    constant = [emit_constant_method(name, value, context) for name, value in program.constant_methods.items()]
     segments = _Segments()
-    constants = segments.add_tensors(context.constants)
-    states = segments.add_tensors(context.states)
+    constants, states = segments.add_tensors(context.constants), segments.add_tensors(context.states)
     blobs = [segments.add(content) for content in context.blobs.contents]
-    program = Program(
-        plans=tuple(_place_blobs(plan, blobs) for plan, _ in emitted.values()),
+    tables = Program(
+        plans=tuple(_place_blobs(plan, blobs) for plan in (*(plan for plan, _ in emitted.values()), *constant)),
         constant_segment=constants or SubsegmentOffsets(0, (0,)),
         mutable_data_segments=(states,) if states else (),
-        named_data=segments.add_named_data(named_data),
+        named_data=segments.add_named_data(program.named_data),
     )
-    file = program_file(program, segments.listed)
-    return EmittedProgram(file, program, {name: handles for name, (_, handles) in emitted.items()})
+    context.external_data.merge_named_data_store(_external_of(program.named_data))
+    return EmittedProgram(
+        program_file(tables, segments.listed),
+        _data_files(context.external_data.get_named_data_store_output()),
+        tables,
+        {name: handles for name, (_, handles) in emitted.items()},
+    )
+
+
+def _emit(program: ProgramContents, name: str, context: Context) -> tuple[ExecutionPlan, DebugHandles]:
+    delegates = [d for d in program.delegates if d.method == name]
+    return emit_method(name, program.exported_program(name), delegates, context)
 
 
 class _Segments:
@@ -79,13 +103,38 @@ class _Segments:
         joined = Concatenation(pool.contents, TENSOR_ALIGNMENT)
         return SubsegmentOffsets(self.add(joined), (0, *joined.offsets))
 
-    def add_named_data(self, data: NamedDataStoreOutput) -> tuple[NamedData, ...]:
-        """A segment for each buffer that a key names, in the order of the keys."""
+    def add_buffers(self, entries: Mapping[str, DataEntry], buffers: list[bytes | Blob]) -> dict[str, int]:
+        """A segment for each buffer that a key names, in the order of the keys; key -> segment."""
         alignment: dict[int, int] = {}
-        for entry in data.pte_data.values():
+        for entry in entries.values():
             alignment[entry.buffer_index] = max(alignment.get(entry.buffer_index, 1), entry.alignment)
-        places = {index: self.add(data.buffers[index], a) for index, a in alignment.items()}
-        return tuple(NamedData(key, places[entry.buffer_index]) for key, entry in data.pte_data.items())
+        places = {index: self.add(buffers[index], a) for index, a in alignment.items()}
+        return {key: places[entry.buffer_index] for key, entry in entries.items()}
+
+    def add_named_data(self, data: NamedDataStoreOutput) -> tuple[NamedData, ...]:
+        return tuple(NamedData(key, segment) for key, segment in self.add_buffers(data.pte_data, data.buffers).items())
+
+
+def _external_of(data: NamedDataStoreOutput) -> NamedDataStoreOutput:
+    return NamedDataStoreOutput(data.buffers, {}, data.external_data)
+
+
+def _data_files(data: NamedDataStoreOutput) -> dict[str, SegmentedFile]:
+    files = {}
+    for tag, entries in data.external_data.items():
+        segments = _Segments()
+        places = segments.add_buffers(entries, data.buffers)
+        named = tuple(NamedTensor(key, places[key], _layout(entry)) for key, entry in entries.items())
+        files[tag] = data_file(FlatTensor(named_data=named), segments.listed)
+    return files
+
+
+def _layout(entry: DataEntry) -> TensorLayout | None:
+    layout = entry.tensor_layout
+    if layout is None:
+        return None
+    dtype: torch.dtype = layout.dtype
+    return TensorLayout(CODES[dtype], tuple(layout.sizes), tuple(range(len(layout.sizes))))
 
 
 def _place_blobs(plan: ExecutionPlan, segments: list[int]) -> ExecutionPlan:

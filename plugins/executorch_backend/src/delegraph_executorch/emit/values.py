@@ -28,7 +28,8 @@ from ..program.tables import (
 class TensorValue:
     """A tensor: its element type, its sizes (upper bounds where they vary) and its memory.
 
-    ``constant`` is its content if that is known now, ``initial`` what its memory holds before the first run.
+    ``constant`` is its content if that is known now, ``initial`` what its memory holds before the first run. A constant
+    with a ``name`` is stored by it, in a data file.
     """
 
     dtype: torch.dtype
@@ -37,6 +38,7 @@ class TensorValue:
     varies: bool = False
     constant: torch.Tensor | None = None
     initial: torch.Tensor | None = None
+    name: str = ""
 
 
 @dataclass(eq=False)

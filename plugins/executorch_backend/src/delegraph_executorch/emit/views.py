@@ -50,7 +50,7 @@ def emit_view(body: Body, node: Node) -> Item:
     if node.target not in SAME_ORDER | MAY_REORDER or not isinstance(node.args[0], Node):
         return None
     source = body.tensor(node.args[0])
-    if source.constant is not None and node.target in OF_CONSTANTS and _all_known(node):
+    if source.constant is not None and not source.name and node.target in OF_CONSTANTS and _all_known(node):
         return constant_tensor(_computed(node, source.constant))
     if (node, 0) in body.targets or source.storage.home in (Home.CONSTANT, Home.GIVEN):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +22,7 @@ class Data:
     external: Mapping[str, tuple[Bytes, TensorLayout | None]] = field(default_factory=dict)
 
     @staticmethod
-    def of(file: ProgramFile, others: list[DataFile]) -> Data:
+    def of(file: ProgramFile, others: Sequence[DataFile]) -> Data:
         """Raises InputError if two files have data under one key."""
         external: dict[str, tuple[Bytes, TensorLayout | None]] = {}
         for other in others:
@@ -54,7 +54,11 @@ class Data:
         name = tensor.extra.fully_qualified_name
         if name not in self.external:
             text = f"the tensor {name!r} is in another file"
-            raise InputError("input-invalid", text, hint="load(path, data=[the .ptd files that came with it])")
+            raise InputError(
+                "input-invalid",
+                text,
+                hint="put the .ptd files that came with it beside it: model.pte, model.weights.ptd",
+            )
         return self.external[name][0]
 
 

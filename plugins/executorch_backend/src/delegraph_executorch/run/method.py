@@ -50,7 +50,7 @@ class HostMethod:
         total = sum(plan.memory_sizes[1:])
         if total > max_memory:
             text = f"method {plan.name!r} plans {total} bytes of memory, and {max_memory} are allowed"
-            raise Unsupported("unsupported", text, hint="allow more: load(path, max_memory=...)")
+            raise Unsupported("unsupported", text, hint="HostProgram(..., max_memory=...) allows more")
         self._memories = [torch.zeros(size, dtype=torch.uint8) for size in (0, *plan.memory_sizes[1:])]
         self._values = [self._load(entry.value, data) for entry in plan.values]
         self._lists = [_list_of(entry.value) for entry in plan.values]
@@ -119,7 +119,7 @@ class HostMethod:
                 jumps += 1
                 if jumps > self._max_jumps:
                     text = f"method {self.plan.name!r} ran {self._max_jumps} rounds of its loops and is not done"
-                    raise Unsupported("unsupported", text, hint="allow more: load(path, max_iterations=...)")
+                    raise Unsupported("unsupported", text, hint="HostProgram(..., max_iterations=...) allows more")
             place = target
 
     def _step(self, call: Call, place: int) -> int:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import delegraph
 from delegraph.backend import CompileSpec
 from delegraph.errors import InputError
-from delegraph.runtime import BackendRuntime
-from torch.utils import _pytree as pytree
+from delegraph.formats import LoadDelegate
 
-from ..containers import decode_structure
+from ..containers import flatten_call, structure_of, unflatten_result
 from ..program.tables import BackendDelegate, ExecutionPlan
 from ..serialize.check import check_program
-from ..serialize.reader import ProgramFile, blob_of, named_segments, open_bytes, read_data, read_program
+from ..serialize.reader import DataFile, ProgramFile, blob_of, named_segments
 from .data import Data
 from .method import HostMethod, Runner
 
@@ -23,7 +20,6 @@ MAX_MEMORY = 1 << 33
 """Bytes of planned memory that a method may have unless the caller allows another number."""
 MAX_ITERATIONS = 100_000
 """Rounds of its loops, all together, that a call may run unless the caller allows another number."""
-RuntimeOf = Callable[[str], type[BackendRuntime]]
 
 
 class HostProgram:
@@ -35,13 +31,13 @@ class HostProgram:
     def __init__(
         self,
         file: ProgramFile,
-        data: Data,
-        runtime_of: RuntimeOf = delegraph.get_runtime,
+        data: Sequence[DataFile],
+        load_delegate: LoadDelegate,
         max_memory: int = MAX_MEMORY,
         max_iterations: int = MAX_ITERATIONS,
     ) -> None:
         check_program(file)
-        self.file, self._data, self._runtime_of = file, data, runtime_of
+        self.file, self._data, self._load = file, Data.of(file, data), load_delegate
         self._limits = max_memory, max_iterations
         self._plans = {plan.name: plan for plan in file.program.plans}
         self._loaded: dict[str, HostMethod] = {}
@@ -60,12 +56,10 @@ class HostProgram:
         A file that another tool wrote does not say their structure; its methods take and return flat lists.
         """
         plan = self._known(name)
-        takes, returns = (_structure(plan, side) for side in ("inputs", "outputs"))
+        takes, returns = (structure_of(plan.container, side) for side in ("inputs", "outputs"))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            flat = _flatten(takes, args, kwargs)
-            outputs = self.run(name, flat)
-            return outputs if returns is None else pytree.tree_unflatten(outputs, returns)
+            return unflatten_result(returns, self.run(name, flatten_call(takes, args, kwargs)))
 
         return call
 
@@ -83,42 +77,9 @@ class HostProgram:
         return self._plans[name]
 
     def _load_delegate(self, delegate: BackendDelegate) -> Runner:
-        runtime = self._runtime_of(delegate.id)
         named = {key: bytes(content) for key, content in self._named_data().items()}
         specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
-        return runtime.load(bytes(blob_of(self.file, delegate)), specs, named)
+        return self._load(delegate.id, bytes(blob_of(self.file, delegate)), specs, named)
 
     def _named_data(self) -> Mapping[str, Any]:
         return {**{key: content for key, (content, _) in self._data.external.items()}, **named_segments(self.file)}
-
-
-def load(
-    path: str | Path,
-    data: Sequence[str | Path] = (),
-    runtime_of: RuntimeOf = delegraph.get_runtime,
-    max_memory: int = MAX_MEMORY,
-    max_iterations: int = MAX_ITERATIONS,
-) -> HostProgram:
-    """Read a ``.pte`` file, with the ``.ptd`` files that its tensors are in, to run it here.
-
-    ``max_memory``: bytes of planned memory that a method may take. ``max_iterations``: rounds of all loops of a call.
-    Raises FormatError for a damaged file, NoRuntime for a delegate that nothing here runs, when it is first called.
-    """
-    file = read_program(open_bytes(Path(path)))
-    others = [read_data(open_bytes(Path(other))) for other in data]
-    return HostProgram(file, Data.of(file, others), runtime_of, max_memory, max_iterations)
-
-
-def _structure(plan: ExecutionPlan, side: str) -> pytree.TreeSpec | None:
-    text = getattr(plan.container, side) if plan.container is not None else ""
-    return decode_structure(text) if text.startswith("{") or text.startswith('"') else None
-
-
-def _flatten(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    if spec is None:
-        return list(args)
-    ordered = {k: kwargs[k] for k in spec.child(1).context or () if k in kwargs}
-    flat, given = pytree.tree_flatten((tuple(args), {**ordered, **kwargs}))
-    if given != spec:
-        raise InputError("input-invalid", f"the program takes {spec}; it was given {given}")
-    return flat

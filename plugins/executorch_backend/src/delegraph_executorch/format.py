@@ -1,0 +1,119 @@
+"""``.pte`` files: what ``delegraph.lower`` returns, saved, read back, shown and run. Showing them needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delegraph.errors import OptionError
+from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Verdict, write_whole
+
+from .inspection import ProgramFacts, collect_facts, render_page
+from .serialize.check import check_program
+from .serialize.reader import ProgramFile, open_bytes, read_data, read_program
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .emit import EmitOptions
+
+
+class PteFormat(ProgramFormat):
+    """ExecuTorch's program format; see ``emit.EmitOptions`` for the options of ``save``, and ``debug_file``.
+
+    Data that go outside of the program are written beside it: ``model.pte`` and ``model.weights.ptd``. Reading takes
+    every ``.ptd`` file of that name. ``debug_file=True`` writes ``model.debug.json`` (see ``debug``).
+    """
+
+    @staticmethod
+    def serialize(program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+        """The content of the file. Raises OptionError if there are data files, which it does not hold."""
+        from .emit import emit_program
+
+        emitted = emit_program(program, _emit_options(options))
+        if emitted.data_files:
+            text = f"this program has data outside of its file, in {', '.join(emitted.data_files)}"
+            raise OptionError("option-invalid", text, hint='save it: lowered.save("model.pte") writes all its files')
+        return emitted.file
+
+    @classmethod
+    def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
+        """Data files first, so that no program is there without its data."""
+        from .debug import collect_debug
+        from .emit import emit_program
+
+        rest = dict(options)
+        debug_file = rest.pop("debug_file", False)
+        emitted = emit_program(program, _emit_options(rest))
+        for tag, file in emitted.data_files.items():
+            write_whole(data_path(path, tag), file)
+        if debug_file:
+            write_whole(path.with_suffix(".debug.json"), collect_debug(program, emitted.debug_handles))
+        write_whole(path, emitted.file)
+
+    @staticmethod
+    def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
+        """The methods, to be run in torch, each with memory of its own; delegates run in their backends' runtimes."""
+        from .run.program import HostProgram
+
+        program = HostProgram(read_program(open_bytes(path)), _data_of(path), load_delegate)
+        return {name: program.method(name) for name in program.methods}
+
+    @staticmethod
+    def inspect(path: Path) -> ProgramFacts:
+        """Figures, and the text of the methods."""
+        return collect_facts(_checked(path), path.stat().st_size)
+
+    @staticmethod
+    def page(path: Path) -> str:
+        """Figures, memory over time and text as one HTML page."""
+        file = _checked(path)
+        return render_page(file.program, collect_facts(file, path.stat().st_size), path.name)
+
+    @staticmethod
+    def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
+        """One random array for each input of ``forward``, as large as it may be."""
+        from .run.sample import sample_inputs
+
+        return sample_inputs(_checked(path).program, seed)
+
+    @staticmethod
+    def verify(path: Path) -> Sequence[Verdict]:
+        """Whether the memory plan is right, and whether ExecuTorch's runtime loads the file, if it is installed."""
+        from .run.stock import judge_loading
+        from .run.verdicts import judge_plans
+
+        return [judge_plans(_checked(path)), judge_loading(path)]
+
+
+def data_path(path: Path, tag: str) -> Path:
+    """Where a data file of a program is."""
+    return path.with_name(f"{path.stem}.{tag.removesuffix('.ptd')}.ptd")
+
+
+def _data_of(path: Path) -> list[Any]:
+    """The data files of a program, read."""
+    return [read_data(open_bytes(other)) for other in sorted(path.parent.glob(f"{_escape(path.stem)}.*.ptd"))]
+
+
+def _escape(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _emit_options(options: Mapping[str, Any]) -> EmitOptions:
+    from .emit import EmitOptions
+
+    known = [field.name for field in fields(EmitOptions)]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        known_too = ", ".join([*known, "debug_file"])
+        raise OptionError("option-invalid", f".pte files have no option {unknown[0]!r}; they have {known_too}")
+    return EmitOptions(**options)
+
+
+def _checked(path: Path) -> ProgramFile:
+    file = read_program(open_bytes(path))
+    check_program(file)
+    return file
