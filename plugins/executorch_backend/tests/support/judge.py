@@ -63,9 +63,9 @@ def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
             assert ours == theirs
             continue
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        finite = theirs.double().nan_to_num(0, 0, 0).abs()
+        finite = theirs.detach().double().nan_to_num(0, 0, 0).abs()
         scale = float(finite.max()) if finite.numel() else 0.0
-        torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
 
 
 def run_on_host(emitted: EmittedProgram, **limits: int) -> HostProgram:

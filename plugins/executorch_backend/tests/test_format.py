@@ -1,0 +1,218 @@
+"""``.pte`` files through delegraph's own doors: saved, loaded, inspected; with data files, debug files, and options."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import delegraph
+import delegraph_demo.plugin
+import delegraph_executorch.plugin
+import delegraph_tosa.plugin
+import pytest
+import torch
+from delegraph.errors import FormatError, InputError, OptionError, Unsupported
+from delegraph_executorch.debug import DebugFile
+from delegraph_executorch.emit import emit_program
+from delegraph_executorch.format import PteFormat
+from delegraph_executorch.run.stock import StockProgram
+from torch import nn
+
+from .support import programs as p
+from .support.judge import expect_equal, run_on_host, stock_runtime
+
+
+@pytest.fixture
+def registry() -> delegraph.Registry:
+    """The plugins of this repository, installed or not."""
+    made = delegraph.Registry(discover=False)
+    for plugin in (delegraph_executorch.plugin, delegraph_demo.plugin, delegraph_tosa.plugin):
+        made.register(plugin)
+    return made
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.first(x).relu()
+        return {"y": self.second(hidden).cumsum(0), "hidden": hidden}
+
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+def _lower(registry: delegraph.Registry, backends: Any = (), module: nn.Module | None = None) -> Any:
+    return delegraph.lower((module or Net()).eval(), (X,), backends=list(backends), registry=registry)
+
+
+@pytest.mark.parametrize("backends", [[], ["compiler-demo"], ["tosa", "compiler-demo"]], ids=str)
+def test_saved_and_loaded(registry: delegraph.Registry, tmp_path: Path, backends: list[str]) -> None:
+    lowered = _lower(registry, backends)
+    lowered.save(tmp_path / "net.pte")
+    loaded = delegraph.load(tmp_path / "net.pte", registry)
+    assert loaded.methods == ["forward"]
+    got, wanted = loaded(X), lowered(X)
+    assert list(got) == list(wanted)
+    expect_equal(list(got.values()), list(wanted.values()))
+
+
+def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
+    path = tmp_path / "net.pte"
+    _lower(registry, ["compiler-demo"]).save(path)
+    facts = PteFormat.inspect(path)
+    assert facts.bytes == path.stat().st_size
+    assert facts.backends == ("BackendWithCompilerDemo",)
+    assert "aten::cumsum.out" in facts.kernels
+    assert all(key.startswith("compiler-demo/") for key in facts.named_data)
+    assert "delegate 0 (BackendWithCompilerDemo)" in str(facts)
+    assert json.loads(json.dumps(facts.to_json()))["methods"][0]["name"] == "forward"
+    page = PteFormat.page(path)
+    assert "<rect" in page and "aten::cumsum.out" in page
+    [array] = PteFormat.sample(path, 0)
+    assert array.shape == (3, 4)
+    plans, stock = PteFormat.verify(path)
+    assert plans.accepted is True
+    assert stock.accepted is not True  # no runtime has the demo backend, or there is none here
+
+
+def test_weights_in_a_data_file(registry: delegraph.Registry, tmp_path: Path) -> None:
+    path = tmp_path / "net.pte"
+    lowered = _lower(registry)
+    lowered.save(path, external_constants="weights")
+    assert PteFormat.inspect(path).external_tensors == ("first.bias", "first.weight", "second.bias", "second.weight")
+    expect_equal(list(delegraph.load(path, registry)(X).values()), list(Net()(X).values()))
+    with pytest.raises(OptionError, match=r"lowered.save\("):
+        PteFormat.serialize(lowered, {"external_constants": "weights"})
+    (tmp_path / "net.weights.ptd").unlink()
+    with pytest.raises(InputError, match="first.bias"):
+        delegraph.load(path, registry)(X)
+
+
+def test_data_files_in_the_stock_runtime(registry: delegraph.Registry, tmp_path: Path) -> None:
+    stock_runtime()
+    path = tmp_path / "net.pte"
+    _lower(registry).save(path, external_constants="weights")
+    got = StockProgram(path, [tmp_path / "net.weights.ptd"])(X)
+    expect_equal(list(got.values()), list(Net()(X).values()))
+    assert PteFormat.verify(path)[1].accepted is True
+
+
+def test_instructions_lead_back_to_lines(registry: delegraph.Registry, tmp_path: Path) -> None:
+    path = tmp_path / "net.pte"
+    lowered = _lower(registry, ["tosa"], p.Function(lambda x: (x * 2).cumsum(0)))
+    lowered.save(path, debug_file=True)
+    debug = DebugFile.read(tmp_path / "net.debug.json")
+    calls = [debug.operator_at("forward", k) for k in range(PteFormat.inspect(path).methods[0].instructions)]
+    assert any("cumsum" in text and f"{Path(__file__).name}" in text for text in calls) or lowered.delegates
+    handles = [h for of in debug.methods["forward"]["delegates"] for hs in of.values() for h in hs]
+    assert handles and all(str(h) in debug.methods["forward"]["operators"] for h in handles)
+    identifier = next(iter(debug.methods["forward"]["delegates"][0]))
+    assert debug.operators_in("forward", 0, identifier)[0].startswith("aten.")
+    (tmp_path / "net.debug.json").write_text("[]")
+    with pytest.raises(FormatError, match=r"net\.debug\.json"):
+        DebugFile.read(tmp_path / "net.debug.json")
+
+
+class Contents:
+    """A program with methods that only return a constant."""
+
+    def __init__(self, lowered: Any, constant_methods: Mapping[str, Any]) -> None:
+        self._lowered, self.constant_methods = lowered, constant_methods
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+CONSTANTS = {"vocabulary": 32, "scale": 0.5, "causal": True, "name": "x", "eos": [1, 2], "table": torch.arange(3)}
+
+
+def test_methods_that_return_a_constant(registry: delegraph.Registry) -> None:
+    emitted = emit_program(Contents(_lower(registry), CONSTANTS))
+    program = run_on_host(emitted)
+    assert program.methods == ["forward", *CONSTANTS]
+    for name, value in CONSTANTS.items():
+        got = program.method(name)()
+        assert torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value
+
+
+def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> None:
+    program = stock_runtime().load_program(emit_program(Contents(_lower(registry), CONSTANTS)).file.join())
+    assert program.load_method("vocabulary").execute([]) == [32]
+    assert program.load_method("eos").execute([]) == [1, 2]
+    assert torch.equal(program.load_method("table").execute([])[0], torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kernel": "x"}, "kernels, plan_inputs, plan_outputs, external_constants, debug_file"),
+        ({"plan_inputs": 1}, "plan_inputs is True or False"),
+        ({"external_constants": "../x"}, "name of a file"),
+        ({"kernels": "missing.json"}, "missing.json cannot be read"),
+    ],
+)
+def test_wrong_options(registry: delegraph.Registry, tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    path = tmp_path / "net.pte"
+    path.write_bytes(b"old")
+    with pytest.raises(OptionError, match=said):
+        _lower(registry).save(path, **options)
+    assert path.read_bytes() == b"old"
+
+
+def test_a_kernel_that_the_device_lacks_is_found_here(registry: delegraph.Registry, tmp_path: Path) -> None:
+    selective = tmp_path / "acme.json"
+    selective.write_text(json.dumps({"runtime": "acme 1.0", "kernels": ["aten::addmm.out", "aten::relu.out"]}))
+    with pytest.raises(Unsupported) as raised:
+        _lower(registry).save(tmp_path / "net.pte", kernels=str(selective))
+    text = str(raised.value)
+    assert "acme 1.0 has no kernel that computes aten.cumsum.default" in text
+    assert f"{Path(__file__).name}" in text and "in forward" in text and "option kernels" in text
+    assert not (tmp_path / "net.pte").exists()
+
+
+def test_what_no_kernel_computes_is_refused_with_its_line(registry: delegraph.Registry) -> None:
+    lowered = _lower(registry, (), p.Function(lambda x: torch.linalg.svd(x)))
+    with pytest.raises(Unsupported, match=r"no kernel that computes aten\._linalg_svd") as raised:
+        emit_program(lowered)
+    assert raised.value.source is not None
+
+
+SCRIPT = """
+import sys, hashlib, torch, delegraph
+sys.modules["executorch"] = None
+import delegraph_executorch.plugin, delegraph_demo.plugin
+registry = delegraph.Registry(discover=False)
+registry.register(delegraph_executorch.plugin), registry.register(delegraph_demo.plugin)
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Softmax(-1)).eval()
+lowered = delegraph.lower(net, (torch.ones(2, 4),), backends=["compiler-demo"], registry=registry)
+lowered.save(sys.argv[1])
+loaded = delegraph.load(sys.argv[1], registry)
+assert torch.allclose(loaded(torch.ones(2, 4)), net(torch.ones(2, 4)), atol=1e-6)
+from delegraph_executorch.format import PteFormat
+PteFormat.inspect(__import__("pathlib").Path(sys.argv[1]))
+"""
+
+
+def test_equal_bytes_in_any_process_without_executorch(tmp_path: Path) -> None:
+    paths = [tmp_path / "1.pte", tmp_path / "2.pte"]
+    for seed, path in enumerate(paths):
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True, env=environment)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_looking_at_a_file_imports_no_torch(registry: delegraph.Registry, tmp_path: Path) -> None:
+    _lower(registry).save(tmp_path / "net.pte")
+    code = "import sys; from pathlib import Path; from delegraph_executorch.format import PteFormat as F\n"
+    code += f"F.page(Path({str(tmp_path / 'net.pte')!r})); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
