@@ -208,9 +208,9 @@ def test_a_model_file_finds_its_neighbours(model, capsys):
 )
 def test_which_function_is_the_model(tmp_path, text, chosen, capsys):
     (tmp_path / "net.py").write_text(text.replace("return ", "return torch, ").replace("def", "import torch\ndef", 1))
-    from delegraph.cli.model import _function, _module
+    from delegraph.cli.model import _find_function, _run_file
 
-    assert _function(_module(tmp_path / "net.py"), tmp_path / "net.py", None)()[1] == chosen
+    assert _find_function(_run_file(tmp_path / "net.py"), tmp_path / "net.py", None)()[1] == chosen
 
 
 def test_wrong_usage(model, tmp_path, capsys):

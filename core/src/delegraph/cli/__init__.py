@@ -49,30 +49,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stoppable(), native.stdout_kept(to_the_end=argv is None):
             return _finish(words)
     except KeyboardInterrupt as e:
-        stop = e.signal if isinstance(e, _Stopped) else signal.SIGINT
+        stop = e.args[0] if isinstance(e, _Stopped) else signal.SIGINT
         terminal.tell("interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}")
         return 128 + stop
 
 
 class _Stopped(KeyboardInterrupt):
-    """A signal that ends the work as SIGINT does, and is cleaned up after by the same code."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.signal = signal.Signals(number)
+    """A signal ends the work, which is cleaned up after as after SIGINT; its one argument is the signal."""
 
 
 def _stop(number: int, frame: object) -> NoReturn:
-    raise _Stopped(number)
+    raise _Stopped(signal.Signals(number))
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
     """SIGTERM and SIGHUP leave nothing behind either. A signal that is ignored (nohup) or handled stays so."""
-    ours: list[int] = []
-    if threading.current_thread() is threading.main_thread():  # Python lets no other thread handle signals
-        candidates = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows has no SIGHUP
-        ours = [s for s in candidates if s is not None and signal.getsignal(s) is signal.SIG_DFL]
+    candidates = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # not on Windows
+    if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
+        candidates = []
+    ours = [s for s in candidates if signal.getsignal(s) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, _stop)
     try:
@@ -152,17 +148,17 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _readable_warnings() -> Iterator[None]:
+    """A warning of delegraph is one line; others look as Python writes them."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        ours = issubclass(category, DelegraphWarning)
+        text = f"warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno)
+        terminal.tell(text, end="")
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", DelegraphWarning)
-        warnings.showwarning = _show_warning
+        warnings.showwarning = show
         yield
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    if issubclass(category, DelegraphWarning):
-        terminal.tell(f"warning: {message}")
-    else:
-        terminal.tell(warnings.formatwarning(message, category, where[0], where[1]), end="")
 
 
 def _failure(error: DelegraphError, debug: bool, shown: BaseException | None = None) -> Outcome:

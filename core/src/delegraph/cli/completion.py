@@ -54,12 +54,12 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:  # argparse has no public way to ask what a parser knows
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _arguments(command)
-        else:
-            yield action
+    """Those of the parser and of its commands; argparse has no public way to ask for them."""
+    for action in parser._actions:
+        commands = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        yield action
+        for command in commands:
+            yield from _arguments(command)
 
 
 def _fits(candidate: str, prefix: str) -> bool:

@@ -27,12 +27,14 @@ def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
     """
     path, function = _split(text)
     if path.suffix == ".pt2":
-        return _exported(path)
-    module = _module(path)
-    made = _called(_function(module, path, function), path)
-    if not (isinstance(made, tuple) and len(made) == 2):
-        raise InputError("input-invalid", f"{text} returned {type(made).__name__}; a model file has {_FORM}")
-    program, inputs = made
+        return _load_exported(path)
+    build = _find_function(_run_file(path), path, function)
+    if not _needs_nothing(build):
+        raise UsageError("usage-invalid", f"{path}:{build.__name__} takes arguments; {_FORM} is wanted")
+    model = _guard(build, path)
+    if not (isinstance(model, tuple) and len(model) == 2):
+        raise InputError("input-invalid", f"{text} returned {type(model).__name__}; a model file has {_FORM}")
+    program, inputs = model
     if not isinstance(inputs, (tuple, list)):
         raise InputError("input-invalid", f"{text}: example_inputs is a tuple, not {type(inputs).__name__}")
     return program, tuple(inputs), {}
@@ -53,7 +55,7 @@ def _split(text: str) -> tuple[Path, str | None]:
     return path, function
 
 
-def _exported(path: Path) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+def _load_exported(path: Path) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
     import torch
 
     with _logged_errors("torch.export") as logged:
@@ -64,10 +66,6 @@ def _exported(path: Path) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
             raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
     args, kwargs = program.example_inputs or (None, {})
     return program, args, dict(kwargs or {})
-
-
-def _in_short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 @contextmanager
@@ -90,7 +88,11 @@ def _logged_errors(name: str) -> Iterator[list[str]]:
         logger.removeFilter(keep)
 
 
-def _module(path: Path) -> ModuleType:
+def _in_short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _run_file(path: Path) -> ModuleType:
     """Run the file as a module. Its folder goes to the end of the path: it finds its neighbours and shadows nobody."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -99,11 +101,11 @@ def _module(path: Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     module = importlib.util.module_from_spec(spec)
-    _guarded(lambda: spec.loader.exec_module(module), path)  # type: ignore[union-attr]
+    _guard(lambda: spec.loader.exec_module(module), path)  # type: ignore[union-attr]
     return module
 
 
-def _function(module: ModuleType, path: Path, name: str | None) -> Callable[[], Any]:
+def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable[[], Any]:
     """The function asked for; else ``model``, the one called like the file, or the only public one that fits."""
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     fitting = [n for n, f in functions.items() if not n.startswith("_") and _needs_nothing(f)]
@@ -124,24 +126,14 @@ def _needs_nothing(function: Callable[..., Any]) -> bool:
     return all(p.default is not p.empty or p.kind in variable for p in parameters)
 
 
-def _called(function: Callable[[], Any], path: Path) -> Any:
-    if not _needs_nothing(function):
-        raise UsageError("usage-invalid", f"{path}:{function.__name__} takes arguments; {_FORM} is wanted")
-    return _guarded(function, path)
-
-
-def _guarded(run: Callable[[], Any], path: Path) -> Any:
+def _guard(run: Callable[[], Any], path: Path) -> Any:
     """What the user's code raises, as an error that points to the user's line."""
     try:
         return run()
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # SystemExit included: a script that exits has not given a model
-        text = f"{path} failed: {type(e).__name__}: {str(e).partition(chr(10))[0]}"
-        raise InputError("input-invalid", text, source=_line(e, path)) from e
-
-
-def _line(error: BaseException, path: Path) -> Source | None:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if Path(f.filename).resolve() == path.resolve()]
-    return Source(own[-1].filename, own[-1].lineno or 0, own[-1].name, own[-1].line or "") if own else None
+        frames = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+        last = frames[-1] if frames else None
+        line = last and Source(last.filename, last.lineno or 0, last.name, last.line or "")
+        raise InputError("input-invalid", f"{path} failed: {_in_short(e)}", source=line) from e

@@ -23,8 +23,11 @@ def stdout_kept(to_the_end: bool) -> Iterator[None]:
     """
     kept, before = os.dup(1), sys.stdout
     os.dup2(2, 1)
+    writes_to_1 = False
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # somebody replaced it, as tests do
+        writes_to_1 = before.fileno() == 1
     try:
-        if _writes_to_descriptor_1():
+        if writes_to_1:
             with open(kept, "w", encoding=before.encoding, errors=before.errors, closefd=False) as sys.stdout:
                 yield
         else:
@@ -37,13 +40,6 @@ def stdout_kept(to_the_end: bool) -> Iterator[None]:
             ctypes.CDLL(None).fflush(None)
             os.dup2(kept, 1)
         os.close(kept)
-
-
-def _writes_to_descriptor_1() -> bool:
-    """Not if somebody replaced it, as tests do."""
-    with contextlib.suppress(OSError, AttributeError, ValueError):
-        return sys.stdout.fileno() == 1
-    return False
 
 
 @contextlib.contextmanager
@@ -75,14 +71,11 @@ class _Witness:
         """What is at work now. A forked process has another end."""
         if os.getpid() == self._owner:
             if not self._process:
-                self._start()
+                reading, self._pipe = os.pipe()
+                streams = [(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+                self._process = os.posix_spawn(_SHELL, [_SHELL, "-c", _SCRIPT], {}, file_actions=streams)
+                os.close(reading)
             self._send(printable(line))
-
-    def _start(self) -> None:
-        reading, self._pipe = os.pipe()
-        streams = [(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-        self._process = os.posix_spawn(_SHELL, [_SHELL, "-c", _SCRIPT], {}, file_actions=streams)
-        os.close(reading)
 
     def _send(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # somebody killed the witness; the work goes on without

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,8 +30,8 @@ class Outcome:
 
 def as_json(outcome: Outcome) -> str:
     """One object whose first field is the schema. Infinity and NaN, which JSON lacks, are null."""
-    content = {"schema": outcome.schema, **outcome.content}
-    return json.dumps(_plain(content), indent=2, default=str, allow_nan=False)
+    content = _plain({"schema": outcome.schema, **outcome.content})
+    return json.dumps(content, indent=2, default=str, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -38,7 +39,7 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value.__name__ if isinstance(value, type) else value
 
@@ -77,14 +78,14 @@ natural_number.__name__ = "natural number"  # what argparse calls the value in i
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
     """Show what is going on, on a terminal only, and take it away again."""
-    watched = terminal.is_watched()
-    if watched:
-        terminal.tell(f"{printable(text)} ...", end="")
+    if not terminal.is_watched():
+        yield
+        return
+    terminal.tell(f"{printable(text)} ...", end="")
     try:
         yield
     finally:
-        if watched:
-            terminal.clear_line()
+        terminal.clear_line()
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -16,8 +16,6 @@ from typing import TextIO
 from ..errors import WriteError
 from ..io.escape import printable
 
-_CLEARED_LINE = "\r\x1b[K"
-
 
 def show(text: str, end: str = "\n") -> None:
     """Write a result to stdout. Raises WriteError; a reader that has seen enough, such as head, is no error."""
@@ -33,14 +31,15 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Write what is no result to stderr."""
-    if sys.stderr is not None:
-        _tell(_safe(text, sys.stderr) + end)
+    """Write what is no result to stderr. Where that is closed or full, there is nobody left who could be told."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(_safe(text, sys.stderr) + end)
+        sys.stderr.flush()
 
 
 def clear_line() -> None:
     """Take away what ``tell`` wrote on the last line."""
-    _tell(_CLEARED_LINE)
+    tell("", end="\r\x1b[K")
 
 
 def is_watched() -> bool:
@@ -55,12 +54,6 @@ def occupy_closed_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-
-
-def _tell(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # full or closed: there is nobody left who could be told
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def _safe(text: str, stream: TextIO) -> str:

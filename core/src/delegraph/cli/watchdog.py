@@ -6,12 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from . import terminal
-
-if TYPE_CHECKING:
-    from ..discovery.record import PluginRecord
 
 PATIENCE = 1.0
 """Seconds that a light module may take unnamed."""
@@ -34,17 +30,12 @@ def _watch(over: threading.Event) -> None:
     named: set[float] = set()
     while not over.wait(PATIENCE / 4):
         from ..discovery.import_watch import underway  # not every command reads plugins
+        from ..discovery.record import without
 
         for record, begun in underway():
             if begun not in named and time.monotonic() - begun > PATIENCE:
                 named.add(begun)
-                terminal.tell(_line(record))
-
-
-def _line(record: PluginRecord) -> str:
-    from ..discovery.record import without
-
-    return (
-        f"waiting for plugin {record.name} of {record.owner}: importing its light module ({record.location}) "
-        f"takes longer than {PATIENCE:g} s; {without(record)}"
-    )
+                terminal.tell(
+                    f"waiting for plugin {record.name} of {record.owner}: importing its light module "
+                    f"({record.location}) takes longer than {PATIENCE:g} s; {without(record)}"
+                )

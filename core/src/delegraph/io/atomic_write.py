@@ -91,8 +91,9 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
     try:
         with file:
             _put(content, file)
-            if old is not None and not _stands_alone(old, os.fstat(file.fileno())):
-                file.seek(0)
+            new = os.fstat(file.fileno())
+            if old is not None and (old.st_nlink, old.st_uid, old.st_gid) != (1, new.st_uid, new.st_gid):
+                file.seek(0)  # a new file in the old one's place would break its other names, or change its owner
                 with target.open("wb") as kept:
                     shutil.copyfileobj(file, kept, 1 << 20)
                 return
@@ -104,11 +105,6 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(file.name)
-
-
-def _stands_alone(old: os.stat_result, new: os.stat_result) -> bool:
-    """Whether a new file can replace an old one and nobody sees a difference but the content."""
-    return old.st_nlink == 1 and (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid)
 
 
 def _put(content: bytes | Blob, file: BinaryIO) -> None:

@@ -100,15 +100,14 @@ def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
         return ours == theirs
     if ours is theirs or len(ours) != len(theirs):
         return ours is theirs
-    together = isinstance(ours, TensorBlob) and isinstance(theirs, TensorBlob) and ours.place() == theirs.place()
-    return together or _digest(ours) == _digest(theirs)
+    if isinstance(ours, TensorBlob) and isinstance(theirs, TensorBlob) and ours.place() == theirs.place():
+        return True
+    return _digest(ours) == _digest(theirs)
 
 
 def _digest(data: bytes | Blob) -> bytes:
-    digest = hashlib.sha256()
-    if isinstance(data, bytes):
-        digest.update(data)
-    else:
+    digest = hashlib.sha256(data if isinstance(data, bytes) else b"")
+    if not isinstance(data, bytes):
         data.write_to(_Sink(digest.update))  # type: ignore[arg-type]
     return digest.digest()
 

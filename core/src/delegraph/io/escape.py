@@ -1,4 +1,4 @@
-"""Text of others in a page or on a terminal: nothing in it is markup, and nothing in it is invisible."""
+"""Escapes text from models and plugins for pages and terminals: none of it acts as markup, and all of it is visible."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _TOOLTIP = 500
 def text(value: object, longest: int = LONGEST) -> str:
     """``value`` for content and for attributes, in both HTML and XML.
 
-    Whatever does not print stands there by its escape: control characters, among them those that change the direction
-    of writing, and halves of surrogate pairs, which no file can hold. Of a text that is longer so, the rest is cut off.
+    A character that does not print becomes its escape: control characters, those that change the direction of writing,
+    and halves of surrogate pairs, which no file can hold. A text longer than ``longest`` after that is cut off.
     """
     import html  # with a table of all entities, which only pages need
 
@@ -26,16 +26,12 @@ def text(value: object, longest: int = LONGEST) -> str:
 
 
 def printable(shown: str, kept: str = "") -> str:
-    """``shown`` with whatever does not print, but for the characters ``kept``, by its escape."""
+    """``shown`` with the escape of each character that does not print, except for those in ``kept``."""
     if shown.isprintable():
         return shown
-    return "".join(c if c.isprintable() or c in kept else _visible(c) for c in shown)
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in shown)
 
 
 def lines(values: Iterable[object]) -> str:
     """Several texts, a line each, as in a tooltip."""
     return "\n".join(text(v, _TOOLTIP) for v in values)
-
-
-def _visible(character: str) -> str:
-    return character.encode("unicode_escape").decode()
