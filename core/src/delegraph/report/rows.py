@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..program.delegates import DelegateInfo
 
-SCHEMA = "delegraph.report.model/1"
+SCHEMA = "delegraph.report/1"
 
 Reasons = dict[tuple[str, int, str], str]
 """(Backend, debug handle, operator) -> why the backend refused it. What a call is decomposed to shares its handle."""
