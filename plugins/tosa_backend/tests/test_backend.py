@@ -142,7 +142,7 @@ def test_debug_files(tmp_path):
     (file,) = folder.iterdir()
     assert file.name == "output_TOSA-1.0+FP.tosa"
     assert [op.name for op in read(file.read_bytes()).operators] == [op.name for op in read(blob.join()).operators]
-    program = export(lambda x: torch.special.i0(x * 2) + 1, X)
+    program = export(lambda x: torch.special.bessel_j0(x * 2) + 1, X)
     delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP", str(folder))])
     assert sorted(f.name for f in folder.iterdir())[-2:] == [
         "output_TOSABackend_0_TOSA-1.0+FP.tosa",
@@ -152,7 +152,7 @@ def test_debug_files(tmp_path):
 
 def test_a_debug_file_of_what_was_built_before_it_failed(tmp_path):
     with pytest.raises(Unsupported):
-        compiled(export(lambda x: torch.special.i0(x.exp() + 1), X), debug_artifact_path=str(tmp_path))
+        compiled(export(lambda x: torch.special.bessel_j0(x.exp() + 1), X), debug_artifact_path=str(tmp_path))
     (file,) = tmp_path.iterdir()
     assert file.name == "output_TOSA-1.0+FP_failed.tosa"
     assert [op.name for op in read(file.read_bytes()).operators] == ["EXP", "ADD"]
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 def test_debug_handles():
-    program = export(lambda x, y: F.relu(x * 2) / y, X, Y)
+    program = export(lambda x, y: torch.maximum(F.relu(x * 2), y), X, Y)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     for handle, node in enumerate(calls, start=7):
         node.meta["debug_handle"] = handle
@@ -173,8 +173,7 @@ def test_debug_handles():
     assert result.debug_handle_map == {
         "mul_0": (7,),
         "clamp_1": (8,),
-        "reciprocal_2": (9,),
-        "reshape_3": (9,),
+        "reshape_2": (9,),
         "output_0": (9,),
     }
     names = [v.name for op in read(result.processed_bytes.join()).operators for v in op.outputs]
