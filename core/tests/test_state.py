@@ -356,6 +356,21 @@ def test_batch_norm_in_training():
     assert ours._state["1.num_batches_tracked"] == 3
 
 
+@pytest.mark.parametrize("affine", [False, True])
+def test_instance_norm_in_training(affine):
+    """As batch norm, whose functional form it is made of: the statistics are means over the samples."""
+    module = nn.InstanceNorm2d(3, affine=affine, track_running_stats=True).train()
+
+    def inputs(k=0):
+        torch.manual_seed(k)
+        return (torch.randn(2, 3, 4, 5),)
+
+    program, notes = normalize(torch.export.export(copy.deepcopy(module), inputs()))
+    assert notes == []
+    assert {"running_mean", "running_var"} <= set(program.graph_signature.buffers_to_mutate.values())
+    same_over_calls(Executable(program, None), module, inputs, calls=3)
+
+
 class Data(nn.Module):
     """A parameter, a non-persistent buffer and a constant."""
 

@@ -269,20 +269,40 @@ class _Rewrite:
             name = self.aliases.source[name]
 
     def _update_statistics(self, node: Node) -> None:
-        """Batch norm in training: the functional form returns the new statistics as results 3 and 4."""
-        if node.target is not aten.batch_norm.default:
-            raise Unproven("it writes its running statistics")
-        call = self._insert(node, _TRAINED_BATCH_NORM, *node.args[:8], like=node, origin=node)
-        args = torch.fx.map_arg(call.args, lambda n: n.meta["val"])
-        with node.meta["val"].fake_mode:
-            call.meta["val"] = _TRAINED_BATCH_NORM(*args)
-        result, mean, var = (self._insert(node, operator.getitem, call, k, like=call, origin=node) for k in (0, 3, 4))
-        for k, item in ((0, result), (3, mean), (4, var)):
-            item.meta["val"] = call.meta["val"][k]
+        """Norms in training: the functional form of batch norm returns the new statistics as results 3 and 4."""
+        call = self._call(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
+        result, mean, var = (self._call(node, operator.getitem, call, k) for k in (0, 3, 4))
+        if node.target is aten.instance_norm.default:
+            result = self._call(node, aten.reshape.default, result, list(node.meta["val"].shape))
+            mean, var = (self._call(node, aten.mean.dim, self._samples(node, v), [0]) for v in (mean, var))
         for written, new in zip(self.writers[node], (mean, var), strict=True):
             self._store(written, new, node)
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)
+
+    def _trained_arguments(self, node: Node) -> list[Any]:
+        """Those of batch norm. Instance norm is one over the channels of all samples, side by side in one sample."""
+        if node.target is not aten.instance_norm.default:
+            return list(node.args[:8])
+        samples, channels, *size = node.meta["val"].shape
+        if not all(isinstance(n, int) for n in (samples, channels, *size)):
+            raise Unproven("it writes its running statistics, and its sizes are not known")
+        input, *given = node.args[:5]
+        image = self._call(node, aten.reshape.default, input, [1, samples * channels, *size])
+        repeated = [v and self._call(node, aten.repeat.default, v, [samples]) for v in given]
+        return [image, *repeated, True, *node.args[6:8]]
+
+    def _samples(self, node: Node, statistic: Node) -> Node:
+        """A statistic of an instance norm's channels [N*C] as [N,C]"""
+        return self._call(node, aten.reshape.default, statistic, list(node.meta["val"].shape[:2]))
+
+    def _call(self, node: Node, target: Any, *args: Any) -> Node:
+        """A new call in place of ``node``, with what it computes."""
+        call = self._insert(node, target, *args, like=node, origin=node)
+        given = torch.fx.map_arg(args, lambda n: n.meta["val"])
+        with node.meta["val"].fake_mode:
+            call.meta["val"] = target(*given)
+        return call
 
     def _record_last_values(self) -> None:
         last = self.mutations.last_value

@@ -115,6 +115,7 @@ INDEXES: dict[Any, Callable[[Node], Found]] = {
     aten.take_along_dim.default: _along_broadcast,
     **dict.fromkeys((aten.index.Tensor, aten._unsafe_index.Tensor), _each_axis),
     **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _each_axis),
+    **dict.fromkeys((aten.nll_loss_nd.default, aten.cross_entropy_loss.default), _labels),
     **dict.fromkeys((aten.take.default, aten.put.default), _of_all),
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along(negative=True)),
     **dict.fromkeys((aten.index_select.default, aten.gather.default, aten.scatter.src, aten.scatter.value), _ALONG),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import delegraph
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import Family, positive, randn
+from ...support.rule_cases import Family, Function, positive, randn
 
 FAMILY = Family()
 FEW, MANY = torch.tensor([2, 0, -100, 4]), torch.tensor([[[1, 0], [3, -100], [4, 4]], [[2, 2], [0, 1], [-100, 0]]])
@@ -21,6 +22,13 @@ for reduction in ("mean", "sum", "none"):
     FAMILY.case(f"probabilities-{reduction}", smooth, images, images.softmax(1), weights)
 FAMILY.cases("nll-weighted", lambda x, y, w: F.nll_loss(x, y, w, ignore_index=2), (scores, FEW.clamp(0), weights))
 FAMILY.cases("all-ignored", lambda x, y: F.cross_entropy(x, y), (scores, torch.full((4,), -100)))
+
+
+def test_labels_prove_that_they_fit_into_32_bits():
+    program = torch.export.export(Function(F.cross_entropy), (scores, FEW))
+    lowered = delegraph.lower(program, backends=["tosa"])
+    assert lowered.report.host_operators == 0, lowered.report
+    torch.testing.assert_close(lowered(scores, FEW), F.cross_entropy(scores, FEW))
 
 
 test_equals_eager = FAMILY.equals_eager()
