@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 _HEAD = 64
-"""Bytes by which buffers of one length are told apart before their contents are compared."""
+"""Buffers of one length are compared in full only if this many first bytes are equal."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class NamedDataStore:
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
         """Take over all that ``other`` holds, or nothing if a part of it cannot be stored."""
         check_output(other)
-        trial = self._copy()
+        merged = self._copy()
         for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
             for key, entry in entries.items():
                 data = other.buffers[entry.buffer_index]
-                trial.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
-        self._alike, self._home = trial._alike, trial._home
-        vars(self._output).update(vars(trial._output))
+                merged.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
+        self._alike, self._home = merged._alike, merged._home
+        vars(self._output).update(vars(merged._output))
 
     def externalize_pte_data(self, max_data_bytes: int, tag_prefix: str) -> None:
         """Move what was to go into the program file to external files of at most ``max_data_bytes`` bytes each.
@@ -112,21 +112,24 @@ class NamedDataStore:
         if not _is_positive(max_data_bytes) or not isinstance(tag_prefix, str) or not tag_prefix:
             text = "external files have a positive whole number of bytes and a name, not "
             raise NamedDataError("contract-violation", text + f"{max_data_bytes!r} and {tag_prefix!r}")
-        files = {_file_name(tag_prefix, keys): keys for keys in _shards(self._output, max_data_bytes)}
+        files: dict[str, list[str]] = {}
+        for keys in _shards(self._output, max_data_bytes):
+            digest = hashlib.sha256(chr(0).join(keys).encode()).hexdigest()
+            files[f"{tag_prefix}_{digest}"] = keys
         for tag, keys in files.items():
             if tag in self._output.external_data:
-                raise _refused(keys[0], f"would go to {tag}, and an external file of that name is there already")
+                raise _error(keys[0], f"would go to {tag}, and an external file of that name is there already")
         for tag, keys in files.items():
             self._output.external_data[tag] = {k: self._output.pte_data.pop(k) for k in keys}
             self._home.update(dict.fromkeys(keys, tag))
 
     def _copy(self) -> NamedDataStore:
         """A store that can change without this one."""
-        made, own = NamedDataStore(), self._output
+        copy, own = NamedDataStore(), self._output
         external = {tag: dict(entries) for tag, entries in own.external_data.items()}
-        made._output = NamedDataStoreOutput(list(own.buffers), dict(own.pte_data), external)
-        made._alike, made._home = {kind: list(found) for kind, found in self._alike.items()}, dict(self._home)
-        return made
+        copy._output = NamedDataStoreOutput(list(own.buffers), dict(own.pte_data), external)
+        copy._alike, copy._home = {kind: list(known) for kind, known in self._alike.items()}, dict(self._home)
+        return copy
 
     def _check_known(self, key: str, index: int | None, tag: str | None, layout: TensorLayout | None) -> None:
         if key not in self._home:
@@ -134,15 +137,15 @@ class NamedDataStore:
         home = self._home[key]
         entry = (self._output.pte_data if home is None else self._output.external_data[home])[key]
         if entry.buffer_index != index:
-            raise _refused(key, "was added before with different data")
+            raise _error(key, "was added before with different data")
         if home != tag:
-            raise _refused(key, f"is in {home or 'the program file'} already, and cannot go to {tag or 'that'} too")
+            raise _error(key, f"is in {home or 'the program file'} already, and cannot go to {tag or 'that'} too")
         if entry.tensor_layout != layout:
-            raise _refused(key, f"was added before with layout {entry.tensor_layout}, not {layout}")
+            raise _error(key, f"was added before with layout {entry.tensor_layout}, not {layout}")
 
 
 def check_output(output: Any) -> None:
-    """Whether ``output`` is what ``get_named_data_store_output`` returns; NamedDataError says what is wrong with it."""
+    """Raise NamedDataError, with what is wrong, if ``output`` is not what ``get_named_data_store_output`` returns."""
     if isinstance(output, NamedDataStore):
         text = "a NamedDataStore is no NamedDataStoreOutput"
         raise NamedDataTypeError("contract-violation", text, hint="call its get_named_data_store_output()")
@@ -152,23 +155,23 @@ def check_output(output: Any) -> None:
     for entries in (output.pte_data, *output.external_data.values()):
         for key, entry in entries.items():
             if not isinstance(entry, DataEntry) or entry.buffer_index not in range(len(output.buffers)):
-                raise _refused(key, f"has the entry {entry!r:.80}, and there are {len(output.buffers)} buffers")
+                raise _error(key, f"has the entry {entry!r:.80}, and there are {len(output.buffers)} buffers")
             if not _is_positive(entry.alignment):
-                raise _refused(key, f"has the alignment {entry.alignment!r:.80}, which is no positive whole number")
+                raise _error(key, f"has the alignment {entry.alignment!r:.80}, which is no positive whole number")
             data = output.buffers[entry.buffer_index]
             if not isinstance(data, bytes) and not is_blob(data):
-                raise _not_data(key, data)
+                raise _type_error(key, data)
 
 
 def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
     if not isinstance(key, str):
         raise NamedDataTypeError("contract-violation", f"the key of named data is a str, not {key!r:.80}")
     if not _is_positive(alignment):
-        raise _refused(key, f"cannot be aligned: alignment {alignment!r:.80} is not positive, or no whole number")
+        raise _error(key, f"cannot be aligned: alignment {alignment!r:.80} is not positive, or no whole number")
     if tag is not None and (not isinstance(tag, str) or not tag):
-        raise _refused(key, f"goes to an external file by its name, not to {tag!r:.80}")
+        raise _error(key, f"goes to an external file by its name, not to {tag!r:.80}")
     if layout is not None and not isinstance(layout, TensorLayout):
-        raise _refused(key, f"has a TensorLayout or none, not {layout!r:.80}")
+        raise _error(key, f"has a TensorLayout or none, not {layout!r:.80}")
 
 
 def _is_positive(number: Any) -> bool:
@@ -185,18 +188,14 @@ def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | 
     from .io.weights import why_no_bytes
 
     if not isinstance(data, torch.Tensor):
-        raise _not_data(key, data)
+        raise _type_error(key, data)
     why = why_no_bytes(data)
     if why is not None:
-        raise _refused(key, f"is a tensor without bytes: {why}")
+        raise _error(key, f"is a tensor without bytes: {why}")
     own = TensorLayout(data.dtype, tuple(data.shape))
     if layout not in (None, own):
-        raise _refused(key, f"is a tensor of layout {own}, and {layout} was given with it")
+        raise _error(key, f"is a tensor of layout {own}, and {layout} was given with it")
     return TensorBlob(data), own
-
-
-def _file_name(prefix: str, keys: list[str]) -> str:
-    return f"{prefix}_{hashlib.sha256(chr(0).join(keys).encode()).hexdigest()}"
 
 
 def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
@@ -204,24 +203,24 @@ def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
     together: dict[int, list[str]] = {}
     for key in sorted(output.pte_data):
         together.setdefault(output.pte_data[key].buffer_index, []).append(key)
-    found: list[list[str]] = []
+    shards: list[list[str]] = []
     room = 0
     for index, keys in together.items():
         size = len(output.buffers[index])
         if size > limit:
-            raise _refused(keys[0], f"has {size} bytes, more than the {limit} of an external file")
-        if size > room or not found:
-            found.append([])
+            raise _error(keys[0], f"has {size} bytes, more than the {limit} of an external file")
+        if size > room or not shards:
+            shards.append([])
             room = limit
-        found[-1] += keys
+        shards[-1] += keys
         room -= size
-    return [sorted(keys) for keys in found]
+    return [sorted(keys) for keys in shards]
 
 
-def _not_data(key: Any, data: Any) -> NamedDataTypeError:
+def _type_error(key: Any, data: Any) -> NamedDataTypeError:
     text = f"named data {key!r} is {type(data).__name__}; bytes or a tensor are wanted, or a Blob"
     return NamedDataTypeError("contract-violation", text)
 
 
-def _refused(key: str, why: str) -> NamedDataError:
+def _error(key: str, why: str) -> NamedDataError:
     return NamedDataError("contract-violation", f"named data {key!r} {why}")

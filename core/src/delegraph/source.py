@@ -1,4 +1,4 @@
-"""Where in the user's program a node comes from."""
+"""The line of the user's program that a node comes from."""
 
 from __future__ import annotations
 
@@ -30,16 +30,12 @@ class Source:
 
     @property
     def place(self) -> str:
-        """``file:line``, the file from the working directory on where it is in there."""
-        file = os.path.relpath(self.file) if _near(self.file) else self.file
-        return f"{file}:{self.line}"
+        """``file:line``; the file is relative to the working directory if it is inside it."""
+        inside = os.path.abspath(self.file).startswith(os.getcwd() + os.sep)
+        return f"{os.path.relpath(self.file) if inside else self.file}:{self.line}"
 
     def __str__(self) -> str:
         return f"{self.place}, in {self.function}: {self.code}"
-
-
-def _near(file: str) -> bool:
-    return os.path.abspath(file).startswith(os.getcwd() + os.sep)
 
 
 def source_of(node: Any) -> Source | None:

@@ -78,7 +78,7 @@ class CapabilityPartitioner(Partitioner):
     partition that uses them. Every refusal is kept with its reason.
 
     ``groups(exported_program)`` lists calls that share a partition or have none, for example what is fused; groups that
-    overlap are one. With ``connected_only`` a partition is a connected piece of the graph; ``largest`` limits its
+    overlap are one. With ``connected_only`` a partition is a connected part of the graph; ``largest`` limits its
     number of operators. Without ``allows_single_node_partition`` one operator alone is no partition, unless it is among
     ``allowed_single_node_partition_ops``; ``non_compute_ops`` do not count, and alone are never a partition.
     """

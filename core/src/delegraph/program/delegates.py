@@ -53,7 +53,7 @@ def merged_named_data(programs: Iterable[ExportedProgram]) -> NamedDataStoreOutp
 
 
 def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
-    """Debug handle of each call of a delegate -> whose it is, and what its debug identifiers stand for.
+    """Debug handle of each call of a delegate -> its backend, and what its debug identifiers stand for.
 
     The identifiers of two delegates may be the same; together with the call's handle they are unique in the program.
     """
@@ -85,7 +85,7 @@ class MethodPrograms:
 
     @property
     def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
-        """Method -> debug handle of each call of a delegate -> whose it is, and its debug handle map."""
+        """Method -> debug handle of each call of a delegate -> its backend, and its debug handle map."""
         return {m: delegate_map(p) for m, p in self._programs.items()}
 
 

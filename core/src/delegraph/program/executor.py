@@ -46,9 +46,9 @@ class Delegates:
 
     def fresh(self) -> Delegates:
         """The same delegates, those that keep state in their initial state."""
-        made = Delegates(self.registry, self.on_missing)
-        made._loaded = self._loaded
-        return made
+        fresh = Delegates(self.registry, self.on_missing)
+        fresh._loaded = self._loaded
+        return fresh
 
     def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
         """What a call of ``module`` calls."""
@@ -186,15 +186,15 @@ class Method:
     @cached_property
     def pinned(self) -> list[tuple[int, Node, Node]]:
         """Positions of inputs that have to come with the recorded strides, and the operators that read them."""
-        found = pinned_inputs(self.program)
-        return [(k, n, found[n]) for k, n in enumerate(user_inputs(self.program)) if n in found]
+        readers = pinned_inputs(self.program)
+        return [(k, n, readers[n]) for k, n in enumerate(user_inputs(self.program)) if n in readers]
 
 
 class Executable:
     """One method, ready to be called with the arguments of the exported module, by any number of threads.
 
     Buffers that the program or its delegates write live here from the first call on; the caller's module is not
-    touched. Calls that write such buffers are made one after the other.
+    touched. Calls of a program that writes such buffers run one after the other.
     """
 
     def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
@@ -214,10 +214,10 @@ class Executable:
         if any(m.state for _, m in delegate_calls(self.program)):
             text = "a program with delegates that keep state cannot be copied: their runtimes have the state"
             raise InputError("input-invalid", text, hint="lowered.instance() starts from the initial state")
-        made = self.instance()
+        copy = self.instance()
         with self._turn:
-            made._state = {k: v.clone() for k, v in self._state.items()}
-        return made
+            copy._state = {k: v.clone() for k, v in self._state.items()}
+        return copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat = self._method.arguments(args, kwargs)

@@ -43,7 +43,7 @@ _VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed"})
 
 @dataclass(frozen=True)
 class Layout:
-    """Strides, and where somebody may read memory the offset in it.
+    """Strides, and the offset in memory where something may read that.
 
     ``strides`` is None if they depend on sizes known at run time; the value is then dense, and ``order`` has its
     dimensions, innermost first.

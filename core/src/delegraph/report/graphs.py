@@ -102,29 +102,29 @@ class _Graph:
 
     def __init__(self) -> None:
         self.boxes: list[Box] = []
-        self.made: dict[Node, int] = {}
+        self.box_of: dict[Node, int] = {}
         self.uses: dict[Node, dict[int, None]] = {}
 
     def add(self, box: Box, *makes: Node) -> int:
         self.boxes.append(box)
-        self.made.update(dict.fromkeys(makes, len(self.boxes) - 1))
+        self.box_of.update(dict.fromkeys(makes, len(self.boxes) - 1))
         return len(self.boxes) - 1
 
     def unpack(self, node: Node) -> bool:
         """Whether ``node`` takes one of several results; then it is no box, but a value of the box that made them."""
         maker = node.args[0] if getattr(node.target, "__name__", "") == "getitem" else None
-        if not isinstance(maker, Node) or maker not in self.made:
+        if not isinstance(maker, Node) or maker not in self.box_of:
             return False
-        self.made[node] = self.made[maker]
+        self.box_of[node] = self.box_of[maker]
         return True
 
     def connect(self, values: Iterable[Node], user: int) -> None:
         for value in values:
-            if value in self.made and self.made[value] != user:
+            if value in self.box_of and self.box_of[value] != user:
                 self.uses.setdefault(value, {})[user] = None
 
     def to_picture(self) -> Picture:
-        wires = [Wire(self.made[v], tuple(users), self.label(v)) for v, users in self.uses.items()]
+        wires = [Wire(self.box_of[v], tuple(users), self.label(v)) for v, users in self.uses.items()]
         return Picture(self.boxes, wires)
 
     def label(self, value: Node) -> str:

@@ -126,7 +126,7 @@ def _inside(row: DelegateRow, drawn: Drawn) -> str:
 
 
 def _delegates(rows: Sequence[DelegateRow], pictures: MethodPictures | None, insides: Mapping[str, Drawn]) -> str:
-    """One row a delegate. Boxes of the graph lead to rows of delegates whose inside is not drawn."""
+    """One row for each delegate. Where its inside is not drawn, its box in the graph links to this row."""
     heads = ["delegate", "backend", "operators", "inputs", "outputs", "size"]
     kinds = ["name", "name", "text", "text", "text", "number"]
     extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in rows)]

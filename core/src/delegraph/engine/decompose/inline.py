@@ -1,4 +1,4 @@
-"""Putting a decomposition in the place of a call, with a way back as long as nobody has decided."""
+"""Putting a decomposition in the place of a call; until it is committed it can be undone."""
 
 from __future__ import annotations
 

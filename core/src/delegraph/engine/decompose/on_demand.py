@@ -175,11 +175,11 @@ class _Reducer:
 
     def decompose(self, node: Node) -> bool:
         """Put the decomposition of ``node`` in its place; False if it has none."""
-        found = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
-        found = found or self.tracer.decompose(node, to_core(node.target), self.whole)
-        if found is None:
+        decomposition = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
+        decomposition = decomposition or self.tracer.decompose(node, to_core(node.target), self.whole)
+        if decomposition is None:
             return False
-        inlining = Inlining(node, found)
+        inlining = Inlining(node, decomposition)
         for call in inlining.calls:
             if not self.keeps(call):
                 self.decompose(call)
@@ -213,8 +213,8 @@ class _Attempts:
 
     def attempt(self, node: Node) -> _Attempt | None:
         """The decomposition of ``node``, put into the graph for the backend to be asked; None if there is none."""
-        found: Decomposition | None = self.tracer.decompose(node, to_core(node.target) or beyond_core(node.target))
-        return None if found is None else _Attempt(node, found, self)
+        decomposition = self.tracer.decompose(node, to_core(node.target) or beyond_core(node.target))
+        return None if decomposition is None else _Attempt(node, decomposition, self)
 
 
 class _Attempt(Inlining):

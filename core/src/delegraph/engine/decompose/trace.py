@@ -98,18 +98,18 @@ class Tracer:
             return None
         key = ("step", whole, self.signature(node))
         first = key not in self._known
-        found = self._recall(key, node, how, whole, None)
-        if first and isinstance(found, str) and to_core(node.target):
-            self.failures.append(f"{node.target} was left whole: {found}")
-        return found if isinstance(found, Decomposition) and found.can_replace(node) else None
+        result = self._recall(key, node, how, whole, None)
+        if first and isinstance(result, str) and to_core(node.target):
+            self.failures.append(f"{node.target} was left whole: {result}")
+        return result if isinstance(result, Decomposition) and result.can_replace(node) else None
 
     def decompose_to_core(self, node: Node, whole: frozenset[Any]) -> Decomposition | None:
         """``node`` in core ATen and ``whole``, by one trace; None if only ``decompose`` may succeed, or say why not."""
         how = to_core(node.target)
         if how is None:
             return None
-        found = self._recall(("core", whole, self.signature(node)), node, how, whole, core_table(whole))
-        return found if isinstance(found, Decomposition) and found.can_replace(node) else None
+        result = self._recall(("core", whole, self.signature(node)), node, how, whole, core_table(whole))
+        return result if isinstance(result, Decomposition) and result.can_replace(node) else None
 
     def signature(self, node: Node) -> Hashable:
         """Everything that a decomposition may look at, and which operands are one value, as in ``x * x``."""
@@ -136,14 +136,14 @@ class Tracer:
         if mode is None:
             raise Untraceable("its values have no fake tensors")
         before = _guards(mode)
-        found = _trace(node, how, mode, whole, table)
+        decomposition = _trace(node, how, mode, whole, table)
         if _guards(mode) != before:
             raise Untraceable("its decomposition holds for some of the symbolic sizes only")
-        for call in found.calls:
+        for call in decomposition.calls:
             # what draws random numbers may be left only where the next step gets rid of it
             if _is_random(call) and self.decompose(call, to_core(call.target)) is None:
                 raise Untraceable(f"its decomposition draws random numbers ({call.target})")
-        return found
+        return decomposition
 
 
 def _fake_mode(node: Node) -> Any:

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...partitioner.levels import find_root
-from .effects import effects, viewed
+from .effects import aliased_arguments, effects
 
 aten = torch.ops.aten
 
@@ -64,8 +64,9 @@ class Aliases:
 
     def _place(self, node: Node) -> None:
         """Enter ``node`` as a tensor of its own, a second name, or a view of one of its arguments."""
-        # arguments that the schema names come first: they are likelier than others that are in the family by chance
-        candidates = dict.fromkeys([*viewed(node), *node.all_input_nodes] if node.op == "call_function" else [])
+        # Arguments that the schema names come first: they are likelier than others that are in the family by chance.
+        inputs = [*aliased_arguments(node), *node.all_input_nodes] if node.op == "call_function" else []
+        candidates = dict.fromkeys(inputs)
         base = next((n for n in candidates if n in self.root_of and self._shares(node, n)), None)
         if base is None:
             self.name_of[node] = self.root_of[node] = node
@@ -82,7 +83,7 @@ class Aliases:
             return base in self.source
         if not {*storages(node.meta.get("val"))}.isdisjoint(storages(base.meta.get("val"))):
             return True
-        if not isinstance(node.target, OpOverload) or base not in viewed(node):
+        if not isinstance(node.target, OpOverload) or base not in aliased_arguments(node):
             return False
         return bool(effects(node.target).writes) or node.target in LIST_VIEWS or _shares_when_called(node, base)
 
@@ -110,7 +111,7 @@ def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node
     for node in nodes:
         parent[node] = node
         same_storage = [owner.setdefault(s, node) for s in storages(node.meta.get("val"))]
-        for shared in (*same_storage, *viewed(node)):
+        for shared in (*same_storage, *aliased_arguments(node)):
             parent[find_root(parent, node)] = find_root(parent, shared)
     wanted = {find_root(parent, n) for n in written}
     by_root: dict[Node, list[Node]] = {}

@@ -59,7 +59,7 @@ def written_arguments(node: Node) -> list[Node]:
     return _nodes_at(node, written_positions(node))
 
 
-def viewed(node: Node) -> list[Node]:
+def aliased_arguments(node: Node) -> list[Node]:
     """Arguments whose memory the results of ``node`` may share, as far as its operator tells."""
     if isinstance(node.target, OpOverload):
         return _nodes_at(node, effects(node.target).views)

@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A piece of a wire: from (x1, y1) straight down by ``drop``, to the end of its row; then to (x2, y2).
+    """A section of a wire: from (x1, y1) straight down by ``drop``, to the end of its row; then to (x2, y2).
 
     That is the top of the next row, where a box is if ``end``.
     """
