@@ -128,7 +128,7 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
         assert shown.stdout.strip()
 
 
-@pytest.mark.parametrize("command", ["backends", "backends --json", "--version", "lower --help", "completion bash"])
+@pytest.mark.parametrize("command", ["backends", "backends --json", "--version", "lower --help", "--help"])
 def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
     for redirection, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
         shown = shell(f"delegraph {command} {redirection}")
