@@ -86,7 +86,11 @@ class BackendDetails(ABC):
     @enforcedmethod
     @abstractmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Compile one partition: its placeholders are constants, then inputs; it returns a flat tuple."""
+        """Compile one partition: its placeholders are constants, then inputs; it returns a flat tuple.
+
+        ``edge_program.graph_module.meta`` says where it comes from: ``meta["method"]`` is the name of the method,
+        ``meta["partition"]`` the tag that its partitioner gave it.
+        """
         raise NotImplementedError
 
     @classmethod
