@@ -1,4 +1,4 @@
-"""Look-up by name: an immutable table over what the plugins declared."""
+"""Look-up by name: an immutable index of what the plugins declared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from ..errors import (
     PluginIncompatible,
     PluginUnavailable,
 )
-from ..plugin import BackendSpec, CommandSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec
+from ..plugin import (
+    BackendSpec,
+    CommandSpec,
+    Declaration,
+    FormatSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+)
 from .distributions import canonical
 from .entry_points import Discovery
 from .loading import missing
@@ -30,7 +39,7 @@ FORMAT_DISTRIBUTIONS = {".pte": "delegraph-executorch", ".tosa": "delegraph-tosa
 
 
 @dataclass(frozen=True)
-class Offer:
+class BackendEntry:
     """A declared backend and the plugin that declares it."""
 
     spec: BackendSpec
@@ -79,69 +88,71 @@ class BackendInfo:
         return f"{self.distribution}/{self.name}"
 
 
-class Catalogue:
+class Index:
     """Everything that is declared, by name. A registry makes a new one whenever something changes."""
 
     def __init__(self, discovery: Discovery) -> None:
-        offers = [Offer(d, r, r.faults.get(d.name)) for r in discovery.records for d in _backends_of(r)]
-        self._by_key: dict[str, list[Offer]] = {}
-        for offer in offers:
-            for key in offer.keys:
-                self._by_key.setdefault(key, []).append(offer)
-        self.offers = sorted(map(self._judged, offers), key=lambda o: (o.spec.name, o.record.distribution))
-        conflicts = {id(o.record): o.fault for o in self.offers if o.fault and o.fault.status is Status.CONFLICT}
-        self.records = tuple(_with_conflict(r, conflicts.get(id(r))) for r in discovery.records)
-        self._declared: dict[tuple[type, str], list[tuple[Any, PluginRecord]]] = {}
+        self._by_key: dict[str, list[BackendEntry]] = {}
+        self._of_backend: dict[tuple[type, str], list[tuple[Any, PluginRecord]]] = {}
         self._formats: dict[str, list[tuple[FormatSpec, PluginRecord]]] = {}
-        for record in self.records:
-            for d in record.declarations:
-                if isinstance(d, FormatSpec):
-                    self._formats.setdefault(d.suffix.lower(), []).append((d, record))
-                elif not isinstance(d, (BackendSpec, CommandSpec)):
-                    self._declared.setdefault((type(d), _key(d.backend)), []).append((d, record))
+        for record in discovery.records:
+            for spec in record.declarations:
+                self._add(spec, record)
+        named = [e for key, found in self._by_key.items() if "/" not in key for e in found if key == e.spec.name]
+        self.entries = sorted(map(self._with_conflict, named), key=lambda e: (e.spec.name, e.record.distribution))
+        conflicts = {id(e.record): e.fault for e in self.entries if e.fault and e.fault.status is Status.CONFLICT}
+        self.records = tuple(
+            r.failed(conflicts[id(r)]) if id(r) in conflicts and r.status is Status.OK else r for r in discovery.records
+        )
         self.notes = (*discovery.notes, *self._orphans())
 
-    def _judged(self, offer: Offer) -> Offer:
+    def _add(self, spec: Declaration, record: PluginRecord) -> None:
+        if isinstance(spec, BackendSpec):
+            entry = BackendEntry(spec, record, record.faults.get(spec.name))
+            for key in entry.keys:
+                self._by_key.setdefault(key, []).append(entry)
+        elif isinstance(spec, FormatSpec):
+            self._formats.setdefault(spec.suffix.lower(), []).append((spec, record))
+        elif not isinstance(spec, CommandSpec):
+            self._of_backend.setdefault((type(spec), _key(spec.backend)), []).append((spec, record))
+
+    def _with_conflict(self, entry: BackendEntry) -> BackendEntry:
         """Two providers of one bare name are a conflict, whatever else is right or wrong with them."""
-        for name in (offer.spec.name, offer.spec.backend_id):
+        for name in (entry.spec.name, entry.spec.backend_id):
             if len(self._by_key[name]) > 1:
                 error = _conflict(name, self._by_key[name])
-                return replace(offer, fault=Fault(Status.CONFLICT, error.message, error.hint or ""))
-        return offer
+                return replace(entry, fault=Fault(Status.CONFLICT, error.message, error.hint or ""))
+        return entry
 
     def _orphans(self) -> Iterable[str]:
-        for (kind, key), found in self._declared.items():
+        for (kind, key), found in self._of_backend.items():
             if key not in self._by_key:
                 owners = " and ".join(record.owner for _, record in found)
                 yield f"{owners} declares a {kind.__name__} for {key!r}, which is not installed"
 
-    def infos(self) -> list[BackendInfo]:
-        """All declared backends, sorted by name."""
-        return [self._info(o) for o in self.offers]
-
-    def _info(self, offer: Offer) -> BackendInfo:
-        spec, record, fault = offer.spec, offer.record, offer.fault
+    def info(self, entry: BackendEntry) -> BackendInfo:
+        """The backend as ``delegraph.backends()`` lists it."""
+        spec, record, fault = entry.spec, entry.record, entry.fault or Fault(Status.OK, "")
+        formats = (f for found in self._formats.values() for f in found)
         return BackendInfo(
             name=spec.name,
             backend_id=spec.backend_id,
             distribution=record.distribution,
             version=record.version,
             location=record.location,
-            status=fault.status if fault else Status.OK,
-            error=fault.error if fault else "",
-            hint=fault.hint if fault else "",
+            status=fault.status,
+            error=fault.error,
+            hint=fault.hint,
             summary=spec.summary,
             api=spec.api,
             target=spec.target,
             options=spec.options,
-            formats=tuple(
-                d.suffix for found in self._formats.values() for d, r in found if r.distribution == record.distribution
-            ),
-            partitioners=tuple(s.name for s, _ in self._of(offer, PartitionerSpec)),
-            has_runtime=bool(self._of(offer, RuntimeSpec)),
+            formats=tuple(f.suffix for f, r in formats if r.distribution == record.distribution),
+            partitioners=tuple(s.name for s, _ in self._of(entry, PartitionerSpec)),
+            has_runtime=bool(self._of(entry, RuntimeSpec)),
         )
 
-    def find(self, name: str) -> Offer:
+    def find(self, name: str) -> BackendEntry:
         """The backend of that short name, backend id or ``distribution/name``, usable or not."""
         found = self._by_key.get(_key(name), [])
         if len(found) > 1:
@@ -150,61 +161,64 @@ class Catalogue:
             raise self._not_found(name)
         return found[0]
 
-    def usable(self, name: str) -> Offer:
+    def usable(self, name: str) -> BackendEntry:
         """As ``find``; raises PluginIncompatible or PluginUnavailable if it cannot be used."""
-        offer = self.find(name)
-        if offer.fault is not None:
-            raise _unusable(offer.record, offer.fault)
-        return offer
+        entry = self.find(name)
+        if entry.fault is not None:
+            raise _unusable(entry.record, entry.fault)
+        return entry
 
-    def preferring(self, names: Iterable[str]) -> Catalogue:
+    def preferring(self, names: Iterable[str]) -> Index:
         """The same, with the bare names of backends that are asked for in full meaning those. Raises PluginConflict."""
-        chosen: dict[str, Offer] = {}
-        for offer in (self.find(n) for n in names if "/" in n):
-            for key in (offer.spec.name, offer.spec.backend_id):
-                if chosen.setdefault(key, offer) is not offer:
-                    both = f"{chosen[key].full_name} and {offer.full_name}"
+        chosen: dict[str, BackendEntry] = {}
+        for entry in (self.find(n) for n in names if "/" in n):
+            for key in (entry.spec.name, entry.spec.backend_id):
+                if chosen.setdefault(key, entry) is not entry:
+                    both = f"{chosen[key].full_name} and {entry.full_name}"
                     text = f"{both} are both {key!r}, which is what a program stores"
                     raise PluginConflict("plugin-conflict", text, hint="lower for one of them at a time")
         if not chosen:
             return self
         view = copy.copy(self)
-        view._by_key = {**self._by_key, **{key: [offer] for key, offer in chosen.items()}}
+        view._by_key = {**self._by_key, **{key: [entry] for key, entry in chosen.items()}}
         return view
 
-    def names(self) -> list[str]:
-        """The short names that are installed."""
-        return sorted({o.spec.name for o in self.offers})
-
-    def taken(self, spec: BackendSpec) -> Offer | None:
+    def taken(self, spec: BackendSpec) -> BackendEntry | None:
         """Who has a bare name of ``spec`` already."""
         return next((o for n in (spec.name, spec.backend_id) for o in self._by_key.get(n, [])), None)
 
-    def partitioner(self, name: str) -> tuple[Offer, PartitionerSpec, PluginRecord]:
+    def partitioner(self, name: str) -> tuple[BackendEntry, PartitionerSpec, PluginRecord]:
         """The default partitioner of the backend ``name``, or else the partitioner of that name, and its backend."""
         if _key(name) not in self._by_key:
             for record in self.records:
                 for d in record.declarations:
                     if isinstance(d, PartitionerSpec) and d.name == name:
                         return self.usable(d.backend), d, record
-        offer = self.usable(name)
-        spec, record = _default(offer, self._of(offer, PartitionerSpec))
-        return offer, spec, record
+        entry = self.usable(name)
+        found = self._of(entry, PartitionerSpec)
+        marked = [(spec, record) for spec, record in found if spec.default] or found
+        if len(marked) == 1:
+            return entry, *marked[0]
+        if not found:
+            raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no partitioner")
+        names = ", ".join(spec.name for spec, _ in marked)
+        text = f"backend {entry.full_name} has several partitioners and not one default: {names}"
+        raise PluginBroken("plugin-broken", text, hint="ask for one of them by its own name")
 
-    def only(self, offer: Offer, kind: type[S]) -> tuple[S, PluginRecord] | None:
+    def only(self, entry: BackendEntry, kind: type[S]) -> tuple[S, PluginRecord] | None:
         """The runtime or quantiser of a backend: its own distribution's, else the only one of another."""
-        found = self._of(offer, kind)
+        found = self._of(entry, kind)
         if len(found) > 1:
             owners = " and ".join(r.owner for _, r in found)
-            raise PluginConflict("plugin-conflict", f"backend {offer.full_name} has several {kind.__name__}: {owners}")
+            raise PluginConflict("plugin-conflict", f"backend {entry.full_name} has several {kind.__name__}: {owners}")
         return found[0] if found else None
 
-    def _of(self, offer: Offer, kind: type[S]) -> list[tuple[S, PluginRecord]]:
+    def _of(self, entry: BackendEntry, kind: type[S]) -> list[tuple[S, PluginRecord]]:
         """What the backend's own distribution declares for it; else what others do, who mean no backend of theirs."""
-        meant = [found for key in sorted(offer.keys) for found in self._declared.get((kind, key), [])]
-        owner = canonical(offer.record.distribution)
+        meant = [found for key in sorted(entry.keys) for found in self._of_backend.get((kind, key), [])]
+        owner = canonical(entry.record.distribution)
         own = [(d, r) for d, r in meant if canonical(r.distribution) == owner]
-        return own or [(d, r) for d, r in meant if d.backend not in _own_names(r)]
+        return own or [(d, r) for d, r in meant if not _has_backend(r, d.backend)]
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class; else the only one that declares something of the class's package."""
@@ -220,13 +234,13 @@ class Catalogue:
         fitting = [suffix for suffix in self._formats if name.lower().endswith(suffix)]
         if not fitting:
             raise self._format_not_found(name)
-        offers = self._formats[max(fitting, key=len)]
-        if len(offers) > 1:
-            text = f"{len(offers)} plugins offer the format {max(fitting, key=len)}"
-            owners = " and ".join(sorted(r.address for _, r in offers))
-            hint = f"set {DENY} to one of them, such as {offers[0][1].distribution}"
-            raise PluginConflict("plugin-conflict", f"{text}: {owners}", hint=hint)
-        ((spec, record),) = offers
+        found = self._formats[max(fitting, key=len)]
+        if len(found) > 1:
+            owners = " and ".join(sorted(r.address for _, r in found))
+            text = f"{len(found)} plugins offer the format {max(fitting, key=len)}: {owners}"
+            hint = f"set {DENY} to one of them, such as {found[0][1].distribution}"
+            raise PluginConflict("plugin-conflict", text, hint=hint)
+        ((spec, record),) = found
         if absent := missing(spec.requires):
             text = f"the format {spec.suffix} of {record.owner} needs {', '.join(absent)}, which is not installed"
             hint = spec.install_hint or f"install what provides {', '.join(absent)}"
@@ -245,22 +259,20 @@ class Catalogue:
 
     def _not_found(self, name: str) -> DelegraphError:
         for record in self.records:
-            if record.status is not Status.OK and _names_plugin(name, record):
+            distribution = canonical(record.distribution)
+            names_it = _key(name) in (record.name, f"{distribution}/{record.name}") or canonical(name) == distribution
+            if record.status is not Status.OK and names_it:
                 return _unusable(record, Fault(record.status, record.error, record.hint))
-        installed = ", ".join(self.names()) or "none"
+        names = sorted({e.spec.name for e in self.entries})
         silent = [r.name for r in self.records if r.status is Status.BROKEN]
         failed = f"; {', '.join(silent)} could not be loaded, see `delegraph doctor`" if silent else ""
-        guess = suggestion(name, [*self.names(), *(o.spec.backend_id for o in self.offers), *sorted(self._by_key)])
-        text = f"no installed plugin offers a backend {name!r}{guess} (installed: {installed}{failed})"
+        guess = suggestion(name, [*names, *(e.spec.backend_id for e in self.entries), *sorted(self._by_key)])
+        text = f"no installed plugin offers a backend {name!r}{guess} (installed: {', '.join(names) or 'none'}{failed})"
         return BackendNotFound("backend-not-found", text)
 
 
-def _backends_of(record: PluginRecord) -> list[BackendSpec]:
-    return [d for d in record.declarations if isinstance(d, BackendSpec)]
-
-
-def _own_names(record: PluginRecord) -> set[str]:
-    return {n for s in _backends_of(record) for n in (s.name, s.backend_id)}
+def _has_backend(record: PluginRecord, name: str) -> bool:
+    return any(isinstance(d, BackendSpec) and name in (d.name, d.backend_id) for d in record.declarations)
 
 
 def _key(name: str) -> str:
@@ -268,33 +280,12 @@ def _key(name: str) -> str:
     return f"{canonical(distribution)}/{rest}" if slash else name
 
 
-def _names_plugin(name: str, record: PluginRecord) -> bool:
-    return _key(name) in (record.name, f"{canonical(record.distribution)}/{record.name}") or canonical(
-        name
-    ) == canonical(record.distribution)
-
-
-def _with_conflict(record: PluginRecord, conflict: Fault | None) -> PluginRecord:
-    return record.failed(conflict) if conflict is not None and record.status is Status.OK else record
-
-
-def _conflict(name: str, offers: Sequence[Offer]) -> PluginConflict:
-    owners = " and ".join(sorted(o.record.address for o in offers))
-    full = " or ".join(repr(n) for n in sorted({o.full_name for o in offers}))
-    one = offers[0].record.distribution
+def _conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
+    owners = " and ".join(sorted(o.record.address for o in entries))
+    full = " or ".join(repr(n) for n in sorted({o.full_name for o in entries}))
+    one = entries[0].record.distribution
     hint = f"ask for {full}, or set {DENY} to one of them, such as {one}"
-    return PluginConflict("plugin-conflict", f"{len(offers)} plugins offer a backend {name!r}: {owners}", hint=hint)
-
-
-def _default(offer: Offer, found: Sequence[tuple[PartitionerSpec, PluginRecord]]) -> tuple[Any, PluginRecord]:
-    marked = [f for f in found if f[0].default] or list(found)
-    if len(marked) == 1:
-        return marked[0]
-    if not found:
-        raise PluginBroken("plugin-broken", f"backend {offer.full_name} declares no partitioner")
-    names = ", ".join(s.name for s, _ in marked)
-    text = f"backend {offer.full_name} has several partitioners and not one default: {names}"
-    raise PluginBroken("plugin-broken", text, hint="ask for one of them by its own name")
+    return PluginConflict("plugin-conflict", f"{len(entries)} plugins offer a backend {name!r}: {owners}", hint=hint)
 
 
 _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {

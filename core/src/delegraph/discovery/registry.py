@@ -18,7 +18,7 @@ from ..errors import DelegraphWarning, NoRuntime, PluginBroken, PluginConflict
 from ..plugin import EVENTS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork
 from .entry_points import IN_PROCESS, Discovery, Key, discover, loadable
-from .index import BackendInfo, Catalogue
+from .index import BackendInfo, Index
 from .loading import missing
 from .options import resolve as options_of
 from .record import Fault, PluginRecord, Status, describe
@@ -49,7 +49,7 @@ class Registry:
         self._found: Discovery | None = None if self._discovers else Discovery()
         self._registered: dict[int, PluginRecord] = {}
         self._numbers = itertools.count()
-        self._current: Catalogue | None = None
+        self._current: Index | None = None
         self._resolved: dict[tuple[str, str, str], Any] = {}
         self._lock = threading.Lock()
 
@@ -57,32 +57,33 @@ class Registry:
 
     def backends(self) -> list[BackendInfo]:
         """All declared backends, usable or not, sorted by name."""
-        return self._catalogue().infos()
+        index = self._index()
+        return [index.info(entry) for entry in index.entries]
 
     def plugins(self) -> list[PluginRecord]:
         """One record for each plugin that is installed or registered."""
-        return list(self._catalogue().records)
+        return list(self._index().records)
 
     def notes(self) -> list[str]:
         """Remarks that belong to no plugin, such as unknown names in the environment variables."""
-        return list(self._catalogue().notes)
+        return list(self._index().notes)
 
     def spec(self, name: str) -> BackendSpec:
         """What the backend declares. Raises BackendNotFound or PluginConflict."""
-        return self._catalogue().find(name).spec
+        return self._index().find(name).spec
 
     def full_name(self, name: str) -> str:
         """``distribution/name`` of the backend."""
-        return self._catalogue().find(name).full_name
+        return self._index().find(name).full_name
 
     def producer(self, name: str) -> tuple[str, str]:
         """The distribution that provides the backend, and its version."""
-        record = self._catalogue().find(name).record
+        record = self._index().find(name).record
         return record.distribution, record.version
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class; else the only one that declares something of the class's package."""
-        return self._catalogue().owner(kind)
+        return self._index().owner(kind)
 
     def preferring(self, names: Iterable[str]) -> Registry:
         """A view in which the bare name and id of each ``distribution/name`` given mean that backend.
@@ -115,8 +116,8 @@ class Registry:
         Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or PluginBroken: whoever asks for
         a backend by name gets that one or an error.
         """
-        offer = self._catalogue().usable(name)
-        found: type[BackendDetails] = self._resolve(offer.spec, offer.record)
+        entry = self._index().usable(name)
+        found: type[BackendDetails] = self._resolve(entry.spec, entry.record)
         return found
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
@@ -124,8 +125,8 @@ class Registry:
 
         Raises OptionError, or what ``get_backend`` raises.
         """
-        offer, spec, record = self._catalogue().partitioner(name)
-        values = options_of(offer.spec.options, options, f"backend {offer.spec.name!r}")
+        entry, spec, record = self._index().partitioner(name)
+        values = options_of(entry.spec.options, options, f"backend {entry.spec.name!r}")
         found = self._resolve(spec, record)
         if not isinstance(found, type):  # registered ready made
             ready: Partitioner = found
@@ -137,24 +138,24 @@ class Registry:
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
         """What runs the backend's blobs on this host. Raises NoRuntime if there is nothing."""
-        offer = self._catalogue().usable(name)
-        found = self._catalogue().only(offer, RuntimeSpec)
-        who = f"backend {offer.spec.name!r} of {offer.record.owner}"
+        entry = self._index().usable(name)
+        found = self._index().only(entry, RuntimeSpec)
+        who = f"backend {entry.spec.name!r} of {entry.record.owner}"
         if found is None:
             raise NoRuntime("no-runtime", f"{who} declares no runtime for this host", hint=_NO_RUNTIME)
         absent = missing(found[0].requires)
         if absent:
             text = f"the runtime of {who} needs {', '.join(absent)}, which is not installed"
-            raise NoRuntime("no-runtime", text, hint=offer.spec.install_hint or None)
+            raise NoRuntime("no-runtime", text, hint=entry.spec.install_hint or None)
         runtime: type[BackendRuntime] = self._resolve(*found)
         return runtime
 
     def get_quantizer(self, name: str) -> Any:
         """The backend's quantiser class. Raises PluginBroken if it declares none."""
-        offer = self._catalogue().usable(name)
-        found = self._catalogue().only(offer, QuantizerSpec)
+        entry = self._index().usable(name)
+        found = self._index().only(entry, QuantizerSpec)
         if found is None:
-            raise PluginBroken("plugin-broken", f"backend {offer.full_name} declares no quantiser")
+            raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no quantiser")
         return self._resolve(*found)
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:
@@ -162,7 +163,7 @@ class Registry:
 
         Raises FormatNotFound, PluginConflict, PluginUnavailable or PluginBroken.
         """
-        kind: type[ProgramFormat] = self._resolve(*self._catalogue().format(os.fspath(path)))
+        kind: type[ProgramFormat] = self._resolve(*self._index().format(os.fspath(path)))
         return kind
 
     def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
@@ -201,7 +202,7 @@ class Registry:
         return self._add(record)
 
     def _add(self, record: PluginRecord) -> Registration:
-        self._catalogue()
+        self._index()
         with self._lock:
             self._refuse_taken(record)
             number = next(self._numbers)
@@ -230,7 +231,7 @@ class Registry:
         if hook not in EVENTS:
             raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
         failed = []
-        for record in self._catalogue().records:
+        for record in self._index().records:
             text = _tell(record, hook, payload)
             if text is not None:
                 failed.append(text)
@@ -238,17 +239,17 @@ class Registry:
 
     # --- reading the plugins
 
-    def _catalogue(self) -> Catalogue:
+    def _index(self) -> Index:
         if self._found is None:
             self._read()
         with self._lock:
             return self._compiled()
 
-    def _compiled(self) -> Catalogue:
+    def _compiled(self) -> Index:
         if self._current is None:
             found = self._found or Discovery()
             records = (*found.records, *self._registered.values())
-            self._current = Catalogue(replace(found, records=records))
+            self._current = Index(replace(found, records=records))
         return self._current
 
     def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
@@ -274,10 +275,10 @@ class _View(Registry):
         super().__init__(discover=False)
         self._base, self._preferred = base, preferred
         self._resolved = base._resolved
-        self._catalogue()
+        self._index()
 
-    def _catalogue(self) -> Catalogue:
-        return self._base._catalogue().preferring(self._preferred)
+    def _index(self) -> Index:
+        return self._base._index().preferring(self._preferred)
 
     def _add(self, record: PluginRecord) -> Registration:
         return self._base._add(record)
