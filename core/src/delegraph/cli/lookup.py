@@ -117,11 +117,11 @@ class _PluginCommand:
     target: type[Command]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        with AtWork(self.target, "add_arguments"):
+        with AtWork(self.target, "add_arguments", registry=default_registry()):
             self.target.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> Outcome:
-        work = AtWork(self.target, "run")
+        work = AtWork(self.target, "run", registry=default_registry())
         try:
             with work:
                 outcome = self.target.run(args)

@@ -52,7 +52,7 @@ class AtWork:
 
     ``plugin`` is a class, or an object of it; ``doing`` what was asked of it, such as "preprocess"; ``where`` the
     partition; ``nodes`` the operators concerned, whose first line in the user's program is told. ``registry`` knows the
-    distribution; without it that of ``attributing``, or the default one, is asked.
+    distribution; without it that of ``attributing`` is asked.
 
     A DelegraphError passes with its class and code and gains ``raised_by``. KeyboardInterrupt passes, as does what a
     signal handler of the program raises. Anything else, SystemExit included, becomes PluginFailed, whose cause it is.
@@ -73,9 +73,8 @@ class AtWork:
     @cached_property
     def owner(self) -> str:
         """Distribution and version, or the file of a class that no installed plugin has."""
-        from .registry import default_registry
-
-        record = (self.registry or _registry.get() or default_registry()).owner(self._kind)
+        registry = self.registry or _registry.get()
+        record = registry.owner(self._kind) if registry is not None else None
         if record is not None and record.distribution != IN_PROCESS:
             return record.owner
         return getattr(sys.modules.get(self._kind.__module__), "__file__", None) or self._kind.__module__

@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -95,18 +95,17 @@ class Registry:
         return _View(self, full) if full else self
 
     def doctor(self, seconds: float | None = None) -> DoctorReport:
-        """Examine every plugin and all of its targets, each plugin in a process of its own for at most ``seconds``.
+        """Probe every plugin and all of its targets, each plugin in a process of its own for at most ``seconds``.
 
         What ends such a process is not loaded into this one either, if this registry has not been used before.
         """
-        from .doctor import probe as examination
-        from .doctor import report as doctor
+        from .doctor import probe, report
 
         found = loadable(self._entry_points) if self._discovers else []
-        examined = examination.examine(found, seconds or examination.SECONDS)
+        probed = probe.probe(found, seconds or probe.SECONDS)
         if self._found is None:
-            self._read({key: e.fatal for key, e in examined.items() if e.fatal is not None})
-        return doctor.report(self.plugins(), self.notes(), examined)
+            self._read({key: result.fatal for key, result in probed.items() if result.fatal is not None})
+        return report.report(self.plugins(), self.notes(), probed)
 
     # --- what it resolves to
 
@@ -117,8 +116,8 @@ class Registry:
         a backend by name gets that one or an error.
         """
         entry = self._index().usable(name)
-        found: type[BackendDetails] = self._resolve(entry.spec, entry.record)
-        return found
+        backend: type[BackendDetails] = self.resolve(entry.spec, entry.record)
+        return backend
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
         """The backend's default partitioner (or the partitioner called ``name``), made with its options.
@@ -127,11 +126,15 @@ class Registry:
         """
         entry, spec, record = self._index().partitioner(name)
         values = options_of(entry.spec.options, options, f"backend {entry.spec.name!r}")
-        found = self._resolve(spec, record)
+        found = self.resolve(spec, record)
         if not isinstance(found, type):  # registered ready made
             ready: Partitioner = found
             return ready
-        _check_signature(found, values, record)
+        try:
+            introspection.signature(found).bind(**values)
+        except TypeError as e:
+            text = f"partitioner {found.__name__} of {record.owner} does not take the options that are declared: {e}"
+            raise PluginBroken("plugin-broken", text) from e
         with AtWork(found, "constructor", registry=self):
             made: Partitioner = found(**values)
         return made
@@ -147,7 +150,7 @@ class Registry:
         if absent:
             text = f"the runtime of {who} needs {', '.join(absent)}, which is not installed"
             raise NoRuntime("no-runtime", text, hint=entry.spec.install_hint or None)
-        runtime: type[BackendRuntime] = self._resolve(*found)
+        runtime: type[BackendRuntime] = self.resolve(*found)
         return runtime
 
     def get_quantizer(self, name: str) -> Any:
@@ -156,21 +159,18 @@ class Registry:
         found = self._index().only(entry, QuantizerSpec)
         if found is None:
             raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no quantiser")
-        return self._resolve(*found)
+        return self.resolve(*found)
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:
         """The format that the suffix of ``path`` chooses.
 
         Raises FormatNotFound, PluginConflict, PluginUnavailable or PluginBroken.
         """
-        kind: type[ProgramFormat] = self._resolve(*self._index().format(os.fspath(path)))
+        kind: type[ProgramFormat] = self.resolve(*self._index().format(os.fspath(path)))
         return kind
 
     def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
         """The object that a declaration names, imported and checked. Raises PluginBroken with the cause."""
-        return self._resolve(spec, record)
-
-    def _resolve(self, spec: Declaration, record: PluginRecord) -> Any:
         if spec.target in record.objects:
             return record.objects[spec.target]
         key = (type(spec).__name__, record.distribution, spec.target)
@@ -196,27 +196,21 @@ class Registry:
         ``with register(...):`` or ``.unregister()``. Raises PluginConflict if the name is taken.
         """
         if isinstance(spec_or_class, (type, BackendSpec)):
-            record = in_process(spec_or_class, partitioner, runtime, name, tuple(options))
-        else:
-            record = inspect(spec_or_class, PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class)))
-        return self._add(record)
+            return self._add(in_process(spec_or_class, partitioner, runtime, name, tuple(options)))
+        return self._add(inspect(spec_or_class, PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class))))
 
     def _add(self, record: PluginRecord) -> Registration:
         self._index()
         with self._lock:
-            self._refuse_taken(record)
+            for spec in record.declarations:
+                owner = self._current_index().taken(spec) if isinstance(spec, BackendSpec) else None
+                if owner is not None and isinstance(spec, BackendSpec):
+                    text = f"backend {spec.name!r} ({spec.backend_id}) exists already in {owner.record.owner}"
+                    raise PluginConflict("plugin-conflict", text, hint="register it under another name")
             number = next(self._numbers)
             self._registered[number] = record
             self._current = None
         return Registration(self, number)
-
-    def _refuse_taken(self, record: PluginRecord) -> None:
-        known = self._compiled()
-        for spec in record.declarations:
-            owner = known.taken(spec) if isinstance(spec, BackendSpec) else None
-            if owner is not None and isinstance(spec, BackendSpec):
-                text = f"backend {spec.name!r} ({spec.backend_id}) exists already in {owner.record.owner}"
-                raise PluginConflict("plugin-conflict", text, hint="register it under another name")
 
     def _remove(self, number: int) -> None:
         with self._lock:
@@ -230,11 +224,16 @@ class Registry:
         hook = event if event in EVENTS else f"delegraph_{event}"
         if hook not in EVENTS:
             raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
+        argument = "report" if hook == "delegraph_after_partition" else "result"
         failed = []
         for record in self._index().records:
-            text = _tell(record, hook, payload)
-            if text is not None:
-                failed.append(text)
+            try:
+                if record.manager is not None:
+                    getattr(record.manager.hook, hook)(**{argument: payload})
+            except KeyboardInterrupt:
+                raise
+            except BaseException as e:  # a listener must not cost the user the result
+                failed.append(f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}")
         return failed
 
     # --- reading the plugins
@@ -243,9 +242,9 @@ class Registry:
         if self._found is None:
             self._read()
         with self._lock:
-            return self._compiled()
+            return self._current_index()
 
-    def _compiled(self) -> Index:
+    def _current_index(self) -> Index:
         if self._current is None:
             found = self._found or Discovery()
             records = (*found.records, *self._registered.values())
@@ -253,7 +252,7 @@ class Registry:
         return self._current
 
     def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
-        """Read outside the lock: a plugin's import may wait for another thread that waits for us."""
+        """Read the plugins, outside of the lock: a plugin's import may wait for a thread that waits for the lock."""
         if getattr(_reading, "busy", False):
             raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
         _reading.busy = True
@@ -312,27 +311,6 @@ def _warn(records: Iterable[PluginRecord]) -> None:
     if new:
         rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
         warnings.warn(f"{rows}. Run `delegraph doctor` for details.", DelegraphWarning, stacklevel=5)
-
-
-def _tell(record: PluginRecord, hook: str, payload: Any) -> str | None:
-    if record.manager is None:
-        return None
-    argument = "report" if hook == "delegraph_after_partition" else "result"
-    try:
-        getattr(record.manager.hook, hook)(**{argument: payload})
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # a listener must not cost the user the result
-        return f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}"
-    return None
-
-
-def _check_signature(target: Callable[..., Any], options: dict[str, Any], record: PluginRecord) -> None:
-    try:
-        introspection.signature(target).bind(**options)
-    except TypeError as e:
-        text = f"partitioner {target.__name__} of {record.owner} does not take the options that are declared: {e}"
-        raise PluginBroken("plugin-broken", text) from e
 
 
 # --- the registry of this process -------------------------------------------------------------------------------------

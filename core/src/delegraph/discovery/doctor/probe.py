@@ -1,7 +1,7 @@
-"""Examines each plugin in a process of its own: whatever its code does there, the one who asks lives on.
+"""Probes each plugin in a process of its own, so that nothing that a plugin does can end the process that asks.
 
-A child imports the light module in a fresh interpreter, then every target. It writes what it begins and what it finds
-to a file, a line of JSON each; the last line of a child that died says what killed it.
+A child imports the light module in a fresh interpreter, then every target. It writes what it begins and what is wrong
+to a file, a line of JSON each: the last line of a child that died says what killed it.
 """
 
 from __future__ import annotations
@@ -32,39 +32,49 @@ from ..resolve import resolve
 
 SECONDS = 60.0
 """How long one plugin may take. Importing torch alone takes some seconds on a cold disk."""
-Say = Callable[..., None]
+_LIGHT, _DONE = "importing its light module", "done"
+_DELEGRAPH = str(Path(__file__).absolute().parents[2]) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 @dataclass(frozen=True)
-class Examination:
-    """What a child found. ``fatal`` is set if its process did not survive the import of the light module."""
+class ProbeResult:
+    """What is wrong with a plugin. ``fatal``: its process did not survive the import of the light module."""
 
     faults: tuple[Fault, ...] = ()
     warnings: tuple[Fault, ...] = ()
     fatal: Fault | None = None
 
+    @classmethod
+    def of(cls, found: Sequence[Fault], *more: Fault) -> ProbeResult:
+        """``found``, of which those with status ok are warnings, as ``more`` are."""
+        wrong = tuple(f for f in found if f.status is not Status.OK)
+        return cls(wrong, (*(f for f in found if f.status is Status.OK), *more))
 
-def examine(found: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS) -> dict[Key, Examination]:
-    """Examine plugins, as many at a time as there are processors; each may take ``seconds``."""
+
+def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS) -> dict[Key, ProbeResult]:
+    """Probe plugins, as many at a time as there are processors; each may take ``seconds``."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            made = list(pool.map(lambda pair: _examine_one(pair[0], pair[1], seconds), found))
+            results = list(pool.map(lambda plugin: _probe_in_child(plugin[0], plugin[1], seconds), plugins))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {(r.distribution, r.name): e for (_, r), e in zip(found, made, strict=True)}
+    return {(r.distribution, r.name): result for (_, r), result in zip(plugins, results, strict=True)}
 
 
 # --- asking a child ---------------------------------------------------------------------------------------------------
 
 
-def _examine_one(entry: EntryPoint, record: PluginRecord, seconds: float) -> Examination:
+def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> ProbeResult:
     with tempfile.TemporaryDirectory(prefix="delegraph-doctor-") as folder:
         job = {"entry": [entry.name, entry.value], "record": [record.distribution, record.version, record.location]}
         (Path(folder) / "job").write_text(json.dumps(job))
         end = _run_child(folder, seconds)
         lines = [json.loads(line) for line in _text(folder, "answer").splitlines()]
-        return _conclusion(lines, f"{end}{_last_line(folder)}", record)
+        stack = re.findall(r'^  File "(.+)", line (\d+)', _text(folder, "output"), re.MULTILINE)
+        running = next((f" ({file}:{line})" for file, line in stack if not _is_library(file)), "")
+        return _conclude(lines, f"{end}{running}", record)
 
 
 def _run_child(folder: str, seconds: float) -> str:
@@ -72,76 +82,46 @@ def _run_child(folder: str, seconds: float) -> str:
     path = [p for p in sys.path if isinstance(p, str)]
     program = f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({folder!r})"
     command = [sys.executable, "-u", "-X", "faulthandler", "-c", program]
+    # The import of torch would search all distributions for torch's own plugins, which are not probed here.
+    environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
     with open(os.path.join(folder, "output"), "wb") as output:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment())
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
-            return _ending(child.wait(seconds))
+            code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            _let_it_say_where(child)
+            if os.name == "posix":  # an abort makes faulthandler write the stack
+                child.send_signal(signal.SIGABRT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(5)
             return f"took longer than {seconds:g} s"
         finally:
             child.kill()
             child.wait()
+    ended = f"ended the process with exit code {code}"
+    return ended if code >= 0 else f"killed the process ({signal.strsignal(-code)})"
 
 
-def _environment() -> dict[str, str]:
-    """Without torch's own plugins, which its import would search all distributions for: they are not examined here."""
-    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
-
-
-def _let_it_say_where(child: subprocess.Popen[bytes]) -> None:
-    """An abort makes faulthandler write the stack; a child that does not even do that is killed anyway."""
-    if os.name == "posix":
-        child.send_signal(signal.SIGABRT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(5)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended the process with exit code {code}"
-    return f"killed the process ({signal.strsignal(-code)})"
-
-
-def _conclusion(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> Examination:
+def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> ProbeResult:
     """What the child wrote, and if it did not come to its end, how it ended and doing what."""
     faults = [Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i]
-    wrong = tuple(f for f in faults if f.status is not Status.OK)
-    warnings = tuple(f for f in faults if f.status is Status.OK)
     last = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
     if (doing := last["doing"]) == _DONE:
-        return Examination(wrong, warnings)
+        return ProbeResult.of(faults)
     hint = f"upgrade {record.distribution} or tell its authors; {without(record)}"
     if end.startswith("took"):
         hint = f"if this machine is slow, allow more with --timeout; else {hint}"
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
     if doing == _LIGHT:
-        return Examination(warnings=warnings, fatal=death)
-    rest = Fault(
-        Status.OK, f"{last['left']} more of its targets were not examined", "run doctor again when this is mended"
-    )
-    return Examination((*wrong, death), (*warnings, rest) if last["left"] else warnings)
-
-
-_LIGHT, _DONE = "importing its light module", "done"
-
-
-def _last_line(folder: str) -> str:
-    """`` (file:line)`` of the plugin's code that was running, if the child could still tell."""
-    stack = re.findall(r'^  File "(.+)", line (\d+)', _text(folder, "output"), re.MULTILINE)
-    own = [f"{file}:{line}" for file, line in stack if not _is_library(file)]
-    return f" ({own[0]})" if own else ""
+        return ProbeResult(warnings=ProbeResult.of(faults).warnings, fatal=death)
+    rest = f"{last['left']} more of its targets were not examined"
+    skipped = [Fault(Status.OK, rest, "run doctor again when this is mended")] if last["left"] else []
+    return ProbeResult.of([*faults, death], *skipped)
 
 
 def _is_library(file: str) -> bool:
-    """Ours, or Python's own; what is installed lies below the standard library and is neither."""
+    """Ours, or Python's own. What is installed is neither, although it lies below the standard library."""
     packages = any(part in file for part in ("site-packages", "dist-packages"))
-    return file.startswith(("<", _HERE)) or (file.startswith(_STANDARD_LIBRARY) and not packages)
-
-
-_HERE = str(Path(__file__).absolute().parents[2]) + os.sep
-"""The folder of delegraph itself."""
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+    return file.startswith(("<", _DELEGRAPH)) or (file.startswith(_STANDARD_LIBRARY) and not packages)
 
 
 def _text(folder: str, name: str) -> str:
@@ -153,68 +133,62 @@ def _text(folder: str, name: str) -> str:
 
 
 def main(folder: str) -> None:
-    """Examine the plugin that the job in ``folder`` names, and end this process without waiting for its threads."""
+    """Probe the plugin that the job in ``folder`` names, and end this process without waiting for its threads."""
     job = json.loads(_text(folder, "job"))
-    (name, value), (distribution, version, location) = job["entry"], job["record"]
+    (name, value), origin = job["entry"], job["record"]
     with open(os.path.join(folder, "answer"), "a") as answer:
-        _examine_here(
-            EntryPoint(name, value, PROJECT),
-            PluginRecord(name, distribution, version, location),
-            lambda **fields: print(json.dumps(fields), file=answer, flush=True),
-        )
+
+        def say(**fields: Any) -> None:
+            print(json.dumps(fields), file=answer, flush=True)
+
+        say(doing=_LIGHT, left=0)
+        # Output goes to a file and is not buffered, so that the size also counts what native code writes.
+        before = os.fstat(1).st_size
+        record = load(EntryPoint(name, value, PROJECT), PluginRecord(name, *origin))
+        if os.fstat(1).st_size > before:
+            hint = f"for the authors of {record.distribution}: every command imports it, and its output is not yours"
+            say(**asdict(Fault(Status.OK, "its light module prints when it is imported", hint)))
+        for warning in record.warnings:
+            say(**asdict(warning))
+        for fault in target_faults(record, lambda target, left: say(doing=f"importing {target}", left=left)):
+            say(**asdict(fault))
+        say(doing=_DONE, left=0)
     os._exit(0)
-
-
-def _examine_here(entry: EntryPoint, record: PluginRecord, say: Say) -> None:
-    say(doing=_LIGHT, left=0)
-    before = _written()
-    loaded = load(entry, record)
-    for warning in (*loaded.warnings, *([_prints(record)] if _written() > before else [])):
-        say(**asdict(warning))
-    for fault in target_faults(loaded, lambda what, left: say(doing=f"importing {what}", left=left)):
-        say(**asdict(fault))
-    say(doing=_DONE, left=0)
-
-
-def _written() -> int:
-    """Bytes of output so far. It goes to a file and is not buffered, so that what native code writes counts too."""
-    return os.fstat(1).st_size
-
-
-def _prints(record: PluginRecord) -> Fault:
-    hint = f"for the authors of {record.distribution}: every command imports it, and its output is not yours"
-    return Fault(Status.OK, "its light module prints when it is imported", hint)
 
 
 def target_faults(
     record: PluginRecord, begin: Callable[[str, int], None] = lambda target, left: None
 ) -> Iterator[Fault]:
-    """Import all targets of the plugin's commands and usable backends, each for itself.
+    """Import all targets of a plugin but those of backends that cannot be used.
 
     Before each, ``begin`` is told which it is and how many are left after it.
     """
-    examined = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
-    usable = [d for d in examined if _backend_of(d) not in record.faults]
+    declared = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
+    usable = [d for d in declared if _backend_of(d) not in record.faults]
     for k, declaration in enumerate(usable, 1):
         begin(declaration.target, len(usable) - k)
-        yield from _target_fault(declaration, record)
+        absent = None if isinstance(declaration, BackendSpec) else _absent(declaration)
+        if absent is not None:
+            yield absent
+            continue
+        try:
+            resolve(declaration, record)
+        except DelegraphError as e:
+            yield Fault(Status.BROKEN, e.message, e.hint or "")
 
 
 def _backend_of(declaration: Declaration) -> str | None:
     return declaration.name if isinstance(declaration, BackendSpec) else getattr(declaration, "backend", None)
 
 
-def _target_fault(declaration: Declaration, record: PluginRecord) -> Iterator[Fault]:
-    if isinstance(declaration, RuntimeSpec) and (needs := ", ".join(missing(declaration.requires))):
+def _absent(declaration: Declaration) -> Fault | None:
+    """A warning if a runtime, format or command needs modules that are not installed."""
+    needs = ", ".join(missing(getattr(declaration, "requires", ())))
+    if isinstance(declaration, RuntimeSpec) and needs:
         error = f"the runtime of {declaration.backend!r} needs {needs}, which is not installed"
-        yield Fault(Status.OK, f"{error}: it compiles and cannot run here", f"install {needs}")
-        return
-    if isinstance(declaration, (CommandSpec, FormatSpec)) and (needs := ", ".join(missing(declaration.requires))):
+        return Fault(Status.OK, f"{error}: it compiles and cannot run here", f"install {needs}")
+    if isinstance(declaration, (CommandSpec, FormatSpec)) and needs:
         what = f"format {declaration.suffix}" if isinstance(declaration, FormatSpec) else f"command {declaration.name}"
-        error = f"the {what} needs {needs}, which is not installed"
-        yield Fault(Status.OK, error, declaration.install_hint or f"install {needs}")
-        return
-    try:
-        resolve(declaration, record)
-    except DelegraphError as e:
-        yield Fault(Status.BROKEN, e.message, e.hint or "")
+        hint = declaration.install_hint or f"install {needs}"
+        return Fault(Status.OK, f"the {what} needs {needs}, which is not installed", hint)
+    return None

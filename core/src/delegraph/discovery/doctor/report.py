@@ -14,7 +14,7 @@ from ...plugin import BackendSpec, CommandSpec
 from ..distributions import Distribution, copies, version
 from ..entry_points import Key
 from ..record import Fault, PluginRecord, Status
-from .probe import Examination, target_faults
+from .probe import ProbeResult, target_faults
 
 Installed = dict[str, list[Distribution]]
 _DEPENDENCIES = tuple("delegraph torch numpy pluggy flatbuffers importlib-metadata packaging argcomplete".split())
@@ -74,27 +74,27 @@ class DoctorReport:
         return "\n".join([versions, *rows, *(f"note: {n}" for n in self.notes), verdict])
 
 
-def report(records: Sequence[PluginRecord], notes: Sequence[str], examined: Mapping[Key, Examination]) -> DoctorReport:
+def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mapping[Key, ProbeResult]) -> DoctorReport:
     """Put together what this process knows of its plugins and what was found in processes of their own.
 
-    Plugins that were not examined (registered in this process) have their targets imported here.
+    Plugins that were not probed (registered in this process) have their targets imported here.
     """
     installed = copies()
-    rows = tuple(_row(r, examined.get((r.distribution, r.name)), records, installed) for r in records)
+    rows = tuple(_row(r, probed.get((r.distribution, r.name)), records, installed) for r in records)
     versions = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
     versions |= {name: _version(name, installed) or "not installed" for name in _DEPENDENCIES}
     return DoctorReport(versions, rows, tuple(notes))
 
 
 def _version(name: str, installed: Installed) -> str | None:
-    """Ours is that of the code that runs, which need not be installed."""
+    """The version of a distribution; delegraph's own code need not be installed to run."""
     return __version__ if name == "delegraph" else version(name, installed)
 
 
 def _row(
-    record: PluginRecord, examined: Examination | None, all_records: Sequence[PluginRecord], installed: Installed
+    record: PluginRecord, probed: ProbeResult | None, all_records: Sequence[PluginRecord], installed: Installed
 ) -> PluginRow:
-    found = _here(record) if examined is None else examined
+    found = ProbeResult.of(list(target_faults(record))) if probed is None else probed
     own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
     fatal = [found.fatal] if found.fatal else []
     unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
@@ -138,12 +138,6 @@ def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fa
         fits = not wanted.specifier
     if not fits:
         yield Fault(Status.INCOMPATIBLE, f"it requires {wanted}, and {there} is installed", hint)
-
-
-def _here(record: PluginRecord) -> Examination:
-    faults = tuple(target_faults(record))
-    wrong = tuple(f for f in faults if f.status is not Status.OK)
-    return Examination(wrong, tuple(f for f in faults if f.status is Status.OK))
 
 
 _NOTHING = "for its authors: the entry point names the module (or object) that has the functions marked @hookimpl"
