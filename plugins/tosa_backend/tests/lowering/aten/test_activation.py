@@ -15,6 +15,7 @@ for name in ("relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "silu", "l
     FAMILY.cases(name, getattr(F, name), randn(2, 3, 4), half(2, 5), randn(3) * 1e-4, spec=FP)
 for name in ("relu", "relu6", "hardtanh", "hardsigmoid", "leaky_relu", "elu"):
     FAMILY.cases(f"{name}-edges", getattr(F, name), EDGES, spec=FP)
+FAMILY.cases("rrelu", F.rrelu, randn(2, 3), EDGES)
 FAMILY.cases("celu", lambda x: F.celu(x, 0.4), randn(2, 3), EDGES)
 FAMILY.cases("softplus", lambda x: F.softplus(x, 2, 5), randn(2, 3) * 3, randn(9).abs() - 5, torch.tensor([-13.0]))
 FAMILY.cases("gelu-tanh", lambda x: F.gelu(x, approximate="tanh"), randn(2, 3))

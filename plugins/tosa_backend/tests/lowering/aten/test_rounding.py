@@ -20,6 +20,11 @@ for name in ("fmod", "remainder"):
     function = getattr(torch, name)
     FAMILY.cases(name, function, (randn(2, 9) * 9, positive(9)), (randn(2, 9) * 9, randn(9)), (half(5) * 9, half(5)))
     FAMILY.cases(f"{name}-number", lambda x, f=function: f(x, 3) + f(x, -0.7), MULTIPLES, randn(9) * 20)
+grid = [a.flatten() for a in torch.meshgrid(EDGES, EDGES, indexing="ij")]
+for name in ("fmod", "remainder"):
+    FAMILY.case(f"{name}-edges", getattr(torch, name), *grid)
+for mode in ("floor", "trunc"):
+    FAMILY.case(f"div-{mode}-edges", lambda x, y, m=mode: torch.div(x, y, rounding_mode=m), *grid)
 FAMILY.cases("remainder-of-number", lambda x: torch.remainder(7.5, x), randn(9))
 for mode in ("floor", "trunc", None):
     divide = lambda x, y, m=mode: torch.div(x, y, rounding_mode=m)  # noqa: E731

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -115,6 +116,13 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
     if 0 < negative_slope <= 1:
         return t.maximum(self, sloped)
     return t.select(t.greater(self, 0), self, sloped)
+
+
+@lowers(aten.rrelu.default)
+def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool, generator: Any) -> Value:
+    """[*S] -> [*S]; outside of training the slope is the middle of the two"""
+    t.require(not training, "it draws random numbers, which TOSA cannot")
+    return leaky_relu(t, self, (lower + upper) / 2)
 
 
 @lowers(aten.elu.default)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from ...ir.graph import Value
@@ -21,6 +22,7 @@ from .elementwise import div
 
 aten = torch.ops.aten
 inf = math.inf
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def nearest(t: Tosa, x: Value) -> Value:
@@ -85,7 +87,11 @@ def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[
 
 
 def _halves(t: Tosa, y: Value) -> tuple[Value, Value]:
-    """y as the sum of its upper 12 bits and the rest; of a large y, whose upper half would overflow, y and 0."""
+    """y as the sum of its upper 12 bits and the rest; of a large y, whose upper half would overflow, y and 0.
+
+    An infinite y counts as the largest number: 0 times it is 0.
+    """
+    y = t.clamp(y, -LARGEST, LARGEST)
     spread = t.mul(y, 4097)
     upper = t.sub(spread, t.sub(spread, y))
     upper = t.select(t.greater(t.abs(y), 2.0**110), y, upper)
@@ -142,11 +148,12 @@ def _divided(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
     if x.dtype not in FLOATS:
         return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
     unbounded = t.mul(x, t.reciprocal(y))  # what division by zero and infinities give
+    infinite = t.equal(t.abs(x), inf)
     if mode == "trunc":
-        quotient = truncated(t, _rounded_quotient(t, x, y, unbounded))
-    else:
-        quotient, _ = _whole_quotient(t, x, y, towards_zero=False)
-    bounded = t.select(t.logical_or(t.equal(y, 0), t.equal(t.abs(x), inf)), unbounded, quotient)
+        quotient = t.select(infinite, unbounded, truncated(t, _rounded_quotient(t, x, y, unbounded)))
+    else:  # torch subtracts the remainder, which is NaN
+        quotient = t.select(infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0])
+    bounded = t.select(t.equal(y, 0), unbounded, quotient)
     return converted(t, bounded, dtype)
 
 

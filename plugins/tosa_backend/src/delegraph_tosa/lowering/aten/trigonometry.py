@@ -18,6 +18,7 @@ from ..promotion import floating_value, promoted
 from ..registry import lowers
 from .elementwise import sqrt
 from .exponential import log1p_of
+from .special_values import is_negative
 
 aten = torch.ops.aten
 inf, pi = math.inf, math.pi
@@ -70,7 +71,7 @@ def atan(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.atan2.default, aten.arctan2.default)
 def atan2(t: Tosa, self: Value, other: Value) -> Value:
-    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; a zero has no sign"""
+    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; zeros have signs"""
     left, right = promoted(t, self, other)
     assert isinstance(left, Value) and isinstance(right, Value)
     y, x = floating_value(t, left), floating_value(t, right)
@@ -79,8 +80,8 @@ def atan2(t: Tosa, self: Value, other: Value) -> Value:
     ratio = t.mul(t.abs(y), t.reciprocal(t.abs(x)))
     ratio = t.select(both_infinite, 1.0, t.select(both_zero, 0.0, ratio))
     angle = atan_of(t, ratio)
-    full = t.select(t.greater(0.0, x), t.sub(pi, angle), angle)
-    return t.select(t.greater(0.0, y), t.negate(full), full)
+    full = t.select(is_negative(t, x), t.sub(pi, angle), angle)
+    return t.select(is_negative(t, y), t.negate(full), full)
 
 
 def _half_angle(t: Tosa, size: Value) -> Value:
@@ -151,7 +152,8 @@ def acosh(t: Tosa, self: Value) -> Value:
     x = floating_value(t, self)
     y = t.sub(t.minimum(x, LARGE), 1)
     small = log1p_of(t, t.add(y, sqrt(t, t.mul(y, t.add(y, 2)))))
-    return t.select(t.greater(x, LARGE), t.add(t.log(x), math.log(2)), small)
+    inside = t.select(t.greater(1, x), math.nan, small)
+    return t.select(t.greater(x, LARGE), t.add(t.log(x), math.log(2)), inside)
 
 
 @lowers(aten.atanh.default, aten.arctanh.default)
