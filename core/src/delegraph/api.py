@@ -85,7 +85,7 @@ def load(path: str | os.PathLike[str], registry: Registry | None = None) -> Load
 def _partitioners(
     backends: Sequence[str | Partitioner], options: dict[str, Mapping[str, Any]], registry: Registry
 ) -> list[tuple[str, Partitioner]]:
-    """Names and partitioners of the backends, looked up before any work is done in vain for a wrong name or option."""
+    """Name and partitioner of each backend. A wrong name or option is an error before any work begins."""
     if isinstance(backends, str):
         raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
     for name in options:

@@ -1,4 +1,4 @@
-"""The delegates of a program, wherever they are called: at its top, or in a branch or the body of a loop."""
+"""The delegates of a program, whether its own graph calls them or a subgraph, such as a branch or a loop."""
 
 from __future__ import annotations
 

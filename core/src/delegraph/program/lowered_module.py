@@ -162,6 +162,6 @@ class LoweredBackendModule(torch.nn.Module):
         return twin
 
     def _shared(self) -> list[torch.Tensor]:
-        """Tensors of the program that nobody writes."""
+        """Tensors of the program that it never writes; copies share them."""
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k not in self.state]

@@ -69,7 +69,7 @@ class _HostProgram:
         """A constant that only delegates use goes with them, and so does a buffer that one of them keeps."""
         if node in self.state:
             return False
-        if not node.users:  # nobody ever used it, or only calls did that no longer pass it
+        if not node.users:  # what was never used stays; what calls no longer pass to a delegate goes
             return node not in self.dropped
         tags = self.plan.tags
         owners = {*tags.get(node, ())}

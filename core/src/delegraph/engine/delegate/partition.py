@@ -51,9 +51,9 @@ class Plan:
     ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of. ``units``: the
     order in which host calls and partitions run. ``inner``: the plans of subgraphs whose calls the host makes.
 
-    A value that the program writes is owned by the parent, which passes it to delegates as an input and stores what
-    they return, or, if the partitioner tagged its placeholder, by the one delegate that reads and writes it: then it is
-    in that partition's ``state``, and the parent has neither the placeholder nor the write.
+    A buffer that the program writes stays with the host, which passes it to delegates as an input and stores what they
+    return, unless the partitioner tagged its placeholder. Then the one delegate that reads and writes it owns it: it is
+    in that partition's ``state``, and the host has neither the placeholder nor the write.
     """
 
     program: ExportedProgram

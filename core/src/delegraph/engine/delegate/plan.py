@@ -27,7 +27,7 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     who = f"partitioner {type(partitioner).__name__}"
     _check_untouched(who, before)
     tags = _tags(program, result.partition_tags, who)
-    partitions = _collect(program, tags, result)
+    partitions = _collect(tags, result)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
@@ -86,32 +86,23 @@ def _tags_of(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
     return producer
 
 
-def _collect(program: ExportedProgram, tags: Tags, result: PartitionResult) -> dict[str, Partition]:
+def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
     """Partitions with their calls and the constants that they own."""
     partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
-    owned = {n for n in tags if n.op == "placeholder"}
-    for node in program.graph.nodes:
-        for tag in tags.get(node, ()) if node.op != "placeholder" else ():
+    for node, listed in tags.items():  # in graph order
+        for tag in listed if node.op != "placeholder" else ():
             if tag is not None:
                 partitions[tag].nodes.append(node)
-    for partition in partitions.values():
-        used = {i for n in partition.nodes for i in n.all_input_nodes if i in owned}
-        _check_no_copy(used, tags, partition.tag)
-        partition.constants = list(used)
-        if result.boundary_types:
-            near = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
-            partition.boundary = {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
+    for tag, partition in partitions.items():
+        near = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
+        partition.constants = [n for n in near if n.op == "placeholder" and n in tags]
+        partition.boundary = {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
+        for node in (n for n in partition.constants if n.meta.get("no_copy")):
+            for user in node.users:
+                if tags.get(user) != (tag,):
+                    text = f"constant {node.name} is tagged with {tag} but has user {user.name} which has tag"
+                    raise broken(f"{text} {tags.get(user)}", user)
     return partitions
-
-
-def _check_no_copy(used: set[Node], tags: Tags, tag: str) -> None:
-    for node in (n for n in used if n.meta.get("no_copy")):
-        for user in node.users:
-            if tags.get(user) != (tag,):
-                text = (
-                    f"constant {node.name} is tagged with {tag} but has user {user.name} which has tag {tags.get(user)}"
-                )
-                raise broken(text, user)
 
 
 def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:

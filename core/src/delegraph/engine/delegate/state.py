@@ -1,4 +1,4 @@
-"""Who keeps what a program writes: the parent, or the one delegate that reads and writes it."""
+"""Who keeps a buffer that a program writes: the host, or the one delegate that reads and writes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
 
 
 def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
-    """What methods do not see of each other: a lowered method keeps what it writes to itself."""
+    """A note for each tensor that one method writes and another uses: each lowered method has a copy of its own."""
     users: dict[int, dict[str, str]] = {}
     writers: dict[int, dict[str, None]] = {}
     for method, program in programs.items():
@@ -63,7 +63,7 @@ def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
-    """What the parent returns or stores itself: all outputs but the last values of the buffers in ``kept``."""
+    """What the host returns or stores itself: all outputs but the last values of the buffers in ``kept``."""
     stored = stored_by_delegates(program, kept)
     return {v for k, v in enumerate(output_values(program)) if isinstance(v, Node) and k not in stored}
 
