@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,55 +18,57 @@ if TYPE_CHECKING:
 
 def check_result(who: Partitioner, result: Any, program: ExportedProgram) -> None:
     """Raise ContractViolation, naming ``who``, the tag and the wrong value, if ``result`` has not the right types."""
-    why = _why_not_result(result, program)
-    if why is not None:
-        raise ContractViolation("contract-violation", f"partitioner {type(who).__name__}{why}")
+    fault = next(_faults(result, program), None)
+    if fault is not None:
+        raise ContractViolation("contract-violation", f"partitioner {type(who).__name__}{fault}")
 
 
-def _why_not_result(result: Any, program: ExportedProgram) -> str | None:
+def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
     if not isinstance(result, PartitionResult):
-        return f" returned {type(result).__name__}, not a PartitionResult"
-    if not isinstance(result.partition_tags, Mapping):
+        yield f" returned {type(result).__name__}, not a PartitionResult"
+    elif not isinstance(result.partition_tags, Mapping):
         given = type(result.partition_tags).__name__
-        return f": `partition_tags` is to map each tag to a DelegationSpec, and is {given}"
-    if result.tagged_exported_program is not program:
-        return " returned another program; it is to tag the one that it was given"
-    reasons = (_why_not_tag(tag, spec) for tag, spec in result.partition_tags.items())
-    why = next((reason for reason in reasons if reason), None)
-    return why or _why_not_boundary(result.boundary_types) or _why_not_refusals(result.refusals)
+        yield f": `partition_tags` is to map each tag to a DelegationSpec, and is {given}"
+    elif result.tagged_exported_program is not program:
+        yield " returned another program; it is to tag the one that it was given"
+    else:
+        for tag, spec in result.partition_tags.items():
+            yield from _faults_of_tag(tag, spec)
+        yield from _faults_of_boundary(result.boundary_types)
+        yield from _faults_of_refusals(result.refusals)
 
 
-def _why_not_tag(tag: Any, spec: Any) -> str | None:
+def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
     if not isinstance(tag, str):
-        return f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
-    if not isinstance(spec, DelegationSpec):
-        return f" returned {type(spec).__name__} for tag {tag!r}; a DelegationSpec is wanted"
-    if not isinstance(spec.backend_id, str) or not spec.backend_id:
-        return f" returned {_show(spec.backend_id)} as backend_id of tag {tag!r}; the name of a backend is wanted"
-    if not isinstance(spec.compile_specs, tuple):
-        return f" returned {_show(spec.compile_specs)} as compile_specs of tag {tag!r}; a list of CompileSpec is wanted"
-    for item in spec.compile_specs:
-        if not isinstance(item, CompileSpec) or not isinstance(item.key, str):
-            return f" returned {_show(item)} among the compile_specs of tag {tag!r}; a CompileSpec is wanted"
-    return None
+        yield f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
+    elif not isinstance(spec, DelegationSpec):
+        yield f" returned {type(spec).__name__} for tag {tag!r}; a DelegationSpec is wanted"
+    elif not isinstance(spec.backend_id, str) or not spec.backend_id:
+        yield f" returned {_show(spec.backend_id)} as backend_id of tag {tag!r}; the name of a backend is wanted"
+    elif not isinstance(spec.compile_specs, tuple):
+        yield f" returned {_show(spec.compile_specs)} as compile_specs of tag {tag!r}; a list of CompileSpec is wanted"
+    else:
+        for item in spec.compile_specs:
+            if not isinstance(item, CompileSpec) or not isinstance(item.key, str):
+                yield f" returned {_show(item)} among the compile_specs of tag {tag!r}; a CompileSpec is wanted"
 
 
-def _why_not_boundary(types: Any) -> str | None:
+def _faults_of_boundary(types: Any) -> Iterator[str]:
     if not isinstance(types, Mapping):
-        return f" returned {_show(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
+        yield f" returned {_show(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
+        return
     for name, dtype in types.items():
         if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
-            return f" returned {_show(dtype)} as boundary type of {name!r:.80}; names are str, and types torch.dtype"
-    return None
+            yield f" returned {_show(dtype)} as boundary type of {name!r:.80}; names are str, and types torch.dtype"
 
 
-def _why_not_refusals(refusals: Any) -> str | None:
+def _faults_of_refusals(refusals: Any) -> Iterator[str]:
     if not isinstance(refusals, (list, tuple)):
-        return f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
+        yield f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
+        return
     for item in refusals:
         if not isinstance(item, Refusal) or not isinstance(item.node, Node) or not isinstance(item.reason, str):
-            return f" returned {_show(item)} among its refusals; a Refusal of a node, with the reason, is wanted"
-    return None
+            yield f" returned {_show(item)} among its refusals; a Refusal of a node, with the reason, is wanted"
 
 
 def _show(value: Any) -> str:

@@ -24,6 +24,10 @@ from ..exported_program import (
     user_inputs,
 )
 
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_VARYING = (torch.Tensor, *_SYMBOLS)
+"""What a leaf of the arguments may be that is not the same in every call."""
+
 
 def flat_arguments(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The leaves of a call's arguments. Raises InputError, with both forms, if they are not of the form ``spec``."""
@@ -64,12 +68,12 @@ class TensorCheck:
         device = value.device.type
         if device == "meta" if self.device is None else device != self.device:
             return False
-        return value.shape == self._shape if self._shape is not None else self._agrees(value.shape)
-
-    def _agrees(self, shape: torch.Size) -> bool:
-        """Symbolic sizes agree with any: comparing one with a number would fix it in the program."""
-        pairs = zip(self.sizes, shape, strict=False)
-        return len(self.sizes) == len(shape) and all(w == g for w, g in pairs if isinstance(w, int))
+        if self._shape is not None:
+            same: bool = value.shape == self._shape
+            return same
+        # symbolic sizes agree with any: comparing one with a number would fix it in the program
+        pairs = zip(self.sizes, value.shape, strict=False)
+        return len(self.sizes) == value.dim() and all(w == g for w, g in pairs if isinstance(w, int))
 
 
 def _is_plain(kind: type[torch.Tensor]) -> bool:
@@ -103,20 +107,15 @@ class Arguments:
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
-    if isinstance(wanted, torch.Tensor) and wanted.layout is not torch.strided:
-        return partial(_is_sparse_as, wanted)
-    if isinstance(wanted, torch.Tensor):
+    """Whether a leaf of a call's arguments is what the program was exported for, as a function of the leaf."""
+    if isinstance(wanted, torch.Tensor) and wanted.layout is torch.strided:
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
-    if isinstance(wanted, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return lambda value: isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    if isinstance(wanted, torch.Tensor):
+        sparse = (wanted.layout, wanted.dtype, wanted.shape)
+        return lambda value: isinstance(value, torch.Tensor) and (value.layout, value.dtype, value.shape) == sparse
+    if isinstance(wanted, _SYMBOLS):
+        return lambda value: isinstance(value, (int, float, *_SYMBOLS))
     return partial(_is_fixed, wanted)
-
-
-def _is_sparse_as(wanted: torch.Tensor, value: Any) -> bool:
-    """Whether ``value`` has the layout that the program was exported with, where that is not the dense one."""
-    if not isinstance(value, torch.Tensor):
-        return False
-    return (value.layout, value.dtype, value.shape) == (wanted.layout, wanted.dtype, wanted.shape)
 
 
 def _is_fixed(wanted: Any, value: Any) -> bool:
@@ -215,7 +214,7 @@ def whole_call(program: ExportedProgram) -> WholeCall:
         takes=tuple(origin(n) for n in calls[0].args[1:]),
         returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
         writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
-        fixed={k: (n.name, n.meta.get("val")) for n, k in leaves.items() if not _varies(n)},
+        fixed={k: (n.name, v) for n, k in leaves.items() if not isinstance(v := n.meta.get("val"), _VARYING)},
     )
 
 
@@ -229,7 +228,3 @@ def _origin(
     if value.op == "placeholder":
         return ValueOrigin("fixed", constant_tensor(program, specs[value]))
     return ValueOrigin("result", value.args[1])  # a getitem of the one call
-
-
-def _varies(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))

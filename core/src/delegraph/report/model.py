@@ -39,9 +39,9 @@ class Report:
             "schema": SCHEMA,
             "delegated_operators": self.delegated_operators,
             "host_operators": self.host_operators,
-            "delegates": [_delegate_json(row) for row in self.delegates],
+            "delegates": [row.to_json() for row in self.delegates],
             "host": {m: dict(sorted(counts.items())) for m, counts in self.host.items()},
-            "refusals": [_refusal_json(row) for row in self.refusals],
+            "refusals": [row.to_json() for row in self.refusals],
             "notes": list(self.notes),
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
         }
@@ -88,20 +88,6 @@ class Report:
             operators = pluralize(sum(self.host[method].values()), "operator")
             yield "  left to the host:" + ("" if refusals else f" {operators}; no backend was asked")
         yield from (f"    {row}" for row in refusals)
-
-
-def _delegate_json(row: DelegateRow) -> dict[str, Any]:
-    border = {"inputs": [str(a) for a in row.inputs], "outputs": [str(a) for a in row.outputs]}
-    named = {k: getattr(row, k) for k in ("method", "name", "backend", "producer", "bytes")}
-    counts = {"operators": dict(sorted(row.operators.items())), "facts": dict(row.facts)}
-    seconds = {k: round(v, 6) for k, v in row.seconds.items()}
-    return {**named, **border, **counts, "seconds": seconds}
-
-
-def _refusal_json(row: RefusalRow) -> dict[str, Any]:
-    named = {k: getattr(row, k) for k in ("method", "operator", "backend", "reason", "count")}
-    where = None if row.source is None else {"file": row.source.file, "line": row.source.line, "code": row.source.code}
-    return {**named, "source": where}
 
 
 def _times(seconds: Mapping[str, float]) -> str:

@@ -48,6 +48,13 @@ class DelegateRow:
         yield "inputs: " + (", ".join(map(str, self.inputs)) or "none")
         yield "outputs: " + (", ".join(map(str, self.outputs)) or "none")
 
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary of plain values."""
+        border = {"inputs": [str(a) for a in self.inputs], "outputs": [str(a) for a in self.outputs]}
+        named = {k: getattr(self, k) for k in ("method", "name", "backend", "producer", "bytes")}
+        counts = {"operators": dict(sorted(self.operators.items())), "facts": dict(self.facts)}
+        return {**named, **border, **counts, "seconds": {k: round(v, 6) for k, v in self.seconds.items()}}
+
     def __str__(self) -> str:
         border = f"{pluralize(len(self.inputs), 'input')}, {pluralize(len(self.outputs), 'output')}"
         facts = "".join(f", {k} {v}" for k, v in self.facts.items())
@@ -65,6 +72,12 @@ class RefusalRow:
     reason: str
     count: int
     source: Source | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary of plain values."""
+        named = {k: getattr(self, k) for k in ("method", "operator", "backend", "reason", "count")}
+        source = self.source
+        return {**named, "source": source and {"file": source.file, "line": source.line, "code": source.code}}
 
     def __str__(self) -> str:
         where = f"\n      first at {self.source}" if self.source else ""
