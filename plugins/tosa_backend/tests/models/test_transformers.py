@@ -115,12 +115,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_one_delegate(name, monkeypatch):
-    library = pytest.importorskip("transformers")
+def exported(name, library):
+    """The program of a model, and its inputs."""
     torch.manual_seed(0)
     model, inputs = MODELS[name](library)
-    model = model.eval() if name.endswith("cache") or isinstance(model, First) else First(model).eval()
-    program = torch.export.export(model, (), inputs, strict=name.endswith("cache"))
+    cached = name.endswith("cache")
+    module = model if cached or isinstance(model, First) else First(model)
+    return torch.export.export(module.eval(), (), inputs, strict=cached), inputs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_delegate(name, monkeypatch):
+    program, inputs = exported(name, pytest.importorskip("transformers"))
     lowered = check_whole(program, **inputs)
     check_with_reference_tools(monkeypatch, lowered, program, **inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import Family, WithConstant, half, randn, truth, whole
+from ...support.rule_cases import FP, Family, WithConstant, half, randn, truth, whole
 
 aten = torch.ops.aten
 
@@ -45,6 +45,7 @@ FAMILY.cases("gather", lambda x, i: x.gather(1, i), (x, ids[:, :, None]), (x, id
 FAMILY.case("gather-last", lambda x, i: x.gather(-1, i), x, ids.clamp(0, 3)[:, :, None])
 FAMILY.case("gather-shorter", lambda x, i: x.gather(0, i), x, ids.clamp(0, 2)[:, :, None])
 FAMILY.case("gather-of-rank-0", lambda x, i: x.gather(0, i), torch.tensor(3.0), torch.tensor([0, 0]))
+FAMILY.case("gather-bool-in-fp", lambda x, i: x.gather(1, i), truth(2, 5), ids, spec=FP)
 FAMILY.case("gather-bool", lambda x, i: x.gather(1, i), truth(2, 5), ids)
 
 FAMILY.case("take-along-dim", lambda x, i: x.take_along_dim(i, 1), x, ends[None, :, None])

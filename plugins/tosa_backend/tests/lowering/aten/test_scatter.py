@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...support.rule_cases import Family, half, inf, nan, randn, truth, whole
+from ...support.rule_cases import FP, Family, half, inf, nan, randn, truth, whole
 
 aten = torch.ops.aten
 pytestmark = [
@@ -26,6 +26,9 @@ broken = torch.tensor([[1.0, inf, nan, -0.0, 2.0]])
 
 FAMILY.cases(
     "scatter", lambda x, i, y: x.scatter(1, i, y), (x, apart, y), (x > 0, apart, y > 0), (x, apart[:2, :, :3], y)
+)
+FAMILY.case(
+    "scatter-bool-in-fp", lambda x, i, y: x.scatter(1, i, y), truth(2, 5), apart[:2, :, 0], truth(2, 2), spec=FP
 )
 FAMILY.case("scatter-last", lambda x, i, y: x.scatter(-1, i, y), whole(2, 5), apart[0].T[:2].contiguous(), whole(2, 3))
 FAMILY.case("scatter-of-rank-0", lambda x, i, y: x.scatter(0, i, y), torch.tensor(1.0), ends[1], torch.tensor(2.0))

@@ -26,11 +26,17 @@ aten = torch.ops.aten
 # ---- what reading and writing share
 
 
+def movable(t: Tosa, dtype: DType) -> DType:
+    """The type in which GATHER and SCATTER move elements: truth values pass as numbers, which they take."""
+    if dtype is not DType.BOOL:
+        return dtype
+    return DType.INT8 if "INT" in t.spec.profiles else DType.FP32
+
+
 def taken(t: Tosa, values: Value, indices: Value) -> Value:
-    """values [N,K,C], indices [N,W] -> [N,W,C]; truth values pass as int8, which GATHER takes"""
-    if values.dtype is DType.BOOL:
-        return converted(t, t.gather(converted(t, values, DType.INT8), indices), DType.BOOL)
-    return t.gather(values, indices)
+    """values [N,K,C], indices [N,W] -> [N,W,C]"""
+    moved = t.gather(converted(t, values, movable(t, values.dtype)), indices)
+    return converted(t, moved, values.dtype)
 
 
 def counted(size: int, shape: Sequence[int]) -> Value:

@@ -21,7 +21,7 @@ from ..promotion import converted
 from ..ranges import range_of_type
 from ..registry import lowers
 from .elementwise import scaled
-from .index import addressed, along, counted, from_start, ranked_pair, rows_of
+from .index import addressed, along, counted, from_start, movable, ranked_pair, rows_of
 from .shape import expanded
 
 aten = torch.ops.aten
@@ -32,11 +32,9 @@ COMPARISONS = 1 << 22
 
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
-    """values [N,K,C] with source [N,W,C] in the rows ``places`` [N,W]; truth values pass as int8"""
-    if values.dtype is DType.BOOL:
-        small = (converted(t, v, DType.INT8) for v in (values, source))
-        return converted(t, t.scatter(next(small), places, next(small)), DType.BOOL)
-    return t.scatter(values, places, source)
+    """values [N,K,C] with source [N,W,C] in the rows ``places`` [N,W]"""
+    before, after = (converted(t, v, movable(t, values.dtype)) for v in (values, source))
+    return converted(t, t.scatter(before, places, after), values.dtype)
 
 
 # ---- values that are combined
