@@ -9,7 +9,7 @@ ATen (``--all``: for every operator), in float32, in bool where that is natural,
 A sample is *right* if one TOSA delegate computes all of it and agrees with eager: equal integers and truth values, the
 same NaN and infinities, and floats that are as near to float64 as eager's are, or within 2e-6 of the largest. *Refused*
 means that something was left to the host, *crashed* that lowering or running raised. ``--reference`` compares what the
-official reference model computes from the file as well.
+official reference model computes from the file as well, and has tosa-opt's strict validator look at the file.
 
 Not counted are samples without a static shape in TOSA: see ``why_not_counted``.
 """
@@ -91,13 +91,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows of OpInfo, instead of all")
     parser.add_argument("--samples", type=int, default=2, help="of each operator and element type")
     parser.add_argument("--all", action="store_true", help="operators outside of core ATen as well")
-    parser.add_argument("--reference", action="store_true", help="judge by the official reference model as well")
+    parser.add_argument("--reference", action="store_true", help="judge by the reference model and tosa-opt as well")
     parser.add_argument("--spec", default="TOSA-1.0+FP+INT")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    judge = Judge() if arguments.reference else None
+    judge = Judge(arguments.spec) if arguments.reference else None
     rows = [row for row in table() if _wanted(row, arguments)]
     outcomes = [outcome for row in rows for outcome in tried(row, arguments.samples, arguments.spec, judge)]
     if judge is not None:
@@ -306,9 +306,11 @@ class Call(torch.nn.Module):
 class Judge:
     """Collects what delegates are called with, has the reference model compute it, and compares again."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: str) -> None:
         from delegraph_tosa import runtime
+        from delegraph_tosa.spec import TosaSpec
 
+        self.spec = TosaSpec.parse(spec)
         self.name, self.error, self.calls, self.results = "", _never, [], None
         make, judge = runtime.TOSARuntime.load, self
 
@@ -338,7 +340,7 @@ class Judge:
         for outcome in outcomes:
             why = verdicts.get(f"{outcome.operator} {outcome.sample}")
             if outcome.kind == "right" and why:
-                outcome.kind, outcome.why = "wrong", f"reference model: {why}"
+                outcome.kind, outcome.why = "wrong", why
 
     def _verdicts(self) -> Iterator[tuple[str, str]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -349,22 +351,33 @@ class Judge:
             command = [sys.executable, "-c", _CHILD, str(work), str(done)]
             subprocess.run(command, env=environment, capture_output=True, check=False)
             with open(done, "rb") as file:
-                for name, error, _, _ in self.calls:
+                for name, error, blob, _ in self.calls:
                     try:
                         valid, self.results = pickle.load(file)
                     except EOFError:
-                        yield name, "it ended here"
+                        yield name, "the reference model ended here"
                         return
-                    yield name, _verdict(error()) if valid else "does not take the file or its inputs"
+                    yield name, self._illegal(blob, Path(folder) / "file.tosa") or _verdict(valid, error)
         self.results = None
+
+    def _illegal(self, blob: bytes, file: Path) -> str:
+        """What tosa-opt has against a file; nothing if it is legal."""
+        from delegraph_tosa.tools.external_validators import legality
+
+        file.write_bytes(blob)
+        verdict = legality(file, self.spec)
+        return "" if verdict.accepted else f"tosa-opt: {verdict.detail}"
 
 
 def _never() -> float:
     return float("inf")
 
 
-def _verdict(error: float) -> str:
-    return "" if error <= BOUND else f"differs by {error:.1e}"
+def _verdict(valid: bool, error: Callable[[], float]) -> str:
+    if not valid:
+        return "the reference model does not take the file or its inputs"
+    found = error()
+    return "" if found <= BOUND else f"the reference model differs by {found:.1e}"
 
 
 _CHILD = """

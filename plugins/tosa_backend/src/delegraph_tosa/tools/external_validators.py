@@ -35,10 +35,11 @@ def verdicts(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) 
 
     ``graph`` is what the file says, which tells who need not be asked.
     """
-    return [_tosa_opt(file, spec), _reference_model(file, graph, spec, inputs)]
+    return [legality(file, spec), _reference_model(file, graph, spec, inputs)]
 
 
-def _tosa_opt(file: Path, spec: TosaSpec) -> Verdict:
+def legality(file: Path, spec: TosaSpec) -> Verdict:
+    """The verdict of tosa-opt's strict validator on a file."""
     program = _program("tosa-opt")
     if program is None:
         return Verdict("tosa-opt", None, "not installed: pip install tosa-tools")
