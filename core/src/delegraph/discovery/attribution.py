@@ -1,18 +1,11 @@
-"""Who was at work: what a plugin raises names the plugin, what it was doing, and the user's line.
+"""Errors of plugins name the plugin, what it was doing, and the user's line.
 
-Every call of a plugin's code stands inside ``with AtWork(...)``. One may be made ahead, entered often (that costs less
-than a microsecond), and by several threads at once::
+delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through ``AtWork(...).around(function)``. One
+may be made ahead, entered often (that costs less than a microsecond), and by several threads at once::
 
     work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward", nodes, registry)
     with work:
         results = delegate(*args)
-
-``AtWork(...).around(function)`` is the function with every call of it inside. A delegate is loaded and called so::
-
-    def _load(self, module, runtime):
-        load, call = (AtWork(runtime, doing, *module.place, self._registry) for doing in ("load", "delegate"))
-        with load:
-            return call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
 
 Only the plugin's own call belongs inside: what the engine raises there would be blamed on the plugin. Checks of what it
 returned come after the block, or raise a ContractViolation, which names its culprit itself.
@@ -144,7 +137,7 @@ def _node_given(error: BaseException) -> Any:
 
 @contextmanager
 def attributing(registry: Registry) -> Iterator[None]:
-    """``registry`` knows whose the plugins are that work inside and were given none."""
+    """Inside, ``registry`` knows the distribution of a plugin at work that was given no registry."""
     token = _registry.set(registry)
     try:
         yield

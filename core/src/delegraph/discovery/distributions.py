@@ -76,28 +76,23 @@ def head(distribution: Distribution) -> Head:
     for file in ("METADATA", "PKG-INFO"):
         content = _content(distribution, file)
         if content is not None:
-            fields = list(_fields(_text(content.replace(b"\r\n", b"\n").partition(b"\n\n")[0], file)))
+            lines = _text(content.replace(b"\r\n", b"\n").partition(b"\n\n")[0], file).split("\n")
+            fields = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
             first = dict(reversed(fields))
             requirements = tuple(value for name, value in fields if name == "Requires-Dist")
             return Head(first.get("Name", ""), first.get("Version", ""), requirements)
     return Head()
 
 
-def _fields(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.split("\n"):
-        name, _, value = line.partition(":")
-        yield name, value.strip()
-
-
 def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
     """The version of a distribution among ``copies()``, or None if it is not there."""
-    found = installed.get(canonical(name))
-    if found is None:
+    first, *_ = installed.get(canonical(name), [None])
+    if first is None:
         return None
     try:
-        return head(found[0]).version or name_and_version(found[0])[1]
+        return head(first).version or name_and_version(first)[1]
     except Damaged:
-        return name_and_version(found[0])[1]
+        return name_and_version(first)[1]
 
 
 # --- entry points -----------------------------------------------------------------------------------------------------
@@ -147,24 +142,18 @@ def _content(distribution: Distribution, file: str) -> bytes | None:
     """At most one byte more than MOST_BYTES of a file, or None if there is no such file."""
     folder = getattr(distribution, "_path", None)
     try:
-        if isinstance(folder, Path):
-            return _regular_content(os.path.join(folder, file), file)
-        text = distribution.read_text(file)  # from an archive, or from where another finder keeps it
-        return None if text is None else text.encode()[: MOST_BYTES + 1]
+        if not isinstance(folder, Path):  # it is in an archive, or where another finder keeps it
+            text = distribution.read_text(file)
+            return None if text is None else text.encode()[: MOST_BYTES + 1]
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(os.path.join(folder, file), flags)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Damaged(f"{file} is no regular file")
+            return os.read(descriptor, MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):  # the latter: old metadata that is a single file
         return None
     except (OSError, ValueError) as e:
         raise Damaged(f"{file} cannot be read: {e}") from e
-
-
-def _regular_content(path: str, file: str) -> bytes:
-    descriptor = os.open(path, _FLAGS)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Damaged(f"{file} is no regular file")
-        return os.read(descriptor, MOST_BYTES + 1)
-    finally:
-        os.close(descriptor)
-
-
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import reduce
 
 from importlib_metadata import EntryPoint
 
 from .distributions import Damaged, Distribution, canonical, copies, entry_points_of, head, name_and_version, place
 from .import_watch import ImportWatch
 from .loading import exits_raise, find, import_installed
-from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, broken, without
+from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, advice, describe, without
 from .validate import inspect
 
 IN_PROCESS = "in-process"
@@ -34,17 +34,11 @@ class Discovery:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """An entry point that nothing was imported of yet, and whose it is.
+Candidate = tuple[EntryPoint | None, PluginRecord, Distribution]
+"""An entry point of which nothing is imported yet, its record, and the distribution that it belongs to, if any.
 
-    ``entry`` is None if the distribution is so damaged that its entry points are not known; ``distribution`` is None
-    for an entry point that belongs to none.
-    """
-
-    entry: EntryPoint | None
-    record: PluginRecord
-    distribution: Distribution = None
+The entry point is None if the distribution is so damaged that its entry points are not known.
+"""
 
 
 def discover(
@@ -57,7 +51,7 @@ def discover(
     ``refused`` are not loaded either, for the reason given: they were seen to end the process that does.
     """
     selection, records = Selection.of(environ), []
-    for entry, record in _judged(entry_points, selection):
+    for entry, record in _selected(entry_points, selection):
         fault = (refused or {}).get((record.distribution, record.name))
         if record.status is not Status.OK or entry is None:
             records.append(record)
@@ -70,17 +64,22 @@ def loadable(
     entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
 ) -> list[tuple[EntryPoint, PluginRecord]]:
     """What ``discover`` would load; imports nothing."""
-    judged = _judged(entry_points, Selection.of(environ))
-    return [(entry, record) for entry, record in judged if entry is not None and record.status is Status.OK]
+    selected = _selected(entry_points, Selection.of(environ))
+    return [(entry, record) for entry, record in selected if entry is not None and record.status is Status.OK]
 
 
-def _judged(
+def _selected(
     entry_points: Iterable[EntryPoint] | None, selection: Selection
 ) -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
     """The entry points given, or those of everything installed; what must not or cannot be loaded has failed."""
-    for found in _installed() if entry_points is None else map(_candidate, entry_points):
-        record, fault = _located(found), selection.fault(found.record)
-        yield found.entry, record.failed(fault) if fault is not None else _described(record, found.distribution)
+    for entry, record, distribution in _installed() if entry_points is None else map(_candidate, entry_points):
+        try:
+            spec = find(entry.module) if entry is not None else None
+        except (AttributeError, ImportError, OSError, ValueError):  # it names no module; loading it says so
+            spec = None
+        located = replace(record, location=spec.origin) if spec and spec.has_location and spec.origin else record
+        fault = selection.fault(record)
+        yield entry, located.failed(fault) if fault is not None else _described(located, distribution)
 
 
 # --- what is installed ------------------------------------------------------------------------------------------------
@@ -93,22 +92,22 @@ def _installed() -> Iterator[Candidate]:
         try:
             entries = entry_points_of(first)
         except Damaged as e:
-            yield Candidate(None, _damaged(record, e), first)
+            yield None, _damaged(record, e), first
             continue
         warnings = tuple(map(_second_copy, others)) if entries else ()
         for entry in entries:
-            yield Candidate(entry, replace(record, name=entry.name, warnings=warnings), first)
+            yield entry, replace(record, name=entry.name, warnings=warnings), first
 
 
 def _candidate(entry: EntryPoint) -> Candidate:
     distribution = getattr(entry, "dist", None)
     if distribution is None:
-        return Candidate(entry, PluginRecord(entry.name, entry.value.partition(".")[0], "", entry.value))
-    return Candidate(entry, replace(_record(distribution), name=entry.name), distribution)
+        return entry, PluginRecord(entry.name, entry.value.partition(".")[0], "", entry.value), None
+    return entry, replace(_record(distribution), name=entry.name), distribution
 
 
 def _record(distribution: Distribution) -> PluginRecord:
-    """As far as the folder's name tells."""
+    """What the name of the distribution's folder tells."""
     name, version = name_and_version(distribution)
     return PluginRecord(canonical(name), canonical(name), version, place(distribution))
 
@@ -165,16 +164,14 @@ class Selection:
     def unknown(self, records: Iterable[PluginRecord]) -> tuple[str, ...]:
         """A remark for every name in the variables that no plugin has."""
         listed = list(records)
-        named = [(v, n) for v, names in ((ALLOW, self.allowed), (DENY, self.denied)) for n in names]
-        return tuple(
-            f"{v} names {n!r}, which is not installed" for v, n in named if not any(_names(n, r) for r in listed)
-        )
+        named = [*((ALLOW, n) for n in self.allowed), *((DENY, n) for n in self.denied)]
+        absent = [(variable, n) for variable, n in named if not any(_names(n, r) for r in listed)]
+        return tuple(f"{variable} names {n!r}, which is not installed" for variable, n in absent)
 
 
 def _names(name: str, record: PluginRecord) -> bool:
-    distribution = canonical(record.distribution)
-    whole, entry = f"{distribution}/{canonical(record.name)}", canonical(record.name)
-    return canonical(name) in (distribution, entry, whole)
+    distribution, entry = canonical(record.distribution), canonical(record.name)
+    return canonical(name) in (distribution, entry, f"{distribution}/{entry}")
 
 
 # --- loading one ------------------------------------------------------------------------------------------------------
@@ -184,29 +181,14 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
     """Import one light module and collect what it declares."""
     with ImportWatch(record) as watch, exits_raise():
         try:
-            loaded = inspect(_plugin_object(entry), record)
+            if not entry.pattern.match(entry.value):
+                remedy = 'name the module that has the hooks, as in `chip = "chip_plugin.declaration"`'
+                text = f"its entry point is {entry.value!r}, which is no module and no module:object"
+                raise PluginDefect(text, remedy)
+            attributes = filter(None, (entry.attr or "").split("."))
+            loaded = inspect(reduce(getattr, attributes, import_installed(entry.module)), record)
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # SystemExit included: a plugin that fails is a row, never the end
-            loaded = record.failed(broken(e, record), e)
+            loaded = record.failed(Fault(Status.BROKEN, describe(e, record.modules), advice(e, record)), e)
     return replace(loaded, warnings=(*loaded.warnings, *watch.warnings()))
-
-
-def _plugin_object(entry: EntryPoint) -> Any:
-    if not entry.pattern.match(entry.value):
-        remedy = 'name the module that has the hooks, as in `chip = "chip_plugin.declaration"`'
-        raise PluginDefect(f"its entry point is {entry.value!r}, which is no module and no module:object", remedy)
-    found = import_installed(entry.module)
-    for part in filter(None, (entry.attr or "").split(".")):
-        found = getattr(found, part)
-    return found
-
-
-def _located(found: Candidate) -> PluginRecord:
-    """With the file of the light module, which is found and not imported."""
-    record, entry = found.record, found.entry
-    try:
-        spec = find(entry.module) if entry is not None else None
-    except (AttributeError, ImportError, OSError, ValueError):  # it names no module; loading it says so
-        return record
-    return replace(record, location=spec.origin) if spec is not None and spec.has_location and spec.origin else record

@@ -81,17 +81,11 @@ def import_installed(module: str) -> Any:
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
     where = _location(spec) if spec is not None else None
     if where is not None and os.path.dirname(where) == _working_directory():
-        _refuse_unless_installed(top, where)
+        installed = find(top)
+        if installed is None or _location(installed) != where:
+            text = f"module {top!r} would be loaded from the working directory ({where}); "
+            raise ShadowedByWorkingDirectory(text + "plugins are only loaded from where they are installed")
     return importlib.import_module(module)
-
-
-def _refuse_unless_installed(top: str, where: str) -> None:
-    known = find(top)
-    if known is None or _location(known) != where:
-        raise ShadowedByWorkingDirectory(
-            f"module {top!r} would be loaded from the working directory ({where}); "
-            "plugins are only loaded from where they are installed"
-        )
 
 
 def _location(spec: ModuleSpec) -> str | None:
@@ -148,17 +142,11 @@ def load(target: str, installed: bool = True) -> Any:
     found = import_installed(module) if installed else importlib.import_module(module)
     for part in qualified.split("."):
         if not hasattr(found, part):
-            raise TargetMissing(f"module {module!r} ({_file(module)}) has no {qualified!r}{_alike(part, found)}")
+            from difflib import get_close_matches
+
+            file = getattr(sys.modules[module], "__file__", None) or "built in"
+            close = get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1)
+            alike = f"; it has {close[0]!r}" if close else ""
+            raise TargetMissing(f"module {module!r} ({file}) has no {qualified!r}{alike}")
         found = getattr(found, part)
     return found
-
-
-def _file(module: str) -> str:
-    return getattr(sys.modules[module], "__file__", None) or "built in"
-
-
-def _alike(part: str, owner: Any) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(part, [n for n in dir(owner) if not n.startswith("_")], n=1)
-    return f"; it has {close[0]!r}" if close else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,8 +10,6 @@ from typing import Any
 from ..errors import OptionError
 from ..plugin import OptionSpec, accepts, expected
 from .record import suggestion
-
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def resolve(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
@@ -21,9 +20,8 @@ def resolve(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -
     known = {s.name: s for s in specs}
     checked = {name: _value(_option(known, name, owner), value, owner) for name, value in given.items()}
     values = {s.name: checked.get(s.name) for s in specs}
-    return {
-        n: known[n].default if v is None else v for n, v in values.items() if v is not None or _has_default(known[n])
-    }
+    with_defaults = {name: known[name].default if value is None else value for name, value in values.items()}
+    return {name: value for name, value in with_defaults.items() if value is not None}
 
 
 def from_text(specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str) -> dict[str, Any]:
@@ -50,10 +48,6 @@ def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> di
     return found
 
 
-def _has_default(spec: OptionSpec) -> bool:
-    return spec.default is not None
-
-
 def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpec:
     if name not in known:
         listed = f"it takes {', '.join(known)}" if known else "it takes none"
@@ -62,33 +56,26 @@ def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpe
 
 
 def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
-    if spec.type is str and isinstance(value, os.PathLike):
-        value = os.fspath(value)
     if value is None:
         return None
+    if spec.type is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if not accepts(spec, value):
-        raise _invalid(spec, value, owner)
+        raise OptionError("option-invalid", f"option {spec.name!r} of {owner} is {expected(spec)}, not {value!r}")
     return spec.type(value)
 
 
 def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
-    try:
+    value: Any = text  # what is no number, or neither true nor false, is refused as the text that it is
+    with contextlib.suppress(ValueError, KeyError):
         value = _PARSERS[spec.type](text)
-    except ValueError:
-        raise _invalid(spec, text, owner) from None
-    if not accepts(spec, value):
-        raise _invalid(spec, value, owner)
-    return value
+    return _value(spec, value, owner)
 
 
-def _boolean(text: str) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        raise ValueError(text)
-    return text.lower() in _TRUE
-
-
-_PARSERS: dict[type, Callable[[str], Any]] = {str: str, int: lambda t: int(t, 0), float: float, bool: _boolean}
-
-
-def _invalid(spec: OptionSpec, value: Any, owner: str) -> OptionError:
-    return OptionError("option-invalid", f"option {spec.name!r} of {owner} is {expected(spec)}, not {value!r}")
+_BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
+_PARSERS: dict[type, Callable[[str], Any]] = {
+    str: str,
+    int: lambda text: int(text, 0),
+    float: float,
+    bool: lambda text: _BOOLEANS[text.lower()],
+}

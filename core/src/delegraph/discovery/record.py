@@ -105,9 +105,9 @@ class PluginDefect(Exception):
 # --- saying what is wrong ---------------------------------------------------------------------------------------------
 
 
-def broken(error: BaseException, record: PluginRecord) -> Fault:
-    """The fault of a plugin in which ``error`` was raised."""
-    return Fault(Status.BROKEN, describe(error, record.modules), advice(error, record))
+_LONGEST = 1000
+_INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
+"""Packages in which the fault of a plugin shows and that are not to blame."""
 
 
 def describe(error: BaseException, own: Collection[str] = ()) -> str:
@@ -115,42 +115,29 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
 
     ``own`` are the modules (or their files) of the plugin, as far as they are known; what counts is their package.
     """
-    text = _message(error)
-    if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):
-        return text
-    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    where = _where_in_source(error) if isinstance(error, SyntaxError) else _place(error, own)
-    return f"{line} ({where})" if where and where not in line else line
-
-
-def _message(error: BaseException) -> str:
-    """The first line of what a plugin's exception says; its ``__str__`` is the plugin's code too."""
-    try:
+    try:  # the message is the plugin's code too
         text = repr(error.args) if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
     except KeyboardInterrupt:
         raise
     except BaseException as e:
-        return f"its message cannot be shown, as that raises {type(e).__name__}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+        text = f"its message cannot be shown, as that raises {type(e).__name__}"
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):
+        return text
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    where = _plugin_line(error, own)
+    return f"{line} ({where})" if where and where not in line else line
 
 
-_LONGEST = 1000
-
-
-def _where_in_source(error: SyntaxError) -> str | None:
-    return f"{error.filename}:{error.lineno}" if error.filename else None
-
-
-def _place(error: BaseException, own: Collection[str]) -> str | None:
-    """The plugin's line: Python's library, where many an error is raised, is innocent, and so are others as a rule."""
+def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
+    """Python's library raises many an error that is not its fault, and so do other packages as a rule."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}" if error.filename else None
     frames = [(f.f_code.co_filename, str(f.f_globals.get("__name__")), n) for f, n in walk_tb(error.__traceback__)]
     packages = {_package(module) for file, module, _ in frames if file in own} | {*map(_package, own)}
     others = [f for f in frames if not f[0].startswith("<") and _package(f[1]) not in _INNOCENT]
     theirs = [f for f in frames if _package(f[1]) in packages]
     return next((f"{file}:{line}" for file, _, line in reversed(theirs or others)), None)
-
-
-_INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
 
 
 def _package(module: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect as introspection
-import itertools
 import os
 import threading
 import warnings
@@ -47,8 +46,7 @@ class Registry:
         self._entry_points = list(entry_points) if entry_points is not None else None
         self._discovers = discover or entry_points is not None
         self._found: Discovery | None = None if self._discovers else Discovery()
-        self._registered: dict[int, PluginRecord] = {}
-        self._numbers = itertools.count()
+        self._registered: list[PluginRecord] = []
         self._current: Index | None = None
         self._resolved: dict[tuple[str, str, str], Any] = {}
         self._lock = threading.Lock()
@@ -145,7 +143,8 @@ class Registry:
         found = self._index().only(entry, RuntimeSpec)
         who = f"backend {entry.spec.name!r} of {entry.record.owner}"
         if found is None:
-            raise NoRuntime("no-runtime", f"{who} declares no runtime for this host", hint=_NO_RUNTIME)
+            hint = "on_missing_runtime='eager' runs the original operators instead, and the report says so"
+            raise NoRuntime("no-runtime", f"{who} declares no runtime for this host", hint=hint)
         absent = missing(found[0].requires)
         if absent:
             text = f"the runtime of {who} needs {', '.join(absent)}, which is not installed"
@@ -202,20 +201,18 @@ class Registry:
     def _add(self, record: PluginRecord) -> Registration:
         self._index()
         with self._lock:
-            for spec in record.declarations:
-                owner = self._current_index().taken(spec) if isinstance(spec, BackendSpec) else None
-                if owner is not None and isinstance(spec, BackendSpec):
-                    text = f"backend {spec.name!r} ({spec.backend_id}) exists already in {owner.record.owner}"
+            for spec in (d for d in record.declarations if isinstance(d, BackendSpec)):
+                if taken := self._current_index().taken(spec):
+                    text = f"backend {spec.name!r} ({spec.backend_id}) exists already in {taken.record.owner}"
                     raise PluginConflict("plugin-conflict", text, hint="register it under another name")
-            number = next(self._numbers)
-            self._registered[number] = record
+            self._registered.append(record)
             self._current = None
-        return Registration(self, number)
+        return Registration(self, record)
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, record: PluginRecord) -> None:
         with self._lock:
-            if self._registered.pop(number, None) is not None:
-                self._current = None
+            self._registered = [r for r in self._registered if r is not record]
+            self._current = None
 
     # --- events
 
@@ -247,8 +244,7 @@ class Registry:
     def _current_index(self) -> Index:
         if self._current is None:
             found = self._found or Discovery()
-            records = (*found.records, *self._registered.values())
-            self._current = Index(replace(found, records=records))
+            self._current = Index(replace(found, records=(*found.records, *self._registered)))
         return self._current
 
     def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
@@ -286,21 +282,18 @@ class _View(Registry):
 class Registration:
     """What ``register`` returns: unregisters once, by ``with`` or by ``unregister()``."""
 
-    def __init__(self, registry: Registry, number: int) -> None:
-        self._registry, self._number = registry, number
+    def __init__(self, registry: Registry, record: PluginRecord) -> None:
+        self._registry, self._record = registry, record
 
     def unregister(self) -> None:
         """Remove the backend again; a second call does nothing."""
-        self._registry._remove(self._number)
+        self._registry._remove(self._record)
 
     def __enter__(self) -> Registration:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
         self.unregister()
-
-
-_NO_RUNTIME = "on_missing_runtime='eager' runs the original operators instead, and the report says so"
 
 
 def _warn(records: Iterable[PluginRecord]) -> None:
