@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..discovery.attribution import AtWork
 from ..discovery.distributions import canonical
+from ..discovery.index import COMMAND_PROVIDERS
 from ..discovery.loading import missing
 from ..discovery.record import PluginRecord, Status, suggestion
 from ..discovery.registry import default_registry
@@ -33,8 +34,6 @@ BUILT_IN = {
     )
 }
 """They are found before those of plugins, which they do not wait for."""
-_COMES_WITH = {"check": "delegraph-devkit", "new-backend": "delegraph-devkit"}
-"""Commands that delegraph's documents name, and the distribution that has them."""
 
 
 def list_commands() -> list[tuple[str, str]]:
@@ -96,7 +95,7 @@ def _full_name(spec: CommandSpec, record: PluginRecord) -> str:
 
 def _not_found(name: str) -> DelegraphError:
     known = [typed for typed, _ in list_commands()]
-    distribution = _COMES_WITH.get(name)
+    distribution = COMMAND_PROVIDERS.get(name)
     if distribution is None:
         text = f"there is no command {name!r}{suggestion(name, known)} (commands: {', '.join(known)})"
         return UsageError(

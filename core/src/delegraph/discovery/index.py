@@ -34,8 +34,9 @@ from .record import DENY, Fault, PluginRecord, Status, suggestion
 S = TypeVar("S", PartitionerSpec, RuntimeSpec, QuantizerSpec)
 
 
-FORMAT_DISTRIBUTIONS = {".pte": "delegraph-executorch", ".tosa": "delegraph-tosa"}
-"""Suffix -> the distribution that offers it, for the error that says what to install."""
+FORMAT_PROVIDERS = {".pte": "delegraph-executorch", ".tosa": "delegraph-tosa"}
+COMMAND_PROVIDERS = {"check": "delegraph-devkit", "new-backend": "delegraph-devkit"}
+"""Suffix of a format, name of a command -> the distribution to install, for the error that it is not there."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class Index:
 
     def _format_not_found(self, name: str) -> DelegraphError:
         """What would provide the format: a plugin that is installed and cannot be used, or one that is not."""
-        distribution = next((d for suffix, d in FORMAT_DISTRIBUTIONS.items() if name.lower().endswith(suffix)), None)
+        distribution = next((d for suffix, d in FORMAT_PROVIDERS.items() if name.lower().endswith(suffix)), None)
         for record in self.records:
             if record.status is not Status.OK and canonical(record.distribution) == distribution:
                 return _unusable(record, Fault(record.status, record.error, record.hint))
