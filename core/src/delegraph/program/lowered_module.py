@@ -1,4 +1,4 @@
-"""``LoweredBackendModule``: a partition and what its backend made of it."""
+"""``LoweredBackendModule``: a partition, and the blob that its backend compiled it to."""
 
 from __future__ import annotations
 

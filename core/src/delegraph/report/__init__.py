@@ -1,1 +1,1 @@
-"""What is told about a lowering: text, JSON, page."""
+"""The report of a lowering: as text, as JSON, and as a page with pictures."""

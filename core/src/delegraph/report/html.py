@@ -20,7 +20,7 @@ _FEW = 4
 
 
 def page(report: Report) -> str:
-    """The whole page. It differs from run to run in the times only."""
+    """The whole page. Two runs of one lowering differ in the times only."""
     return "".join(_Page(report).parts())
 
 

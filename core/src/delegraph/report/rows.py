@@ -105,7 +105,7 @@ class ReportOrigin:
 
 
 def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The most frequent first."""
+    """Operators with their counts, the most frequent first."""
     return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -115,7 +115,7 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def format_size(count: int) -> str:
-    """Bytes in the unit that people read."""
+    """A number of bytes, in the largest unit of which there is at least one."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -123,5 +123,5 @@ def format_size(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """In the unit that people read."""
+    """A time, in seconds from one second on and in milliseconds below."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

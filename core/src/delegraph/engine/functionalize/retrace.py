@@ -106,7 +106,7 @@ def _why_not_run(program: ExportedProgram) -> str | None:
 
 
 def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str | None, str | None]:
-    """What differs, and why nothing can be said."""
+    """What differs, or why the two cannot be compared; two Nones if they agree."""
     try:
         wanted, wanted_state = _call_twice(program, program)
     except Exception as e:

@@ -18,7 +18,7 @@ _CROSSED = 6
 
 
 def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHES) -> tuple[Picture, str]:
-    """The picture, small enough to be drawn, and a sentence on what was left out; it is empty if nothing was."""
+    """The picture, made small enough to be drawn, and a sentence on what was left out; "" if nothing was."""
     if _fits(picture, largest):
         return picture, ""
     chained = _merge(picture, _chains(picture))

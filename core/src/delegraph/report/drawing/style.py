@@ -1,4 +1,4 @@
-"""The look of a page: its style sheet, and the head that allows nothing else."""
+"""The style sheet of a page, and its head, whose policy allows no other style and no script."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ svg g:hover > path.wire { stroke: var(--link); stroke-width: 3; }
 
 
 def head(title: str) -> str:
-    """All of a page before its body. The policy admits this style sheet and nothing else, from anywhere."""
+    """Everything before a page's body. Its policy lets the browser load this style sheet and nothing else."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return f"""<!DOCTYPE html>
