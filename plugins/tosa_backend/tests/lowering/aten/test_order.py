@@ -49,6 +49,15 @@ for descending in (False, True):
     )
     FAMILY.cases(f"argsort-{descending}", lambda x, d=descending: torch.argsort(x, -1, d), x)
     FAMILY.cases(f"topk-{descending}", lambda x, d=descending: x.topk(3, 1, d), x, half(2, 9), broken[:, 2:])
+    few = torch.cat([randn(1, 2100), broken[:1], EDGES[None], broken[1:]], 1)
+    FAMILY.cases(
+        f"topk-few-{descending}", lambda x, d=descending: x.topk(12, 1, d)[0], few, few.clamp(-2, 0).nan_to_num()
+    )
+    FAMILY.case(
+        f"topk-few-ints-{descending}",
+        lambda x, d=descending: x.topk(5, 1, d),
+        whole(1, 1).repeat(1, 2100) + torch.arange(2100).int(),
+    )
 FAMILY.case("topk-values-of-ties", lambda x: x.topk(3)[0], ties)
 FAMILY.case("topk-of-int64", lambda x, i: (x[i], i.topk(2)[0]), randn(10), long)
 FAMILY.cases("kthvalue", lambda x: x.kthvalue(2, -1), x, torch.tensor([1.0, nan, 0.5]), torch.tensor([3, 1, 2]).int())

@@ -26,6 +26,8 @@ Pair = tuple[Value, Value]
 
 COMPARISONS = 1 << 22
 """So many pairs of elements may be compared: TOSA has no sort, so each element is compared with each other one."""
+ONE_BY_ONE = 64
+"""So many elements of a larger number are found one after the other."""
 
 
 def comparable(t: Tosa, x: Value) -> Value:
@@ -137,15 +139,37 @@ def cummin(t: Tosa, self: Value, dim: int) -> Pair:
 def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     """x [N,K] -> int64 [N,count]: where the element is that comes first, second, .. in order; stable
 
-    An element's place is the number of those that come before it.
+    An element's place is the number of those that come before it. A few of many elements are found one by one.
     """
     rows, size = x.shape
-    t.require(rows * size * size <= COMPARISONS, f"sorting {rows} times {size} elements takes too many comparisons")
+    if rows * size * size > COMPARISONS:
+        t.require(count <= ONE_BY_ONE, f"sorting {rows} times {size} elements takes too many comparisons")
+        return _one_by_one(t, x, descending, count)
     place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
     here = t.equal(place, converted(t, counted(count, (1, 1, count)), DType.INT32))
     found = t.reduce_sum(t.select(here, converted(t, counted(size, (1, size, 1)), DType.INT32), 0), 1)
     index = converted(t, t.reshape(found, (rows, count)), DType.INT64)
     return t.minimum(index, size - 1)
+
+
+def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
+    """As ``places``: each time the first extreme of what is left. NaN is found before or after all other elements."""
+    wide, size = comparable(t, x), x.shape[1]
+    here = counted(size, (1, size))
+    nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
+    least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
+    taken, found = t.constant(0, DType.BOOL, (1, 1)), []
+    for _ in range(count):
+        left = t.select(t.logical_or(taken, nan), t.like(least if descending else most, wide), wide)
+        hit = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(left, 1))
+        first, second = (nan, hit) if descending else (hit, nan)
+        later = t.select(second, t.add(here, size), 2 * size)
+        order = t.select(taken, 2 * size, t.select(first, here, later))
+        index = t.reduce_min(order, 1)
+        index = t.select(t.greater_equal(index, size), t.sub(index, size), index)
+        taken = t.logical_or(taken, t.equal(here, index))
+        found.append(index)
+    return t.minimum(t.concat(found, 1), size - 1)
 
 
 def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
