@@ -161,11 +161,7 @@ def to_edge(
     ``not_core`` of the result lists what is left, such as ``aten._linalg_svd.default``.
     With a partitioner at hand, ``to_edge_transform_and_lower`` lets it keep what it wants whole.
     """
-    config = compile_config or EdgeCompileConfig()
-    lowering = Lowering(default_registry(), programs=_by_method(programs), keep=config.preserve_ops)
-    edge = EdgeProgramManager(run(lowering, "normalize").programs, constant_methods, config)
-    edge._verify(lowering.programs, "to_edge")
-    return edge
+    return to_edge_transform_and_lower(programs, constant_methods=constant_methods, compile_config=compile_config)
 
 
 def to_edge_transform_and_lower(
