@@ -58,6 +58,7 @@ STATIC: dict[str, tuple[nn.Module, list[tuple[Any, ...]]]] = {
     ),
     "non-zero": (p.Function(lambda x: x.nonzero()), [(ROWS,), (POSITIVE,)]),
     "item": (p.Function(lambda x, i: x * i.item()), [(ROWS, torch.tensor(3)), (ROWS, torch.tensor(-1))]),
+    "rest of integers": (p.Function(p.rests), [(torch.arange(-4, 5), torch.tensor([3, -3, 2, -2, 5, -5, 4, 1, -1]))]),
     "branch": (p.Function(p.branch), [(ROWS,), (NEGATIVE,), (POSITIVE,)]),
     "loop": (p.Function(p.loop), [(ROWS,)] * 2),
     "exchanging loop": (p.Function(p.exchanging_loop), [(ROWS, POSITIVE)] * 2),

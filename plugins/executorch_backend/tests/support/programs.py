@@ -129,3 +129,7 @@ def images(x: torch.Tensor) -> Any:
 
 def tree(x: torch.Tensor, d: dict[str, list[torch.Tensor]]) -> Any:
     return {"a": [x + d["k"][0]], "b": (x * 2, None, 3)}
+
+
+def rests(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return x % 3, x % y, x % -3, x + 0.5, x.to(torch.int32) - 0.5, x // y, torch.ops.aten.add.Scalar(x, 1.5)

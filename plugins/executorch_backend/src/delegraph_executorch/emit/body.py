@@ -27,6 +27,7 @@ _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.Sy
 class Body:
     """The nodes of one graph on their way to instructions; ``of`` says what a node became.
 
+    ``decomposing`` are operators that this is a part of the decomposition of, in which they must not come again.
     ``targets`` are results that others wait for: what a node computes goes there, not into memory of its own.
     """
 
@@ -42,11 +43,13 @@ class Body:
         self.module, self.assembler, self.delegates, self.context = module, assembler, delegates, context
         self.ranges, self.path = ranges, path
         self.of: dict[Node, Result] = {}
+        self.decomposing: frozenset[Any] = frozenset()
         self.targets: dict[tuple[Node, int], Computed] = {}
 
     def nested(self, module: GraphModule, inputs: Sequence[Item], name: str = "") -> Body:
         """The body of a subgraph, the attribute ``name`` of this one, with its placeholders bound."""
         made = Body(module, self.assembler, self.delegates, self.context, self.ranges, f"{self.path}{name}.")
+        made.decomposing = self.decomposing
         made.of.update(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True))
         return made
 

@@ -9,8 +9,9 @@ import torch
 from delegraph.errors import Unsupported
 from torch._ops import OpOverload
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from ..kernels import Kernel, find_kernel
+from ..kernels import Kernel, find_kernel, why_not
 from ..program.scalar_types import TORCH_NAMES
 from ..program.tables import BoolList, DoubleList, IntList, OptionalTensorList, TensorList
 from .body import Body, Item, Result, unsupported
@@ -46,25 +47,32 @@ def emit_operator(body: Body, node: Node) -> Result:
 def call_kernel(body: Body, node: Node) -> Result:
     """Call the kernel that computes a node."""
     target = _with_number(node)
-    kernel = find_kernel(target, body.context.kernels)
+    runtime, kernel = body.context.kernels.runtime, find_kernel(target, body.context.kernels)
     if kernel is None:
-        return _emit_decomposed(body, node)
+        return _emit_decomposed(body, node, f"{runtime} has no kernel that computes {node.target}")
     given = _arguments(target, node)
+    why = why_not(str(kernel), map_arg(given, lambda n: n.meta.get("val")), _listed(node.meta["val"]))
+    if why is not None:
+        text = f"the kernel {kernel} of {runtime} does not compute this {node.target}: {why}"
+        return _emit_decomposed(body, node, text)
     args = [_position(body, node, a, given[a.name]) for a in kernel.inputs]
     results = body.new_results(node)
     _append(body, kernel, args, results, node)
     return list(results) if isinstance(node.meta["val"], (tuple, list)) else results[0]
 
 
-def _emit_decomposed(body: Body, node: Node) -> Result:
+def _listed(val: Any) -> list[Any]:
+    return list(val) if isinstance(val, (tuple, list)) else [val]
+
+
+def _emit_decomposed(body: Body, node: Node, text: str) -> Result:
     """Emit what a node that no kernel computes consists of."""
-    text = f"{body.context.kernels.runtime} has no kernel that computes {node.target}"
     hint = "use another operator there, give it to a backend, or name a kernel set that has one (option kernels)"
-    decomposition = decompose(node)
-    if decomposition is None:
+    module, inputs = decompose(node) if node.target not in body.decomposing else (None, [])
+    if module is None:
         raise unsupported(node, text, hint)
-    module, inputs = decomposition
     nested = body.nested(module, [body.item(i) for i in inputs])
+    nested.decomposing |= {node.target}
     try:
         nested.emit()
     except Unsupported as e:
@@ -122,7 +130,7 @@ def _position(body: Body, node: Node, schema: Any, value: Any) -> int:
         return _list_position(body, kind.getElementType(), value, schema)
     if isinstance(kind, torch.TensorType):
         return _tensor_position(body, node, value)
-    return _scalar_position(body, kind, value)
+    return _scalar_position(body, kind, value, schema.name)
 
 
 def _list_position(body: Body, kind: Any, value: Any, schema: Any) -> int:
@@ -148,8 +156,10 @@ def _tensor_position(body: Body, node: Node, value: Any) -> int:
     return body.position(item)
 
 
-def _scalar_position(body: Body, kind: Any, value: Any) -> int:
+def _scalar_position(body: Body, kind: Any, value: Any, name: str = "") -> int:
     item = body.item(value)
+    if name == "non_blocking":  # kernels run one after the other
+        return body.assembler.values.constant(False)
     if isinstance(item, torch.dtype):
         return body.assembler.values.constant(CODES[item])
     if isinstance(item, (torch.memory_format, torch.layout, torch.device)):

@@ -12,6 +12,8 @@ from delegraph.source import source_of
 from torch.fx import Node
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+LARGEST = 1 << 31
+"""Sizes are stored as int32; a bound beyond it is none."""
 Ranges = Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]
 
 
@@ -42,7 +44,7 @@ def _upper_bound(size: int | torch.SymInt, ranges: Ranges, node: Node) -> int:
         return int(expression)
     known = {s: ranges.get(s) or size.node.shape_env.var_to_range[s] for s in expression.free_symbols}
     upper = bound_sympy(expression, known).upper
-    if not upper.is_Integer:
+    if not upper.is_Integer or upper > LARGEST:
         text = f"{node.name} has the size {expression}, which nothing bounds: its memory cannot be planned"
         hint = 'give it a bound: torch.export.Dim("batch", max=...), or torch._check(n <= ...) in the model'
         raise Unsupported("unsupported", text, node, source_of(node), hint)

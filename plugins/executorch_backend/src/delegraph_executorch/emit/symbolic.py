@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..kernels import why_not
 from .body import Body, Result, unsupported
 
 PRIM = "executorch_prim"
@@ -52,7 +53,14 @@ def emit_symbolic(body: Body, node: Node) -> Result:
         raise unsupported(node, f"{body.context.kernels.runtime} has no kernel {whole}", hint)
     if not isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return node.meta["val"]  # type: ignore[no-any-return]  # a size that export found to be fixed
+    why = why_not(whole, {"self": _val(node.args[0])}, [])
+    if why is not None:
+        raise unsupported(node, f"the kernel {whole} of {body.context.kernels.runtime} does not compute this: {why}")
     (result,) = body.new_results(node)
     args = [body.position(body.item(a)) for a in node.args]
     body.assembler.kernel(f"{namespace}::{name}", overload, [*args, body.position(result)])
     return result
+
+
+def _val(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, Node) else argument

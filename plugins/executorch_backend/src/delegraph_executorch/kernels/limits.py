@@ -1,0 +1,97 @@
+"""What kernels of the stock runtime refuse, or get wrong, although their operators take it.
+
+Found by running PyTorch's own samples of every operator in that runtime (benchmarks/pte_coverage.py). A program that
+met one of these would fail on the device; here its operator is put together from others, or refused with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Arguments = Mapping[str, Any]
+"""Arguments by name; tensors as what export recorded of them."""
+_NO_PROMOTION = frozenset({"aten::add.Scalar_out", "aten::sub.Scalar_out"})
+_FLOATS_ONLY = frozenset({"aten::remainder.Scalar_out", "aten::remainder.Tensor_out"})
+_COMPLEX = frozenset({"aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::view_as_real_copy.out"})
+"""Kernels that take or give complex numbers."""
+
+
+def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
+    """Why a kernel does not compute a call, or None."""
+    tensors = [v for v in [*_flat(given.values()), *results] if isinstance(v, torch.Tensor)]
+    if kernel not in _COMPLEX and any(t.dtype.is_complex for t in tensors):
+        return "it knows no complex numbers"
+    of_types = _TYPES.get(kernel)
+    if of_types is not None:
+        argument, refused = of_types
+        value = given.get(argument)
+        listed = value if isinstance(value, (tuple, list)) else [value]
+        found = next((t for t in listed if isinstance(t, torch.Tensor) and t.dtype in refused), None)
+        if found is not None:
+            return f"its {argument} cannot be {str(found.dtype).removeprefix('torch.')}"
+    if kernel in _NO_PROMOTION and isinstance(given["self"], torch.Tensor) and given["self"].dtype != results[0].dtype:
+        return f"it does not promote {given['self'].dtype} to {results[0].dtype}"
+    if kernel in _FLOATS_ONLY and not results[0].dtype.is_floating_point:
+        return "of negative integers it is wrong"
+    check = _CHECKS.get(kernel)
+    return check(given) if check is not None else None
+
+
+def _flat(values: Any) -> list[Any]:
+    return [v for value in values for v in (value if isinstance(value, (tuple, list)) else [value])]
+
+
+def _needs_dimension(given: Arguments) -> str | None:
+    return None if given["self"].dim() else "its input needs a dimension"
+
+
+def _pads(given: Arguments) -> str | None:
+    return "it takes no negative pads" if any(isinstance(p, int) and p < 0 for p in given["pad"]) else None
+
+
+def _rank_of_convolution(given: Arguments) -> str | None:
+    rank = given["input"].dim() - 2
+    return None if rank in (1, 2) else f"it has no more than two axes; this one has {rank}"
+
+
+def _index_type(given: Arguments) -> str | None:
+    return None if given["index"].dtype == torch.int64 else f"its index is int64, not {given['index'].dtype}"
+
+
+def _onesided(given: Arguments) -> str | None:
+    return None if given["onesided"] else "it computes one side of the spectrum only"
+
+
+def _same_mask(given: Arguments) -> str | None:
+    """Export bounds the number of results by the elements of the input, which may be fewer after broadcasting."""
+    shapes = [tuple(given[name].shape) for name in ("self", "mask")]
+    broadcast: Any = torch.broadcast_shapes
+    same = math.prod(broadcast(*shapes)) == math.prod(shapes[0])
+    return None if same else "its result may be larger than export says where the input is broadcast to the mask"
+
+
+_CHECKS: dict[str, Callable[[Arguments], str | None]] = {
+    "aten::constant_pad_nd.out": _pads,
+    "aten::convolution.out": _rank_of_convolution,
+    "aten::cumsum.out": _needs_dimension,
+    "aten::unfold_copy.out": _needs_dimension,
+    "aten::amax.out": _needs_dimension,
+    "aten::amin.out": _needs_dimension,
+    "aten::gather.out": _index_type,
+    "aten::scatter.src_out": _index_type,
+    "aten::scatter.value_out": _index_type,
+    "aten::scatter_add.out": _index_type,
+    "aten::_fft_r2c.out": _onesided,
+    "aten::masked_select.out": _same_mask,
+    "aten::max_pool2d_with_indices_backward.grad_input": lambda given: "it computes other gradients than PyTorch",
+}
+_TYPES: dict[str, tuple[str, frozenset[torch.dtype]]] = {
+    "aten::_log_softmax.out": ("self", frozenset({torch.float64})),
+    "aten::_upsample_bilinear2d_aa.out": ("self", frozenset({torch.uint8})),
+    "aten::_local_scalar_dense": ("self", frozenset({torch.float16, torch.bfloat16})),
+}
+"""Kernel -> an argument, and element types that it cannot have."""

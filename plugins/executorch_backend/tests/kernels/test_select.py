@@ -1,0 +1,60 @@
+"""Kernels by operator schema, and what they are known to refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from delegraph.errors import Unsupported
+from delegraph_executorch.kernels import find_kernel, kernel_set, stock_kernels
+from torch.nn import functional
+
+from ..support.judge import emit, lower
+from ..support.programs import Function
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel"),
+    [
+        (aten.add.Tensor, "aten::add.out"),
+        (aten.add.Scalar, "aten::add.Scalar_out"),
+        (aten.view.default, "aten::view_copy.out"),
+        (aten.split_with_sizes.default, "aten::split_with_sizes_copy.out"),
+        (aten.max.dim, "aten::max.dim_max"),
+        (aten.mean.default, "aten::mean.dtype_out"),
+        (aten.full.default, "aten::full.out"),
+        (aten.sort.default, None),
+        (aten.add_.Tensor, None),
+    ],
+)
+def test_the_kernel_of_an_operator(operator: torch._ops.OpOverload, kernel: str | None) -> None:
+    found = find_kernel(operator, stock_kernels())
+    assert (found and str(found)) == kernel
+
+
+def test_every_name_of_a_kernel_set_counts() -> None:
+    few = kernel_set(["aten::add.out"])
+    assert find_kernel(aten.add.Tensor, few) is not None
+    assert find_kernel(aten.add.Scalar, few) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "said"),
+    [
+        (lambda x: x.sort()[0], (torch.ones(3),), "no kernel that computes aten.sort.default"),
+        (lambda x: x.to(torch.complex64).abs(), (torch.ones(3),), "no complex numbers"),
+        (functional.conv3d, (torch.ones(1, 1, 3, 3, 3), torch.ones(1, 1, 2, 2, 2)), "no more than two axes"),
+        (lambda x, i: x * i.item(), (torch.ones(3), torch.tensor(2.0).half()), "its self cannot be float16"),
+        (torch.masked_select, (torch.ones(4, 1, 4), torch.ones(4, 4) > 0), "its result may be larger"),
+    ],
+    ids=["sort", "complex", "three axes", "half", "masked"],
+)
+def test_what_a_device_would_refuse_is_refused_here(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], said: str
+) -> None:
+    with pytest.raises(Unsupported, match=said) as raised:
+        emit(lower(Function(function), inputs))
+    assert raised.value.source is not None
