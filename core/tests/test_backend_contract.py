@@ -3,11 +3,12 @@
 import copy
 import pickle
 
+import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import ContractViolation, DelegraphError
-from delegraph.partitioner import DelegationSpec, Partitioner
+from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner
 
 
 def test_concrete_backend_needs_preprocess():
@@ -125,3 +126,23 @@ def test_a_backend_is_never_instantiated_and_says_what_is_enforced():
         BackendDetails()
     assert BackendDetails.preprocess.__enforcedmethod__ is True
     assert Tags().ops_to_not_decompose(ep=None) == ([], None)
+
+
+def test_a_partition_says_which_method_and_tag_it_comes_from(registry):
+    seen = []
+
+    class Asking(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            meta = edge_program.graph_module.meta
+            seen.append((meta["method"], meta["partition"]))
+            return PreprocessResult(b"x")
+
+    takes_relu = CapabilityPartitioner(lambda node: None if "relu" in str(node.target) else "no", "Asking")
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.ReLU()).eval()
+    with registry.register(Asking):
+        methods = {"encode": model, "decode": torch.nn.ReLU().eval()}
+        inputs = dict.fromkeys(methods, (torch.ones(2),))
+        lowered = delegraph.lower(methods, inputs, backends=[takes_relu], registry=registry)
+    assert sorted(seen) == [("decode", "Asking_0"), ("encode", "Asking_0"), ("encode", "Asking_1")]
+    assert [d.method for d in lowered.delegates] == ["encode", "encode", "decode"]
