@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from delegraph.discovery.options import from_text, resolve, split_assignments
+from delegraph.discovery.options import complete_options, from_text, split_assignments
 from delegraph.errors import OptionError
 from delegraph.plugin import OptionSpec
 
@@ -17,12 +17,17 @@ SPECS = (
 
 
 def test_defaults_fill_what_was_not_given():
-    assert resolve(SPECS, {}, "backend 'x'") == {"mode": "fast", "scale": 0.5, "debug": False}
-    assert resolve(SPECS, {"level": 3, "mode": None}, "x") == {"mode": "fast", "level": 3, "scale": 0.5, "debug": False}
+    assert complete_options(SPECS, {}, "backend 'x'") == {"mode": "fast", "scale": 0.5, "debug": False}
+    assert complete_options(SPECS, {"level": 3, "mode": None}, "x") == {
+        "mode": "fast",
+        "level": 3,
+        "scale": 0.5,
+        "debug": False,
+    }
 
 
 def test_values_keep_their_types():
-    values = resolve(SPECS, {"scale": 2, "folder": Path("a") / "b", "debug": True, "level": 0}, "x")
+    values = complete_options(SPECS, {"scale": 2, "folder": Path("a") / "b", "debug": True, "level": 0}, "x")
     assert values == {"mode": "fast", "level": 0, "scale": 2.0, "debug": True, "folder": "a/b"}
     assert isinstance(values["scale"], float)
 
@@ -41,14 +46,14 @@ def test_values_keep_their_types():
 )
 def test_wrong_values(given, words):
     with pytest.raises(OptionError) as caught:
-        resolve(SPECS, given, "backend 'x'")
+        complete_options(SPECS, given, "backend 'x'")
     assert words in str(caught.value)
     assert caught.value.code == "option-invalid"
 
 
 def test_no_options_at_all():
     with pytest.raises(OptionError, match="it takes none"):
-        resolve((), {"level": 1}, "backend 'x'")
+        complete_options((), {"level": 1}, "backend 'x'")
 
 
 def test_text_becomes_values():

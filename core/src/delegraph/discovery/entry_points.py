@@ -18,7 +18,7 @@ from .distributions import Damaged, Distribution, canonical, copies, entry_point
 from .import_watch import ImportWatch
 from .loading import exits_raise, find, import_installed
 from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, advice, describe, without
-from .validate import inspect
+from .validate import read_declarations
 
 IN_PROCESS = "in-process"
 """The distribution that backends registered in this process belong to."""
@@ -51,7 +51,7 @@ def discover(
     ``refused`` are not loaded either, for the reason given: they were seen to end the process that does.
     """
     selection, records = Selection.of(environ), []
-    for entry, record in _selected(entry_points, selection):
+    for entry, record in _select(entry_points, selection):
         fault = (refused or {}).get((record.distribution, record.name))
         if record.status is not Status.OK or entry is None:
             records.append(record)
@@ -64,35 +64,35 @@ def loadable(
     entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
 ) -> list[tuple[EntryPoint, PluginRecord]]:
     """What ``discover`` would load; imports nothing."""
-    selected = _selected(entry_points, Selection.of(environ))
+    selected = _select(entry_points, Selection.of(environ))
     return [(entry, record) for entry, record in selected if entry is not None and record.status is Status.OK]
 
 
-def _selected(
+def _select(
     entry_points: Iterable[EntryPoint] | None, selection: Selection
 ) -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
     """The entry points given, or those of everything installed; what must not or cannot be loaded has failed."""
-    for entry, record, distribution in _installed() if entry_points is None else map(_candidate, entry_points):
+    for entry, record, distribution in _read_installed() if entry_points is None else map(_candidate, entry_points):
         try:
             spec = find(entry.module) if entry is not None else None
         except (AttributeError, ImportError, OSError, ValueError):  # it names no module; loading it says so
             spec = None
         located = replace(record, location=spec.origin) if spec and spec.has_location and spec.origin else record
         fault = selection.fault(record)
-        yield entry, located.failed(fault) if fault is not None else _described(located, distribution)
+        yield entry, located.failed(fault) if fault is not None else _add_metadata(located, distribution)
 
 
 # --- what is installed ------------------------------------------------------------------------------------------------
 
 
-def _installed() -> Iterator[Candidate]:
+def _read_installed() -> Iterator[Candidate]:
     """The plugins of each distribution. Of several copies the first on the path counts."""
     for first, *others in copies().values():
         record = _record(first)
         try:
             entries = entry_points_of(first)
         except Damaged as e:
-            yield None, _damaged(record, e), first
+            yield None, _mark_damaged(record, e), first
             continue
         warnings = tuple(map(_second_copy, others)) if entries else ()
         for entry in entries:
@@ -118,7 +118,7 @@ def _second_copy(distribution: Distribution) -> Fault:
     return Fault(Status.OK, error, f"remove one of them, as with: python -m pip uninstall {canonical(name)}")
 
 
-def _described(record: PluginRecord, distribution: Distribution) -> PluginRecord:
+def _add_metadata(record: PluginRecord, distribution: Distribution) -> PluginRecord:
     """With what METADATA says, if that is of the distribution whose folder it is in."""
     if distribution is None or record.status is not Status.OK:
         return record
@@ -127,12 +127,12 @@ def _described(record: PluginRecord, distribution: Distribution) -> PluginRecord
         if said.name and canonical(said.name) != record.distribution:
             raise Damaged(f"METADATA is that of {said.name!r}; its folder is called {record.distribution!r}")
     except Damaged as e:
-        return _damaged(record, e)
+        return _mark_damaged(record, e)
     name, version = said.name or record.distribution, said.version or record.version
     return replace(record, distribution=name, version=version, requirements=said.requirements)
 
 
-def _damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
+def _mark_damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
     hint = f"reinstall {record.distribution}, or remove what is left of it; {without(record)}"
     return record.failed(Fault(Status.BROKEN, f"its installation is damaged: {error}", hint))
 
@@ -186,7 +186,7 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
                 text = f"its entry point is {entry.value!r}, which is no module and no module:object"
                 raise PluginDefect(text, remedy)
             attributes = filter(None, (entry.attr or "").split("."))
-            loaded = inspect(reduce(getattr, attributes, import_installed(entry.module)), record)
+            loaded = read_declarations(reduce(getattr, attributes, import_installed(entry.module)), record)
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # SystemExit included: a plugin that fails is a row, never the end

@@ -12,7 +12,7 @@ from ..plugin import OptionSpec, accepts, expected
 from .record import suggestion
 
 
-def resolve(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def complete_options(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """``given`` checked against ``specs``, with the defaults of the rest; ``owner`` is for messages.
 
     An option without a default, and one that is given as None, is left to the partitioner. Raises OptionError.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect as introspection
+import inspect
 import os
 import threading
 import warnings
@@ -19,10 +19,10 @@ from .attribution import AtWork
 from .entry_points import IN_PROCESS, Discovery, Key, discover, loadable
 from .index import BackendInfo, Index
 from .loading import missing
-from .options import resolve as options_of
+from .options import complete_options
 from .record import Fault, PluginRecord, Status, describe
 from .resolve import in_process, resolve
-from .validate import inspect
+from .validate import read_declarations
 
 if TYPE_CHECKING:
     from ..backend import BackendDetails
@@ -123,13 +123,13 @@ class Registry:
         Raises OptionError, or what ``get_backend`` raises.
         """
         entry, spec, record = self._index().partitioner(name)
-        values = options_of(entry.spec.options, options, f"backend {entry.spec.name!r}")
+        values = complete_options(entry.spec.options, options, f"backend {entry.spec.name!r}")
         found = self.resolve(spec, record)
         if not isinstance(found, type):  # registered ready made
             ready: Partitioner = found
             return ready
         try:
-            introspection.signature(found).bind(**values)
+            inspect.signature(found).bind(**values)
         except TypeError as e:
             text = f"partitioner {found.__name__} of {record.owner} does not take the options that are declared: {e}"
             raise PluginBroken("plugin-broken", text) from e
@@ -196,7 +196,9 @@ class Registry:
         """
         if isinstance(spec_or_class, (type, BackendSpec)):
             return self._add(in_process(spec_or_class, partitioner, runtime, name, tuple(options)))
-        return self._add(inspect(spec_or_class, PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class))))
+        return self._add(
+            read_declarations(spec_or_class, PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class)))
+        )
 
     def _add(self, record: PluginRecord) -> Registration:
         self._index()

@@ -24,7 +24,7 @@ class _Manager(pluggy.PluginManager):
         return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
 
 
-def inspect(plugin: Any, record: PluginRecord) -> PluginRecord:
+def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
     """Validate the hook implementations of ``plugin`` and collect its declarations; raises PluginDefect."""
     manager = _Manager(PROJECT)
     manager.add_hookspecs(Hooks)

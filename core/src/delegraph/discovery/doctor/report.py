@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import __version__
 from ...io.escape import printable
-from ...plugin import BackendSpec, CommandSpec
+from ...plugin import BackendSpec, CommandSpec, FormatSpec
 from ..distributions import Distribution, copies, version
 from ..entry_points import Key
 from ..record import Fault, PluginRecord, Status
@@ -31,13 +31,14 @@ class PluginRow:
     status: Status
     backends: tuple[str, ...]
     commands: tuple[str, ...]
+    formats: tuple[str, ...]
     problems: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
 
     def __str__(self) -> str:
         head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
-        offers = [f"  backends: {', '.join(self.backends)}"] if self.backends else []
-        offers += [f"  commands: {', '.join(self.commands)}"] if self.commands else []
+        listed = {"backends": self.backends, "commands": self.commands, "formats": self.formats}
+        offers = [f"  {kind}: {', '.join(names)}" for kind, names in listed.items() if names]
         wrong = [line for p in self.problems for line in _lines("problem", p)]
         odd = [line for w in self.warnings for line in _lines("warning", w)]
         return "\n".join(map(printable, [head, *offers, *wrong, *odd]))
@@ -110,6 +111,7 @@ def _row(
         status=problems[0].status if problems else Status.OK,
         backends=tuple(d.name for d in record.declarations if isinstance(d, BackendSpec)),
         commands=tuple(d.name for d in record.declarations if isinstance(d, CommandSpec)),
+        formats=tuple(d.suffix for d in record.declarations if isinstance(d, FormatSpec)),
         problems=problems,
         warnings=tuple(dict.fromkeys(odd)),
     )
