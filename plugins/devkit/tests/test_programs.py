@@ -14,8 +14,8 @@ from delegraph_devkit.random_programs import random_program
 def test_the_programs_run_and_export(program):
     module, inputs = program.make(3)
     module(*inputs)
-    assert program.exported() is not None
-    assert not program.batched or program.exported(dynamic=True) is not None
+    assert program.exported is not None
+    assert not program.batched or program.exported_dynamic is not None
 
 
 def test_random_programs_are_reproducible_and_have_what_they_are_for():
@@ -35,7 +35,7 @@ def test_operator_programs_keep_torch_as_it_is():
     stream = operator_programs()
     first = [next(stream) for _ in range(30)]
     assert len({p.name for p in first}) == 30
-    assert sum(p.exported() is not None for p in first) >= 25
+    assert sum(p.exported is not None for p in first) >= 25
     assert torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads()
     torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark  # OpInfo's import forbids that; it is undone
     assert "expecttest" not in sys.modules or importlib.util.find_spec("expecttest")

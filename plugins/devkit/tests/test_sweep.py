@@ -1,11 +1,11 @@
 """Many programs in another process: a crash costs one, and the same are tried at every run."""
 
 from .support import bad_backends as backends
-from .support.kit import failure, subject
+from .support.kit import failure, under_test
 
 
 def test_a_crash_costs_one_program_and_is_named():
-    one = subject(backends.BAD["accepted_compiles"]["crashes"], operators=("tanh", "abs"))
+    one = under_test(backends.BAD["accepted_compiles"]["crashes"], operators=("tanh", "abs"))
     outcomes = {o.program: o for o in one.sweep.outcomes}
     fatal = [name for name, o in outcomes.items() if o.faults]
     assert "tanh, float32, sample 0" in fatal and all(name.startswith("tanh") for name in fatal)
@@ -16,7 +16,7 @@ def test_a_crash_costs_one_program_and_is_named():
 
 def test_the_same_programs_are_tried_whatever_the_time():
     def tried():
-        return [o.program for o in subject(backends.register_good, gate=8).sweep.outcomes]
+        return [o.program for o in under_test(backends.register_good, gate=8).sweep.outcomes]
 
     first = tried()
     assert first == tried() and len(first) == len(set(first)) == 14 + 9 + 5 + 8

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from delegraph.program.verify import compare
-from delegraph_devkit.lowering_attempt import Attempt, Phase
+from delegraph_devkit.lowering_attempt import LoweringAttempt, Phase
 from delegraph_devkit.programs import Program
-from delegraph_devkit.tolerance import noise
-from delegraph_devkit.trial import disagreement
+from delegraph_devkit.tolerance import rounding_errors
+from delegraph_devkit.trial import compare_with_eager
 
 
 class Cancelling(torch.nn.Module):
@@ -33,27 +33,26 @@ def attempt(exported, *errors):
     verification = compare([w + e for w, e in zip(wanted, errors, strict=True)], wanted)
     lowered = SimpleNamespace(verify=lambda *inputs: verification)
     program = Program("cancelling", "", lambda n: (Cancelling(), INPUTS))
-    return Attempt(program, exported, INPUTS, None, Phase.DONE, lowered)
+    return LoweringAttempt(program, exported, INPUTS, None, Phase.DONE, lowered)
 
 
-SUBJECT = SimpleNamespace(tolerance=1e-4)
+TESTED = SimpleNamespace(tolerance=1e-4)
 
 
-def test_the_noise_of_each_output(exported):
-    cancelled, total, flags = noise(exported, INPUTS)
+def test_the_rounding_errors_of_each_output(exported):
+    cancelled, total, flags = rounding_errors(exported, INPUTS)
     assert 1e-9 < cancelled < 1e-6
     assert 0 < total < 1e-5
     assert flags == 0
 
 
-def test_rounding_errors_are_no_disagreement(exported):
+def test_rounding_errors_are_no_compare_with_eager(exported):
     one = attempt(exported, 1e-7, 0, 0)
     assert one.lowered.verify().relative_error > 0.1
-    assert disagreement(one, SUBJECT) == (0.0, None)
+    assert compare_with_eager(one, TESTED) == (0.0, None)
 
 
 @pytest.mark.parametrize("errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)])
 def test_larger_errors_are(exported, errors):
-    assert (
-        "the results differ from eager by more than 0.0001" in disagreement(attempt(exported, *errors), SUBJECT)[1].text
-    )
+    _, fault = compare_with_eager(attempt(exported, *errors), TESTED)
+    assert "the results differ from eager by more than 0.0001" in fault.text

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import checks
-    from .backend_under_test import GATE, QUICK_GATE, TOLERANCE, Subject
+    from .backend_under_test import GATE, QUICK_GATE, TOLERANCE, BackendUnderTest
     from .check import CHECKS, SCHEMA, Check, CheckReport, CheckResult, Status, run_check, run_checks
     from .contract import BackendContract
-    from .outcomes import CheckFailed, CheckSkipped
+    from .failures import CheckFailed, CheckSkipped
     from .programs import Program
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "SCHEMA",
     "TOLERANCE",
     "BackendContract",
+    "BackendUnderTest",
     "Check",
     "CheckFailed",
     "CheckReport",
@@ -35,13 +36,12 @@ __all__ = [
     "CheckSkipped",
     "Program",
     "Status",
-    "Subject",
     "checks",
     "run_check",
     "run_checks",
 ]
 
-_MODULES = ("backend_under_test", "check", "contract", "outcomes", "programs")
+_MODULES = ("backend_under_test", "check", "contract", "failures", "programs")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.errors import DelegraphError
 
-from .outcomes import CheckFailed, CheckSkipped
+from .failures import CheckFailed, CheckSkipped
 from .reproduce import verifying
 
 if TYPE_CHECKING:
-    from .backend_under_test import Subject
+    from .backend_under_test import BackendUnderTest
 
 SCHEMA = "delegraph.check/1"
 Figures = Mapping[str, Any]
@@ -23,18 +23,18 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """One rule: ``run(subject)`` returns figures, or raises CheckFailed or CheckSkipped."""
+    """One rule: ``run(backend)`` returns figures, or raises CheckFailed or CheckSkipped."""
 
     name: str
     purpose: str
-    function: Callable[[Subject], Figures]
+    function: Callable[[BackendUnderTest], Figures]
 
-    def run(self, subject: Subject) -> Figures:
+    def run(self, backend: BackendUnderTest) -> Figures:
         """The check's figures. Raises CheckFailed with all that it takes to see the failure again, or CheckSkipped."""
         try:
-            return self.function(subject)
+            return self.function(backend)
         except CheckFailed as e:
-            e.ending = e.ending or verifying(subject)
+            e.ending = e.ending or verifying(backend)
             raise
 
 
@@ -42,7 +42,7 @@ CHECKS: dict[str, Check] = {}
 """Every check by name, in the order in which they are run."""
 
 
-def check(function: Callable[[Subject], Figures]) -> Callable[[Subject], Figures]:
+def check(function: Callable[[BackendUnderTest], Figures]) -> Callable[[BackendUnderTest], Figures]:
     """Register a check under the function's name; its docstring is what the listing and pytest show."""
     name = function.__name__
     CHECKS[name] = Check(name, " ".join((function.__doc__ or "").split()), function)
@@ -124,16 +124,16 @@ class CheckReport:
         return f"{verdict}; {reached['programs']} programs, {taken} delegated at least once"
 
 
-def run_check(one: Check, subject: Subject) -> CheckResult:
+def run_check(one: Check, backend: BackendUnderTest) -> CheckResult:
     """Run ``one`` and catch how it ends; an error that no check expects is a failure too."""
-    start, before = time.perf_counter(), len(subject.warnings)
+    start, before = time.perf_counter(), len(backend.warnings)
 
     def ended(status: Status, message: str = "", figures: Figures | None = None) -> CheckResult:
-        warned = tuple(subject.warnings[before:])
+        warned = tuple(backend.warnings[before:])
         return CheckResult(one.name, status, message, figures or {}, time.perf_counter() - start, warned)
 
     try:
-        return ended(Status.PASSED, figures=one.run(subject))
+        return ended(Status.PASSED, figures=one.run(backend))
     except CheckSkipped as e:
         return ended(Status.SKIPPED, str(e))
     except CheckFailed as e:
@@ -144,11 +144,13 @@ def run_check(one: Check, subject: Subject) -> CheckResult:
 
 
 def run_checks(
-    subject: Subject, names: Sequence[str] = (), around: Callable[[str], AbstractContextManager[None]] | None = None
+    backend: BackendUnderTest,
+    names: Sequence[str] = (),
+    around: Callable[[str], AbstractContextManager[None]] | None = None,
 ) -> CheckReport:
     """Run all checks, or those of ``names``; each inside the context that ``around`` makes of its name."""
     results = []
     for name in names or CHECKS:
         with around(name) if around is not None else nullcontext():
-            results.append(run_check(CHECKS[name], subject))
-    return CheckReport(subject.backend, tuple(results))
+            results.append(run_check(CHECKS[name], backend))
+    return CheckReport(backend.name, tuple(results))

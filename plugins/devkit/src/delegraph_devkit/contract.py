@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from delegraph.errors import DelegraphWarning
 
 from . import checks  # noqa: F401 - fills CHECKS
-from .backend_under_test import QUICK_GATE, TOLERANCE, Register, Subject
+from .backend_under_test import QUICK_GATE, TOLERANCE, BackendUnderTest, Register
 from .check import CHECKS, Check
 from .programs import Example
 
@@ -35,24 +35,24 @@ class BackendContract:
     register: ClassVar[Register | None] = None
 
     @classmethod
-    def subject(cls) -> Subject:
+    def backend_under_test(cls) -> BackendUnderTest:
         """What the checks of this class look at; made once, so that they share what they lowered."""
-        if cls not in _subjects:
+        if cls not in _tested:
             given = dict(cls.options), cls.tolerance, cls.example, cls.register, cls.gate, cls.seconds
-            _subjects[cls] = Subject(cls.backend, *given)
-        return _subjects[cls]
+            _tested[cls] = BackendUnderTest(cls.backend, *given)
+        return _tested[cls]
 
 
-_subjects: dict[type[BackendContract], Subject] = {}
+_tested: dict[type[BackendContract], BackendUnderTest] = {}
 
 
 def _method(one: Check) -> Callable[[BackendContract], None]:
     def test(self: BackendContract) -> None:
-        subject = self.subject()
-        before = len(subject.warnings)
-        one.run(subject)
-        for text in subject.warnings[before:]:
-            warnings.warn(f"{subject.backend}: {text}", DelegraphWarning, stacklevel=1)
+        backend = self.backend_under_test()
+        before = len(backend.warnings)
+        one.run(backend)
+        for text in backend.warnings[before:]:
+            warnings.warn(f"{backend.name}: {text}", DelegraphWarning, stacklevel=1)
 
     test.__name__, test.__doc__ = f"test_{one.name}", one.purpose
     test.__qualname__ = f"BackendContract.{test.__name__}"

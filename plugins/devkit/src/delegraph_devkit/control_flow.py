@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._higher_order_ops.while_loop import while_loop
 
-from .programs import Example, Program
+from .programs import Example, Program, written
 
 
 class Branches(torch.nn.Module):
@@ -57,13 +57,38 @@ from torch._higher_order_ops.while_loop import while_loop
 """
 
 
+WITHOUT_CONTROL_FLOW = written(
+    "the operators of branches and loops",
+    """
+    import torch
+
+    torch.manual_seed(0)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x, i):
+            y = torch.sin(x) + 1
+            z = torch.sin(torch.sin(self.one(y)) + 1) * 2
+            return z, torch.exp(-y) * 2, self.two(y) + y, torch.sin(self.one(y)) * 0.5 + y, i + 1, i < 3, y.sum() > 1
+
+    model = Model().eval()
+    inputs = (torch.randn(3, 4), torch.tensor(0))
+    """,
+)
+"""What goes wrong with this program has nothing to do with branches and loops."""
+
+
 def _program(name: str, module: type[torch.nn.Module]) -> Program:
     def make(n: int) -> Example:
         torch.manual_seed(0)
         return module().eval(), (torch.randn(n, 4).abs(),)
 
     lines = [inspect.getsource(module), f"torch.manual_seed(0)\nmodel = {module.__name__}().eval()"]
-    return Program(name, "\n".join([_HEAD, *lines, "inputs = (torch.randn(3, 4).abs(),)\n"]), make)
+    source = "\n".join([_HEAD, *lines, "inputs = (torch.randn(3, 4).abs(),)\n"])
+    return Program(name, source, make, members=(WITHOUT_CONTROL_FLOW,))
 
 
 CONTROL_FLOW = (_program("branches", Branches), _program("loop", Loop))

@@ -34,9 +34,9 @@ class Watch(MetaPathFinder):
 
 
 def main(backend: str, path: list[str]) -> None:
-    """Watch the imports while the registry reads the declarations."""
+    """Watch the imports while delegraph reads the declarations."""
     sys.path[:] = path
-    from delegraph.discovery.registry import Registry
+    from delegraph import Registry
 
     before = set(sys.modules)
     watch = Watch()

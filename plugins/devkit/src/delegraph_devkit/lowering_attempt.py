@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import delegraph
 import torch
-from delegraph.api import lower
 from delegraph.backend import CompileSpec
-from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation
-from delegraph.lowered_program import LoweredProgram
-from delegraph.partitioner import Partitioner
-from delegraph.partitioner.contract import PartitionResult
+from delegraph.lowering import get_non_lowered_nodes
+from delegraph.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .programs import Exported, Program, undisturbed
+
+if TYPE_CHECKING:
+    from delegraph.lowered_program import LoweredProgram
 
 HandedOver = tuple[bytes, list[CompileSpec], dict[str, Any]]
 """Blob, compile specs and named data of a delegate."""
@@ -38,14 +39,15 @@ class Phase(str, Enum):
 
 
 @dataclass
-class Attempt:
+class LoweringAttempt:
     """One program, what its partitioner said, and the lowered program or the error."""
 
     program: Program
     exported: ExportedProgram
     inputs: tuple[Any, ...]
-    recording: Recording
-    phase: Phase
+    recording: Recording | None = None
+    """None if the partitioner could not be made."""
+    phase: Phase = Phase.DONE
     lowered: LoweredProgram | None = None
     error: BaseException | None = None
     changed: Sequence[str] = ()
@@ -54,21 +56,38 @@ class Attempt:
     """What the backend made, right after the lowering."""
 
     @property
+    def partitioned(self) -> PartitionResult | None:
+        """What the partitioner returned."""
+        return self.recording.result if self.recording else None
+
+    @property
     def refusals(self) -> dict[Node, str]:
         """Node -> reason, as the partitioner gave it."""
-        result = self.recording.result
-        return {r.node: r.reason for r in result.refusals} if result else {}
+        return {r.node: r.reason for r in self.partitioned.refusals} if self.partitioned else {}
 
     @property
     def calls(self) -> list[Node]:
         """The calls that the partitioner was asked about."""
-        program = self.recording.program
+        program = self.recording.program if self.recording else None
         return [n for n in program.graph.nodes if n.op == "call_function"] if program else []
+
+    @property
+    def host_calls(self) -> list[Node]:
+        """The calls that the host computes, without casts at the borders of delegates."""
+        assert self.lowered is not None
+        left = get_non_lowered_nodes(self.lowered.exported_program().graph)
+        return [n for n in left if "boundary" not in n.meta]
 
     @property
     def failed(self) -> str:
         """The error in words."""
         return f"{type(self.error).__name__}: {self.error}"
+
+
+def operator_name(node: Node) -> str:
+    """``aten.add.Tensor`` and the like."""
+    target: Any = node.target
+    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
 class Recording(Partitioner):
@@ -83,11 +102,11 @@ class Recording(Partitioner):
     @staticmethod
     def of(inner: Partitioner) -> Recording:
         """A recording that is called like the partitioner in error messages."""
-        made: Recording = type(type(inner).__name__, (Recording,), {})(inner.spec)
-        made.inner = inner
+        recording: Recording = type(type(inner).__name__, (Recording,), {})(inner.spec)
+        recording.inner = inner
         if hasattr(inner, "support"):
-            made.support = inner.support
-        return made
+            recording.support = inner.support
+        return recording
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         self.program = exported_program
@@ -114,41 +133,42 @@ def _changes(before: Mapping[Node, Mapping[str, Any]]) -> Iterator[str]:
                     yield f"meta[{key!r}] of {node.name} ({node.target})"
 
 
-def attempt(program: Program, made: Exported, partitioner: Partitioner, registry: Registry, eager: bool) -> Attempt:
-    """Lower ``program``, which was exported as ``made``; ``eager`` is for backends without a runtime."""
-    exported, inputs = made
-    recording = Recording.of(partitioner)
+def attempt_lowering(
+    program: Program,
+    exported: Exported,
+    partitioner: Callable[[], Partitioner],
+    registry: delegraph.Registry,
+    eager: bool,
+) -> LoweringAttempt:
+    """Lower ``program``, which was exported before; ``eager`` is for backends without a runtime."""
+    attempt = LoweringAttempt(program, *exported)
     try:
         with quiet():
+            attempt.recording = Recording.of(partitioner())
             mode: Any = "eager" if eager else "error"
-            lowered = lower(exported, backends=[recording], registry=registry, on_missing_runtime=mode)
-            made_now = handed_over(lowered)
+            attempt.lowered = delegraph.lower(
+                attempt.exported, backends=[attempt.recording], registry=registry, on_missing_runtime=mode
+            )
+            attempt.handed_over = handed_over(attempt.lowered)
     except (Exception, SystemExit) as e:
-        phase = _phase(e, recording, exported, registry)
-        return Attempt(program, exported, inputs, recording, phase, error=e)
-    return Attempt(program, exported, inputs, recording, Phase.DONE, lowered, handed_over=made_now)
+        attempt.lowered, attempt.error, attempt.phase = None, e, _phase(e, attempt, registry)
+    return attempt
 
 
-def _phase(error: BaseException, recording: Recording, exported: ExportedProgram, registry: Registry) -> Phase:
-    if _engine_refuses(exported, registry):
+def _phase(error: BaseException, attempt: LoweringAttempt, registry: delegraph.Registry) -> Phase:
+    try:
+        with quiet():
+            delegraph.lower(attempt.exported, backends=[], registry=registry)
+    except Exception:  # whatever it is, it is not the backend's
         return Phase.ENGINE
     if isinstance(error, ContractViolation):
         return Phase.CONTRACT
-    return Phase.COMPILE if recording.result is not None else Phase.PARTITION
-
-
-def _engine_refuses(exported: ExportedProgram, registry: Registry) -> bool:
-    try:
-        with quiet():
-            lower(exported, backends=[], registry=registry)
-    except Exception:  # whatever it is, it is not the backend's
-        return True
-    return False
+    return Phase.PARTITION if attempt.partitioned is None else Phase.COMPILE
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """One thread, no gradients, torch's random state kept, no warnings."""
+    """One thread, no gradients, torch's random state kept, no warnings and no log."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -165,12 +185,12 @@ def handed_over(lowered: LoweredProgram) -> list[HandedOver]:
     return [(m.processed_bytes, list(m.compile_specs), dict(m.named_data())) for m in modules]
 
 
-def random_calls(program: ExportedProgram) -> bool:
+def is_random(program: ExportedProgram) -> bool:
     """Whether what the program returns is not determined by its inputs."""
-    return any(_is_random(n) for n in program.graph.nodes if n.op == "call_function")
 
+    def draws(target: Any) -> bool:
+        name = getattr(target, "__name__", "")
+        seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+        return seeded or "empty" in name or "resize" in name
 
-def _is_random(node: Node) -> bool:
-    target: Any = node.target
-    seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    return seeded or "empty" in getattr(target, "__name__", "") or "resize" in getattr(target, "__name__", "")
+    return any(draws(n.target) for n in program.graph.nodes if n.op == "call_function")

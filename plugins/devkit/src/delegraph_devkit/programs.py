@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import logging
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from delegraph.engine.tracing import unlogged
 from torch.export import Dim, ExportedProgram
 
 Example = tuple[torch.nn.Module, tuple[Any, ...]]
@@ -40,29 +40,29 @@ class Program:
     """Whether inputs hold values that a backend may declare to treat otherwise (``known_differences``)."""
     members: tuple[Program, ...] = ()
 
-    def exported(self, dynamic: bool = False) -> Exported | None:
-        """The exported program and its inputs; None if torch cannot export it, which says nothing of a backend."""
-        try:
-            return self._exported(dynamic)
-        except Exception:  # torch's own limits, of many kinds
-            return None
+    @cached_property
+    def exported(self) -> Exported | None:
+        """The exported program and its inputs; None if torch cannot export it, which says nothing of a backend.
 
-    def kept(self) -> Exported | None:
-        """As ``exported``, once in this process: nobody is to change it, and a check looks whether somebody did."""
-        return _kept(self)
+        Exported once: nobody may change it, and a check looks whether somebody did.
+        """
+        return self._export(dynamic=False)
 
-    def _exported(self, dynamic: bool) -> Exported:
+    @cached_property
+    def exported_dynamic(self) -> Exported | None:
+        """The same with the first dimension of every input dynamic."""
+        return self._export(dynamic=True)
+
+    def _export(self, dynamic: bool) -> Exported | None:
         with undisturbed():
-            module, inputs = self.make(3)
-            shapes = tuple(_dynamic(i) for i in inputs) if dynamic else None
-            if shapes is not None and any(p.kind is p.VAR_POSITIONAL for p in _parameters(module)):
-                shapes = (shapes,)
-            return torch.export.export(module, inputs, dynamic_shapes=shapes), inputs
-
-
-@cache
-def _kept(program: Program) -> Exported | None:
-    return program.exported()
+            try:
+                module, inputs = self.make(3)
+                shapes = tuple(_dynamic(i) for i in inputs) if dynamic else None
+                if shapes is not None and any(p.kind is p.VAR_POSITIONAL for p in _parameters(module)):
+                    shapes = (shapes,)
+                return torch.export.export(module, inputs, dynamic_shapes=shapes), inputs
+            except Exception:  # torch's own limits, of many kinds
+                return None
 
 
 def _parameters(module: torch.nn.Module) -> list[Any]:
@@ -75,10 +75,15 @@ def _dynamic(value: Any) -> Any:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep torch's random state as it is, and its remarks on odd programs to itself."""
-    with torch.random.fork_rng(devices=()), warnings.catch_warnings(), unlogged():
-        warnings.simplefilter("ignore")
-        yield
+    """Keep torch's random state as it is, and drop what it warns of and logs about odd programs."""
+    logged = logging.root.manager.disable
+    logging.disable()
+    try:
+        with torch.random.fork_rng(devices=()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logged)
 
 
 def written(name: str, source: str, batched: bool = False, **fields: Any) -> Program:
@@ -88,7 +93,7 @@ def written(name: str, source: str, batched: bool = False, **fields: Any) -> Pro
 
     def make(n: int) -> Example:
         linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        scope: dict[str, Any] = {"N": n, "__name__": "delegraph_testing_program"}
+        scope: dict[str, Any] = {"N": n, "__name__": "delegraph_devkit_program"}
         with undisturbed():
             exec(compile(text, file, "exec"), scope)
         return scope["model"].eval(), scope["inputs"]
@@ -205,7 +210,7 @@ NOTHING = (
         *("returns_a_constant", "torch.randn(N, 3)", "return x, self.c"),
         init=("self.register_buffer('c', torch.arange(4.0))",),
     ),
-    _written("unusual", "torch.rand(N, 3)", "return torch.special.modified_bessel_k0(x + 1)"),
+    _written("unusual", "torch.rand(N, 3) + 1", "return torch.special.modified_bessel_k0(x)"),
     _written("one_of_them_twice", "torch.randn(N, 3)", "y = torch.special.bessel_j1(x)", "return y, x, y"),
 )
 """Programs with little or nothing to delegate."""

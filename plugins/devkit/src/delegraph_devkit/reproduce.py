@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .programs import Program, place_text
 
 if TYPE_CHECKING:
-    from .backend_under_test import Subject
+    from .backend_under_test import BackendUnderTest
 
 _LISTED = 64
 """Elements up to which a tensor is written as numbers."""
@@ -39,43 +39,42 @@ def listing(program: Program) -> str:
     """Python that sets ``model`` and ``inputs``; a comment if the program cannot be written so."""
     if program.source:
         return program.source
-    made = program.kept()
-    text = _text(*made) if made is not None else None
+    text = _text(*program.exported) if program.exported is not None else None
     return text or f"# {program.name}: it has parts that cannot be written as calls of operators\n"
 
 
-def lowering(subject: Subject) -> str:
-    """Python that lowers ``model`` for the subject's backend."""
-    given = [f"backends=[{subject.backend!r}]"]
-    if subject.options:
-        given.append(f"options={ {subject.backend: dict(subject.options)}!r}")
-    if subject.runtime is None:
+def lowering(backend: BackendUnderTest) -> str:
+    """Python that lowers ``model`` for the backend."""
+    given = [f"backends=[{backend.name!r}]"]
+    if backend.options:
+        given.append(f"options={ {backend.name: dict(backend.options)}!r}")
+    if backend.runtime is None:
         given.append("on_missing_runtime='eager'")
-    registered = _registered(subject)
+    registered = _registered(backend)
     if registered:
         given.append("registry=registry")
     return f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs, {', '.join(given)})\n"
 
 
-def verifying(subject: Subject) -> str:
+def verifying(backend: BackendUnderTest) -> str:
     """Python that lowers ``model`` and compares with eager."""
-    return lowering(subject) + ("" if subject.runtime is None else "print(lowered.verify(*inputs))\n")
+    return lowering(backend) + ("" if backend.runtime is None else "print(lowered.verify(*inputs))\n")
 
 
-def calling_again(subject: Subject) -> str:
+def calling_again(backend: BackendUnderTest) -> str:
     """Python that shows how the results of one call change with the next."""
     lines = ["first = lowered(*inputs)", "before = copy.deepcopy(first)", f"lowered(*{OTHER_INPUTS})"]
-    return "import copy\n" + lowering(subject) + "\n".join([*lines, "print(before)", "print(first)", ""])
+    return "import copy\n" + lowering(backend) + "\n".join([*lines, "print(before)", "print(first)", ""])
 
 
-def _registered(subject: Subject) -> str:
+def _registered(backend: BackendUnderTest) -> str:
     """How a backend gets into a registry that is not installed."""
-    if subject.register is None:
+    if backend.register is None:
         return ""
     made = "registry = delegraph.Registry(discover=False)\n"
-    if not inspect.isfunction(subject.register):
+    if not inspect.isfunction(backend.register):
         return f"{made}# register the backend with it, as the test does\n"
-    return f"import runpy\n{made}{place_text(subject.register)}(registry)\n"
+    return f"import runpy\n{made}{place_text(backend.register)}(registry)\n"
 
 
 # --- an exported program as text

@@ -10,36 +10,31 @@ from torch.utils import _pytree as pytree
 
 from .programs import Exported
 
-Account = dict[str, Any]
+Snapshot = dict[str, Any]
 """What can be changed -> its state."""
 
 
-def account(made: Exported | None) -> Account:
+def take_snapshot(exported: Exported | None) -> Snapshot:
     """The state of everything in a program and its inputs, by name."""
-    if made is None:
+    if exported is None:
         return {}
-    program, inputs = made
-    found: Account = {"the signature": repr(program.graph_signature), "the number of nodes": 0}
+    program, inputs = exported
+    state: Snapshot = {
+        "the signature": repr(program.graph_signature),
+        "the number of nodes": len(program.graph.nodes),
+    }
     for node in program.graph.nodes:
-        found["the number of nodes"] += 1
-        found[f"the call of {node.name}"] = (node.op, str(node.target), repr(node.args), repr(node.kwargs))
+        state[f"the call of {node.name}"] = (node.op, str(node.target), repr(node.args), repr(node.kwargs))
         for key, value in node.meta.items():
-            found[f"meta[{key!r}] of {node.name}"] = _plain(value)
+            state[f"meta[{key!r}] of {node.name}"] = _plain(value)
     tensors = {**program.state_dict, **program.constants}
     tensors |= {f"input {k}": v for k, v in enumerate(pytree.tree_leaves(inputs))}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
-            found[f"the values of {name}"] = _values(tensor)
-            found[f"the version of {name}"] = (tensor._version, tensor.data_ptr())
-    return found
-
-
-def _values(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
-    )
+            data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            state[f"the values of {name}"] = (tensor.dtype, tuple(tensor.shape), data)
+            state[f"the version of {name}"] = (tensor._version, tensor.data_ptr())
+    return state
 
 
 def _plain(value: Any) -> Any:
@@ -53,6 +48,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else id(value)
 
 
-def differences(before: Account, after: Account) -> list[str]:
+def differences(before: Snapshot, after: Snapshot) -> list[str]:
     """The names of what changed."""
     return [what for what in dict.fromkeys([*before, *after]) if before.get(what) != after.get(what)]

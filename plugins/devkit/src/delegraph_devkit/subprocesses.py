@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import operator
 import os
 import pickle
 import select
@@ -17,10 +18,10 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import IO, Any
 
 from delegraph.errors import InternalError
@@ -28,40 +29,34 @@ from delegraph.errors import InternalError
 MEMORY = 3 << 30
 """Bytes that a job may use beyond what its process has when it starts."""
 _HEADER = struct.Struct("<Q")
-Progress = Callable[[str], None]
+Report = Callable[[str], None]
+"""With it a job says where it is."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How a job ended: its result, or the error's text; ``signal`` and ``timed_out`` if it was ended by force.
+    """How a job ended: with its ``result``, with an exception that it ``raised``, or by force: how it ``died``.
 
     ``items`` is what a generator gave until then, ``progress`` the last thing that a job reported, ``output`` the end
-    of what it printed.
+    of what it printed. ``hung`` says that it died because it did not come to an end.
     """
 
     result: Any = None
     items: tuple[Any, ...] = ()
-    error: str | None = None
-    signal: str | None = None
-    timed_out: bool = False
+    raised: str = ""
+    died: str = ""
+    hung: bool = False
     progress: str = ""
     output: str = ""
 
     @property
-    def finished(self) -> bool:
-        """Whether there is a result."""
-        return self.error is None and self.signal is None and not self.timed_out
-
-    @property
     def failure(self) -> str:
-        """What happened instead of a result."""
-        if self.timed_out or self.signal == "SIGPROF":  # a limit of CPU time that the job set itself
-            return "did not come to an end in time"
-        return f"was ended by {self.signal}" if self.signal else f"raised {self.error}"
+        """What happened instead of a result, as the rest of a sentence; empty if there is one."""
+        return self.died or (self.raised and f"raised {self.raised}")
 
 
-class Worker:
-    """The parent's side of one server."""
+class ForkServer:
+    """A process that imports torch once and forks for every job, as seen from this one."""
 
     def __init__(self, hash_seed: int) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
@@ -72,7 +67,7 @@ class Worker:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, env=environment)
 
     def run(self, function: str, *args: Any, seconds: float, prepare: str | None = None) -> Answer:
-        """Run ``"module:name"`` as ``name(*args, progress)`` in a fork, which may be silent for ``seconds`` at most.
+        """Run ``"module:name"`` as ``name(*args, report)`` in a fork, which may be silent for ``seconds`` at most.
 
         ``prepare`` names a function that the server runs before, once, for this fork and all others. Raises
         InternalError if the server is gone.
@@ -97,12 +92,17 @@ class Worker:
         self._log.close()
 
 
-@cache
-def worker(hash_seed: int) -> Worker:
+_servers: dict[int, ForkServer] = {}
+_starting = threading.Lock()
+
+
+def fork_server(hash_seed: int) -> ForkServer:
     """The server with that hash seed, started when it is first asked for and ended with this process."""
-    made = Worker(hash_seed)
-    atexit.register(made.close)
-    return made
+    with _starting:
+        if hash_seed not in _servers:
+            _servers[hash_seed] = ForkServer(hash_seed)
+            atexit.register(_servers[hash_seed].close)
+        return _servers[hash_seed]
 
 
 def _send(stream: IO[bytes], item: Any) -> None:
@@ -132,23 +132,23 @@ def serve() -> None:
     os.dup2(2, 1)  # what jobs print must not get between the answers
     import torch
 
-    from .prepare import prepare
+    from .warm_up import warm_up
 
     torch.set_num_threads(1)
-    prepare()
+    warm_up()
     prepared: set[str | None] = {None}
     while True:
         try:
-            function, args, seconds, preparation = _receive(sys.stdin.buffer)
+            function, args, seconds, prepare = _receive(sys.stdin.buffer)
         except EOFError:
             return
-        if preparation not in prepared:
-            _named(preparation)()
-            prepared.add(preparation)
-        _send(answers, _forked(function, args, seconds))
+        if prepare not in prepared:
+            find_by_name(prepare)()
+            prepared.add(prepare)
+        _send(answers, _fork(function, args, seconds))
 
 
-def _forked(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
+def _fork(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
         process = os.fork()
@@ -157,12 +157,22 @@ def _forked(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
             _job(function, args, writing, output.fileno())
         os.close(writing)
         with os.fdopen(reading, "rb") as stream:
-            frames, items, timed_out = _frames(stream, seconds)
-        if timed_out:
+            frames, items, silent = _frames(stream, seconds)
+        if silent:
             os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
-        return _answer(frames, items, timed_out, status, output.read().decode(errors="replace").strip())
+        hung = silent or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF)  # its limit of CPU time
+        died = ""
+        if hung:
+            died = "did not come to an end in time"
+        elif os.WIFSIGNALED(status):
+            died = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        elif not frames.keys() & {"result", "error"}:
+            died = f"exited with code {os.waitstatus_to_exitcode(status)}"
+        said = output.read().decode(errors="replace").strip()
+    result, progress = frames.get("result"), frames.get("progress", "")
+    return Answer(result, tuple(items), frames.get("error", ""), died, hung, progress, said)
 
 
 def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], bool]:
@@ -185,15 +195,6 @@ def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], boo
                 items.append(content)
 
 
-def _answer(frames: dict[str, Any], items: list[Any], timed_out: bool, status: int, output: str) -> Answer:
-    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) and not timed_out else 0
-    error = frames.get("error")
-    if "result" not in frames and error is None and not killed and not timed_out:
-        error = f"an exit of the whole process (code {os.waitstatus_to_exitcode(status)})"
-    name = signal.Signals(killed).name if killed else None
-    return Answer(frames.get("result"), tuple(items), error, name, timed_out, frames.get("progress", ""), output)
-
-
 def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> None:
     """In the fork: never returns."""
     os.dup2(output, 1)
@@ -201,7 +202,7 @@ def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> Non
     with os.fdopen(writing, "wb") as stream:
         _limit_memory(MEMORY)
         try:
-            result = _named(function)(*args, lambda text: _send(stream, ("progress", text)))
+            result = find_by_name(function)(*args, lambda text: _send(stream, ("progress", text)))
             for item in result if isinstance(result, Iterator) else ():
                 _send(stream, ("item", item))
             _send(stream, ("result", None if isinstance(result, Iterator) else result))
@@ -211,9 +212,10 @@ def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> Non
     os._exit(0)
 
 
-def _named(function: str) -> Any:
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
+def find_by_name(name: str) -> Any:
+    """What ``"module:name"`` or ``"module:object.attribute"`` stands for."""
+    module, _, attributes = name.partition(":")
+    return operator.attrgetter(attributes)(importlib.import_module(module))
 
 
 def _limit_memory(beyond: int) -> None:

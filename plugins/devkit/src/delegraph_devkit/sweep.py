@@ -1,24 +1,171 @@
-"""Many small programs on one backend, in another process: what ends that costs one program, and is reported with it."""
+"""Many programs on one backend, in other processes: a crash costs one program, and is reported with it."""
 
 from __future__ import annotations
 
+import itertools
+import signal
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from . import trial
-from .outcomes import CheckFailed, CheckSkipped
-from .programs import Program
-from .trial import UNCOMPILED, Fault, Kind, Outcome
+from .control_flow import WITHOUT_CONTROL_FLOW
+from .failures import CheckFailed, CheckSkipped
+from .opinfo import operator_programs
+from .programs import RELAID, Program
+from .random_programs import random_program
+from .reproduce import calling_again, lowering, verifying
+from .special_values import SPECIAL
+from .subprocesses import Answer, Report, find_by_name
+from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
 
 if TYPE_CHECKING:
-    from .backend_under_test import Subject
-    from .subprocesses import Answer
+    from .backend_under_test import BackendUnderTest
 
 SILENT_SECONDS = 600.0
-"""How long a program may take, on however busy a machine; a hang that uses the processor is found sooner."""
+"""How long a program may take, on however busy a machine; a hang that uses the processor ends sooner."""
+CPU_SECONDS = 60.0
+"""CPU time that one program may take in another process: a hang, whatever else the machine does."""
 _MOST_CRASHES = 20
+_FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Programs, always the same ones in the same order, and what is done with each of them.
+
+    ``name`` is ``"module:NAME"``, where another process finds the series. ``groups`` are those of its programs that
+    have members. ``export`` exports what is worth exporting once for all processes. ``lanes`` processes
+    share the programs.
+    """
+
+    name: str
+    programs: Callable[[BackendUnderTest], Iterator[Program]]
+    attempt: Callable[[Program, BackendUnderTest], list[Outcome]] = try_program
+    groups: tuple[Program, ...] = ()
+    export: Callable[[], object] | None = None
+    lanes: int = 1
+
+    def find(self, backend: BackendUnderTest, name: str) -> Program | None:
+        """The program of that name."""
+        tried = (one for p in self.programs(backend) for one in (p, *p.members))
+        return next((p for p in tried if p.name == name), None)
+
+
+# --- the series that every backend is tried on
+
+
+def _gate(backend: BackendUnderTest) -> Iterator[Program]:
+    if backend.operators:
+        return operator_programs(backend.operators)
+    return itertools.chain(_FIXED, itertools.islice(_mixed(), backend.gate))
+
+
+def _more(backend: BackendUnderTest) -> Iterator[Program]:
+    return itertools.islice(_mixed(), backend.gate, None)
+
+
+def _mixed() -> Iterator[Program]:
+    """Five operators, then a random program, and so on; the order never changes."""
+    seeds, operators = itertools.count(1000), operator_programs()
+    while batch := list(itertools.islice(operators, 5)):
+        yield from batch
+        yield random_program(next(seeds))
+
+
+def export_fixed() -> None:
+    """Export the programs of the gate that are no operators, and import OpInfo."""
+    for program in _FIXED:
+        program.exported  # noqa: B018 - kept by the program
+    next(operator_programs())
+
+
+SAMPLES = Series(f"{__name__}:SAMPLES", lambda backend: iter(backend.programs))
+GATE = Series(f"{__name__}:GATE", _gate, groups=SPECIAL, export=export_fixed, lanes=2)
+MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
+"""As GATE, for as long as there is time."""
+
+
+# --- trying them
+
+
+def run(backend: BackendUnderTest, series: Series, seconds: float | None = None) -> list[Outcome]:
+    """The outcomes of all programs of a series, or of those that ``seconds`` are enough for, in its order."""
+    lanes = 1 if backend.operators else series.lanes
+    try:
+        with ThreadPoolExecutor(lanes) as executor:
+            tried = executor.map(lambda k: list(_run_lane(backend, series, seconds, k, lanes)), range(lanes))
+            rows = itertools.zip_longest(*tried, fillvalue=())
+    except CheckSkipped:  # a backend that exists in this process only is tried here, without protection
+        if seconds is not None:
+            return []
+        return [outcome for p in series.programs(backend) for outcome in series.attempt(p, backend)]
+    return [outcome for row in rows for outcomes in row for outcome in outcomes]
+
+
+def _run_lane(
+    backend: BackendUnderTest, series: Series, seconds: float | None, lane: int, lanes: int
+) -> Iterator[list[Outcome]]:
+    """The outcomes of every ``lanes``-th program from number ``lane`` on."""
+    start, crashes = lane, 0
+    prepare = f"{series.name}.export" if series.export is not None else None
+    elsewhere = partial(
+        backend.run_elsewhere,
+        try_series,
+        series.name,
+        hash_seed=1 + lane,
+        seconds=SILENT_SECONDS,
+        prepare=prepare,
+    )
+    while crashes < _MOST_CRASHES:
+        answer = elsewhere(start, lanes, False, seconds)
+        yield from answer.items
+        if not answer.failure:
+            return
+        if not answer.progress:
+            raise CheckFailed(f"the process that tries programs {answer.failure}: {answer.output[-500:]}")
+        place = start + lanes * len(answer.items)
+        inside = Answer()
+        if any(p.name == answer.progress for p in series.groups):
+            inside = elsewhere(place, lanes, True, None)
+        yield [o for os in inside.items for o in os] + _ended(inside) if inside.failure else _ended(answer)
+        start, crashes = place + lanes, crashes + 1
+
+
+def _ended(answer: Answer) -> list[Outcome]:
+    """The outcome of the program at which a process ended."""
+    said = f"; it printed: {answer.output[-300:]}" if answer.output else ""
+    kind = Kind.HANG if answer.hung else Kind.CRASH if answer.died else Kind.ESCAPED
+    text = f"the process in which it was lowered and run {answer.failure}{said}"
+    return [Outcome(answer.progress, True, faults=(Fault(kind, text),))]
+
+
+def try_series(
+    backend: BackendUnderTest,
+    name: str,
+    start: int,
+    step: int,
+    inside: bool,
+    seconds: float | None,
+    report: Report,
+) -> Iterator[list[Outcome]]:
+    """Run in another process: the outcomes of each ``step``-th program from ``start`` on, or of the members of one."""
+    series: Series = find_by_name(name)
+    programs = itertools.islice(series.programs(backend), start, None, step)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its default action ends the process, also inside C code
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for program in next(programs).members if inside else programs:
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        report(program.name)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        yield series.attempt(program, backend)
+
+
+# --- what came of it
 
 
 @dataclass
@@ -42,10 +189,6 @@ class Sweep:
         """Operator -> how often it was refused."""
         return Counter(name for o in self.outcomes for name, _ in o.refused)
 
-    def faults(self, compiling: bool) -> list[tuple[Outcome, Fault]]:
-        """What is wrong with partitioning and compiling, or with the results."""
-        return [(o, f) for o in self.outcomes for f in o.faults if (f.kind in UNCOMPILED) is compiling]
-
     def __str__(self) -> str:
         return "\n".join(_line(o) for o in self.outcomes)
 
@@ -57,62 +200,21 @@ def _line(one: Outcome) -> str:
     return f"{state:6}  {one.program}  {'; '.join(filter(None, told))}".rstrip()
 
 
-def run(subject: Subject, part: str) -> list[Outcome]:
-    """The outcomes of all programs of a part. Raises CheckFailed if none could be tried."""
-    try:
-        found = [o for outcomes in _elsewhere(subject, part) for o in outcomes]
-    except CheckSkipped:  # a backend that exists in this process only is tried here, without protection
-        found = [o for p in _programs(subject, part) for o in trial.try_one(p, subject)]
-    return found
-
-
-def _programs(subject: Subject, part: str) -> Iterator[Program]:
-    return trial.programs(subject, part) if part != "more" else iter(())
-
-
-def _elsewhere(subject: Subject, part: str) -> Iterator[list[Outcome]]:
-    start = crashes = 0
-    seconds = subject.seconds if part == "more" else None
-    while crashes < _MOST_CRASHES:
-        answer = _answer(subject, part, start, False, seconds)
-        yield from answer.items
-        if answer.finished:
-            return
-        start, crashes = start + len(answer.items) + 1, crashes + 1
-        yield _crashed(subject, part, start - 1, answer)
-
-
-def _answer(subject: Subject, part: str, start: int, inside: bool, seconds: float | None) -> Answer:
-    function, preparation = (f"{trial.__name__}:{name}" for name in ("try_all", "prepare"))
-    prepare = preparation if part != "samples" else None
-    answer = subject.elsewhere(function, part, start, inside, seconds, seconds=SILENT_SECONDS, prepare=prepare)
-    if not answer.finished and not answer.progress:
-        raise CheckFailed(f"the process that tries programs {answer.failure}: {answer.output[-500:]}")
-    return answer
-
-
-def _crashed(subject: Subject, part: str, place: int, answer: Answer) -> list[Outcome]:
-    """The program at which a process ended; if it has members, the one of them that ends it too."""
-    found = [_ended(answer)]
-    if any(p.members for p in (find(subject, answer.progress),) if p):
-        inside = _answer(subject, part, place, True, None)
-        found = [o for outcomes in inside.items for o in outcomes] + ([] if inside.finished else [_ended(inside)])
-        found = found if not inside.finished else [_ended(answer)]
-    return found
-
-
-def _ended(answer: Answer) -> Outcome:
-    said = f"; it printed: {answer.output[-300:]}" if answer.output else ""
-    kind = Kind.HANG if answer.timed_out or answer.signal == "SIGPROF" else Kind.CRASH
-    text = f"the process in which it was lowered and run {answer.failure}{said}"
-    return Outcome(answer.progress, True, faults=(Fault(kind, text),))
-
-
-def find(subject: Subject, name: str) -> Program | None:
-    """The program of that name, wherever it is."""
-    for part in ("samples", "gate", "more"):
-        for program in trial.programs(subject, part):
-            for one in (program, *program.members):
-                if one.name == name:
-                    return one
-    return None
+def raise_first(
+    faults: list[tuple[Outcome, Fault]],
+    backend: BackendUnderTest,
+    *series: Series,
+    shown: Callable[[Program], Program] = lambda program: program,
+) -> None:
+    """Raise CheckFailed for the first fault, if there is one, with its program of ``series`` as ``shown`` shows it."""
+    if not faults:
+        return
+    (one, fault), *others = faults
+    program = next((p for s in series if (p := s.find(backend, one.program)) is not None), None)
+    more = [f"{o.program}: {f.text.partition(chr(10))[0]}" for o, f in others]
+    ending = verifying(backend)
+    if fault.kind is Kind.ALIASED:
+        ending = calling_again(backend)
+    elif fault.kind in UNCOMPILED and not one.fatal:
+        ending = lowering(backend) + "print(lowered.report)\n"
+    raise CheckFailed(fault.text, program and shown(program), fault.kind.value, more, ending)

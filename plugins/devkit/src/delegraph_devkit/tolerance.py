@@ -1,4 +1,4 @@
-"""Results that are rounding errors: where large numbers cancel, nothing but noise is left to compare."""
+"""How far results may be from eager's, and which differences are rounding errors all the same."""
 
 from __future__ import annotations
 
@@ -12,37 +12,51 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 RUNS = 4
-"""How often the inputs are moved; each time gives another noise."""
+"""How often the inputs are moved; each time rounds otherwise."""
 MARGIN = 8.0
-"""How many times as large as the noise an error may be: a backend adds up in another order, and more than once."""
+"""How many times as large as eager's own rounding error an error may be: a backend adds up in another order, and more
+than once."""
 
 
-def is_noise(found: Verification, limit: float, program: ExportedProgram, inputs: Sequence[Any]) -> bool:
+def tolerance_of(program: ExportedProgram, basis: float) -> float:
+    """``basis``, or four units of the coarsest element type that the program computes in; none for integers alone."""
+    floats = [d for d in element_types(program) if d.is_floating_point]
+    return max([basis, *(4 * torch.finfo(d).eps for d in floats)]) if floats else 0.0
+
+
+def element_types(program: ExportedProgram) -> set[torch.dtype]:
+    """Those of all values of a program."""
+    values = pytree.tree_leaves([n.meta.get("val") for n in program.graph.nodes])
+    return {v.dtype for v in values if isinstance(v, torch.Tensor)}
+
+
+def is_rounding_error(found: Verification, limit: float, program: ExportedProgram, inputs: Sequence[Any]) -> bool:
     """Whether eager's own results move as much when the inputs move by less than a unit in the last place.
 
-    ``limit`` is the relative error up to which an output needs no such excuse.
+    Where large numbers cancel, nothing else is left to compare. ``limit`` is the relative error up to which an output
+    needs no such excuse.
     """
-    moved = noise(program, inputs)
+    moved = rounding_errors(program, inputs)
     return all(
         not o.mismatched and o.max_abs_error <= max(limit * o.max_abs_value, MARGIN * most)
         for o, most in zip(found.outputs, moved, strict=True)
     )
 
 
-def noise(program: ExportedProgram, inputs: Sequence[Any]) -> list[float]:
+def rounding_errors(program: ExportedProgram, inputs: Sequence[Any]) -> list[float]:
     """The largest change of each output of eager, over some small movements of its inputs."""
     random = torch.Generator().manual_seed(0)
-    wanted = _eager(program, inputs)
-    runs = [compare(_eager(program, _moved(inputs, random)), wanted) for _ in range(RUNS)]
+    wanted = _run_eager(program, inputs)
+    runs = [compare(_run_eager(program, _move(inputs, random)), wanted) for _ in range(RUNS)]
     return [max(o.max_abs_error for o in same) for same in zip(*(run.outputs for run in runs), strict=True)]
 
 
-def _eager(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
+def _run_eager(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
     with torch.no_grad():
         return program.module()(*copy.deepcopy(inputs))
 
 
-def _moved(inputs: Sequence[Any], random: torch.Generator) -> Sequence[Any]:
+def _move(inputs: Sequence[Any], random: torch.Generator) -> Sequence[Any]:
     def move(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value

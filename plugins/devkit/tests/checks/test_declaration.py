@@ -7,7 +7,7 @@ from ..support.kit import failures
 
 def test_a_slow_or_talking_light_module_is_a_warning(installed):
     installed("import time\nprint('welcome to good')\ntime.sleep(0.6)")
-    report = devkit.run_checks(devkit.Subject("good", gate=0), ["light_declaration"])
+    report = devkit.run_checks(devkit.BackendUnderTest("good", gate=0), ["light_declaration"])
     printed, slow = report.results[0].warnings
     assert report.passed
     assert "prints: 'welcome to good'" in printed and "takes 0." in slow
@@ -16,7 +16,7 @@ def test_a_slow_or_talking_light_module_is_a_warning(installed):
 
 def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed):
     installed("import json\nimport numpy")
-    failed = failures(devkit.run_checks(devkit.Subject("good", gate=0, randoms=2)))
+    failed = failures(devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2)))
     assert list(failed) == ["light_declaration"]
     assert "declarations of good-plugin imports numpy (imported at" in failed["light_declaration"]
     assert "good_plugin.py:3)" in failed["light_declaration"]

@@ -54,12 +54,14 @@ def test_the_template_s_names_are_replaced_everywhere_once(text, tmp_path):
 
 
 def test_it_asks_for_this_minor_release():
-    [line] = re.findall(r"^dependencies = \[\"(.+?)\"", (package.TEMPLATE / "pyproject.toml").read_text(), re.MULTILINE)
-    wanted = Requirement(line)
+    text = (package.TEMPLATE / "pyproject.toml").read_text()
+    wanted = [Requirement(line) for line in re.findall(r'"(delegraph[-\w]*[<>=][^"]+)"', text)]
+    assert [one.name for one in wanted] == ["delegraph", "delegraph-devkit"]
+    assert re.search(r'^dev = .*"delegraph-devkit', text, re.MULTILINE), "users of the backend do not need the kit"
     this = Version(delegraph.__version__)
-    assert wanted.name == "delegraph"
-    assert this in wanted.specifier
-    assert f"{this.major}.{this.minor + 1}.0" not in wanted.specifier
+    for one in wanted:
+        assert this in one.specifier
+        assert f"{this.major}.{this.minor + 1}.0" not in one.specifier
 
 
 def test_what_an_installer_compiled_is_not_copied(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import threading
 import time
 from typing import ClassVar
 from unittest import mock
@@ -378,6 +379,30 @@ def expects_schemas(node):
     return ... if not hasattr(node.target, "name") or node.target._schema.arguments is not None else "never"
 
 
+def crashes_without_calls(program, result):
+    """Looks at the first call, as C code would: whether there is one or not."""
+    if not any(n.op == "call_function" for n in program.graph.nodes):
+        os.abort()
+
+
+def crashes_in_branches(node):
+    return os.abort() if "cond" in str(node.target) else ...
+
+
+def crashes_at_symbolic_sizes(node):
+    return ... if static(node) else os.abort()
+
+
+class CrashesInThreads(BackendDetails):
+    thread_safe = True
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        if threading.current_thread() is not threading.main_thread():
+            os.abort()
+        return GoodBackend.preprocess(edge_program, compile_specs)
+
+
 class OneAtATime(BackendDetails):
     """Keeps what it works on in the class, although it says that threads may share it."""
 
@@ -524,13 +549,20 @@ BAD = {
         "runtime_raises": variant(runtime=RaisesAtSin),
     },
     "options_run": {"level_two": variant(partitioner=FailsAtLevelTwo)},
-    "empty_programs": {"needs_a_call": variant(partitioner=NeedsACall)},
+    "empty_programs": {
+        "needs_a_call": variant(partitioner=NeedsACall),
+        "crashes_without_calls": variant(changed(crashes_without_calls)),
+    },
     "dynamic_shapes": {
         "symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes)),
         "reads_sizes": variant(partitioner=refusing(reads_sizes)),
+        "crashes_at_symbolic_sizes": variant(partitioner=refusing(crashes_at_symbolic_sizes)),
     },
-    "control_flow": {"expects_schemas": variant(partitioner=refusing(expects_schemas))},
-    "thread_safety": {"one_at_a_time": variant(OneAtATime)},
+    "control_flow": {
+        "expects_schemas": variant(partitioner=refusing(expects_schemas)),
+        "crashes_in_branches": variant(partitioner=refusing(crashes_in_branches)),
+    },
+    "thread_safety": {"one_at_a_time": variant(OneAtATime), "crashes_in_threads": variant(CrashesInThreads)},
     "options_validated": {
         "unchecked": variant(partitioner=UncheckedLevel, options=(OptionSpec("level", int, 1),)),
         "refuses_a_choice": variant(partitioner=RefusesItsChoice),

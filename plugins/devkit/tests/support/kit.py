@@ -9,8 +9,8 @@ from delegraph_devkit.check import Status
 from . import bad_backends as backends
 
 
-def subject(register, **fields):
-    return devkit.Subject("good", register=register, **{"gate": 0, "randoms": 2, **fields})
+def under_test(register, **fields):
+    return devkit.BackendUnderTest("good", register=register, **{"gate": 0, "randoms": 2, **fields})
 
 
 def failures(report):
@@ -19,7 +19,7 @@ def failures(report):
 
 def failure(name, check, **fields):
     with pytest.raises(devkit.CheckFailed) as caught:
-        devkit.CHECKS[check].run(subject(backends.BAD[check][name], **fields))
+        devkit.CHECKS[check].run(under_test(backends.BAD[check][name], **fields))
     return caught.value
 
 

@@ -4,46 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from delegraph.report.collect import host_calls
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ..backend_under_test import Subject
+from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
-from ..lowering_attempt import Attempt, Phase
-from ..outcomes import CheckFailed, CheckSkipped
+from ..failures import CheckFailed, CheckSkipped
+from ..lowering_attempt import LoweringAttempt, Phase
 
 
 @check
-def input_program_unmodified(subject: Subject) -> Figures:
+def input_program_unmodified(backend: BackendUnderTest) -> Figures:
     """The caller's program is left as it was: its graph, its metadata, and the values of its tensors."""
-    for one in subject.samples:
+    for one in backend.samples:
         if one.changed:
             text = f"lowering changed {one.changed[0]} of the caller's program"
             advice = "copy what you change: graphs and meta dictionaries are yours, what they refer to is not"
             raise CheckFailed(text, one.program, advice, more=one.changed[1:])
-    return {"programs": len(subject.samples)}
+    return {"programs": len(backend.samples)}
 
 
 @check
-def only_tagged_nodes_lowered(subject: Subject) -> Figures:
+def only_tagged_nodes_lowered(backend: BackendUnderTest) -> Figures:
     """What the partitioner tagged is delegated, nothing else is, and the rest of the graph stays as it was."""
     nodes = 0
-    for one in subject.samples:
+    for one in backend.samples:
         why = _difference(one)
         if why is not None:
             advice = "a partitioner sets meta['delegation_tag'] of the nodes that it wants, and changes nothing else"
             raise CheckFailed(why, one.program, advice)
         nodes += len(one.calls)
-    if not subject.samples:
+    if not backend.samples:
         raise CheckSkipped("none of the sample programs could be exported")
-    return {"programs": len(subject.samples), "calls": nodes}
+    return {"programs": len(backend.samples), "calls": nodes}
 
 
-def _difference(one: Attempt) -> str | None:
+def _difference(one: LoweringAttempt) -> str | None:
     if one.phase is Phase.CONTRACT:
         return f"the delegation contract was broken: {one.error}"
-    if one.recording.changed:
+    if one.recording is not None and one.recording.changed:
         return f"the partitioner changed {one.recording.changed[0]}"
     if one.lowered is None:
         return None
@@ -55,8 +54,7 @@ def _difference(one: Attempt) -> str | None:
         names = [n.name for n in one.calls if n.meta["debug_handle"] in odd]
         return f"tagged and delegated nodes differ: {', '.join(names)}"
     left = [n for n in one.calls if n.meta["debug_handle"] not in unpacking and _stays(n)]
-    there = host_calls(one.lowered.exported_program().graph.nodes)
-    return _host_change(left, [n for n in there if n.meta["debug_handle"] not in unpacking])
+    return _host_change(left, [n for n in one.host_calls if n.meta["debug_handle"] not in unpacking])
 
 
 def _stays(node: Node) -> bool:
@@ -68,7 +66,7 @@ def _stays(node: Node) -> bool:
 def _host_change(left: list[Node], there: list[Node]) -> str | None:
     """What the host computes that it was not left with, or with other arguments.
 
-    The host may decompose what it was left with: pieces have their operator's debug handle.
+    The host may decompose what it was left with; the decomposition's calls have their operator's debug handle.
     """
     handles, calls = {n.meta["debug_handle"] for n in left}, {_call(n) for n in left}
     same = {(handle, target) for handle, target, _ in calls}

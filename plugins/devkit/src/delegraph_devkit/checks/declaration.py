@@ -14,43 +14,43 @@ from delegraph.discovery.entry_points import IN_PROCESS
 from delegraph.errors import OptionError
 from delegraph.plugin import OptionSpec, accepts, expected
 
-from .. import import_watch as probe
-from ..backend_under_test import Subject
+from .. import import_watch
+from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
-from ..outcomes import CheckFailed, CheckSkipped
-from ..reproduce import verifying
-from ..sweep import find
+from ..failures import CheckFailed, CheckSkipped
+from ..sweep import SAMPLES, raise_first
+from ..trial import Fault
 
 SLOW = 0.5
 """Seconds beyond which reading declarations is worth a warning."""
 
 
 @check
-def light_declaration(subject: Subject) -> Figures:
+def light_declaration(backend: BackendUnderTest) -> Figures:
     """Reading the plugin's declarations imports no torch, no numpy and nothing else that takes long."""
-    distribution, _ = subject.registry.producer(subject.backend)
+    distribution, _ = backend.registry.producer(backend.name)
     if distribution == IN_PROCESS:
         raise CheckSkipped("the backend was registered in this process; there is no light module to read")
-    found, printed = _read(subject.backend, distribution)
-    heavy = found["heavy"]
+    watched, printed = _read(backend.name, distribution)
+    heavy = watched["heavy"]
     if heavy:
         listed = "; ".join(f"{module} (imported at {where})" for module, where in heavy.items())
         advice = "the entry point names a module that imports delegraph.plugin and the standard library, no more"
         raise CheckFailed(f"reading the declarations of {distribution} imports {listed}", advice=advice)
     if printed:
-        subject.warnings.append(f"reading the declarations of {distribution} prints: {printed!r:.200}")
-    seconds = found["seconds"]
+        backend.warnings.append(f"reading the declarations of {distribution} prints: {printed!r:.200}")
+    seconds = watched["seconds"]
     for _ in range(2):  # a machine that is busy is not the plugin's fault
-        seconds = seconds if seconds <= SLOW else min(seconds, _read(subject.backend, distribution)[0]["seconds"])
+        seconds = seconds if seconds <= SLOW else min(seconds, _read(backend.name, distribution)[0]["seconds"])
     if seconds > SLOW:
         text = f"reading the declarations of {distribution} takes {seconds:.1f} s, which every command waits for"
-        subject.warnings.append(text)
+        backend.warnings.append(text)
     return {"heavy_modules": 0, "seconds": round(seconds, 3)}
 
 
 def _read(backend: str, distribution: str) -> tuple[dict[str, Any], str]:
-    """What the probe found, and what the declarations printed."""
-    command = [sys.executable, probe.__file__, backend, json.dumps(sys.path)]
+    """What import_watch saw, and what the declarations printed."""
+    command = [sys.executable, import_watch.__file__, backend, json.dumps(sys.path)]
     environment = {**os.environ, "DELEGRAPH_PLUGINS": distribution}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     if done.returncode:
@@ -64,19 +64,19 @@ _ADVICE = "declare each option with its type and choices, and raise delegraph.er
 
 
 @check
-def options_validated(subject: Subject) -> Figures:
+def options_validated(backend: BackendUnderTest) -> Figures:
     """Every declared choice is taken; an unknown option, a wrong type or another value gives OptionError."""
-    subject.partitioner()
-    declared = subject.registry.spec(subject.backend).options
-    _refused(subject, {"delegraph_no_such_option": 1}, "an unknown option")
+    backend.partitioner()
+    declared = backend.registry.spec(backend.name).options
+    _refused(backend, {"delegraph_no_such_option": 1}, "an unknown option")
     tried = 1
     for option in declared:
         for choice in option.choices:
-            _taken(subject, option, choice)
+            _taken(backend, option, choice)
         for value, what in _wrong(option):
-            _refused(subject, {option.name: value}, what)
+            _refused(backend, {option.name: value}, what)
         for value in _odd(option):
-            _survived(subject, option, value)
+            _survived(backend, option, value)
         tried += len(option.choices) + len(list(_wrong(option))) + len(_odd(option))
     return {"options": len(declared), "values": tried}
 
@@ -100,30 +100,30 @@ def _odd(option: OptionSpec) -> tuple[Any, ...]:
     return tuple(v for v in values[option.type] if accepts(option, v))
 
 
-def _made(subject: Subject, values: dict[str, Any]) -> BaseException | None:
+def _made(backend: BackendUnderTest, values: dict[str, Any]) -> BaseException | None:
     try:
-        subject.registry.get_partitioner(subject.backend, **{**subject.options, **values})
+        backend.registry.get_partitioner(backend.name, **{**backend.options, **values})
     except (Exception, SystemExit) as e:
         return e
     return None
 
 
-def _refused(subject: Subject, values: dict[str, Any], what: str) -> None:
-    error = _made(subject, values)
+def _refused(backend: BackendUnderTest, values: dict[str, Any], what: str) -> None:
+    error = _made(backend, values)
     if not isinstance(error, OptionError):
         end = "was accepted" if error is None else f"raised {type(error).__name__}: {error}"
         raise CheckFailed(f"{what}, {_shown(values)}, {end}; OptionError is wanted", advice=_ADVICE)
 
 
-def _taken(subject: Subject, option: OptionSpec, choice: Any) -> None:
-    error = _made(subject, {option.name: choice})
+def _taken(backend: BackendUnderTest, option: OptionSpec, choice: Any) -> None:
+    error = _made(backend, {option.name: choice})
     if error is not None:
         text = f"option {option.name} is declared as {expected(option)}, but {choice!r} raised"
         raise CheckFailed(f"{text} {type(error).__name__}: {error}", advice=_ADVICE)
 
 
-def _survived(subject: Subject, option: OptionSpec, value: Any) -> None:
-    error = _made(subject, {option.name: value})
+def _survived(backend: BackendUnderTest, option: OptionSpec, value: Any) -> None:
+    error = _made(backend, {option.name: value})
     if error is not None and not isinstance(error, OptionError):
         text = f"option {_shown({option.name: value})} raised {type(error).__name__}: {error}"
         raise CheckFailed(f"{text}; a value that makes no sense gives OptionError", advice=_ADVICE)
@@ -134,23 +134,25 @@ def _shown(values: dict[str, Any]) -> str:
 
 
 @check
-def options_run(subject: Subject) -> Figures:
+def options_run(backend: BackendUnderTest) -> Figures:
     """With every other value of every option the small programs compile, and compute what eager computes."""
-    tried, sound = 0, {o.program for o in subject.rehearsal if not o.faults}  # other checks are about the rest
-    for option in subject.registry.spec(subject.backend).options:
-        for value in _others(option, subject):
-            other = replace(subject, options={**subject.options, option.name: value}, randoms=0)
-            for one in (o for o in other.rehearsal if o.program in sound):
-                for fault in one.faults:
-                    text = f"with the option {_shown({option.name: value})}: {fault}"
-                    raise CheckFailed(text, find(other, one.program), fault.kind.value, ending=verifying(other))
+    tried, sound = 0, {o.program for o in backend.rehearsal if not o.faults}  # other checks are about the rest
+    for option in backend.registry.spec(backend.name).options:
+        for value in _others(option, backend):
+            if _made(backend, {option.name: value}) is not None:
+                continue  # what options_validated is about
+            other = replace(backend, options={**backend.options, option.name: value}, randoms=0)
+            said = f"with the option {_shown({option.name: value})}: "
+            outcomes = (o for o in other.rehearsal if o.program in sound)
+            faults = [(o, Fault(f.kind, said + f.text)) for o in outcomes for f in o.faults]
+            raise_first(faults, other, SAMPLES)
             tried += 1
     if not tried:
         raise CheckSkipped("no option has choices; try another value with a contract class that has it in its options")
     return {"values": tried}
 
 
-def _others(option: OptionSpec, subject: Subject) -> list[Any]:
+def _others(option: OptionSpec, backend: BackendUnderTest) -> list[Any]:
     """Values that the declaration names, without the one that all other checks use."""
     values = (True, False) if option.type is bool else option.choices
-    return [v for v in values if v != subject.options.get(option.name, option.default)]
+    return [v for v in values if v != backend.options.get(option.name, option.default)]

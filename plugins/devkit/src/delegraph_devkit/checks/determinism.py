@@ -7,35 +7,36 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import delegraph
 import torch
-from delegraph.discovery.registry import Registry, default_registry
+from delegraph import Registry
 from delegraph.errors import BackendNotFound
-from delegraph.program.lowered_module import LoweredBackendModule
+from delegraph.lowering import LoweredBackendModule
 from torch.utils import _pytree as pytree
 
-from ..backend_under_test import Recipe, Subject
+from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
-from ..lowering_attempt import Phase, attempt, quiet
-from ..outcomes import CheckFailed
-from ..prepare import warm_up
+from ..failures import CheckFailed
+from ..lowering_attempt import attempt_lowering, quiet
 from ..programs import Program
-from ..subprocesses import worker
+from ..subprocesses import Report, fork_server
+from ..warm_up import run_on_host
 
-_HERE = __name__
 Made = tuple[bytes, dict[str, bytes], str, str]
 """Blob, named data, compile specs and debug handle map of a delegate."""
 
 
 @check
-def deterministic(subject: Subject) -> Figures:
+def deterministic(backend: BackendUnderTest) -> Figures:
     """The same program gives the same bytes: in one process twice, and in two with different hash seeds."""
-    worker(2)  # started now, it gets ready meanwhile
-    first, again = _built(subject, 1)
-    second, _ = _built(subject, 2)
-    for program in subject.programs:
+    fork_server(2)  # started now, it gets ready meanwhile
+    first, again = _built(backend, 1)
+    second, _ = _built(backend, 2)
+    for program in backend.programs:
         for other, where in (
             (again, "the second time in one process"),
             (second, "in a process with another hash seed"),
@@ -47,28 +48,29 @@ def deterministic(subject: Subject) -> Figures:
     return {"programs": len(first), "bytes": sum(len(d[0]) for made in first.values() for d in made)}
 
 
-def _built(subject: Subject, hash_seed: int) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
-    answer = subject.elsewhere(f"{_HERE}:build_twice", hash_seed=hash_seed)
-    if not answer.finished:
+def _built(backend: BackendUnderTest, hash_seed: int) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
+    answer = backend.run_elsewhere(build_twice, backend.fatal, hash_seed=hash_seed)
+    if answer.failure:
         raise CheckFailed(f"lowering in a fresh process {answer.failure}; last program: {answer.progress}")
-    found: tuple[dict[str, list[Made]], dict[str, list[Made]]] = answer.result
-    return found
+    delegates: tuple[dict[str, list[Made]], dict[str, list[Made]]] = answer.result
+    return delegates
 
 
-def build_twice(recipe: Recipe, progress: Callable[[str], None]) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
+def build_twice(
+    backend: BackendUnderTest, skipped: set[str], report: Report
+) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
     """Run in another process: the samples' delegates, of two lowerings each."""
-    subject = recipe.subject()
-    return _build(subject, progress), _build(subject, progress)
 
+    def build() -> dict[str, list[Made]]:
+        delegates = {}
+        for program in (p for p in backend.programs if p.name not in skipped):
+            report(program.name)
+            one = backend.attempt(program)
+            if one is not None and one.lowered is not None:
+                delegates[program.name] = [_made(d.module) for d in one.lowered.delegates]
+        return delegates
 
-def _build(subject: Subject, progress: Callable[[str], None]) -> dict[str, list[Made]]:
-    made = {}
-    for program in subject.programs:
-        progress(program.name)
-        one = subject.attempt(program, program.kept())
-        if one is not None and one.phase is Phase.DONE and one.lowered is not None:
-            made[program.name] = [_made(d.module) for d in one.lowered.delegates]
-    return made
+    return build(), build()
 
 
 def _made(module: LoweredBackendModule) -> Made:
@@ -103,10 +105,10 @@ def _where(a: Any, b: Any) -> str:
 
 
 @check
-def unregistering_leaves_no_trace(subject: Subject) -> Figures:
+def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
     """After registering, lowering, running and unregistering, the process is as before, and programs are released."""
-    answer = subject.elsewhere(f"{_HERE}:traces")
-    if not answer.finished:
+    answer = backend.run_elsewhere(find_traces, backend.fatal)
+    if answer.failure:
         raise CheckFailed(f"registering and unregistering {answer.failure}: {answer.output[-500:]}")
     changed, programs = answer.result
     if changed:
@@ -116,48 +118,43 @@ def unregistering_leaves_no_trace(subject: Subject) -> Figures:
     return {"programs": programs, "settings": len(_settings())}
 
 
-def traces(recipe: Recipe, progress: Callable[[str], None]) -> tuple[list[str], int]:
+def find_traces(backend: BackendUnderTest, skipped: set[str], report: Report) -> tuple[list[str], int]:
     """Run in another process: what differs afterwards, and how many programs were lowered."""
-    subject = recipe.subject()
-    programs = subject.programs
-    example = next((made for p in programs if p.name == "example" and (made := p.kept())), None)
-    if example is not None:
-        warm_up(example)
-    spec, partitioner = subject.registry.spec(subject.backend), subject.partitioner()
-    backend, runtime = subject.registry.get_backend(subject.backend), subject.runtime
+    programs = [p for p in backend.programs if p.name not in skipped]
+    for program in programs:
+        if program.name == "example" and program.exported is not None:
+            run_on_host(program.exported)
+    spec, partitioner = backend.registry.spec(backend.name), backend.partitioner()
+    target, runtime = backend.registry.get_backend(backend.name), backend.runtime
     registry = Registry(discover=False)
     before, alive = _settings(), []
     given = type(partitioner) if spec.options else partitioner
-    with registry.register(backend, partitioner=given, runtime=runtime, name=spec.name, options=spec.options):
+    with registry.register(target, partitioner=given, runtime=runtime, name=spec.name, options=spec.options):
         for program in programs:
-            progress(program.name)
-            alive += _lowered_once(program, registry, spec.name, subject)
+            report(program.name)
+            alive += _lowered_once(program, registry, spec.name, backend)
     partitioner = given = None  # type: ignore[assignment]
     gc.collect()
-    found = [
+    changed = [
         f"{what} other than before ({_change(before[what], now)})"
         for what, now in _settings().items()
         if now != before[what]
     ]
-    found += [f"program {name} in memory" for name, ref in alive if ref() is not None]
-    return [*_still_there(registry, spec.name), *found], len(programs)
+    changed += [f"program {name} in memory" for name, ref in alive if ref() is not None]
+    return [*_still_there(registry, spec.name), *changed], len(programs)
 
 
-def _lowered_once(program: Program, registry: Registry, name: str, subject: Subject) -> list[tuple[str, Any]]:
+def _lowered_once(program: Program, registry: Registry, name: str, backend: BackendUnderTest) -> list[tuple[str, Any]]:
     """Lower and run; weak references to the partitions that the backend was given."""
-    exported = program.kept()
-    if exported is None:
+    if program.exported is None:
         return []
-    partitioner = registry.get_partitioner(name, **subject.options)
-    made = attempt(program, exported, partitioner, registry, subject.runtime is None)
-    if made.lowered is None:
+    made = partial(registry.get_partitioner, name, **backend.options)
+    one = attempt_lowering(program, program.exported, made, registry, backend.runtime is None)
+    if one.lowered is None:
         return []
-    try:
-        with quiet():
-            made.lowered(*made.inputs)
-    except Exception:  # what numerics is about
-        pass
-    return [(program.name, weakref.ref(d.module.original_module.graph_module)) for d in made.lowered.delegates]
+    with quiet(), suppress(Exception):  # which numerics is about
+        one.lowered(*one.inputs)
+    return [(program.name, weakref.ref(d.module.original_module.graph_module)) for d in one.lowered.delegates]
 
 
 def _still_there(registry: Registry, name: str) -> list[str]:
@@ -172,7 +169,7 @@ def _still_there(registry: Registry, name: str) -> list[str]:
 def _settings() -> dict[str, Any]:
     """Everything of the process that a backend might change and has no business to."""
     return {
-        "backends in the default registry": frozenset(b.full_name for b in default_registry().backends()),
+        "backends in the default registry": frozenset(b.full_name for b in delegraph.backends()),
         "operators of torch": frozenset(torch._C._dispatch_get_all_op_names()),
         "pytree types": frozenset(map(str, pytree.SUPPORTED_NODES)),
         "the default element type": torch.get_default_dtype(),

@@ -7,130 +7,170 @@ from typing import Any
 
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.engine.functionalize.normalize import normalize
 from delegraph.errors import DelegraphError
 from delegraph.exported_program import user_inputs
 
-from ..backend_under_test import Subject
+from .. import sweep
+from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
 from ..control_flow import CONTROL_FLOW
-from ..lowering_attempt import Attempt, Phase, quiet
-from ..outcomes import CheckFailed, CheckSkipped
-from ..programs import NOTHING, Program
-from ..trial import comparable, disagreement, unexplained
+from ..failures import CheckFailed, CheckSkipped
+from ..lowering_attempt import LoweringAttempt, Phase, operator_name, quiet
+from ..programs import NOTHING, PROGRAMS, Program
+from ..subprocesses import Report
+from ..sweep import Series
+from ..trial import Fault, Kind, Outcome, compare_with_eager, is_comparable, partitioning_fault, try_program
+
+
+def _outcome(program: Program, one: LoweringAttempt, kind: Kind, why: str | None) -> list[Outcome]:
+    taken = tuple(operator_name(n) for d in one.lowered.delegates for n in d.nodes) if one.lowered else ()
+    faults = () if why is None else (Fault(kind, why),)
+    return [Outcome(program.name, reached=True, accepted=taken, faults=faults)]
+
+
+def _wrong(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
+    """What goes wrong whatever the form of the program."""
+    if one.lowered is None:
+        return f"lowering failed: {one.failed}"
+    if backend.runtime is None:
+        return None
+    _, fault = compare_with_eager(one, backend)
+    return None if fault is None else fault.text
+
+
+# --- nothing to delegate
 
 
 @check
-def empty_programs(subject: Subject) -> Figures:
+def empty_programs(backend: BackendUnderTest) -> Figures:
     """A program with nothing to delegate, or that only returns its input, passes through and computes the same."""
-    advice = "expect partitioners to be given no call at all, and outputs that are inputs or constants"
-    for program in NOTHING:
-        one = subject.attempt(program, program.kept())
-        if one is not None and one.phase is not Phase.ENGINE:
-            why = _wrong(one, subject)
-            if why is not None:
-                raise CheckFailed(why, program, advice)
-    _whole(subject, NOTHING[0])
+    outcomes = sweep.run(backend, EMPTY)
+    sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, EMPTY)
+    answer = backend.run_apart(preprocess_empty, _compile_specs(backend))
+    why = f"preprocess of a program without calls {answer.failure}" if answer.failure else answer.result
+    if why:
+        advice = Kind.CRASH.value if answer.died else "compile it, or raise delegraph.errors.Unsupported"
+        raise CheckFailed(why, NOTHING[0], advice)
     return {"programs": len(NOTHING) + 1}
 
 
-def _wrong(one: Attempt, subject: Subject) -> str | None:
-    if one.lowered is None:
-        return f"lowering failed: {one.failed}"
-    _, fault = disagreement(one, subject)
-    return None if fault is None else fault.text
+def try_empty(program: Program, backend: BackendUnderTest) -> list[Outcome]:
+    """As it is."""
+    one = backend.attempt(program)
+    if one is None or one.phase is Phase.ENGINE:
+        return []
+    return _outcome(program, one, Kind.EMPTY, _wrong(one, backend))
 
 
-def _whole(subject: Subject, program: Program) -> None:
-    """``to_backend(backend_id, program)`` with a program without calls: a blob, or an error of delegraph.errors."""
-    made = program.kept()
-    if made is None:
-        return
-    normal, _ = normalize(made[0])
-    backend = subject.registry.get_backend(subject.backend)
+EMPTY = Series(f"{__name__}:EMPTY", lambda backend: iter(NOTHING), try_empty)
+
+
+def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
+    """Those that the partitioner gives a partition."""
+    results = (one.partitioned for one in backend.samples)
+    return next((s.compile_specs for r in results if r is not None for s in r.partition_tags.values()), ())
+
+
+def preprocess_empty(backend: BackendUnderTest, specs: tuple[CompileSpec, ...], report: Report) -> str | None:
+    """Run in another process: give preprocess a program without calls; what is wrong with the error that it raises."""
+    exported = NOTHING[0].exported
+    if exported is None:
+        return None
     try:
-        backend.preprocess(normal, list(_settings(subject)))
+        with quiet():
+            program = exported[0].run_decompositions({})
+            backend.registry.get_backend(backend.name).preprocess(program, list(specs))
     except DelegraphError:
-        return
+        return None
     except (Exception, SystemExit) as e:
-        text = f"preprocess of a program without calls raised {type(e).__name__}: {e}"
-        raise CheckFailed(text, program, "compile it, or raise delegraph.errors.Unsupported") from e
+        return f"preprocess of a program without calls raised {type(e).__name__}: {e}"
+    return None
 
 
-def _settings(subject: Subject) -> tuple[CompileSpec, ...]:
-    """The compile specs that the partitioner gives a partition."""
-    results = (one.recording.result for one in subject.samples)
-    found = (spec.compile_specs for r in results if r is not None for spec in r.partition_tags.values())
-    return next(found, ())
+# --- branches and loops
 
 
 @check
-def control_flow(subject: Subject) -> Figures:
-    """Branches and loops are lowered, parts of their bodies too, and compute the same whichever way they go."""
-    advice = "expect calls of higher-order operators, such as cond, and to be asked about their bodies one by one"
-    delegates = 0
-    for program in CONTROL_FLOW:
-        one = subject.attempt(program, program.kept())
-        if one is None or one.phase is Phase.ENGINE:
-            continue
-        other = replace(one, inputs=tuple(-i for i in one.inputs))
-        why = _wrong(one, subject) or _wrong(other, subject)
-        if why is not None:
-            raise CheckFailed(why, program, advice)
-        delegates += len(one.lowered.delegates) if one.lowered else 0
-    return {"programs": len(CONTROL_FLOW), "delegates": delegates}
+def control_flow(backend: BackendUnderTest) -> Figures:
+    """Branches and loops are lowered, parts of their subgraphs too, and compute the same whichever way they go."""
+    names = {p.name for p in CONTROL_FLOW}
+    outcomes = [o for o in sweep.run(backend, SUBGRAPHS) if o.program in names]  # the rest is for numerics
+    sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, SUBGRAPHS)
+    if not outcomes:
+        raise CheckSkipped("what is wrong with these programs is wrong without branches and loops too; see numerics")
+    return {"programs": len(outcomes), "operators_delegated": len({name for o in outcomes for name in o.accepted})}
+
+
+def try_control_flow(program: Program, backend: BackendUnderTest) -> list[Outcome]:
+    """As it is, and with inputs of the other sign; if that fails, the same operators without control flow."""
+    one = backend.attempt(program)
+    if one is None or one.phase is Phase.ENGINE:
+        return []
+    why = _wrong(one, backend) or _wrong(replace(one, inputs=tuple(-i for i in one.inputs)), backend)
+    alone = [o for member in program.members for o in try_program(member, backend)] if why else []
+    return [o for o in alone if o.faults] or _outcome(program, one, Kind.SUBGRAPHS, why)
+
+
+SUBGRAPHS = Series(f"{__name__}:SUBGRAPHS", lambda backend: iter(CONTROL_FLOW), try_control_flow, CONTROL_FLOW)
+
+
+# --- dynamic shapes
 
 
 @check
-def dynamic_shapes(subject: Subject) -> Figures:
+def dynamic_shapes(backend: BackendUnderTest) -> Figures:
     """Programs whose first dimensions are dynamic are handled, at other sizes too, or refused with a reason."""
-    tried = taken = 0
-    for program in (p for p in subject.programs if p.batched or p.name == "example"):
-        one = subject.attempt(program, program.exported(dynamic=True))
-        if one is None or one.phase is Phase.ENGINE or not _dynamic(one):
-            continue
-        tried += 1
-        taken += bool(one.lowered and one.lowered.delegates)
-        why = f"lowering failed: {one.failed}" if one.lowered is None else _left(one) or _fixed(one)
-        why = why or _at_sizes(one, subject)
-        if why is not None:
-            advice = (
-                "refuse symbolic sizes in the partitioner (ask isinstance(size, int) first), or compile for every size"
-            )
-            raise CheckFailed(why, _as_dynamic(program), advice)
-    if not tried:
+    sound = {o.program for o in backend.rehearsal if not o.faults}  # other checks are about the rest
+    outcomes = [o for o in sweep.run(backend, DYNAMIC) if o.program in sound]
+    sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, DYNAMIC, shown=_as_dynamic)
+    if not outcomes:
         raise CheckSkipped("no sample program could be exported with dynamic shapes")
-    return {"programs": tried, "delegated_in_part": taken}
+    return {"programs": len(outcomes), "delegated_in_part": sum(bool(o.accepted) for o in outcomes)}
 
 
-def _left(one: Attempt) -> str | None:
-    fault = unexplained(one)
-    return None if fault is None else fault.text
+def try_dynamic(program: Program, backend: BackendUnderTest) -> list[Outcome]:
+    """With its first dimensions dynamic."""
+    one = backend.attempt(program, dynamic=True)
+    if one is None or one.phase is Phase.ENGINE or not _symbolic_sizes(one):
+        return []
+    fault = partitioning_fault(one)
+    why = f"lowering failed: {one.failed}" if one.lowered is None else fault and fault.text
+    return _outcome(program, one, Kind.SIZES, why or _fixed(one) or _wrong_at_sizes(one, backend))
 
 
-def _dynamic(one: Attempt) -> bool:
-    values = (n.meta.get("val") for n in user_inputs(one.exported))
-    return any(isinstance(d, torch.SymInt) for v in values if isinstance(v, torch.Tensor) for d in v.shape)
+def export_dynamic() -> None:
+    """Export the programs that every backend is tried on."""
+    for program in PROGRAMS:
+        program.batched and program.exported_dynamic  # noqa: B018 - kept by the program
 
 
-def _fixed(one: Attempt) -> str | None:
-    """Reading a symbolic size as a number makes it that number, in the caller's program too."""
+DYNAMIC = Series(
+    f"{__name__}:DYNAMIC",
+    lambda backend: (p for p in backend.programs if p.batched or p.name == "example"),
+    try_dynamic,
+    export=export_dynamic,
+)
+
+
+def _symbolic_sizes(one: LoweringAttempt) -> list[Any]:
     values = [n.meta.get("val") for n in user_inputs(one.exported)]
-    sizes: list[Any] = [
-        d for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)
-    ]
-    found = [d for d in sizes if d.node.maybe_as_int() is not None]
-    return f"lowering fixed a dynamic size of the caller's program to {found[0]}" if found else None
+    return [d for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)]
 
 
-def _at_sizes(one: Attempt, subject: Subject) -> str | None:
+def _fixed(one: LoweringAttempt) -> str | None:
+    """Reading a symbolic size as a number makes it that number, in the caller's program too."""
+    fixed = [d for d in _symbolic_sizes(one) if d.node.maybe_as_int() is not None]
+    return f"lowering fixed a dynamic size of the caller's program to {fixed[0]}" if fixed else None
+
+
+def _wrong_at_sizes(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
     """How a delegate fails at the size of the example or at others."""
-    if one.lowered is None or subject.runtime is None or not comparable(one.exported):
+    if backend.runtime is None or not is_comparable(one.exported):
         return None
     for size in (3, 2, 5) if one.program.batched else (3,):
         with quiet():
             _, inputs = one.program.make(size)
-        _, fault = disagreement(replace(one, inputs=inputs), subject)
+        _, fault = compare_with_eager(replace(one, inputs=inputs), backend)
         if fault is not None:
             return f"called with N = {size}: {fault.text}"
     return None

@@ -5,21 +5,23 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from delegraph.errors import DelegraphError
-from delegraph.program.lowered_module import Argument, LoweredBackendModule
+from delegraph.lowering import LoweredBackendModule
 
-from ..backend_under_test import Recipe, Subject
+from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
-from ..lowering_attempt import Attempt, quiet
-from ..outcomes import CheckFailed
+from ..failures import CheckFailed
+from ..lowering_attempt import LoweringAttempt, quiet
+from ..subprocesses import Report
 
 COPIES = 800
-"""Damaged copies of a blob that are tried however long that takes; others follow for the subject's seconds."""
+"""Damaged copies of a blob that are tried however long that takes; others follow for the backend's seconds."""
 FLIPS = 4000
 """Damaged copies with other bytes, per blob."""
 STEP_SECONDS = 3.0
@@ -33,17 +35,17 @@ _ADVICE = "check every size, offset and count against the blob before using it, 
 
 
 @check
-def damaged_blob(subject: Subject) -> Figures:
+def damaged_blob(backend: BackendUnderTest) -> Figures:
     """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or a delegate that works.
 
     A backend that declares ``checksum=False`` is given whole bytes only: blobs cut short, and named data missing.
     """
-    subject.needs_runtime()
-    smallest = _smallest(subject.lowered)
+    backend.needs_runtime()
+    smallest = _smallest(backend.lowered)
     names = [one.program.name for one, _ in smallest]
-    answer = subject.elsewhere(f"{__name__}:damage", names, subject.seconds / 5)
+    answer = backend.run_elsewhere(try_malformed_blobs, names, backend.seconds / 5)
     programs = {one.program.name: one.program for one, _ in smallest}
-    if not answer.finished:
+    if answer.failure:
         name, _, mutation = answer.progress.partition(": ")
         raise CheckFailed(f"loading {mutation} {answer.failure}", programs.get(name), _ADVICE)
     figures, wrong = answer.result
@@ -55,7 +57,7 @@ def damaged_blob(subject: Subject) -> Figures:
     return counted
 
 
-def _smallest(lowered: list[Attempt]) -> list[tuple[Attempt, int]]:
+def _smallest(lowered: list[LoweringAttempt]) -> list[tuple[LoweringAttempt, int]]:
     """The programs with the smallest blobs: damage in them hits structure rather than weights."""
     sizes = [(one, min(len(d.processed_bytes) for d in one.lowered.delegates)) for one in lowered if one.lowered]
     return sorted(sizes, key=lambda pair: pair[1])[:_BLOBS]
@@ -69,47 +71,49 @@ class Wrong:
     text: str
 
 
-def damage(
-    recipe: Recipe, names: list[str], seconds: float, progress: Callable[[str], None]
+def try_malformed_blobs(
+    backend: BackendUnderTest, names: list[str], seconds: float, report: Report
 ) -> tuple[dict[str, int], list[Wrong]]:
     """Run in another process: try damaged copies of the programs' smallest blobs; what happened, and what was wrong."""
-    subject = recipe.subject()
     counts = dict.fromkeys(("blobs", "truncations", "changed", "refused", "worked"), 0)
     wrong: list[Wrong] = []
-    chosen = [p for p in subject.programs if p.name in names]
+    chosen = [p for p in backend.programs if p.name in names]
     for program in chosen:
-        one = subject.attempt(program, program.kept())
+        one = backend.attempt(program)
         if one is None or one.lowered is None:
             continue
         module = min((d.module for d in one.lowered.delegates), key=lambda m: len(m.processed_bytes))
         counts["blobs"] += 1
         deadline = time.monotonic() + seconds / len(chosen)
         with quiet():
-            for found in _tried(module, subject, counts, deadline, _named(program.name, progress)):
-                wrong.append(Wrong(program.name, found))
+            for text in _try_copies(module, backend, counts, deadline, partial(_report_copy, report, program.name)):
+                wrong.append(Wrong(program.name, text))
                 if len(wrong) >= _ENOUGH:
                     return counts, wrong
     return counts, wrong
 
 
-def _named(program: str, progress: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda text: progress(f"{program}: {text}")
+def _report_copy(report: Report, program: str, text: str) -> None:
+    report(f"{program}: {text}")
 
 
-def _tried(
+def _try_copies(
     module: LoweredBackendModule,
-    subject: Subject,
+    backend: BackendUnderTest,
     counts: dict[str, int],
     deadline: float,
-    progress: Callable[[str], None],
+    report: Report,
 ) -> Iterator[str]:
-    runtime, inputs = subject.needs_runtime(), [_sample(a) for a in module.inputs]
+    runtime = backend.needs_runtime()
+    inputs = [
+        1 if a.dtype is None else torch.ones([int(d) for d in a.shape or ()], dtype=a.dtype) for a in module.inputs
+    ]
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    checksum = subject.registry.spec(subject.backend).checksum
+    checksum = backend.registry.spec(backend.name).checksum
     for number, (kind, what, blob, data) in enumerate(_copies(module, checksum)):
         if number >= COPIES and time.monotonic() > deadline:
             break
-        progress(what)
+        report(what)
         signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)  # its default action ends the process, also inside C code
         counts[kind] += 1
         why = _outcome(runtime, blob, list(module.compile_specs), data, inputs, counts)
@@ -131,12 +135,6 @@ def _outcome(
         return f"raised {type(e).__name__}: {e!s:.200}"
     counts["worked"] += 1
     return None
-
-
-def _sample(argument: Argument) -> Any:
-    if argument.dtype is None:
-        return 1
-    return torch.ones([int(d) for d in argument.shape or ()], dtype=argument.dtype)
 
 
 def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ..backend_under_test import Subject
+from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
-from ..outcomes import CheckFailed, CheckSkipped
-from ..reproduce import calling_again, lowering, verifying
-from ..sweep import find
-from ..trial import UNCOMPILED, Fault, Kind, Outcome
+from ..failures import CheckFailed, CheckSkipped
+from ..sweep import GATE, MORE, SAMPLES, raise_first
+from ..trial import UNCOMPILED
 
 
 @check
-def accepted_compiles(subject: Subject) -> Figures:
+def accepted_compiles(backend: BackendUnderTest) -> Figures:
     """What the partitioner accepts compiles, and what it refuses has a reason: over OpInfo and random programs."""
-    sweep = subject.sweep
-    _raise_first(sweep.faults(compiling=True), subject)
+    sweep = backend.sweep
+    faults = [(o, f) for o in sweep.outcomes for f in o.faults if f.kind in UNCOMPILED]
+    raise_first(faults, backend, SAMPLES, GATE, MORE)
     programs, accepted = len(sweep.reached), sweep.accepted
     if not accepted:
         text = f"the backend took nothing of {programs} programs"
@@ -24,30 +24,20 @@ def accepted_compiles(subject: Subject) -> Figures:
 
 
 @check
-def numerics(subject: Subject) -> Figures:
+def numerics(backend: BackendUnderTest) -> Figures:
     """What was lowered computes what eager computes: NaN, infinity and wide integers too, and call after call."""
-    subject.needs_runtime()
-    sweep = subject.sweep
-    _raise_first(sweep.faults(compiling=False), subject)
-    compared = [o for o in sweep.outcomes if o.compared]
+    backend.needs_runtime()
+    outcomes = backend.sweep.outcomes
+    faults = [(o, f) for o in outcomes for f in o.faults if f.kind not in UNCOMPILED]
+    raise_first(faults, backend, SAMPLES, GATE, MORE)
+    compared = [o for o in outcomes if o.compared]
     if not compared:
         raise CheckSkipped("no program was delegated at least in part; see accepted_compiles")
     operators = {name for o in compared for name in o.accepted}
-    excused = sum(bool(o.excuse) for o in compared)
     return {
-        **{"programs": len(compared), "operators": len(operators), "excused": excused},
-        **{"largest_error": max(o.error for o in compared), "tolerance": subject.tolerance},
+        "programs": len(compared),
+        "operators": len(operators),
+        "excused": sum(bool(o.excuse) for o in compared),
+        "largest_error": max(o.error for o in compared),
+        "tolerance": backend.tolerance,
     }
-
-
-def _raise_first(found: list[tuple[Outcome, Fault]], subject: Subject) -> None:
-    if found:
-        (one, fault), *others = found
-        more = [f"{o.program}: {f.text.partition(chr(10))[0]}" for o, f in others]
-        raise CheckFailed(fault.text, find(subject, one.program), fault.kind.value, more, _ending(fault, subject))
-
-
-def _ending(fault: Fault, subject: Subject) -> str:
-    if fault.kind is Kind.ALIASED:
-        return calling_again(subject)
-    return lowering(subject) + "print(lowered.report)\n" if fault.kind in UNCOMPILED[:3] else verifying(subject)

@@ -3,44 +3,56 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from delegraph.api import lower
+import delegraph
 
-from ..backend_under_test import Subject
+from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
+from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import HandedOver, handed_over, quiet
-from ..outcomes import CheckFailed, CheckSkipped
+from ..subprocesses import Report
+from ..trial import Kind
 
 _THREADS, _ROUNDS = 4, 3
 
 
 @check
-def thread_safety(subject: Subject) -> Figures:
+def thread_safety(backend: BackendUnderTest) -> Figures:
     """What a backend that declares ``thread_safe`` makes of many partitions at once is what it makes of each alone."""
-    if not subject.registry.get_backend(subject.backend).thread_safe:
+    if not backend.registry.get_backend(backend.name).thread_safe:
         raise CheckSkipped("the backend does not declare thread_safe")
-    programs = {one.program.name: one.exported for one in subject.lowered}
-    wanted = _compiled(subject, programs, None)
-    for _ in range(_ROUNDS):
-        with ThreadPoolExecutor(_THREADS) as executor:
-            made = _compiled(subject, programs, executor)
-        if made != wanted:
-            place = next(k for k, (a, b) in enumerate(zip(made, wanted, strict=True)) if a != b)
-            text = f"compiled by {_THREADS} threads, delegate {place} of all samples together is another than alone"
-            raise CheckFailed(
-                text, advice="keep what preprocess works on in local variables, or leave thread_safe False"
-            )
-    return {"delegates": len(wanted), "threads": _THREADS}
+    answer = backend.run_apart(compile_at_once, [one.program.name for one in backend.lowered])
+    if answer.died:
+        raise CheckFailed(f"compiling {answer.progress}, the process {answer.died}", advice=Kind.CRASH.value)
+    delegates, why = answer.result or (0, f"compiling {answer.progress} {answer.failure}")
+    if why:
+        advice = "keep what preprocess works on in local variables, or leave thread_safe False"
+        raise CheckFailed(why, advice=advice)
+    return {"delegates": delegates, "threads": _THREADS}
 
 
-def _compiled(subject: Subject, programs: dict[str, Any], executor: ThreadPoolExecutor | None) -> list[HandedOver]:
-    """What comes of all programs as methods of one lowering."""
-    with quiet():
-        try:
-            made = lower(programs, backends=[subject.partitioner()], registry=subject.registry, executor=executor)
-            return handed_over(made)
-        except (Exception, SystemExit) as e:
-            how = "all samples in one lowering" if executor is None else f"{_THREADS} threads"
-            text = f"preprocess, called for {how}, raised {type(e).__name__}: {e}"
-            raise CheckFailed(text, advice="see accepted_compiles; or leave thread_safe False") from e
+def compile_at_once(backend: BackendUnderTest, names: list[str], report: Report) -> tuple[int, str | None]:
+    """Run in another process: compile the samples one by one and by threads; how many delegates, and what differs."""
+    programs = {p.name: p.exported[0] for p in backend.programs if p.name in names and p.exported is not None}
+
+    def compile_all(executor: ThreadPoolExecutor | None) -> list[HandedOver]:
+        """All programs as methods of one lowering."""
+        report("all samples in one lowering" if executor is None else f"all samples by {_THREADS} threads")
+        with quiet():
+            partitioner = backend.partitioner()
+            lowered = delegraph.lower(programs, backends=[partitioner], registry=backend.registry, executor=executor)
+            return handed_over(lowered)
+
+    how = "all samples in one lowering"
+    try:
+        alone = compile_all(None)
+        how = f"{_THREADS} threads"
+        for _ in range(_ROUNDS):
+            with ThreadPoolExecutor(_THREADS) as executor:
+                together = compile_all(executor)
+            if together != alone:
+                place = next(k for k, (a, b) in enumerate(zip(together, alone, strict=True)) if a != b)
+                return 0, f"compiled by {how}, delegate {place} of all samples together is another than alone"
+    except (Exception, SystemExit) as e:
+        return 0, f"preprocess, called for {how}, raised {type(e).__name__}: {e}"
+    return len(alone), None

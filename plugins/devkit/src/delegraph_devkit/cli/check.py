@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+import delegraph
 from delegraph.cli.command import Outcome, check_model, load_model, parse_options, progress
-from delegraph.discovery.registry import default_registry
 from delegraph.errors import UsageError
 
 
@@ -41,26 +41,26 @@ def _check(args: argparse.Namespace) -> Outcome:
     options = parse_options([args.backend], args.option).get(args.backend, {})
     example = None if args.example is None else _ModelFile(args.example)
     with progress("importing torch"):
-        import delegraph_devkit as testing
+        import delegraph_devkit as devkit
 
-        default_registry().get_backend(args.backend)
-    _known(args.only, testing.CHECKS, args.operator)
-    subject = testing.Subject(
+        delegraph.get_backend(args.backend)
+    _known(args.only, devkit.CHECKS, args.operator)
+    backend = devkit.BackendUnderTest(
         args.backend,
         options,
-        testing.TOLERANCE if args.tolerance is None else args.tolerance,
+        devkit.TOLERANCE if args.tolerance is None else args.tolerance,
         example,
-        gate=testing.QUICK_GATE if args.quick else testing.GATE,
+        gate=devkit.QUICK_GATE if args.quick else devkit.GATE,
         seconds=args.seconds,
         operators=tuple(args.operator),
     )
     chosen = args.only or (["accepted_compiles", "numerics"] if args.operator else [])
-    report = testing.run_checks(subject, chosen, lambda name: progress(f"checking {name}"))
+    report = devkit.run_checks(backend, chosen, lambda name: progress(f"checking {name}"))
     text, content = str(report), report.to_json()
     if args.verbose:
-        text = f"{subject.sweep}\n\n{text}"
-        content["programs"] = [asdict(o) for o in subject.sweep.outcomes]
-    return Outcome(testing.SCHEMA, content, text, 0 if report.passed else 1)
+        text = f"{backend.sweep}\n\n{text}"
+        content["programs"] = [asdict(o) for o in backend.sweep.outcomes]
+    return Outcome(devkit.SCHEMA, content, text, 0 if report.passed else 1)
 
 
 def _seconds(text: str) -> float:

@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 
 from delegraph.cli.command import Outcome
-from delegraph.discovery.registry import default_registry
 from delegraph.errors import UsageError
 
 from .. import scaffold
@@ -50,7 +49,7 @@ def _names(text: str, backend: str | None) -> scaffold.Names:
         text = f"no backend can be called {backend!r}: {reason}"
         raise UsageError("usage-invalid", text, hint="a name such as my-npu")
     names = scaffold.Names.of(text, backend)
-    owner = scaffold.taken(names, default_registry())
+    owner = scaffold.taken(names)
     if owner is not None:
         asked = repr(text) if backend is None else f"{text!r} with the backend {backend!r}"
         hint = f"choose another, such as: delegraph new-backend delegraph-{names.backend} --backend {names.backend}"

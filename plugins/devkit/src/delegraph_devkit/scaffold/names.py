@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import keyword
 import re
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 
-import importlib_metadata
-from delegraph.discovery.distributions import canonical
-from delegraph.discovery.registry import Registry
+import delegraph
+from delegraph import Registry
 from delegraph.errors import DelegraphWarning
+from packaging.utils import canonicalize_name
 
 LONGEST = 40
 """Characters of a name: with more, lines of the generated code are longer than its linter wants."""
@@ -40,7 +42,7 @@ class Names:
 
         ``why_not`` has nothing to say of either.
         """
-        distribution, name = canonical(text), canonical(backend or text)
+        distribution, name = canonicalize_name(text), canonicalize_name(backend or text)
         words = name.split("-")
         named = words[:-1] if words[-1] == "backend" else words  # MyBackend, not MyBackendBackend
         return cls(distribution, distribution.replace("-", "_"), name, "".join(map(str.capitalize, named)))
@@ -70,33 +72,20 @@ def why_no_backend(text: str) -> str | None:
         return "a name has letters, digits, '-', '_' and '.'; it begins with a letter and ends with a letter or digit"
     if len(text) > LONGEST:
         return f"a name has at most {LONGEST} characters; this one has {len(text)}"
-    return f"{canonical(text)!r} is reserved" if canonical(text) in RESERVED else None
+    return f"{canonicalize_name(text)!r} is reserved" if canonicalize_name(text) in RESERVED else None
 
 
-def taken(names: Names, registry: Registry) -> str | None:
-    """What is installed under one of these names; None if nothing is."""
-    return _backend(names, registry) or _distribution(names.distribution) or _module(names.package)
-
-
-def _backend(names: Names, registry: Registry) -> str | None:
+def taken(names: Names, registry: Registry | None = None) -> str | None:
+    """What is installed, or in ``registry``, under one of these names; None if nothing is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DelegraphWarning)  # a plugin that is broken keeps its name all the same
-        infos = registry.backends()
+        infos = delegraph.backends() if registry is None else registry.backends()
     for info in infos:
-        if names.backend == canonical(info.name) or names.backend_id.lower() == info.backend_id.lower():
+        if names.backend == canonicalize_name(info.name) or names.backend_id.lower() == info.backend_id.lower():
             return f"{info.distribution} {info.version} is installed and offers {info.name!r} ({info.backend_id})"
-    return None
-
-
-def _distribution(name: str) -> str | None:
-    try:
-        found = importlib_metadata.distribution(name)
-    except importlib_metadata.PackageNotFoundError:
-        return None
-    return f"the distribution {name} {found.version} is installed"
-
-
-def _module(name: str) -> str | None:
-    """A folder without ``__init__.py`` is none: the folder that is about to be filled may be on the path."""
-    found = importlib.util.find_spec(name)
-    return f"there is a module {name} already ({found.origin})" if found and found.origin else None
+    with suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version(names.distribution)
+        return f"the distribution {names.distribution} {version} is installed"
+    # A folder without __init__.py has no origin: the folder that is about to be filled may be on the path.
+    spec = importlib.util.find_spec(names.package)
+    return f"there is a module {names.package} already ({spec.origin})" if spec and spec.origin else None

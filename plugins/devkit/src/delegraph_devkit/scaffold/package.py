@@ -55,14 +55,14 @@ def _check_place(folder: Path, target: Path) -> None:
 
 
 def _write(path: str, folder: Path, names: Names) -> str:
-    renamed = _renamed(path, names)
+    renamed = _rename(path, names)
     target = folder / renamed
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(_renamed((TEMPLATE / path).read_text("utf-8"), names).encode())
+    target.write_bytes(_rename((TEMPLATE / path).read_text("utf-8"), names).encode())
     return renamed
 
 
-def _renamed(text: str, names: Names) -> str:
+def _rename(text: str, names: Names) -> str:
     """``text`` with the template's four names replaced, in one pass: a new name may contain one of them."""
     new = {
         **{"acme-npu-plugin": names.distribution, "acme-npu": names.backend},
