@@ -49,6 +49,7 @@ FAMILY.cases("max-pool1d-dilated", nn.MaxPool1d(3, 2, 1, dilation=3, ceil_mode=T
 for dilation, stride, ceil in ((2, 1, False), ((1, 3), 2, True), ((2, 1), (3, 1), False), (3, 4, True)):
     pool = nn.MaxPool2d(3, stride, 1, dilation, ceil_mode=ceil)
     FAMILY.cases(f"max-pool-dilated{dilation}-s{stride}", pool, image, image[0])
+FAMILY.cases("max-pool-dilated-int", nn.MaxPool2d(2, 1, 1, 2), (randn(1, 2, 5, 6) * 50).to(torch.int8))
 FAMILY.cases("max-pool3d-dilated", nn.MaxPool3d(2, 2, 1, (1, 2, 3)), volume, volume[0])
 for size in (1, (2, 3, 4), (5, 7, 6)):
     FAMILY.cases(f"adaptive3d{size}", nn.AdaptiveAvgPool3d(size), volume, volume[0])

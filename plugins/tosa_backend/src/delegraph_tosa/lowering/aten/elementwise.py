@@ -121,9 +121,9 @@ def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
 
 
 def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
-    """left + alpha * right; of truth values: either."""
+    """left + alpha * right; of truth values: either, or the left one if alpha is False."""
     if _both_bool(left, right):
-        return t.logical_or(left, right)
+        return t.logical_or(left, right if alpha else t.logical_and(right, False))
     return t.add(*promoted(t, left, scaled(t, right, alpha)))
 
 

@@ -83,7 +83,10 @@ def _check_types(t: Tosa, input: Value, *others: Value | None) -> None:
 
 
 def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
-    """x [*S] minus its mean over ``axes``, divided by its deviation; with the mean and 1 / deviation, in fp32."""
+    """x [*S] minus its mean over ``axes``, divided by its deviation; with the mean and 1 / deviation, in fp32.
+
+    Where the variance overflows (deviations above 1e19) all is 0, as in torch, which also has NaN there.
+    """
     wide = converted(t, x, DType.FP32)
     mean = average(t, wide, axes, True)
     centred = t.sub(wide, mean)
@@ -104,7 +107,13 @@ def _layer_norm(
     axes = range(x.rank - len(normalized_shape), x.rank)
     y, mean, scale = standardized(t, x, axes, eps)
     shape = (1,) * (x.rank - len(normalized_shape)) + tuple(normalized_shape)
-    return converted(t, _affine(t, y, weight, bias, shape), x.dtype), mean, scale
+    kept = [converted(t, v, _statistics_type(x, weight)) for v in (mean, scale)]
+    return converted(t, _affine(t, y, weight, bias, shape), x.dtype), kept[0], kept[1]
+
+
+def _statistics_type(x: Value, weight: Value | None) -> DType:
+    """The type of the statistics that torch returns: that of the weights, which may be wider than the input."""
+    return x.dtype if weight is None else weight.dtype
 
 
 @lowers(aten.layer_norm.default)
@@ -170,8 +179,8 @@ def native_group_norm(
 ) -> tuple[Value, Value, Value]:
     """input [N,C,*S] -> [N,C,*S], and the means and 1 / deviations [N,group]"""
     y, mean, scale = _grouped(t, input, group, eps)
-    statistics = (t.reshape(mean, (N, group)), t.reshape(scale, (N, group)))
-    return converted(t, _affine(t, y, weight, bias, _channel_shape(input)), input.dtype), *statistics
+    kept = [converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight)) for v in (mean, scale)]
+    return converted(t, _affine(t, y, weight, bias, _channel_shape(input)), input.dtype), kept[0], kept[1]
 
 
 @lowers(aten.instance_norm.default)

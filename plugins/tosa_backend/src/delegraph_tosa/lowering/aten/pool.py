@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from ...ir.graph import Value
+from ...ir.types import ARRAY_DTYPES, FLOATS
 from ..builder import Tosa
 from ..layout import batched, channels_first, channels_last, numbers, unbatched
 from ..registry import lowers
@@ -80,7 +82,8 @@ def _dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     frame = [(0, 0)] * 4
     frame[axis] = (window.before, rows * d - window.before - length)
     apart = (n, rows, d * size[1], c) if axis == 1 else (n * size[0], rows, d, c)
-    y = t.reshape(framed(t, x, frame, -math.inf), apart)
+    lowest = -math.inf if x.dtype in FLOATS else float(np.iinfo(ARRAY_DTYPES[x.dtype]).min)
+    y = t.reshape(framed(t, x, frame, lowest), apart)
     y = t.max_pool2d(y, (window.kernel, 1), (1, 1), (0, 0, 0, 0))
     places = list(x.shape)
     places[axis] = y.shape[1] * d
