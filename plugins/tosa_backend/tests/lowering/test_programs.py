@@ -88,6 +88,10 @@ PROGRAMS = {
     "pyramid": (Program(pyramid, first=conv(4, 3, 3, padding=1)), [IMAGE]),
     "across layouts": (Program(across_layouts, first=conv(4, 4, 3, 2)), [IMAGE]),
     "int64 positions that fold": (Program(positions, ids=torch.arange(9)[None]), [torch.randn(2, 4)]),
+    "an empty cache": (
+        Program(lambda m, x: torch.cat([m.cache, torch.cat([x[:, :0], x], 1)], 1).relu(), cache=torch.empty(0)),
+        [ROWS],
+    ),
     "rank 0": (Program(lambda m, x, s: (x * s).mean() - s * 2), [ROWS, torch.tensor(0.5)]),
     "the same result three times": (Program(lambda m, x: (x + 1,) * 3), [ROWS]),
     "an input as a result": (Program(lambda m, x, y: (y, x + y, x)), [ROWS, ROWS * 2]),

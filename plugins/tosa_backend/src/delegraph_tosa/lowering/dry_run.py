@@ -19,7 +19,7 @@ from ..spec import TosaSpec
 from .builder import Tosa
 from .interpreter import Interpreter
 from .ranges import INT32, Range, inside, range_of
-from .registry import Result, apply, bind, is_unpacking, rule_of
+from .registry import Result, apply, bind, is_empty, is_unpacking, rule_of
 from .torch_types import constant_of, refused, type_of
 
 
@@ -121,6 +121,8 @@ class DryRun(Interpreter):
         if is_unpacking(node):
             return super().run(node)
         rule = rule_of(node)
+        if is_empty(node):
+            return None
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
         key = (node.target, *map(_key, arguments))
         try:

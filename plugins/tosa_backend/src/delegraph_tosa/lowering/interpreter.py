@@ -18,7 +18,7 @@ from ..spec import TosaSpec
 from .bounds import bounds_of
 from .builder import Tosa
 from .ranges import Range, meet, range_of
-from .registry import Result, apply, bind, is_unpacking, rule_of
+from .registry import Result, apply, bind, is_empty, is_unpacking, rule_of
 from .torch_types import constant_of, memory_of, refused, type_of
 
 R = TypeVar("R", bound=Result)
@@ -98,6 +98,8 @@ class Interpreter:
         if is_unpacking(node):
             return None  # when it is used: of several results, those that nobody uses need not be there
         rule = rule_of(node)
+        if is_empty(node):
+            return None  # there is nothing to compute; who needs it as an operand is refused
         result = self.bounded(node, apply(self.t, rule, node, bind(rule, node, self.value_of, self.type_of_operand)))
         self.values[node] = result
         return result

@@ -40,12 +40,14 @@ class Rule(NamedTuple):
     types: frozenset[int] = frozenset()
     by_memory: bool = False
     """Whether the operator is about places in memory: its first tensor must lie there in the order of its axes."""
+    skips_empty: bool = False
+    """Whether tensors without elements in a list add nothing to the result: they are left out of it."""
 
 
 RULES: dict[OpOverload, Rule] = {}
 
 
-def lowers(*overloads: OpOverload, by_memory: bool = False) -> Callable[[F], F]:
+def lowers(*overloads: OpOverload, by_memory: bool = False, skips_empty: bool = False) -> Callable[[F], F]:
     """Register a rule; its parameter names must be the schema's, and an operator has one rule (see ``Rule``)."""
 
     def register(function: F) -> F:
@@ -57,7 +59,7 @@ def lowers(*overloads: OpOverload, by_memory: bool = False) -> Callable[[F], F]:
                 raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
             if overload in RULES:
                 raise ValueError(f"{overload} has the rule {RULES[overload].function.__name__} already")
-            RULES[overload] = Rule(function, parameters, types, by_memory)
+            RULES[overload] = Rule(function, parameters, types, by_memory, skips_empty)
         return function
 
     return register
@@ -98,13 +100,24 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operan
         if isinstance(argument, Node):
             return value_of(argument)
         if isinstance(argument, (list, tuple)):
-            return [bound(a) for a in argument]
+            return [bound(a) for a in argument if not (rule.skips_empty and _adds_nothing(a, node))]
         return argument
 
     arguments = [type_of_operand(a) if k in rule.types else bound(a) for k, a in enumerate(node.args)]  # type: ignore[arg-type]
     for name, default in rule.parameters[len(arguments) :]:
         arguments.append(bound(node.kwargs[name]) if name in node.kwargs else default)
     return arguments
+
+
+def _adds_nothing(part: Any, whole: Node) -> bool:
+    """Whether ``part`` has no elements, and not an element type that would change the result's."""
+    return isinstance(part, Node) and is_empty(part) and part.meta["val"].dtype is whole.meta["val"].dtype
+
+
+def is_empty(node: Node) -> bool:
+    """Whether ``node`` is a tensor without elements, which TOSA does not have."""
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and any(type(size) is int and size == 0 for size in val.shape)
 
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:

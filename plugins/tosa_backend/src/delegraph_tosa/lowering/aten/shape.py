@@ -157,9 +157,9 @@ def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int])
 # ---- joining
 
 
-@lowers(aten.cat.default, aten.concat.default, aten.concatenate.default)
+@lowers(aten.cat.default, aten.concat.default, aten.concatenate.default, skips_empty=True)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
-    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]"""
+    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; what is empty adds nothing"""
     same = _one_type(t, tensors)
     return joined(t, same, axis_of(dim, same[0].rank))
 
