@@ -72,14 +72,17 @@ def lower(
     return result
 
 
-def load(path: str | os.PathLike[str], registry: Registry | None = None) -> LoadedProgram:
+def load(
+    path: str | os.PathLike[str], registry: Registry | None = None, *, runtime: str | None = None
+) -> LoadedProgram:
     """Read a program that was saved; call it, or one of its methods, as it was called before.
 
     The path's suffix chooses the format. Delegates run in the runtimes of their backends, which load them with the
-    first call. Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read back,
-    FormatError for a damaged file.
+    first call. ``runtime`` names one that executes the whole file instead, such as ``"executorch"`` for ``.pte``.
+    Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read back, FormatError for
+    a damaged file, NoRuntime if a runtime is not there.
     """
-    return FileFormat(path, registry or default_registry()).load()
+    return FileFormat(path, registry or default_registry()).load(runtime)
 
 
 def _partitioners(

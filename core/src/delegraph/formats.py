@@ -188,6 +188,14 @@ class ProgramFormat:
         raise NotImplementedError
 
     @staticmethod
+    def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
+        """The methods of the program in a file, executed by one of the ``runtimes`` that the ``FormatSpec`` names.
+
+        Raises NoRuntime, with what to install, if it is not there.
+        """
+        raise NotImplementedError
+
+    @staticmethod
     def inspect(path: Path) -> Inspection:
         """What is in a file. ``delegraph inspect`` needs no torch if this does not."""
         raise NotImplementedError

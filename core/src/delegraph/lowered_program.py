@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,19 +83,28 @@ class LoweredProgram(MethodPrograms):
         other._methods = methods
         return other
 
-    def verify(self, *args: Any, method: str | None = None, **kwargs: Any) -> Verification:
+    def verify(self, *args: Any, method: str | None = None, runtime: str | None = None, **kwargs: Any) -> Verification:
         """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both.
 
+        ``runtime`` names one that executes files of a format (``"executorch"``): the program is saved in that format
+        and run there instead. Raises NoRuntime if it is not there.
         The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
         """
         name = self._known(method or self._only())
-        got = self._methods[name].instance()(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        given = copy.deepcopy(args), copy.deepcopy(kwargs)
+        got = self._run_in(runtime, name, *given) if runtime else self._methods[name].instance()(*given[0], **given[1])
         written = {target for d in self.delegates if d.method == name for target in d.module.state}
         written |= written_targets(self._programs[name])
         with TRACING, torch.no_grad(), _state_kept(self._eager[name], written) as eager:
             returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
         return compare(got, wanted)
+
+    def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            file = FileFormat(Path(folder, f"program{self._registry.suffix_for(runtime)}"), self._registry)
+            file.save(self, {})
+            return file.load(runtime).method(name)(*args, **kwargs)
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the program, whole or not at all, in the format that the path's suffix chooses.

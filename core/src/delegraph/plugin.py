@@ -120,7 +120,8 @@ class QuantizerSpec:
 class FormatSpec:
     """A file format, chosen by its suffix (``".tosa"``): a ``delegraph.formats.ProgramFormat``.
 
-    ``requires`` names modules that must be importable, ``install_hint`` how to get them.
+    ``requires`` names modules that must be importable, ``install_hint`` how to get them. ``runtimes`` names what else
+    executes such files on this host, through the format's ``load_in``.
     """
 
     suffix: str
@@ -128,10 +129,11 @@ class FormatSpec:
     summary: str = ""
     requires: tuple[str, ...] = ()
     install_hint: str = ""
+    runtimes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self, suffix=_SUFFIX, target=_TARGET)
-        _as_tuples(self, "requires")
+        _as_tuples(self, "requires", "runtimes")
 
 
 @dataclass(frozen=True)

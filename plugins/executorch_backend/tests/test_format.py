@@ -16,10 +16,11 @@ import delegraph_executorch.plugin
 import delegraph_tosa.plugin
 import pytest
 import torch
-from delegraph.errors import FormatError, InputError, OptionError, Unsupported
+from delegraph.errors import FormatError, InputError, NoRuntime, OptionError, Unsupported
 from delegraph_executorch.debug import DebugFile
 from delegraph_executorch.emit import emit_program
 from delegraph_executorch.format import PteFormat
+from delegraph_executorch.run import stock
 from delegraph_executorch.run.stock import StockProgram
 from torch import nn
 
@@ -216,3 +217,29 @@ def test_looking_at_a_file_imports_no_torch(registry: delegraph.Registry, tmp_pa
     code = "import sys; from pathlib import Path; from delegraph_executorch.format import PteFormat as F\n"
     code += f"F.page(Path({str(tmp_path / 'net.pte')!r})); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_in_the_stock_runtime_by_its_name(registry: delegraph.Registry, tmp_path: Path) -> None:
+    stock_runtime()
+    lowered = _lower(registry)
+    assert lowered.verify(X, runtime="executorch").relative_error < 1e-6
+    lowered.save(tmp_path / "net.pte")
+    expect_equal(
+        list(delegraph.load(tmp_path / "net.pte", registry, runtime="executorch")(X).values()), list(Net()(X).values())
+    )
+
+
+def test_a_runtime_that_is_not_there_is_an_error_with_what_to_install(
+    registry: delegraph.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered = _lower(registry)
+    with pytest.raises(NoRuntime, match=r"'npu-simulator' \(executorch\)"):
+        lowered.verify(X, runtime="npu-simulator")
+    for name in [n for n in sys.modules if n.partition(".")[0] == "executorch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "executorch", None)
+    stock.stock_runtime.cache_clear()
+    with pytest.raises(NoRuntime) as raised:
+        lowered.verify(X, runtime="executorch")
+    stock.stock_runtime.cache_clear()
+    assert raised.value.hint == 'pip install "delegraph-executorch[runtime]"'

@@ -71,6 +71,8 @@ class Run:
             help="iterations of all loops together (.tosa: 100000)",
         )
 
+        parser.add_argument("--runtime", metavar="NAME", help="execute a .pte file in this runtime, such as executorch")
+
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         file_format = _find_format(args.file)
@@ -79,10 +81,10 @@ class Run:
             raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
         inputs = [_read_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
         with progress(f"running {args.file}"):
-            if file_format.defines("run"):
+            if args.runtime is None and file_format.defines("run"):
                 outputs = file_format.run(args.file, inputs, **bound)
             else:
-                outputs = _call(file_format, inputs)
+                outputs = _call(file_format, inputs, args.runtime)
         rows = [_describe(name, value) for name, value in outputs]
         if args.output:
             _save(args.output, [value for _, value in outputs])
@@ -98,12 +100,12 @@ def _find_format(path: Path) -> FileFormat:
     return FileFormat(path, default_registry())
 
 
-def _call(file_format: FileFormat, inputs: list[np.ndarray[Any, Any]]) -> list[tuple[str, Any]]:
-    """Run a file whose format only reads it: its method, called with a tensor for each array."""
+def _call(file_format: FileFormat, inputs: list[np.ndarray[Any, Any]], runtime: str | None) -> list[tuple[str, Any]]:
+    """Run a file by its method, with a tensor for each array: its format only reads it, or has another runtime."""
     import torch
     from torch.utils import _pytree as pytree
 
-    results = pytree.tree_leaves(file_format.load()(*map(torch.from_numpy, inputs)))
+    results = pytree.tree_leaves(file_format.load(runtime)(*map(torch.from_numpy, inputs)))
     return [(f"output_{k}", torch.as_tensor(r).detach().numpy()) for k, r in enumerate(results)]
 
 

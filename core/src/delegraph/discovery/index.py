@@ -11,6 +11,7 @@ from ..errors import (
     BackendNotFound,
     DelegraphError,
     FormatNotFound,
+    NoRuntime,
     PluginBroken,
     PluginConflict,
     PluginIncompatible,
@@ -247,6 +248,15 @@ class Index:
             hint = spec.install_hint or f"install what provides {', '.join(absent)}"
             raise PluginUnavailable("plugin-unavailable", text, hint=hint)
         return spec, record
+
+    def suffix_for(self, runtime: str) -> str:
+        """The suffix of the files that a runtime executes. Raises NoRuntime if no plugin names it."""
+        specs = [spec for found in self._formats.values() for spec, _ in found]
+        suffix = next((spec.suffix for spec in specs if runtime in spec.runtimes), None)
+        if suffix is None:
+            known = ", ".join(sorted({name for spec in specs for name in spec.runtimes})) or "none"
+            raise NoRuntime("no-runtime", f"no installed plugin executes files in the runtime {runtime!r} ({known})")
+        return suffix
 
     def _format_not_found(self, name: str) -> DelegraphError:
         """What would provide the format: a plugin that is installed and cannot be used, or one that is not."""

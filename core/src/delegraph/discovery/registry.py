@@ -168,6 +168,10 @@ class Registry:
         kind: type[ProgramFormat] = self.resolve(*self._index().format(os.fspath(path)))
         return kind
 
+    def suffix_for(self, runtime: str) -> str:
+        """The suffix of the files that a runtime of a format executes. Raises NoRuntime."""
+        return self._index().suffix_for(runtime)
+
     def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
         """The object that a declaration names, imported and checked. Raises PluginBroken with the cause."""
         if spec.target in record.objects:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry
-from ..errors import ContractViolation, InputError, OptionError
+from ..errors import ContractViolation, InputError, NoRuntime, OptionError
 from ..formats import Blob, ProgramContents, ProgramFormat, defines
 from ..io.atomic_write import write_whole
 from ..io.blob import is_blob
@@ -83,13 +83,18 @@ class FileFormat:
         write_whole(self.path, content)
         return len(content)
 
-    def load(self) -> LoadedProgram:
-        """Read the program in the file. Raises InputError for a file that cannot be opened."""
+    def load(self, runtime: str | None = None) -> LoadedProgram:
+        """Read the program in the file, for a runtime of the format or for this host.
+
+        Raises InputError for a file that cannot be opened, NoRuntime for a runtime that is not of this format.
+        """
         try:
             self.path.open("rb").close()
         except OSError as e:
             raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
-        methods = self.read(self.path, self._load_delegate)
+        if runtime is not None and self.path.suffix != self.registry.suffix_for(runtime):
+            raise NoRuntime("no-runtime", f"the runtime {runtime!r} does not execute {self.path.suffix} files")
+        methods = self.load_in(runtime, self.path) if runtime else self.read(self.path, self._load_delegate)
         if not isinstance(methods, Mapping) or not methods or not all(map(callable, methods.values())):
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
             raise ContractViolation("contract-violation", text)

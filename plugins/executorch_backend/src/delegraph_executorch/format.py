@@ -62,6 +62,14 @@ class PteFormat(ProgramFormat):
         return {name: program.method(name) for name in program.methods}
 
     @staticmethod
+    def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
+        """The methods in ExecuTorch's own runtime, from the wheel ``executorch``."""
+        from .run.stock import StockProgram
+
+        program = StockProgram(path, _data_paths(path))
+        return {name: program.method(name) for name in program.methods}
+
+    @staticmethod
     def inspect(path: Path) -> ProgramFacts:
         """Figures, and the text of the methods."""
         return collect_facts(_checked(path), path.stat().st_size)
@@ -95,7 +103,11 @@ def data_path(path: Path, tag: str) -> Path:
 
 def _data_of(path: Path) -> list[Any]:
     """The data files of a program, read."""
-    return [read_data(open_bytes(other)) for other in sorted(path.parent.glob(f"{_escape(path.stem)}.*.ptd"))]
+    return [read_data(open_bytes(other)) for other in _data_paths(path)]
+
+
+def _data_paths(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{_escape(path.stem)}.*.ptd"))
 
 
 def _escape(name: str) -> str:

@@ -7,4 +7,5 @@ from delegraph.plugin import FormatSpec, hookimpl
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
-    return [FormatSpec(".pte", "delegraph_executorch.format:PteFormat", "a whole program for ExecuTorch's runtime")]
+    summary = "a whole program for ExecuTorch's runtime"
+    return [FormatSpec(".pte", "delegraph_executorch.format:PteFormat", summary, runtimes=("executorch",))]

@@ -1,6 +1,6 @@
 """What kernels of the stock runtime refuse, or get wrong, although their operators take it.
 
-Found by running PyTorch's own samples of every operator in that runtime (benchmarks/pte_coverage.py). A program that
+Found by running PyTorch's own samples of every operator in that runtime (benchmarks/kernel_coverage.py). A program that
 met one of these would fail on the device; here its operator is put together from others, or refused with the reason.
 """
 

@@ -1,0 +1,119 @@
+"""Which operators a program file holds, over PyTorch's own samples, in ExecuTorch's runtime.
+
+    python benchmarks/kernel_coverage.py [--types float32,int64] [--samples 1] [OPERATOR ...]
+
+Run it with an interpreter that has delegraph's plugins, delegraph-devkit and `executorch==1.5.1`. Each sample of OpInfo
+is emitted, loaded, run and compared with eager. *refused* is an error when the file is written; *failed* is a file that
+the runtime does not load or run, or that ends its process; *wrong* is one that computes something else. The last two
+are listed with the reason, and are what ``delegraph_executorch.kernels.limits`` is for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "executorch_backend"))
+TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2}
+
+
+def main() -> None:
+    """Try all samples in child processes, a new one after each that was ended, and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR")
+    parser.add_argument("--types", default="float32")
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--from", dest="start", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.start is not None:
+        serve(arguments)
+        return
+    outcomes = list(_collect(arguments))
+    print(", ".join(f"{count} {kind}" for kind, count in Counter(o["kind"] for o in outcomes).most_common()))
+    for outcome in outcomes:
+        if outcome["kind"] in ("failed", "wrong"):
+            print(f"{outcome['kind']}: {outcome['operator']}, {outcome['type']}: {outcome['why']}")
+
+
+def _collect(arguments: argparse.Namespace) -> Any:
+    start, done = 0, False
+    own = ["--types", arguments.types, "--samples", str(arguments.samples), *arguments.operators]
+    while not done:
+        command = [sys.executable, "-W", "ignore", __file__, "--from", str(start), *own]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        last: dict[str, Any] = {}
+        for line in child.stdout or ():
+            last = json.loads(line) if line.startswith("{") else {}
+            if "kind" in last:
+                yield last
+        done = child.wait() == 0 or not last
+        if not done:
+            yield {**last, "kind": "failed", "why": f"it ended the process with {child.returncode}"}
+            start = last["number"] + 1
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Try the samples from a number on; a line before and after each."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    from delegraph_devkit import opinfo
+
+    rows = [i for i in opinfo._table() if not arguments.operators or i.formatted_name in arguments.operators]
+    types = arguments.types.split(",")
+    tasks = [(i, t, k) for i in rows for t in types for k in range(arguments.samples)]
+    for number, (info, name, k) in enumerate(tasks):
+        dtype = getattr(torch, name)
+        if number < arguments.start or dtype not in info.supported_dtypes("cpu"):
+            continue
+        program = opinfo._program(info, dtype, k / arguments.samples)
+        if program is not None:
+            head = {"number": number, "operator": info.formatted_name, "type": name}
+            print(json.dumps(head), flush=True)
+            kind, why = judge(*program.make(1), TOLERANCES.get(name, 1e-5))
+            print(json.dumps({**head, "kind": kind, "why": why}), flush=True)
+
+
+def judge(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], tolerance: float) -> tuple[str, str]:
+    """(kind, reason) for one sample."""
+    import delegraph
+    from delegraph.errors import DelegraphError
+    from delegraph_executorch.emit import emit_program
+    from executorch.runtime import Runtime
+    from tests.support import judge as numbers
+    from torch.utils import _pytree as pytree
+
+    try:
+        with torch.no_grad():
+            wanted = pytree.tree_leaves(module(*(t.clone() for t in inputs)))
+        exported = torch.export.export(module, inputs)
+    except Exception as e:
+        return "not exported", str(e)
+    try:
+        content = emit_program(delegraph.lower(exported, backends=[])).file.join()
+    except DelegraphError as e:
+        return "refused", e.message
+    try:
+        program = Runtime.get().load_program(content)
+        got = program.load_method("forward").execute([t.contiguous() for t in inputs])
+    except RuntimeError as e:
+        return "failed", str(e)
+    try:
+        numbers.TOLERANCE = tolerance
+        numbers.expect_equal(got, wanted)
+    except AssertionError as e:
+        return "wrong", " ".join(str(e).split())[:200]
+    return "right", ""
+
+
+if __name__ == "__main__":
+    main()
