@@ -155,7 +155,7 @@ def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kernel": "x"}, "kernels, plan_inputs, plan_outputs, external_constants, debug_file"),
+        ({"kernel": "x"}, "kernels, plan_inputs, plan_outputs, external_constants, memory_of, debug_file"),
         ({"plan_inputs": 1}, "plan_inputs is True or False"),
         ({"external_constants": "../x"}, "name of a file"),
         ({"kernels": "missing.json"}, "missing.json cannot be read"),

@@ -32,3 +32,11 @@ def test_dynamic_number_of_rows() -> None:
 def test_memory_of_the_caller(name: str) -> None:
     module, calls = STATIC[name]
     check_numbers(module, calls, options=EmitOptions(plan_inputs=False, plan_outputs=False))
+
+
+def test_several_memories() -> None:
+    module, calls = STATIC["convolution"]
+    options = EmitOptions(memory_of=lambda node: 2 if "convolution" in node.name else 1)
+    emitted = check_numbers(module, calls, options=options)
+    sizes = emitted.program.plans[0].memory_sizes
+    assert len(sizes) == 3 and sizes[2] == 4 * 4 * 6 * 6

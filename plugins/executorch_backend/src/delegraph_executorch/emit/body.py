@@ -133,7 +133,9 @@ class Body:
         if isinstance(val, torch.Tensor):
             self._check_dense(val, node)
             sizes, varies = upper_bounds(val.shape, self.ranges, node)
-            return planned_tensor(val.dtype, sizes, varies)
+            made = planned_tensor(val.dtype, sizes, varies)
+            made.storage.memory_id = self.context.memory_of(node)
+            return made
         return scalar_value(_NUMBERS.get(type(val), type(val))) if val is not None else None
 
     def _check_dense(self, val: torch.Tensor, node: Node) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from delegraph.backend import NamedDataStore
 from delegraph.formats import DelegateContents
+from torch.fx import Node
 
 from ..kernels import KernelSet
 from ..program.tables import BackendDelegate, BackendDelegateDataReference, BlobLocation, CompileSpec
@@ -16,6 +18,7 @@ from .pool import Pool
 class Context:
     """The kernels that may be called, and the pools of bytes.
 
+    ``memory_of``: the memory that a node's results are planned in, from 1.
     ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory, or the caller brings it.
     ``external``: the data file that parameters and buffers which nobody writes go to, by their names; empty for none.
     """
@@ -24,6 +27,7 @@ class Context:
     plan_inputs: bool = True
     plan_outputs: bool = True
     external: str = ""
+    memory_of: Callable[[Node], int] = lambda node: 1
     external_data: NamedDataStore = field(default_factory=NamedDataStore)
     constants: Pool = field(default_factory=Pool)
     states: Pool = field(default_factory=Pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from delegraph.backend import Blob, DataEntry, NamedDataStoreOutput
 from delegraph.errors import OptionError
 from delegraph.formats import ProgramContents
+from torch.fx import Node
 
 from ..kernels import KernelSet, kernel_set
 from ..program.flat_tensor import FlatTensor, NamedTensor, TensorLayout
@@ -29,6 +30,7 @@ class EmitOptions:
     """``kernels``: the kernels that the device's runtime has, a path of a JSON list of them, None for the stock ones.
 
     ``plan_inputs`` and ``plan_outputs``: whether the method has memory for its inputs and outputs, or the caller.
+    ``memory_of``: function from a node to the memory of its results, from 1, for devices with several.
     ``external_constants``: name of a data file that gets parameters and constant buffers, by their names in the model.
     """
 
@@ -36,6 +38,7 @@ class EmitOptions:
     plan_inputs: bool = True
     plan_outputs: bool = True
     external_constants: str = ""
+    memory_of: Callable[[Node], int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("plan_inputs", "plan_outputs"):
@@ -60,7 +63,13 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
     """Emit all methods. Raises Unsupported, with the operator and the user's line, for what no file can hold."""
     options = options or EmitOptions()
     kernels = kernel_set(options.kernels)
-    context = Context(kernels, options.plan_inputs, options.plan_outputs, options.external_constants)
+    context = Context(
+        kernels,
+        options.plan_inputs,
+        options.plan_outputs,
+        options.external_constants,
+        memory_of=options.memory_of or (lambda node: 1),
+    )
     emitted = {name: _emit(program, name, context) for name in program.methods}
     constant = [emit_constant_method(name, value, context) for name, value in program.constant_methods.items()]
     segments = _Segments()
