@@ -7,9 +7,9 @@ ATen (``--all``: for every operator), in float32, in bool where that is natural,
 (indices are int64 everywhere; an int64 that is computed with need not fit into TOSA's 32 bits).
 
 A sample is *right* if one TOSA delegate computes all of it and agrees with eager: equal integers and truth values, the
-same NaN and infinities, and floats that are as near to float64 as eager's are, or within 2e-6 of the largest. *Refused*
-means that something was left to the host, *crashed* that lowering or running raised. ``--reference`` compares what the
-official reference model computes from the file as well, and has tosa-opt's strict validator look at the file.
+same NaN and infinities, and floats at most twice as far from float64 as eager's, or within 2e-6 of the largest.
+*Refused* means that something was left to the host, *crashed* that lowering or running raised. ``--reference`` compares
+what the official reference model computes from the file as well, and has tosa-opt's strict validator look at the file.
 
 Not counted are samples without a static shape in TOSA: see ``why_not_counted``.
 """
