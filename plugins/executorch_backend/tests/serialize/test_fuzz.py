@@ -15,13 +15,18 @@ from delegraph_executorch.serialize.check import check_program
 from delegraph_executorch.serialize.reader import read_program
 
 from ..support.cases import STATIC
+from ..support.fixtures import FIXTURES, FOLDER
 from ..support.judge import emit, host_program, lower
 
 SEEDS = {"branch": [], "counter": [], "several": [], "rows": [], "convolution": ["tosa"]}
 
 
-def _files() -> dict[str, bytes]:
-    return {name: emit(lower(STATIC[name][0], STATIC[name][1][0], backends=b)).file.join() for name, b in SEEDS.items()}
+def _files() -> list[tuple[bytes, tuple[object, ...]]]:
+    """Files of ours and of ExecuTorch, with inputs for their methods."""
+    ours = [(STATIC[name], backends) for name, backends in SEEDS.items()]
+    files = [(emit(lower(m, calls[0], backends=b)).file.join(), calls[0]) for (m, calls), b in ours]
+    files += [((FOLDER / f"{name}.pte").read_bytes(), calls[0]) for name, (_, calls, _) in FIXTURES.items()]
+    return [(content, tuple(torch.utils._pytree.tree_leaves(call))) for content, call in files]
 
 
 def mutate(data: bytes, source: random.Random) -> bytes:
@@ -66,9 +71,8 @@ def _fuzz(count: int) -> None:
     files = _files()
     read = 0
     for _ in range(count):
-        name = source.choice(list(files))
-        inputs = torch.utils._pytree.tree_leaves(STATIC[name][1][0])
-        read += look_at(mutate(files[name], source), tuple(inputs))
+        content, inputs = source.choice(files)
+        read += look_at(mutate(content, source), inputs)
     assert 0 < read < count
 
 
@@ -84,7 +88,7 @@ def test_many_damaged_files() -> None:
 
 
 def test_every_truncation() -> None:
-    data = _files()["branch"]
+    data, _ = _files()[0]
     for length in range(len(data)):
         with pytest.raises(FormatError):
             check_program(read_program(data[:length]))

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from torch.utils import _pytree as pytree
 
 from ..kernels import stock_kernels
 from ..serialize.check import nbytes
 from .tensors import HostTensor, arrange
 
+_SMALL = 1 << 16
+"""Elements of results that are computed before their size is looked at."""
 Kernel = Callable[[Sequence[Any]], Any]
 """Takes arguments, then results: HostTensors, lists of them, numbers. Returns a number, if it computes one."""
 
@@ -38,6 +41,8 @@ def _out_variant(target: Any) -> Kernel:
     """A call of an out variant, into new tensors whose types and sizes are compared with the file's."""
     schema = target._schema.arguments
     count = len(schema)
+    known: set[object] = set()
+    """Shapes and numbers that were found to give results of the file's sizes."""
 
     def call(args: Sequence[Any]) -> None:
         if len(args) != count + 1:
@@ -47,11 +52,46 @@ def _out_variant(target: Any) -> Kernel:
         given = [(a, _read(value)) for a, value in zip(schema, args[:count], strict=True) if not a.is_out]
         positional = [value for a, value in given if not a.kwarg_only]
         named = {a.name: value for a, value in given if a.kwarg_only}
+        key = _shapes([*positional, *named.values()])
+        if key not in known:
+            _expect_sizes(target, positional, named, results)
+            known.add(key)
         target(*positional, **named, **fresh)
         for name, value in results:
             _write(value, fresh[name])
 
     return call
+
+
+def _expect_sizes(target: Any, positional: list[Any], named: dict[str, Any], results: list[tuple[str, Any]]) -> None:
+    """Raise FormatError if results are much larger than the file says, before any memory is taken for them.
+
+    Where sizes depend on data, PyTorch cannot say them beforehand; there the arguments bound them. What it says can
+    differ from what a kernel returns for results that nobody uses, so small ones are left to the kernel.
+    """
+    fresh = {name: pytree.tree_map(lambda t: t.to("meta"), _fresh(value)) for name, value in results}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (positional, named))
+    try:
+        target(*args, **kwargs, **fresh)
+    except (NotImplementedError, RuntimeError):  # not known for this kernel; what is wrong shows when it runs
+        return
+    for name, value in results:
+        _expect(value, fresh[name])
+
+
+def _expect(value: Any, computed: Any) -> None:
+    if isinstance(value, list):
+        for below, result in zip(value, computed, strict=True):
+            _expect(below, result)
+    elif computed.numel() > _SMALL:
+        value.expect(computed, "damaged .pte file: a tensor is computed")
+
+
+def _shapes(value: Any) -> Any:
+    """What the sizes of results follow from: shapes of tensors, and numbers."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_shapes, value))
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else (type(value), value)
 
 
 def _fresh(value: Any) -> Any:
