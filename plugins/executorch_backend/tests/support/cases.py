@@ -63,6 +63,7 @@ STATIC: dict[str, tuple[nn.Module, list[tuple[Any, ...]]]] = {
     "loop": (p.Function(p.loop), [(ROWS,)] * 2),
     "exchanging loop": (p.Function(p.exchanging_loop), [(ROWS, POSITIVE)] * 2),
     "branch in loop": (p.Function(p.branch_in_loop), [(ROWS,), (NEGATIVE,), (POSITIVE,)]),
+    "running": (p.Function(p.running), [(ROWS, randn(4))] * 2),
     "rows": (p.Function(p.rows), [(ROWS, randn(4))] * 2),
 }
 

@@ -133,3 +133,9 @@ def tree(x: torch.Tensor, d: dict[str, list[torch.Tensor]]) -> Any:
 
 def rests(x: torch.Tensor, y: torch.Tensor) -> Any:
     return x % 3, x % y, x % -3, x + 0.5, x.to(torch.int32) - 0.5, x // y, torch.ops.aten.add.Scalar(x, 1.5)
+
+
+def running(x: torch.Tensor, start: torch.Tensor) -> Any:
+    from torch._higher_order_ops.scan import scan
+
+    return scan(lambda carry, row: (carry * 0.5 + row, carry + 1), start, x)

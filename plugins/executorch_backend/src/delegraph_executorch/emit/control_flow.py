@@ -106,30 +106,71 @@ def emit_map(body: Body, node: Node) -> Result:
     """``map``: row by row, each result appended to what its rows have become so far."""
     function, rows, constant = node.args
     results = body.new_results(node)
-    for result in results:
-        assert isinstance(result, TensorValue)
+    inputs = [body.item(c) for c in constant]  # type: ignore[union-attr]
+
+    def emit_round(taken: Sequence[Item]) -> Sequence[Item]:
+        nested = body.subgraph(function, [*taken, *inputs])
+        nested.emit()
+        return [nested.item(r) for r in nested.results]
+
+    _emit_rows(body, rows, results, emit_round)
+    return list(results)
+
+
+def emit_scan(body: Body, node: Node) -> Result:
+    """``scan``: as ``map``, with values that are carried from row to row and returned before the rows' results."""
+    function, initial, rows, constant = node.args
+    results = body.new_results(node)
+    carried = results[: len(initial)]  # type: ignore[arg-type]
+    _assign(body, [body.item(i) for i in initial], carried)  # type: ignore[union-attr]
+    inputs = [body.item(c) for c in constant]  # type: ignore[union-attr]
+
+    def emit_round(taken: Sequence[Item]) -> Sequence[Item]:
+        nested = body.subgraph(function, [*carried, *taken, *inputs])
+        nested.emit()
+        values = [nested.item(r) for r in nested.results]
+        outputs = [_apart(nested, value, carried) for value in values[len(carried) :]]
+        _assign_together(nested, values[: len(carried)], carried)
+        return outputs
+
+    _emit_rows(body, rows, results[len(carried) :], emit_round)
+    return list(results)
+
+
+def _apart(body: Body, value: Item, carried: Sequence[Item]) -> Item:
+    """A tensor that does not change when the carried ones do."""
+    memory = {c.storage for c in carried if isinstance(c, TensorValue)}
+    if not isinstance(value, TensorValue) or value.storage not in memory:
+        return value
+    spare = planned_tensor(value.dtype, value.sizes, value.varies)
+    copy_tensor(body, value, spare)
+    return spare
+
+
+def _emit_rows(
+    body: Body, rows: Any, results: Sequence[Item], emit_round: Callable[[Sequence[Item]], Sequence[Item]]
+) -> None:
+    """A loop over the rows of tensors; what a round returns for one is appended to ``results``."""
+    _check_rows(body, rows[0])
+    grown = [r for r in results if isinstance(r, TensorValue)]
+    for result in grown:
         result.varies = True  # it grows by a row in each round
-    _check_rows(body, rows[0])  # type: ignore[index, arg-type]
-    sources = [body.tensor(r) for r in rows]  # type: ignore[union-attr]
+    sources = [body.tensor(r) for r in rows]
     index, count, done = scalar_value(int), scalar_value(int), scalar_value(bool)
     body.assembler.move(body.position(0), index)
     kernel = body.assembler.kernel
     kernel("aten::sym_size", "int", [body.position(v) for v in (sources[0], 0, count)])
-    body.assembler.keep_from_here(r for r in results if isinstance(r, TensorValue))
+    body.assembler.keep_from_here(grown)
     start = body.assembler.here
     taken = [_row_of(source) for source in sources]
     for source, row in zip(sources, taken, strict=True):
         kernel("aten::select_copy", "int_out", [body.position(v) for v in (source, 0, index, row, row)])
-    nested = body.subgraph(function, [*taken, *(body.item(c) for c in constant)])  # type: ignore[union-attr]
-    nested.emit()
-    for value, result in zip(nested.results, results, strict=True):
-        items = (result, nested.item(value), index)
-        kernel(f"{PRIM}::et_copy_index", "tensor", [body.position(v) for v in items])
+    for value, result in zip(emit_round(taken), grown, strict=True):
+        kernel(f"{PRIM}::et_copy_index", "tensor", [body.position(v) for v in (result, value, index)])
     kernel(f"{PRIM}::add", "Scalar", [body.position(v) for v in (index, 1, index)])
     kernel(f"{PRIM}::eq", "Scalar", [body.position(v) for v in (index, count, done)])
     body.assembler.jump_if_false(body.position(done), start)
     body.assembler.loops.append((start, body.assembler.here - 1))
-    return list(results)
 
 
 def _row_of(tensor: TensorValue) -> TensorValue:
@@ -140,13 +181,8 @@ def _check_rows(body: Body, rows: Node) -> None:
     """The first row is computed before anything is counted, since without one the result would have no sizes."""
     count = rows.meta["val"].shape[0]
     if lower_bound(count, body.ranges) < 1:
-        text = f"map over {rows.name}, which may have no rows"
+        text = f"a loop over the rows of {rows.name}, which may have no rows"
         raise unsupported(rows, text, "say that it has some: torch._check(x.shape[0] > 0), or a Dim with min=1")
-
-
-def emit_scan(body: Body, node: Node) -> Result:
-    """``scan`` has no instructions of its own yet."""
-    raise unsupported(node, "scan: a program file holds cond, while_loop and map", "write it as a while_loop")
 
 
 CONTROL_FLOW: dict[Any, Callable[[Body, Node], Result]] = {
