@@ -1,0 +1,76 @@
+"""The floors of the core, what plugins import, and that docs/architecture.md tells the truth about where things are."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src"))]
+PAGE = (ROOT / "docs/architecture.md").read_text()
+CONTRACT = ("backend", "errors", "exported_program", "formats", "named_data", "plugin", "runtime", "source")
+
+
+def lint(*sources):
+    """import-linter's verdict on these sources, and what it printed."""
+    command = [Path(sys.executable).with_name("lint-imports"), "--config", ROOT / "pyproject.toml", "--no-cache"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "COLUMNS": "200"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=ROOT)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_floors_circles_and_contract():
+    code, printed = lint(*SOURCES)
+    assert code == 0, printed
+    assert "4 kept, 0 broken" in printed
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        ("delegraph/discovery/record.py", "from ..engine import pipeline", "delegraph.discovery.record -> delegraph.engine"),
+        ("delegraph/report/drawing/svg.py", "from .. import html", "No cycles are allowed in delegraph.report"),
+        ("delegraph_demo/plugin.py", "from delegraph.engine import pipeline", "delegraph_demo is not allowed to import"),
+        ("delegraph_tosa/ir/graph.py", "from ..text import printing", "delegraph_tosa.ir.graph -> delegraph_tosa.text"),
+    ],
+)
+def test_a_forbidden_import_is_found(file, line, said, tmp_path):
+    for source in SOURCES:
+        shutil.copytree(source, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    with open(tmp_path / file, "a") as module:
+        module.write(f"\n{line}\n")
+    code, printed = lint(tmp_path)
+    assert code == 1
+    assert said in printed
+
+
+def test_the_contract_is_flat_and_says_what_is_public():
+    core = ROOT / "core/src/delegraph"
+    modules = {p.stem for p in core.glob("*.py")}
+    assert modules == {*CONTRACT, "__init__", "__main__", "api", "lowered_program"}
+    packages = (core / "partitioner/__init__.py", core / "io/__init__.py", core / "lowering/__init__.py")
+    for module in (*(core / f"{name}.py" for name in CONTRACT), *packages):
+        assert re.search(r"^__all__ = ", module.read_text(), re.MULTILINE), module
+
+
+def named_paths():
+    """Paths in the page: from the root, in the core, or beside the one that was named before in the same row."""
+    for line in PAGE.splitlines():
+        folder = None
+        for name in re.findall(r"`([\w./-]+)`", line):
+            if "/" not in name and not name.endswith((".py", ".md", ".toml")):
+                continue
+            places = [ROOT, ROOT / "core/src/delegraph", *([folder] if folder else [])]
+            yield line, name, places
+            existing = next((p / name for p in places if (p / name).exists()), None)
+            folder = folder if existing is None else existing if existing.is_dir() else existing.parent
+
+
+def test_every_path_in_the_architecture_page_exists():
+    paths = list(named_paths())
+    assert len(paths) > 50
+    assert [(name, line) for line, name, places in paths if not any((p / name).exists() for p in places)] == []
