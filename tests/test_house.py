@@ -32,15 +32,25 @@ def test_floors_circles_and_contract():
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
-        ("delegraph/discovery/record.py", "from ..engine import pipeline", "delegraph.discovery.record -> delegraph.engine"),
+        (
+            "delegraph/discovery/record.py",
+            "from ..engine import pipeline",
+            "delegraph.discovery.record -> delegraph.engine",
+        ),
         ("delegraph/report/drawing/svg.py", "from .. import html", "No cycles are allowed in delegraph.report"),
-        ("delegraph_demo/plugin.py", "from delegraph.engine import pipeline", "delegraph_demo is not allowed to import"),
+        (
+            "delegraph_demo/plugin.py",
+            "from delegraph.engine import pipeline",
+            "delegraph_demo is not allowed to import",
+        ),
         ("delegraph_tosa/ir/graph.py", "from ..text import printing", "delegraph_tosa.ir.graph -> delegraph_tosa.text"),
     ],
 )
 def test_a_forbidden_import_is_found(file, line, said, tmp_path):
     for source in SOURCES:
-        shutil.copytree(source, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            source, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     with open(tmp_path / file, "a") as module:
         module.write(f"\n{line}\n")
     code, printed = lint(tmp_path)

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from . import aliasing_programs as programs
-from .conftest import EchoBackend, EchoRuntime
-from .test_properties import MASK, lowered_program
-from .test_state import Keeper, KeeperRuntime, Tagged
+from ..conftest import EchoBackend, EchoRuntime
+from ..engine.delegate.test_state import Keeper, KeeperRuntime, Tagged
+from ..engine.test_properties import MASK, lowered_program
+from ..support import aliasing_programs as programs
 
 aten = torch.ops.aten
 THREADS = 4

@@ -267,7 +267,7 @@ def test_refusals_name_the_piece_and_the_operator_around_it(registry):
     ) in rows
     assert ("aten.silu.default", "unknown operator") in rows, "nothing of it was taken: it counts as what it was"
     assert not any(op == "aten.sigmoid.default" for op, _ in rows)
-    assert all(r.source and "test_decompose.py" in r.source.file for r in made.report.refusals)
+    assert all(r.source and "test_on_demand.py" in r.source.file for r in made.report.refusals)
 
 
 def test_views_alone_make_no_delegate(registry):

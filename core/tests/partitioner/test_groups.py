@@ -11,7 +11,7 @@ from delegraph.partitioner.levels import flatten, group_by_level, levels, limit,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .random_graphs import graphs
+from ..support.random_graphs import graphs
 
 
 @st.composite

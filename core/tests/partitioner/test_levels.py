@@ -8,7 +8,7 @@ from delegraph.partitioner.levels import connected_components, flatten, group_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .random_graphs import graphs
+from ..support.random_graphs import graphs
 
 
 def partition(calls, accepted, cut=lambda group: [group]):

@@ -24,7 +24,7 @@ from delegraph.report.collect import host_calls
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from . import aliasing_programs as programs
+from ..support import aliasing_programs as programs
 
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 MASK = 61
@@ -115,7 +115,7 @@ def digest(count):
     """Of what backends see, and of the parents, for ``count`` random programs; run in a process of its own."""
     from delegraph.discovery.registry import Registry
 
-    from .conftest import EchoBackend, EchoRuntime
+    from ..conftest import EchoBackend, EchoRuntime
 
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=EchoRuntime)
@@ -136,7 +136,7 @@ def test_the_same_in_processes_with_different_hash_seeds(seeds):
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", command],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[4],
             stdout=subprocess.PIPE,
             check=True,
         ).stdout

@@ -329,7 +329,7 @@ def test_the_picture_shows_owners_reasons_and_types(report):
     assert looks == {"t0": 2, "t1": 2, "host marked": 4, "border": 7}
     lines, kind, tooltip = by_title["sort"]
     assert kind == "host marked" and lines[1] == "float32[3, 4], int64[3, 4]"
-    assert "refused by CapabilityPartitioner: second knows three" in tooltip and "test_report_html.py" in tooltip
+    assert "refused by CapabilityPartitioner: second knows three" in tooltip and "test_html.py" in tooltip
     assert by_title["input buffer total"][0][1] == by_title["new value of total"][0][1] == "float32[4]"
     assert by_title["lowered_module_0"][0][1:3] == ["first", "4 operators, 5 bytes"]
 
@@ -506,12 +506,12 @@ def test_boxes_of_delegates_whose_inside_is_not_drawn_lead_to_their_rows(monkeyp
 SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, {folder!r})
-from test_report_html import lowered, without_times
-drawing = [m for m in sys.modules if m.startswith(("delegraph.report_", "delegraph.report.drawing"))]
-for module in drawing:
+from test_html import lowered, without_times
+page = ("delegraph.report.html", "delegraph.report.graphs", "delegraph.report.drawing")
+for module in [m for m in sys.modules if m.startswith(page)]:
     del sys.modules[module]
 report = without_times(lowered().report)
-assert not [m for m in sys.modules if m.startswith("delegraph.report_")], "pictures are drawn when they are asked for"
+assert not [m for m in sys.modules if m.startswith(page)], "pictures are drawn when they are asked for"
 print(hashlib.sha256(report.to_html().encode()).hexdigest())
 """
 

@@ -9,7 +9,7 @@ from delegraph.engine.functionalize.normalize import normalize
 from delegraph.program.executor import Executable
 from torch import nn
 
-from .views_and_writes import COMPLEX, REAL_WRITES, RETRACED, VIEWS, WRITES
+from ...support.views_and_writes import COMPLEX, REAL_WRITES, RETRACED, VIEWS, WRITES
 
 KINDS = ("buffer", "input", "computed")
 

@@ -28,7 +28,7 @@ from delegraph.runtime import BackendRuntime
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from .conftest import EchoBackend
+from ...conftest import EchoBackend
 
 X = torch.ones(3)
 

@@ -16,7 +16,7 @@ from delegraph.errors import CODES, PluginBroken, PluginFailed, Unsupported
 from delegraph.partitioner import CapabilityPartitioner, Partitioner, WrappingPartitioner
 from delegraph.runtime import BackendRuntime
 
-from .conftest import EchoBackend, EchoRuntime
+from ..conftest import EchoBackend, EchoRuntime
 
 HERE = __file__
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from . import aliasing_programs as programs
-from .conftest import EchoBackend, EchoRuntime
-from .test_properties import MASK, partitioner
+from ..conftest import EchoBackend, EchoRuntime
+from ..engine.test_properties import MASK, partitioner
+from ..support import aliasing_programs as programs
 
 aten = torch.ops.aten
 SINE = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "the host's", "EchoBackend")
@@ -104,7 +104,7 @@ def test_memory_around_a_delegates_result_is_refused(packed):
         return x.sin()[1:, 1:].as_strided((2, 2), (4, 1), 0)
 
     program = lowered(around, packed, torch.ones(3, 4))
-    with pytest.raises(Unsupported, match="as_strided.default reads memory around .*\n  at .*test_strides.py:"):
+    with pytest.raises(Unsupported, match="as_strided.default reads memory around .*\n  at .*test_layouts.py:"):
         program(torch.ones(3, 4))
 
 

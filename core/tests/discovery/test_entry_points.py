@@ -142,7 +142,7 @@ def test_exits_raise_until_the_last_thread_has_left():
         with exits_raise():
             inside.wait()
             leave.wait()
-            with pytest.raises(ProcessExit, match=r"os\._exit\(4\) was called \(.+test_discovery\.py:\d+\)"):
+            with pytest.raises(ProcessExit, match=r"os\._exit\(4\) was called \(.+test_entry_points\.py:\d+\)"):
                 os._exit(4)
 
     with ThreadPoolExecutor(1) as pool:
