@@ -33,7 +33,16 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import load, lower
-    from .discovery.registry import Registry, backends, get_backend, get_partitioner, get_runtime, register
+    from .discovery.registry import (
+        Registry,
+        backends,
+        default_registry,
+        get_backend,
+        get_partitioner,
+        get_runtime,
+        register,
+    )
+    from .program.verify import Verification
 
 __version__ = "0.1.0"
 
@@ -58,9 +67,11 @@ __all__ = [
     "Registry",
     "UnknownMethod",
     "Unsupported",
+    "Verification",
     "WriteError",
     "__version__",
     "backends",
+    "default_registry",
     "get_backend",
     "get_partitioner",
     "get_runtime",
@@ -71,12 +82,14 @@ __all__ = [
 
 _HOME = {
     "Registry": "discovery.registry",
+    "Verification": "program.verify",
     "backends": "discovery.registry",
     "get_backend": "discovery.registry",
     "get_partitioner": "discovery.registry",
     "get_runtime": "discovery.registry",
     "register": "discovery.registry",
     "load": "api",
+    "default_registry": "discovery.registry",
     "lower": "api",
 }
 """Public name -> the module that has it, imported when the name is first used."""

@@ -23,7 +23,7 @@ from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
 from .program.types import Program
-from .program.verify import Verification, compare
+from .program.verify import Verification
 from .report.model import Report
 
 
@@ -98,7 +98,7 @@ class LoweredProgram(MethodPrograms):
         with TRACING, torch.no_grad(), _state_kept(self._eager[name], written) as eager:
             returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
-        return compare(got, wanted)
+        return Verification.of(got, wanted)
 
     def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:

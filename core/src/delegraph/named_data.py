@@ -13,6 +13,8 @@ from .io.blob import Blob, TensorBlob, equal, head, is_blob
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["DataEntry", "NamedDataStore", "NamedDataStoreOutput", "TensorLayout", "check_output"]
+
 _HEAD = 64
 """Buffers of one length are compared in full only if this many first bytes are equal."""
 

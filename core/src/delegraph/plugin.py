@@ -13,8 +13,33 @@ from typing import Any
 
 import pluggy
 
+__all__ = [
+    "API_VERSION",
+    "DECLARATION_OF",
+    "EVENTS",
+    "IN_PROCESS",
+    "OPTION_TYPES",
+    "PROJECT",
+    "BackendSpec",
+    "CommandSpec",
+    "Declaration",
+    "Declarations",
+    "FormatSpec",
+    "Hooks",
+    "OptionSpec",
+    "PartitionerSpec",
+    "QuantizerSpec",
+    "RuntimeSpec",
+    "accepts",
+    "expected",
+    "hookimpl",
+    "hookspec",
+]
+
 PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
+IN_PROCESS = "in-process"
+"""The distribution that backends registered in this process belong to."""
 API_VERSION = 1
 """Version of this page. A plugin says in ``BackendSpec.api`` which one it was written for."""
 

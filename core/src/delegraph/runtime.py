@@ -10,6 +10,11 @@ from .backend import CompileSpec, check_called_on_class
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "BackendRuntime",
+    "Delegate",
+]
+
 
 class Delegate(Protocol):
     """A loaded blob, called with its inputs in the recorded calling convention; returns a tuple of its outputs."""

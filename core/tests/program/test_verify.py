@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
-from delegraph.program.verify import compare
+from delegraph.program.verify import Verification
 
 
 def test_figures():
-    found = compare((torch.tensor([1.0, 2.0]), torch.tensor([3])), (torch.tensor([1.0, 4.0]), torch.tensor([3])))
+    found = Verification.of(
+        (torch.tensor([1.0, 2.0]), torch.tensor([3])), (torch.tensor([1.0, 4.0]), torch.tensor([3]))
+    )
     first, second = found.outputs
     assert (first.max_abs_error, first.max_abs_value, first.relative_error) == (2.0, 4.0, 0.5)
     assert second.relative_error == 0 and found.relative_error == 0.5
@@ -26,35 +28,35 @@ def test_figures():
     ],
 )
 def test_values_that_are_not_finite(ours, eager, odd):
-    found = compare(torch.tensor([ours, 1.0]), torch.tensor([eager, 1.0]))
+    found = Verification.of(torch.tensor([ours, 1.0]), torch.tensor([eager, 1.0]))
     assert found.outputs[0].mismatched == odd
     assert (found.relative_error == math.inf) == bool(odd)
 
 
 def test_shapes_that_differ():
-    assert compare(torch.ones(2), torch.ones(3)).relative_error == math.inf
+    assert Verification.of(torch.ones(2), torch.ones(3)).relative_error == math.inf
 
 
 def test_outputs_that_are_no_numbers():
-    assert compare((torch.ones(2), None, "a"), (torch.ones(2), None, "a")).relative_error == 0
-    assert compare([torch.ones(2)], [None]).relative_error == math.inf
-    assert compare([None], [torch.ones(2)]).relative_error == math.inf
+    assert Verification.of((torch.ones(2), None, "a"), (torch.ones(2), None, "a")).relative_error == 0
+    assert Verification.of([torch.ones(2)], [None]).relative_error == math.inf
+    assert Verification.of([None], [torch.ones(2)]).relative_error == math.inf
 
 
 def test_empty_and_zero_outputs():
-    assert compare(torch.empty(0), torch.empty(0)).relative_error == 0
-    assert compare(torch.tensor([1.0]), torch.tensor([0.0])).relative_error == math.inf
+    assert Verification.of(torch.empty(0), torch.empty(0)).relative_error == 0
+    assert Verification.of(torch.tensor([1.0]), torch.tensor([0.0])).relative_error == math.inf
 
 
 def test_imaginary_parts_count():
     wanted = torch.tensor([1 + 1j, 2 - 3j])
-    (found,) = compare((wanted + torch.tensor([0, 4j]),), (wanted,)).outputs
+    (found,) = Verification.of((wanted + torch.tensor([0, 4j]),), (wanted,)).outputs
     assert found.max_abs_error == 4 and found.max_abs_value == pytest.approx(13**0.5)
-    assert compare((wanted,), (wanted.real,)).outputs[0].max_abs_error == 3
+    assert Verification.of((wanted,), (wanted.real,)).outputs[0].max_abs_error == 3
 
 
 def test_int64_is_compared_to_its_last_bit():
     """Where float64 has no digits left."""
     wide = torch.tensor([2**62 + 1, -(2**63)])
-    assert compare(wide, wide).outputs[0].max_abs_error == 0
-    assert compare(wide - torch.tensor([1, 0]), wide).outputs[0].max_abs_error == 1
+    assert Verification.of(wide, wide).outputs[0].max_abs_error == 0
+    assert Verification.of(wide - torch.tensor([1, 0]), wide).outputs[0].max_abs_error == 1

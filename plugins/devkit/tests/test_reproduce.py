@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from delegraph.program.verify import compare
+from delegraph import Verification
 from delegraph_devkit.lowering_attempt import is_random
 from delegraph_devkit.opinfo import operator_programs
 from delegraph_devkit.reproduce import listing
@@ -42,7 +42,7 @@ def test_an_operator_of_opinfo_is_shown_without_opinfo(tmp_path):
         if text.startswith("# ") or any(getattr(r, "is_sparse", False) for r in results):
             continue
         exec(text, scope)
-        found = compare(scope["model"](*scope["inputs"]), module(*inputs))
+        found = Verification.of(scope["model"](*scope["inputs"]), module(*inputs))
         assert is_random(program.exported[0]) or found.relative_error == 0, text
         assert [i.stride() for i in scope["inputs"]] == [i.stride() for i in inputs]
         assert "opinfo" not in text

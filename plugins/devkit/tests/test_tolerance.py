@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from delegraph.program.verify import compare
+from delegraph import Verification
 from delegraph_devkit.lowering_attempt import LoweringAttempt, Phase
 from delegraph_devkit.programs import Program
 from delegraph_devkit.tolerance import rounding_errors
@@ -30,7 +30,7 @@ def exported():
 def attempt(exported, *errors):
     """One whose results are eager's with something added to each."""
     wanted = exported.module()(*INPUTS)
-    verification = compare([w + e for w, e in zip(wanted, errors, strict=True)], wanted)
+    verification = Verification.of([w + e for w, e in zip(wanted, errors, strict=True)], wanted)
     lowered = SimpleNamespace(verify=lambda *inputs: verification)
     program = Program("cancelling", "", lambda n: (Cancelling(), INPUTS))
     return LoweringAttempt(program, exported, INPUTS, None, Phase.DONE, lowered)

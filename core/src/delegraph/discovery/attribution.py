@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..errors import DelegraphError, PluginFailed
+from ..plugin import IN_PROCESS
 from ..source import source_of
-from .entry_points import IN_PROCESS
 from .record import describe
 
 if TYPE_CHECKING:

@@ -20,8 +20,6 @@ from .loading import exits_raise, find, import_installed
 from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, advice, describe, without
 from .validate import read_declarations
 
-IN_PROCESS = "in-process"
-"""The distribution that backends registered in this process belong to."""
 Key = tuple[str, str]
 """Distribution and entry point's name."""
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from importlib_metadata import EntryPoint
 
 from ..errors import DelegraphWarning, NoRuntime, PluginBroken, PluginConflict
-from ..plugin import EVENTS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
+from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork
-from .entry_points import IN_PROCESS, Discovery, Key, discover, loadable
+from .entry_points import Discovery, Key, discover, loadable
 from .index import BackendInfo, Index
 from .loading import missing
 from .options import complete_options

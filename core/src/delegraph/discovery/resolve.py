@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import PluginBroken
 from ..plugin import (
     API_VERSION,
+    IN_PROCESS,
     BackendSpec,
     CommandSpec,
     Declaration,
@@ -18,7 +19,6 @@ from ..plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
-from .entry_points import IN_PROCESS
 from .loading import exits_raise, load
 from .record import PluginRecord, advice, describe, without
 from .validate import fault_of

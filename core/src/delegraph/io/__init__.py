@@ -1,1 +1,1 @@
-"""Reading and writing files."""
+"""Bytes and files, for plugins too: blobs, whole files, flatbuffers, tensors' memory, text made printable."""

@@ -15,6 +15,8 @@ from typing import BinaryIO
 from ..errors import WriteError
 from .blob import Blob
 
+__all__ = ["expect_writable", "write_whole"]
+
 if sys.platform != "win32":
     import fcntl
 

@@ -12,6 +12,8 @@ from ..errors import ContractViolation
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join"]
+
 
 @runtime_checkable
 class Blob(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+__all__ = ["LONGEST", "lines", "printable", "text"]
+
 LONGEST = 2000
 """Characters of one text; a model may have names of any length."""
 _TOOLTIP = 500

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from ..errors import FormatError
 
+__all__ = ["Buffer", "Table", "root"]
+
 _SCALARS = {form: struct.Struct("<" + form) for form in "bBhHiIqQ?"}
 _U16, _I32, _U32 = _SCALARS["H"], _SCALARS["i"], _SCALARS["I"]
 _FIRST_FIELD = 4

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["memory_of", "state_of", "why_no_bytes"]
+
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _string_at = ctypes.string_at
 _SAMPLED = 32

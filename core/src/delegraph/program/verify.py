@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,6 +43,12 @@ class Verification:
 
     outputs: tuple[OutputStatistics, ...]
 
+    @classmethod
+    def of(cls, got: Any, wanted: Any) -> Verification:
+        """Compare two results of the same structure, output by output."""
+        pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
+        return cls(tuple(_compare_one(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+
     @property
     def relative_error(self) -> float:
         """The largest of all outputs; infinite if an element differs in being finite."""
@@ -62,13 +67,6 @@ class Verification:
 
 def _finite(x: float) -> float | None:
     return x if x != float("inf") else None
-
-
-def compare(got: Any, wanted: Any) -> Verification:
-    """Compare two results of the same structure, output by output."""
-    ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(wanted)
-    pairs: Sequence[tuple[Any, Any]] = list(zip(ours, theirs, strict=True))
-    return Verification(tuple(_compare_one(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
 
 def _compare_one(name: str, got: Any, wanted: Any) -> OutputStatistics:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from delegraph import Registry
-from delegraph.discovery.entry_points import IN_PROCESS
-from delegraph.discovery.registry import default_registry
+from delegraph import Registry, default_registry
 from delegraph.errors import NoRuntime
 from delegraph.partitioner import Partitioner
+from delegraph.plugin import IN_PROCESS
 
 from . import sweep
 from .failures import CheckSkipped

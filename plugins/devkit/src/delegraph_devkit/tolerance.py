@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from delegraph.program.verify import Verification, compare
+from delegraph import Verification
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -47,7 +47,7 @@ def rounding_errors(program: ExportedProgram, inputs: Sequence[Any]) -> list[flo
     """The largest change of each output of eager, over some small movements of its inputs."""
     random = torch.Generator().manual_seed(0)
     wanted = _run_eager(program, inputs)
-    runs = [compare(_run_eager(program, _move(inputs, random)), wanted) for _ in range(RUNS)]
+    runs = [Verification.of(_run_eager(program, _move(inputs, random)), wanted) for _ in range(RUNS)]
     return [max(o.max_abs_error for o in same) for same in zip(*(run.outputs for run in runs), strict=True)]
 
 

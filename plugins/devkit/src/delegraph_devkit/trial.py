@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import delegraph
 import torch
+from delegraph import Verification
 from delegraph.exported_program import written_targets
-from delegraph.program.verify import Verification, compare
 from torch.utils import _pytree as pytree
 
 from .lowering_attempt import LoweringAttempt, Phase, is_random, operator_name, quiet
@@ -204,7 +204,7 @@ def blame_others(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
             ("delegraph: the program without any backend", without_backend),
         ):
             try:
-                found = compare(run()(*copy.deepcopy(inputs)), wanted)
+                found = Verification.of(run()(*copy.deepcopy(inputs)), wanted)
             except Exception as e:
                 return f"{whose} raises {type(e).__name__}: {e!s:.100}"
             if found.relative_error > limit:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from delegraph.discovery.entry_points import IN_PROCESS
 from delegraph.errors import OptionError
-from delegraph.plugin import OptionSpec, accepts, expected
+from delegraph.plugin import IN_PROCESS, OptionSpec, accepts, expected
 
 from .. import import_watch
 from ..backend_under_test import BackendUnderTest
