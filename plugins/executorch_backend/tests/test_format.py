@@ -243,3 +243,22 @@ def test_a_runtime_that_is_not_there_is_an_error_with_what_to_install(
         lowered.verify(X, runtime="executorch")
     stock.stock_runtime.cache_clear()
     assert raised.value.hint == 'pip install "delegraph-executorch[runtime]"'
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """In a process of its own, with this plugin and a backend registered as if they were installed."""
+    model = tmp_path / "net.py"
+    model.write_text("import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)\n")
+    code = "import sys, delegraph, delegraph.cli.lowering, delegraph.cli.files, delegraph_executorch.plugin as plugin\n"
+    code += "from delegraph.discovery.registry import default_registry\nfrom delegraph.cli import main\n"
+    code += "try: default_registry().get_format('x.pte')\nexcept delegraph.DelegraphError: delegraph.register(plugin)\n"
+    code += "sys.exit(main(sys.argv[1:]))"
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "net.pte" in run("lower", str(model), "-o", "net.pte", "--verify")
+    assert "aten::addmm.out" in run("inspect", "net.pte")
+    assert "[3, 2]" in run("run", "net.pte")

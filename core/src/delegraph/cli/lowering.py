@@ -45,7 +45,7 @@ class Lower:
     def run(args: argparse.Namespace) -> Outcome:
         registry = default_registry()
         check_model(args.model)
-        backends = args.backend or [_only_backend(registry, args.output)]
+        backends = args.backend or _choose_backends(registry, args.output)
         options = parse_options(backends, args.option)
         _check_output(registry, backends, args.output)
         for path in filter(None, (args.output, args.report)):
@@ -58,7 +58,7 @@ def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict
         from ..api import lower
 
         program, inputs, kwargs = load_model(args.model)
-    with progress(f"lowering for {', '.join(backends)}"):
+    with progress(f"lowering for {', '.join(backends) or 'the host'}"):
         lowered = lower(program, inputs, backends=backends, options=options, require_full=args.require_full)
     verification = _verify(lowered, inputs, kwargs, args.tolerance) if args.verify else None
     written = _save(lowered, args.output) if args.output else None
@@ -102,14 +102,19 @@ def _verify(lowered: Any, inputs: Any, kwargs: dict[str, Any], tolerance: float)
     return verification
 
 
-def _only_backend(registry: Registry, output: Path | None) -> str:
-    """Without ``--backend``: the only usable one, or the only one of the plugin that offers the output's format."""
+def _choose_backends(registry: Registry, output: Path | None) -> list[str]:
+    """Without ``--backend``: the only usable one, or the only one of the plugin that offers the output's format.
+
+    A format that holds whole programs needs none: everything stays on the host.
+    """
     usable = [b for b in registry.backends() if b.usable]
     fitting = [b for b in usable if output is None or output.name.lower().endswith(b.formats)] or usable
+    if len(fitting) != 1 and output is not None and FileFormat(output, registry).why_not([]) is None:
+        return []
     if len(fitting) != 1:
         names = ", ".join(b.name for b in usable) or "none"
         raise UsageError("usage-invalid", f"name a backend with --backend (installed: {names})")
-    return fitting[0].name
+    return [fitting[0].name]
 
 
 def _check_output(registry: Registry, backends: list[str], output: Path | None) -> None:
