@@ -165,7 +165,11 @@ def test_a_suffix_that_nobody_offers_says_what_to_install(name, hint):
     assert (caught.value.code, caught.value.hint) == ("format-not-found", hint)
 
 
-def test_what_is_installed_and_broken_is_not_recommended_for_installation(site):
+def test_what_is_installed_and_broken_is_not_recommended_for_installation(site, monkeypatch):
+    for name in [
+        n for n in sys.modules if n.partition(".")[0] == "delegraph_executorch"
+    ]:  # the real one, if it is there
+        monkeypatch.delitem(sys.modules, name)
     site.plugin("delegraph-executorch", "raise ValueError('no luck')")
     registry = Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_executorch"])
     with pytest.warns(errors.DelegraphWarning), pytest.raises(errors.PluginBroken, match="no luck"):
