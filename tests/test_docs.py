@@ -38,7 +38,7 @@ PAGES = [
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "core/*.md", "plugins/*/*.md")
     for p in ROOT.glob(pattern)
 ]
-DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit"]
+DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend"]
 GUIDES = ["README.md", "docs/user-guide.md", "docs/backend-authors.md", "docs/compatibility.md"]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
