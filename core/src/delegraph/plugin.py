@@ -130,7 +130,7 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class QuantizerSpec:
-    """The quantiser of ``backend``."""
+    """The quantizer of ``backend``."""
 
     backend: str
     target: str
@@ -234,7 +234,7 @@ class Hooks:
 
     @hookspec
     def delegraph_quantizers(self) -> Iterable[QuantizerSpec]:
-        """The quantisers that this distribution offers."""
+        """The quantizers that this distribution offers."""
         raise NotImplementedError
 
     @hookspec

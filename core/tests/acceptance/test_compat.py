@@ -33,7 +33,7 @@ def refused(inner, run):
 
 
 def test_compatibility_in_runtime():
-    """compat.test_compatibility_in_runtime. The file's half: the blob is rewritten in the serialised program."""
+    """compat.test_compatibility_in_runtime. The file's half: the blob is rewritten in the serialized program."""
     lowered = to_backend("CompilerBackend", sine().exported_program(), SPECS)
     refused(lowered, lambda x: on_host(backends.wrapped(lowered, x), x))
 

@@ -43,7 +43,7 @@ def exported(forward, *inputs, **options):
     return torch.export.export(Network(forward).eval(), inputs or (torch.randn(5, 10),), **options)
 
 
-def quantised(x):
+def quantized(x):
     return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
 
 
@@ -109,7 +109,7 @@ def holds(parts, *names):
 
 def test_qdq_linear_group_partitioning():
     def forward(self, x):
-        q = quantised(x)
+        q = quantized(x)
         first = self.a(q)
         wave = torch.sin(first)
         product = torch.bmm(wave.unsqueeze(1), wave.unsqueeze(2)).squeeze()
@@ -134,7 +134,7 @@ def test_complex_graph_with_interdependencies():
 
 def test_branching_qdq_pattern():
     def forward(self, x):
-        q = quantised(x)
+        q = quantized(x)
         return torch.sin(self.a(q)) + self.b(q)
 
     program = exported(forward)
@@ -145,7 +145,7 @@ def test_branching_qdq_pattern():
 
 def test_multi_level_dependencies():
     def forward(self, x):
-        q = quantised(x)
+        q = quantized(x)
         result = self.c(self.a(q) + self.b(q))
         return result, torch.sin(result)
 
@@ -156,11 +156,11 @@ def test_multi_level_dependencies():
 
 def test_double_QDQ_partitioning():
     def forward(self, x):
-        q = quantised(x)
+        q = quantized(x)
         wave = torch.sin(self.a(q))
         product = torch.bmm(wave.unsqueeze(1), wave.unsqueeze(2)).squeeze()
         second = self.b(q)
-        return wave + self.c(quantised(x)), second, product
+        return wave + self.c(quantized(x)), second, product
 
     program = exported(forward)
     one = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
@@ -170,7 +170,7 @@ def test_double_QDQ_partitioning():
 
 
 def test_interleaved_groups_no_false_merge(registry):
-    """Cross attention of two layers with dynamic quantisation: groups that share a quantised input span the network."""
+    """Cross attention of two layers with dynamic quantization: groups that share a quantized input span the network."""
 
     class Decoder(nn.Module):
         def __init__(self):
@@ -179,19 +179,19 @@ def test_interleaved_groups_no_false_merge(registry):
             for name in ("q0", "k0", "v0", "q1", "k1", "v1"):
                 setattr(self, name, nn.Linear(8, 8, bias=False))
 
-        def quantised(self, x):
+        def quantized(self, x):
             scale = x.abs().amax() / 127
             return torch.round(x / scale) * scale
 
         def forward(self, x, memory):
-            shared = self.quantised(memory)
+            shared = self.quantized(memory)
             for q, k, v in ((self.q0, self.k0, self.v0), (self.q1, self.k1, self.v1)):
-                scores = torch.bmm(q(self.quantised(x)), k(shared).transpose(1, 2)) / math.sqrt(8)
+                scores = torch.bmm(q(self.quantized(x)), k(shared).transpose(1, 2)) / math.sqrt(8)
                 x = x + torch.bmm(torch.softmax(scores, -1), v(shared))
             return x
 
     def groups(program):
-        """A linear layer goes with what quantises its input, so layers that share an input go together."""
+        """A linear layer goes with what quantizes its input, so layers that share an input go together."""
         layers = [n for n in program.graph.nodes if n.target is aten.linear.default]
         return [[n.args[0], n] for n in layers]
 

@@ -220,18 +220,18 @@ def test_bad_partitioner():
 
 
 def test_quantized_with_delegate():
-    """lifted.test_quantized_with_delegate: a quantised linear layer in edge form; nothing is delegated."""
+    """lifted.test_quantized_with_delegate: a quantized linear layer in edge form; nothing is delegated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch.ao.quantization.fx._decomposed  # registers the operators
     q, dq = (torch.ops.quantized_decomposed.__getattr__(f"{k}quantize_per_tensor").default for k in ("", "de"))
 
-    def quantised(value, low, high, dtype):
+    def quantized(value, low, high, dtype):
         return dq(q(value, 0.1, 0, low, high, dtype), 0.1, 0, low, high, dtype)
 
     def function(s, x):
-        x, w = quantised(x, 0, 255, torch.uint8), quantised(s.weight, -127, 127, torch.int8)
-        return quantised(nn.functional.linear(x, w, s.bias), 0, 255, torch.uint8)
+        x, w = quantized(x, 0, 255, torch.uint8), quantized(s.weight, -127, 127, torch.int8)
+        return quantized(nn.functional.linear(x, w, s.bias), 0, 255, torch.uint8)
 
     parts = {"weight": nn.Parameter(torch.randn(4, 3)), "bias": nn.Parameter(torch.randn(4))}
     source = export(function, torch.ones(2, 3), **parts)

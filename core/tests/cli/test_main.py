@@ -320,7 +320,7 @@ npu  [ok]  a chip
   runtime       on this host
   formats       .npu, .npu.json
   options
-    mode   str    default 'fast'  one of 'fast', 'small'; what to optimise for
+    mode   str    default 'fast'  one of 'fast', 'small'; what to optimize for
     level  int    default 1       one of 1, 2
     scale  float  no default      of the inputs
     trace  bool   default False
@@ -329,7 +329,7 @@ DECLARED = """
 from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 
 OPTIONS = (
-    OptionSpec("mode", str, "fast", ("fast", "small"), "what to optimise for"),
+    OptionSpec("mode", str, "fast", ("fast", "small"), "what to optimize for"),
     OptionSpec("level", int, 1, (1, 2)),
     OptionSpec("scale", float, help="of the inputs"),
     OptionSpec("trace", bool, False),

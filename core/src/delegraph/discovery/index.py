@@ -208,7 +208,7 @@ class Index:
         raise PluginBroken("plugin-broken", text, hint="ask for one of them by its own name")
 
     def only(self, entry: BackendEntry, kind: type[S]) -> tuple[S, PluginRecord] | None:
-        """The runtime or quantiser of a backend: its own distribution's, else the only one of another."""
+        """The runtime or quantizer of a backend: its own distribution's, else the only one of another."""
         found = self._of(entry, kind)
         if len(found) > 1:
             owners = " and ".join(r.owner for _, r in found)

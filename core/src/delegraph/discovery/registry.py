@@ -153,11 +153,11 @@ class Registry:
         return runtime
 
     def get_quantizer(self, name: str) -> Any:
-        """The backend's quantiser class. Raises PluginBroken if it declares none."""
+        """The backend's quantizer class. Raises PluginBroken if it declares none."""
         entry = self._index().usable(name)
         found = self._index().only(entry, QuantizerSpec)
         if found is None:
-            raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no quantiser")
+            raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no quantizer")
         return self.resolve(*found)
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:

@@ -57,7 +57,7 @@ _KINDS = {
     BackendSpec: _Kind("backend", "delegraph.backend:BackendDetails", ", and backend_id is the class's name"),
     PartitionerSpec: _Kind("partitioner", "delegraph.partitioner:Partitioner", ""),
     RuntimeSpec: _Kind("runtime", "delegraph.runtime:BackendRuntime", ""),
-    QuantizerSpec: _Kind("quantiser", "", "a quantiser is a class, or something else that can be called"),
+    QuantizerSpec: _Kind("quantizer", "", "a quantizer is a class, or something else that can be called"),
     FormatSpec: _Kind("file format", "delegraph.formats:ProgramFormat", ""),
     CommandSpec: _Kind("command", "", "a command has what delegraph.cli.command.Command has"),
 }
