@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
 from delegraph.exported_program import CALL_DELEGATE
 from delegraph.source import source_of
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from .assembler import Assembler
@@ -81,22 +80,10 @@ class Body:
             return self._element(node)
         if node.target is CALL_DELEGATE:
             return self._call_delegate(node)
-        emit = self._emitter_of(node)
+        emit = self.context.emitter_of(node)
         if emit is None:
             raise unsupported(node, f"{node.target} is no operator that a program file can hold")
-        return emit(self, node)
-
-    @staticmethod
-    def _emitter_of(node: Node) -> Callable[[Body, Node], Result] | None:
-        from .control_flow import CONTROL_FLOW
-        from .kernel_calls import emit_operator
-        from .symbolic import SYMBOLIC, emit_symbolic
-
-        if isinstance(node.target, HigherOrderOperator):
-            return CONTROL_FLOW.get(node.target)
-        if node.target in SYMBOLIC:
-            return emit_symbolic
-        return emit_operator if isinstance(node.target, OpOverload) else None
+        return emit(self, node)  # type: ignore[no-any-return]
 
     def _attribute(self, node: Node) -> Result:
         attribute = getattr(self.module, str(node.target))

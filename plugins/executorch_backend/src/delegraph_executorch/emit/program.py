@@ -17,6 +17,7 @@ from ..program.flat_tensor import FlatTensor, NamedTensor, TensorLayout
 from ..program.tables import BlobLocation, ExecutionPlan, NamedData, Program, SubsegmentOffsets
 from ..serialize.file import Segment, SegmentedFile, data_file, program_file
 from .context import Context
+from .dispatch import emitter_of
 from .kernel_calls import CODES
 from .method import DebugHandles, emit_constant_method, emit_method
 from .pool import Concatenation, Pool
@@ -65,6 +66,7 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
     kernels = kernel_set(options.kernels)
     context = Context(
         kernels,
+        emitter_of,
         options.plan_inputs,
         options.plan_outputs,
         options.external_constants,

@@ -1,0 +1,22 @@
+"""Which function emits a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+
+from .body import Body, Result
+from .control_flow import CONTROL_FLOW
+from .kernel_calls import emit_operator
+from .symbolic import SYMBOLIC, emit_symbolic
+
+
+def emitter_of(node: Node) -> Callable[[Body, Node], Result] | None:
+    """By what a node calls; None for what a program file cannot hold."""
+    if isinstance(node.target, HigherOrderOperator):
+        return CONTROL_FLOW.get(node.target)
+    if node.target in SYMBOLIC:
+        return emit_symbolic
+    return emit_operator if isinstance(node.target, OpOverload) else None
