@@ -19,8 +19,8 @@ from .pool import Pool
 class Context:
     """The kernels that may be called, and the pools of bytes.
 
-    ``emitter_of``: the function that emits a node in a ``Body``, None if a file can hold no such node. Branches and loops
-    emit bodies, which emit nodes: the table of all these functions is handed in from above (``dispatch``).
+    ``emitter_of``: the function that emits a node in a ``Body``, None if a file can hold no such node. Branches and
+    loops emit bodies, which emit nodes: the table of all these functions is handed in from above (``dispatch``).
     ``memory_of``: the memory that a node's results are planned in, from 1.
     ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory, or the caller brings it.
     ``external``: the data file that parameters and buffers which nobody writes go to, by their names; empty for none.
