@@ -8,6 +8,12 @@ COMPLEX = {"view_as_real", "real", "imag", "conj"}
 RETRACED = {"real", "imag", "conj"}
 """Views that the local walk leaves to torch."""
 
+BY_ELEMENTS = {
+    *("H", "adjoint", "expand", "expand_as", "broadcast_to", "unfold", "unfold with gaps", "as_strided"),
+    *("hsplit", "vsplit", "dsplit", "atleast_3d"),
+}
+"""Views without an inverse operator: what they show is written element by element."""
+
 VIEWS = {
     "itself": lambda t: t,
     "view": lambda t: t.view(2, 6),

@@ -9,7 +9,7 @@ from delegraph.engine.functionalize.normalize import normalize
 from delegraph.program.executor import Executable
 from torch import nn
 
-from ...support.views_and_writes import COMPLEX, REAL_WRITES, RETRACED, VIEWS, WRITES
+from ...support.views_and_writes import BY_ELEMENTS, COMPLEX, REAL_WRITES, RETRACED, VIEWS, WRITES
 
 KINDS = ("buffer", "input", "computed")
 
@@ -80,6 +80,15 @@ def test_sample(kind):
     """Every view, with writes in turn."""
     assert {view for view, _ in SAMPLE} >= {view for view in VIEWS if view not in RETRACED}
     check(SAMPLE[KINDS.index(kind) :: 3], kind)
+
+
+@pytest.mark.parametrize("view", [view for view in VIEWS if view not in RETRACED])
+def test_an_inverse_is_used_where_there_is_one(view):
+    """The other tests would not notice that one is lost: elements are written one by one then, more slowly."""
+    program = torch.export.export(Cells([(view, "add_")], "buffer").eval(), (numbers(view),))
+    normal, _ = normalize(program)
+    by_elements = any(n.target is torch.ops.aten.index_put.default for n in normal.graph.nodes)
+    assert by_elements == (view in BY_ELEMENTS)
 
 
 @pytest.mark.slow
