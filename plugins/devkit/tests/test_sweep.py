@@ -19,4 +19,4 @@ def test_the_same_programs_are_tried_whatever_the_time():
         return [o.program for o in under_test(backends.register_good, gate=8).sweep.outcomes]
 
     first = tried()
-    assert first == tried() and len(first) == len(set(first)) == 14 + 9 + 5 + 8
+    assert first == tried() and len(first) == len(set(first)) == 14 + 9 + 5 + 1 + 8
