@@ -6,13 +6,19 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import delegraph
 import numpy as np
 import pytest
 import torch
+from delegraph_tosa.backend import TOSABackend
+from delegraph_tosa.lowering import lower_program
+from delegraph_tosa.options import Options
+from delegraph_tosa.passes import PASSES
 from delegraph_tosa.serialize import read
+from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.tools import figures
 from torch import nn
 
@@ -27,6 +33,7 @@ def load(path):
 
 
 reference_tools = load(ROOT / "plugins/tosa_backend/tests/support/reference_tools.py")
+SPEC = TosaSpec.parse("TOSA-1.0+FP")
 MODELS = {
     "mobilenet_v2": ("mobilenet_v2.py", "mobilenet_v2"),
     "resnet18": ("resnet.py", "resnet18"),
@@ -71,6 +78,29 @@ def test_the_reference_model_agrees_with_eager(name):
         wanted = module(*inputs).numpy()
     assert np.abs(wanted).max() > 0.05, "an output of nothing would pass"
     assert relative_error(outputs[0], wanted) < 1e-5
+
+
+@pytest.mark.parametrize("after", range(len(PASSES) + 1))
+def test_every_operator_of_mobilenet_names_a_line_of_the_model(after, mobilenet_partition):
+    graph = lower_program(mobilenet_partition, SPEC)
+    for run in PASSES[:after]:
+        graph = run(graph, SPEC)
+    lost = [op.name for op in graph.operators if "examples/mobilenet_v2.py:" not in str(op.source)]
+    assert graph.operators and not lost
+
+
+def test_the_debug_handles_of_mobilenet_cover_every_call_that_became_an_operator(mobilenet_partition):
+    calls = [node for node in mobilenet_partition.graph.nodes if node.op == "call_function"]
+    specs = Options(SPEC).compile_specs()
+    handles = set(chain.from_iterable(TOSABackend.preprocess(mobilenet_partition, specs).debug_handle_map.values()))
+    assert handles <= {node.meta["debug_handle"] for node in calls}
+    without = {str(node.target) for node in calls if node.meta["debug_handle"] not in handles}
+    assert without <= {"aten.dropout.default", "aten.flatten.using_ints"}, "which do nothing, or are undone"
+
+
+@pytest.fixture(scope="module")
+def mobilenet_partition():
+    return lowered("mobilenet_v2")[2].delegates[0].module.original_module
 
 
 def test_mobilenet_is_small():

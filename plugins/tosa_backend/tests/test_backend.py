@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
+import warnings
+from itertools import chain
+from pathlib import Path
 
 import delegraph
 import numpy as np
@@ -16,6 +20,7 @@ from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.partitioner import TOSAPartitioner
 from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.text import render
 from torch import nn
 
 torch.set_num_threads(1)
@@ -74,6 +79,7 @@ def test_an_input_named_like_an_output():
         ({"compile_flags": "--fast"}, "compile spec: compile_flags '--fast': TOSA itself knows none"),
         ({"color": "red"}, "compile spec: unknown key 'color'; known: output_format, tosa_spec, debug_artifact_path"),
         ({"input_order": "1,1"}, "compile spec: input_order '1,1' is no permutation like '1,0,2'"),
+        ({"locations": "yes"}, "compile spec: locations 'yes' is neither 'true' nor 'false'"),
         ({"input_order": "a"}, "compile spec: input_order 'a' is no permutation like '1,0,2'"),
         ({"input_order": "2,0,1"}, "compile spec: input_order '2,0,1' has 3 entries, the delegate has 2 inputs"),
     ],
@@ -178,6 +184,44 @@ def test_debug_handles():
     }
     names = [v.name for op in read(result.processed_bytes.join()).operators for v in op.outputs]
     assert set(result.debug_handle_map) == set(names)
+
+
+def test_the_file_names_nodes_modules_and_lines_if_that_is_asked_for():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Function(torch.relu))).eval()
+    file = delegraph.lower(model, (X,), options={"tosa": {"locations": True}}).delegates[0].processed_bytes
+    source = next(str(op.source) for op in read(file).operators if op.name == "CLAMP")
+    assert re.match(
+        r"\w+ = aten\.relu\.default in 1\.0 at .*test_backend\.py:\d+, in forward: return self\.func", source
+    )
+    assert source in render(read(file))
+    plain = delegraph.lower(model, (X,)).delegates[0].processed_bytes
+    assert __file__.encode() not in plain and not any(op.source for op in read(plain).operators)
+
+
+def test_what_decomposed_calls_became_names_their_lines():
+    """logsumexp and the cells of an LSTM have no rule; two transpositions cancel, and leave a copy of the input."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x):
+            return torch.logsumexp(self.cells(x)[0], -1), x.transpose(0, 1).transpose(0, 1)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The tensor attributes")
+        lowered = delegraph.lower(Model().eval(), (torch.randn(1, 2, 4),), options={"tosa": {"locations": True}})
+    (delegate,) = lowered.delegates
+    operators = read(delegate.processed_bytes).operators
+    assert operators[-1].name == "IDENTITY"
+    assert [op.name for op in operators if Path(__file__).name not in str(op.source)] == []
+    own = {node.meta["debug_handle"] for node in delegate.module.original_module.graph.nodes if is_call(node)}
+    assert set(chain.from_iterable(delegate.debug_handle_map.values())) <= own
+
+
+def is_call(node):
+    return node.op == "call_function"
 
 
 def test_relu_keeps_infinities_and_nan():

@@ -31,12 +31,12 @@ class TOSABackend(BackendDetails):
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """The partition as a ``.tosa`` file whose weights are read when it is written.
 
-        Delegate debug identifiers are the names of the file's tensors. Raises Unsupported with the node for what the
-        target cannot express, OptionError for wrong compile specs.
+        Delegate debug identifiers are the names of the file's tensors: an operator is known by its results. Raises
+        Unsupported with the node for what the target cannot express, OptionError for wrong compile specs.
         """
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
-        file = TosaFile(graph, options.spec)
+        file = TosaFile(graph, options.spec, locations=options.locations)
         return PreprocessResult(file, _debug_handles(graph), _delegate_info_meta={"needs": str(required(graph))})
 
 

@@ -11,7 +11,7 @@ from delegraph.errors import OptionError
 
 from .spec import TosaSpec
 
-KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order")
+KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order", "locations")
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,23 @@ class Options:
     """Compile specs, read.
 
     ``debug_artifact_path``: folder that gets a .tosa file of every partition, also of what was built when lowering
-    fails. ``input_order``: the file's input i is input ``input_order[i]`` of the delegate.
+    fails. ``input_order``: the file's input i is input ``input_order[i]`` of the delegate. ``locations``: whether the
+    file names the source of each operator, and with it paths of this machine.
     """
 
     spec: TosaSpec
     debug_artifact_path: Path | None = None
     input_order: tuple[int, ...] | None = None
+    locations: bool = False
 
     @staticmethod
-    def of(spec: str, debug_artifact_path: str | None = None, input_order: str | None = None) -> Options:
+    def of(
+        spec: str, debug_artifact_path: str | None = None, input_order: str | None = None, locations: bool = False
+    ) -> Options:
         """Options from text; OptionError says what is wrong."""
         folder = Path(debug_artifact_path) if debug_artifact_path else None
-        return Options(TosaSpec.parse(spec), folder, _permutation(input_order) if input_order else None)
+        order = _permutation(input_order) if input_order else None
+        return Options(TosaSpec.parse(spec), folder, order, locations)
 
     @staticmethod
     def parse(compile_specs: Iterable[CompileSpec]) -> Options:
@@ -42,7 +47,11 @@ class Options:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
         if flags := given.pop("compile_flags", ""):
             raise _wrong(f"compile_flags {flags!r}: TOSA itself knows none")
-        return Options.of(given["tosa_spec"], given.get("debug_artifact_path"), given.get("input_order"))
+        locations = given.get("locations", "false")
+        if locations not in ("true", "false"):
+            raise _wrong(f"locations {locations!r} is neither 'true' nor 'false'")
+        path, order = given.get("debug_artifact_path"), given.get("input_order")
+        return Options.of(given["tosa_spec"], path, order, locations == "true")
 
     def compile_specs(self) -> list[CompileSpec]:
         """The compile specs that ``parse`` reads back."""
@@ -51,6 +60,8 @@ class Options:
             texts["debug_artifact_path"] = str(self.debug_artifact_path)
         if self.input_order is not None:
             texts["input_order"] = ",".join(map(str, self.input_order))
+        if self.locations:
+            texts["locations"] = "true"
         return [CompileSpec(key, text.encode()) for key, text in texts.items()]
 
     def ordered(self, inputs: Sequence[object]) -> list[int]:

@@ -117,7 +117,8 @@ class TOSAPartitioner(CapabilityPartitioner):
     """Hands to ``TOSABackend`` every operator that the target ``spec`` takes.
 
     ``debug_artifact_path`` is a folder that gets a .tosa file of every partition, ``input_order`` a comma-separated
-    permutation of a delegate's inputs. OptionError if one of them is wrong.
+    permutation of a delegate's inputs; with ``locations`` a delegate's file names the source of each operator.
+    OptionError if one of them is wrong.
     """
 
     def __init__(
@@ -125,8 +126,9 @@ class TOSAPartitioner(CapabilityPartitioner):
         spec: str | TosaSpec = "TOSA-1.0+FP+INT",
         debug_artifact_path: str | None = None,
         input_order: str | None = None,
+        locations: bool = False,
     ) -> None:
-        options = Options.of(str(spec), debug_artifact_path, input_order)
+        options = Options.of(str(spec), debug_artifact_path, input_order, locations)
         super().__init__(
             TOSASupport(options.spec),
             "TOSABackend",

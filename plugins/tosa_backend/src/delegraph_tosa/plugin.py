@@ -8,6 +8,7 @@ OPTIONS = (
     OptionSpec("spec", str, "TOSA-1.0+FP+INT", help="target: version, profiles, extensions, level (TOSA-1.0+FP+8k)"),
     OptionSpec("debug_artifact_path", str, None, help="folder that gets a .tosa file of every partition"),
     OptionSpec("input_order", str, None, help="comma-separated permutation of the delegate's inputs"),
+    OptionSpec("locations", bool, False, help="whether the file names node, module and source line of each operator"),
 )
 
 KNOWN_DIFFERENCES = (("aten.gelu.default", "of infinity is infinity; eager's is NaN, but for tensors of one element"),)

@@ -293,6 +293,27 @@ def test_the_merged_operator_names_all_its_sources():
     assert str(convolution.source) == "CONV2D:1 and MUL:3 and ADD:4"
 
 
+def test_one_transpose_in_place_of_several_names_all_their_sources():
+    d = Draft()
+    x = d.relu(d.transpose(d.input(2, 3, 4), 1, 0, 2))
+    result = check(d, d.transpose(x, 0, 2, 1))
+    assert [op.source for op in result.operators] == ["CLAMP:1", ("TRANSPOSE:0", "TRANSPOSE:2")]
+
+
+def test_one_operator_that_two_views_need_names_the_sources_of_both():
+    d = Draft()
+    x = d.input(1, 3, 4, 4)
+    result = check(d, d.transpose(x, *NHWC), d.transpose(x, *NHWC))
+    assert [op.source for op in result.operators] == [("TRANSPOSE:0", "TRANSPOSE:1"), "TRANSPOSE:1"]
+
+
+def test_an_output_whose_operators_cancelled_names_them():
+    d = Draft()
+    x = d.input(2, 3)
+    result = check(d, d.transpose(d.transpose(x, 1, 0), 1, 0))
+    assert [(op.name, op.source) for op in result.operators] == [("IDENTITY", "TRANSPOSE:1")]
+
+
 def test_the_debug_handles_of_folded_nodes_are_those_of_the_convolution():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
     program = torch.export.export(model, (torch.randn(1, 3, 4, 4),))

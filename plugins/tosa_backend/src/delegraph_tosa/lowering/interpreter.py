@@ -25,15 +25,26 @@ R = TypeVar("R", bound=Result)
 
 
 class Origin(NamedTuple):
-    """Where an operator of the graph comes from: the node, its debug handle, and the user's line."""
+    """Where an operator of the graph comes from: the node, its debug handle, its module, and the user's line."""
 
     node: str
     operator: str
     handle: int | None
+    module: str
+    """Path in the user's model, as in ``named_modules``; empty in the model itself."""
     source: Source | None
 
+    @staticmethod
+    def of(node: Node) -> Origin:
+        """What the metadata of ``node`` tells."""
+        modules = node.meta.get("nn_module_stack") or {"": ("", None)}
+        path = next(reversed(modules.values()))[0]
+        return Origin(node.name, str(node.target), node.meta.get("debug_handle"), path, source_of(node))
+
     def __str__(self) -> str:
-        return f"{self.operator} at {self.source}" if self.source else self.operator
+        """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
+        module = f" in {self.module}" if self.module else ""
+        return f"{self.node} = {self.operator}{module}" + (f" at {self.source}" if self.source else "")
 
 
 class Interpreter:
@@ -112,6 +123,7 @@ class Interpreter:
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
             if value in taken or value.constant is not None:
+                self.t.source = Origin.of(node)
                 value = self.t.identity(value)
             taken.add(value)
             results.append(value)
@@ -163,12 +175,11 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
 
 
 def _lower(interpreter: Interpreter, node: Node) -> None:
-    source = source_of(node)
-    interpreter.t.source = Origin(node.name, str(node.target), node.meta.get("debug_handle"), source)
+    interpreter.t.source = origin = Origin.of(node)
     try:
         interpreter.run(node)
     except Unsupported as error:
-        raise Unsupported(error.code, f"{node.target}: {error.message}", node, source) from error
+        raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:

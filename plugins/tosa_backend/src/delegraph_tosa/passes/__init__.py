@@ -1,7 +1,7 @@
 """Passes that make a lowered graph small: layout, constants, duplicates. Each is one sweep and leaves its input alone.
 
 Values and operators are immutable and shared between the graph before and after; what changes is made anew and keeps
-the source of what it was made from.
+the source of what it was made from. An operator that takes the place of several keeps all their sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ PASSES = (
     fold_affine,
     merge_equal,
     drop_dead,
-    separate_outputs,  # last: merge_equal can give two outputs one value
 )
 
 
@@ -34,7 +33,8 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
 
     Inputs stay the same values; outputs keep their names.
     """
-    names = [value.name for value in graph.outputs]
+    given = graph.outputs
     for run in PASSES:
         graph = run(graph, spec)
-    return name_outputs(graph, names)
+    graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in given])
+    return name_outputs(graph, [value.name for value in given])

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from ..ir.graph import Graph, Operator, Value
+from ..ir.graph import Graph, Value
 from ..ir.operators import IDENTITY
 from ..spec import TosaSpec
 from .rewriter import replaced
 
 
-def separate_outputs(graph: Graph, spec: TosaSpec) -> Graph:
+def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Graph:
     """Give each output a value that an operator computes for it alone: a file names outputs, and cannot name one twice.
+
+    ``sources`` are the outputs' own: what came before the passes may have cancelled out.
 
     before: results x, y, y, where x is an input
     after:  results IDENTITY x, y, IDENTITY y
     """
     taken, outputs, copies = set(graph.inputs), [], []
-    for value in graph.outputs:
+    for value, source in zip(graph.outputs, sources, strict=True):
         if value in taken or value.constant is not None:
-            copy = _identity(value)
+            copy = IDENTITY((value,), source)
+            copy.outputs = (Value(value.type, producer=copy),)
             if spec.why_not(copy) is None:
                 copies.append(copy)
                 value = copy.outputs[0]
         taken.add(value)
         outputs.append(value)
     return Graph(graph.inputs, outputs, [*graph.operators, *copies], graph.name)
-
-
-def _identity(value: Value) -> Operator:
-    copy = IDENTITY((value,), None if value.producer is None else value.producer.source)
-    copy.outputs = (Value(value.type, producer=copy),)
-    return copy
 
 
 def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:

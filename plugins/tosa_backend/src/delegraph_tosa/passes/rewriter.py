@@ -77,6 +77,8 @@ class Rewrite:
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = self._new(cls(inputs, source, **attributes), type)
+        elif found.producer is not None:
+            found.producer.source = both(found.producer.source, source)
         return found
 
     def _new(self, operator: Operator, type: Type) -> Value:
@@ -100,7 +102,7 @@ class Rewrite:
         """``value`` with another shape. RESHAPE(RESHAPE(x)) is RESHAPE(x), and none at all if the shape is x's."""
         before = origin(value)
         if type(before) is RESHAPE and value.type.shape != shape:
-            value = before.inputs[0]
+            value, source = before.inputs[0], both(before.source, source)
         if value.type.shape == shape:
             return value
         return self.make(RESHAPE, (value, self.shape(shape)), Type(shape, value.type.dtype), source)
@@ -110,6 +112,7 @@ class Rewrite:
         before = origin(value)
         if isinstance(before, TRANSPOSE):
             value, perms = before.inputs[0], tuple([before.perms[p] for p in perms])
+            source = both(before.source, source)
         if perms == plain(len(perms)):
             return value
         shape, dtype = value.type

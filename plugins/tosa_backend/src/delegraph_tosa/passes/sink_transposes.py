@@ -14,14 +14,17 @@ from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from . import axes as ax
 from .axes import Axes, Shape
-from .rewriter import Rewrite, rebuilt, replaced
+from .rewriter import Rewrite, both, rebuilt, replaced
 
 MAX_RANK = 6
 """Highest rank of level 8K (specification: Levels); no RESHAPE here makes a higher one than this."""
 
 
 class View(NamedTuple):
-    """A value that was not computed: ``base``, seen along ``axes`` (see ``axes``). ``source`` made it a view."""
+    """A value that was not computed: ``base``, seen along ``axes`` (see ``axes``). ``source`` made it a view.
+
+    It names every operator that moved an axis, so that the one that arranges the view in the end stands for them all.
+    """
 
     base: Value
     axes: Axes
@@ -186,18 +189,20 @@ def _identity(sweep: Sweep, operator: Operator) -> None:
 
 def _transpose(sweep: Sweep, operator: Operator) -> None:
     assert isinstance(operator, TRANSPOSE)
-    base, axes, _ = sweep.view(operator.inputs[0])
-    sweep.see(operator.outputs[0], View(base, tuple([axes[p] for p in operator.perms]), operator.source))
+    base, axes, source = sweep.view(operator.inputs[0])
+    axes = tuple([axes[p] for p in operator.perms])
+    sweep.see(operator.outputs[0], View(base, axes, both(source, operator.source)))
 
 
 def _reshape(sweep: Sweep, operator: Operator) -> None:
-    result, (base, axes, _) = operator.outputs[0], sweep.view(operator.inputs[0])
+    result, (base, axes, source) = operator.outputs[0], sweep.view(operator.inputs[0])
+    source = both(source, operator.source)
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
     seen = ax.renamed(pieces, axes, result.rank)
     if seen is not None and base.rank:  # TRANSPOSE, SLICE and others have no form of rank 0
-        sweep.see(result, View(base, seen, operator.source))
+        sweep.see(result, View(base, seen, source))
     else:
-        sweep.see(result, _regrouped(sweep, View(base, axes, operator.source), pieces, result.shape))
+        sweep.see(result, _regrouped(sweep, View(base, axes, source), pieces, result.shape))
 
 
 def _regrouped(sweep: Sweep, view: View, pieces: list[ax.Piece], shape: Shape) -> View:

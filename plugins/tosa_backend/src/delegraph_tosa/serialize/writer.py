@@ -25,7 +25,7 @@ class TosaFile:
 
     Inputs and outputs carry the name of their value where it is given and unique, otherwise their position. A result
     that is an input, a constant or there twice gets an IDENTITY. The same graph gives the same bytes in any process.
-    ``locations=True`` stores the user's source line of each operator, for debugging; such files name local paths.
+    ``locations=True`` stores each operator's source, for debugging; such files name paths of this machine.
     """
 
     def __init__(self, graph: Graph, spec: TosaSpec, *, locations: bool = False) -> None:
