@@ -15,32 +15,9 @@ from delegraph_demo.compiler.runtime import ValueOutOfRange
 from torch import nn
 from torch.nn import functional as F
 
+from .support.programs import CASES, lower, module, random
+
 NAME = "BackendWithCompilerDemo"
-
-
-def module(function, *weights):
-    """A module whose forward is ``function(*inputs)``, with weights that the function reads as attributes."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for k, weight in enumerate(weights):
-                self.register_buffer(f"w{k}", weight)
-
-        def forward(self, *inputs):
-            return function(self, *inputs)
-
-    return Model().eval()
-
-
-def random(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def lower(function, *inputs, weights=(), **options):
-    return delegraph.lower(
-        module(function, *weights), inputs, backends=["compiler-demo"], options={"compiler-demo": options}
-    )
 
 
 def reason(function, *inputs, **more):
@@ -51,26 +28,6 @@ def reason(function, *inputs, **more):
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-
-CASES = {
-    "sin": (lambda m, x: torch.sin(x), random(2, 3)),
-    "sin of a scalar": (lambda m, x: torch.sin(x), random()),
-    "sin of nothing": (lambda m, x: torch.sin(x), random(0, 3)),
-    "add": (lambda m, x, y: x + y, random(2, 3), random(2, 3)),
-    "add, broadcast both ways": (lambda m, x, y: x + y, random(4, 1, 3), random(2, 1)),
-    "mul by a scalar tensor": (lambda m, x, y: x * y, random(2, 3), random()),
-    "mul, broadcast to nothing": (lambda m, x, y, z: torch.mm(x * y, z), random(2, 1), random(0), random(0, 4)),
-    "numbers": (lambda m, x: (x + 1) * 0.3 + True, random(2, 3)),
-    "signs of zero": (lambda m, x: (1 / (x * 0.0), 1 / (x * -0.0)), random(2, 3)),
-    "a number beyond float32": (lambda m, x: x + 1e300, random(2, 3)),
-    "mm": (lambda m, x, y: torch.mm(x, y), random(2, 3), random(3, 4)),
-    "mm over nothing": (lambda m, x, y: torch.mm(x, y), random(2, 0), random(0, 4)),
-    "addmm with a row": (lambda m, b, x, y: torch.addmm(b, x, y), random(4), random(2, 3), random(3, 4)),
-    "addmm with a scalar": (lambda m, b, x, y: torch.addmm(b, x, y), random(), random(2, 3), random(3, 4)),
-    "linear": (lambda m, x, w, b: F.linear(x, w, b), random(5, 2, 3), random(4, 3), random(4)),
-    "linear without bias": (lambda m, x, w: F.linear(x, w), random(2, 3), random(4, 3)),
-    "linear on a vector": (lambda m, x, w: F.linear(x, w), random(3), random(4, 3)),
-}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -267,7 +224,7 @@ def test_an_operator_that_is_not_compiled():
     with pytest.raises(RuntimeError, match=text) as caught:
         to_backend(NAME, program, [])
     assert isinstance(caught.value, Unsupported) and caught.value.node.target is torch.ops.aten.cos.default
-    assert "test_compiler.py" in str(caught.value)
+    assert "programs.py" in str(caught.value)
 
 
 def test_a_backend_that_does_not_exist():

@@ -1,0 +1,126 @@
+"""The device half: program files with delegates of compiler-demo and host operators, in ExecuTorch's own runtime."""
+
+from pathlib import Path
+
+import delegraph
+import delegraph_demo
+import pytest
+import torch
+from delegraph.errors import DelegraphError, InputError, NoRuntime
+from delegraph_demo.compiler.runtime import CompilerDemoRuntime
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from .support.programs import CASES, lower, module, random
+
+device = pytest.importorskip("delegraph_executorch.device", reason="delegraph-executorch is not installed")
+FOLDER = Path(delegraph_demo.__file__).parent / "device"
+pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The device half, built and in the runtime of this process."""
+    built = tmp_path_factory.mktemp("device") / "libcompiler_demo.so"
+    try:
+        device.build_library(FOLDER / "compiler_demo.cpp", built)
+        device.load_library(built)
+    except NoRuntime as e:
+        pytest.skip(f"{e.message}; {e.hint}")
+
+
+def on_device(lowered, folder):
+    """The program file of ``lowered``, in the runtime."""
+    lowered.save(folder / "m.pte")
+    return delegraph.load(folder / "m.pte", runtime="executorch")
+
+
+def expect_equal(got, wanted):
+    """One tensor or several, each up to a hundred-thousandth of its largest element."""
+    for ours, theirs in zip(*map(tree_leaves, (got, wanted)), strict=True):
+        finite = theirs.detach().nan_to_num(0, 0, 0).abs()
+        scale = finite.max().item() if finite.numel() else 0
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-5 * scale, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name, tmp_path):
+    function, *inputs = CASES[name]
+    lowered = lower(function, *inputs)
+    assert lowered.delegates
+    expect_equal(on_device(lowered, tmp_path)(*inputs), function(None, *inputs))
+
+
+class Network(nn.Module):
+    """Layers on the device, with activations on the host, a weight that two delegates share, and two outputs of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x)) + x
+        hidden = torch.tanh(self.first(hidden)).cumsum(0)
+        scores = self.last(hidden)
+        return torch.softmax(scores, -1), torch.sin(scores) * 2
+
+
+def test_host_operators_between_delegates(tmp_path):
+    torch.manual_seed(0)
+    network = Network().eval()
+    lowered = delegraph.lower(network, (random(4, 8),), backends=["compiler-demo"])
+    assert len(lowered.delegates) == 3 and sum(lowered.report.host["forward"].values()) >= 4
+    program = on_device(lowered, tmp_path)
+    for inputs in (random(4, 8), -random(4, 8) * 100):
+        expect_equal(program(inputs), network(inputs))
+
+
+def test_a_state_that_the_host_keeps(tmp_path):
+    def step(m, x):
+        m.w0.add_(torch.mm(x, x))
+        return m.w0 * 2
+
+    counter = module(step, torch.zeros(2, 2))
+    lowered = delegraph.lower(counter, (random(2, 2),), backends=["compiler-demo"])
+    program, square = on_device(lowered, tmp_path).method("forward"), random(2, 2) @ random(2, 2)
+    for times in (1, 2, 3):
+        expect_equal(program(random(2, 2)), 2 * times * square)
+
+
+def test_a_setting_is_enforced(tmp_path):
+    program = on_device(lower(lambda m, x: torch.relu(torch.add(x, x)), random(3), max_value=9.0), tmp_path)
+    expect_equal(program(torch.full((3,), 4.0)), torch.full((3,), 8.0))
+    for refused in (5.0, 10.0, float("nan"), -float("inf")):
+        with pytest.raises(InputError, match="refuses"):
+            program(torch.full((3,), refused))
+
+
+def test_damaged_blobs_are_refused_as_on_the_host(tmp_path):
+    """Each byte of a blob in turn: what the host's runtime refuses the device refuses, and nothing else."""
+    function, weights = lambda m, x: torch.sin(nn.functional.linear(x, m.w0) + 1), [random(4, 3)]
+    lowered = lower(function, random(2, 3), weights=weights)
+    [delegate] = lowered.delegates
+    lowered.save(tmp_path / "m.pte")
+    file, blob = (tmp_path / "m.pte").read_bytes(), delegate.processed_bytes
+    start = file.index(blob)
+    for position, flipped in ((p, bit) for p in range(len(blob)) for bit in (1, 4, 128)):
+        mutated = bytearray(blob)
+        mutated[position] ^= flipped
+        (tmp_path / "m.pte").write_bytes(file[:start] + mutated + file[start + len(blob) :])
+        assert loads_on_device(tmp_path / "m.pte") == loads_on_host(bytes(mutated), delegate), (position, flipped)
+
+
+def loads_on_device(path):
+    try:
+        delegraph.load(path, runtime="executorch").method("forward")
+    except InputError:
+        return False
+    return True
+
+
+def loads_on_host(blob, delegate):
+    try:
+        CompilerDemoRuntime.load(blob, (), delegate.module.named_data())
+    except DelegraphError:
+        return False
+    return True
