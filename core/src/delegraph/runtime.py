@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from .backend import CompileSpec, check_called_on_class
@@ -35,6 +36,9 @@ class BackendRuntime:
     Otherwise all loads and calls of this runtime are made one after the other, and results are copied before the next
     call, which may write over them.
     """
+    device_half: ClassVar[Path | None] = None
+    """What runs the same blobs in ExecuTorch's runtime: a C++ file that registers the backend there, or a library built
+    from one. Program files with delegates of the backend then run in that runtime on this host."""
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:

@@ -1,9 +1,6 @@
 """The device half: program files with delegates of compiler-demo and host operators, in ExecuTorch's own runtime."""
 
-from pathlib import Path
-
 import delegraph
-import delegraph_demo
 import pytest
 import torch
 from delegraph.errors import DelegraphError, InputError, NoRuntime
@@ -14,23 +11,20 @@ from torch.utils._pytree import tree_leaves
 from .support.programs import CASES, lower, module, random
 
 device = pytest.importorskip("delegraph_executorch.device", reason="delegraph-executorch is not installed")
-FOLDER = Path(delegraph_demo.__file__).parent / "device"
-pytestmark = pytest.mark.usefixtures("library")
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The device half, built and in the runtime of this process."""
-    built = tmp_path_factory.mktemp("device") / "libcompiler_demo.so"
+@pytest.fixture(autouse=True, scope="module")
+def what_it_takes():
+    """The wheel and a compiler; the tests are skipped where one of them is missing."""
     try:
-        device.build_library(FOLDER / "compiler_demo.cpp", built)
-        device.load_library(built)
+        device.stock_runtime()
+        device.compiler_line(CompilerDemoRuntime.device_half, "unused")
     except NoRuntime as e:
         pytest.skip(f"{e.message}; {e.hint}")
 
 
 def on_device(lowered, folder):
-    """The program file of ``lowered``, in the runtime."""
+    """The program file of ``lowered``, in the runtime, which gets the device half with the first of them."""
     lowered.save(folder / "m.pte")
     return delegraph.load(folder / "m.pte", runtime="executorch")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from delegraph.errors import InputError, NoRuntime, WriteError
-from delegraph_executorch import device
+from delegraph_executorch import device, wheel
 
 SOURCE = """
 #include <executorch/runtime/backend/interface.h>
@@ -61,7 +62,7 @@ def test_what_the_compiler_says_is_in_the_error(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_wheel", lambda: Path("wheel"))
+    monkeypatch.setattr(device, "wheel_folder", lambda: Path("wheel"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NoRuntime, match=r"no C\+\+ compiler here \(no-such-compiler\)"):
         device.compiler_line("half.cpp", "libhalf.so")
@@ -70,7 +71,27 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoRuntime, match=r"no C\+\+ compiler here \(c\+\+, g\+\+, clang\+\+\)"):
         device.compiler_line("half.cpp", "libhalf.so")
     monkeypatch.undo()
-    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheel, "find_spec", lambda name: None)
     with pytest.raises(NoRuntime, match="wheel executorch are not installed") as caught:
         device.compiler_line("half.cpp", "libhalf.so")
     assert caught.value.hint == 'pip install "delegraph-executorch[runtime]"'
+
+
+def test_what_a_plugin_s_device_half_lacks_is_said_before_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "stock_runtime", lambda: SimpleNamespace(backend_registry=Known))
+    monkeypatch.setattr(device, "_half", {"Other": None, "New": Path("no", "such.cpp")}.get)
+    monkeypatch.setattr(device, "wheel_folder", lambda: Path("wheel"))
+    device.load_device_halves(["Known", "Other"])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(NoRuntime, match=r"no C\+\+ compiler here"):
+        device.load_device_halves(["Known", "New"])
+
+
+def test_backends_without_a_device_half() -> None:
+    assert device._half("no such backend") is None
+    assert device._half("BackendWithDelegateMappingDemo") is None  # it declares no runtime
+    assert device._half("TOSABackend") is None
+
+
+class Known:
+    registered_backend_names = ("Known",)

@@ -82,7 +82,7 @@ def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
     assert array.shape == (3, 4)
     plans, stock = PteFormat.verify(path)
     assert plans.accepted is True
-    assert stock.accepted is not True  # no runtime has the demo backend, or there is none here
+    assert stock.accepted is not False  # it runs in the device half, or there is no runtime here
 
 
 def test_weights_in_a_data_file(registry: delegraph.Registry, tmp_path: Path) -> None:

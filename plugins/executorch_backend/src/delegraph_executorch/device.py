@@ -11,16 +11,22 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
-from delegraph.errors import InputError, NoRuntime, WriteError
+import delegraph
+from delegraph.errors import BackendNotFound, InputError, NoRuntime, WriteError
 
-from .run.stock import HINT, stock_runtime
+from .wheel import stock_runtime, wheel_folder
 
 C10 = "executorch/runtime/core/portable_type/c10"
 """Folder among the wheel's headers that these include from."""
+LIBRARIES = (".so", ".dylib", ".dll")
+"""Suffixes of what is loaded as it is; everything else is built first."""
+_LOADING = threading.Lock()
 
 
 def compiler_line(source: str | Path, library: str | Path) -> list[str]:
@@ -28,7 +34,7 @@ def compiler_line(source: str | Path, library: str | Path) -> list[str]:
 
     Raises NoRuntime if the wheel or a compiler is missing.
     """
-    wheel = _wheel()
+    wheel = wheel_folder()
     headers = [word for folder in ("", C10) for word in ("-isystem", str(wheel / "include" / folder))]
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-DC10_USING_CUSTOM_GENERATED_MACROS", *headers]
     return [*_compiler(), *flags, str(source), f"-L{wheel / 'lib'}", "-lexecutorch", "-o", str(library)]
@@ -46,7 +52,38 @@ def load_library(library: str | Path) -> None:
 
     Raises NoRuntime if the wheel is missing, InputError for a file that cannot be loaded or registers no backend.
     """
-    _load(Path(library).resolve())
+    with _LOADING:
+        _load(Path(library).resolve())
+
+
+def load_device_halves(backend_ids: Iterable[str]) -> None:
+    """Load what installed plugins have for those of the backends that the runtime lacks, once a process.
+
+    A C++ file is built first, in a temporary folder. A backend without a device half is left to the runtime to refuse.
+    Raises what ``build_library`` and ``load_library`` do, and PluginBroken for a plugin that cannot be loaded.
+    """
+    with _LOADING:
+        known = stock_runtime().backend_registry.registered_backend_names
+        for half in [_half(name) for name in backend_ids if name not in known]:
+            if half is not None:
+                _load_half(half)
+
+
+def _half(backend_id: str) -> Path | None:
+    try:
+        return delegraph.get_runtime(backend_id).device_half
+    except (BackendNotFound, NoRuntime):
+        return None
+
+
+@cache
+def _load_half(half: Path) -> None:
+    if half.suffix in LIBRARIES:
+        return _load(half.resolve())
+    with tempfile.TemporaryDirectory() as folder:  # what is loaded stays loaded when its file goes
+        library = Path(folder, f"lib{half.stem}.so")
+        build_library(half, library)
+        _load(library)
 
 
 @cache
@@ -60,16 +97,6 @@ def _load(library: Path) -> None:
     if before == set(registry.registered_backend_names):
         text = f"{library.name} registers no backend that ExecuTorch's runtime did not have before"
         raise InputError("input-invalid", text, hint="register_backend is called when a library is loaded, once a name")
-
-
-def _wheel() -> Path:
-    """Where the wheel is installed; found without importing it."""
-    spec = find_spec("executorch")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    for folder in folders:
-        if (folder / "lib").is_dir() and (folder / "include").is_dir():
-            return folder
-    raise NoRuntime("no-runtime", "the headers and libraries of the wheel executorch are not installed", hint=HINT)
 
 
 def _compiler() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ class ValueOutOfRange(DelegraphError, RuntimeError):
 
 
 class CompilerDemoRuntime(BackendRuntime):
-    """The host's runtime of ``BackendWithCompilerDemo``."""
+    """The host's runtime of ``BackendWithCompilerDemo``, and where its device half is."""
+
+    device_half = Path(__file__).parent.parent / "device" / "compiler_demo.cpp"
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:

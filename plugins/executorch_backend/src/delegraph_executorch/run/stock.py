@@ -1,38 +1,25 @@
-"""ExecuTorch's own runtime on this host, from the wheel ``executorch``."""
+"""Program files in ExecuTorch's own runtime on this host."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from delegraph.errors import InputError, NoRuntime
+from delegraph.errors import DelegraphError, InputError
 from delegraph.formats import Verdict
 
 from ..containers import flatten_call, structure_of, unflatten_result
+from ..device import load_device_halves
 from ..serialize.reader import open_bytes, read_program
-
-HINT = 'pip install "delegraph-executorch[runtime]"'
-
-
-@cache
-def stock_runtime() -> Any:
-    """The runtime. Raises NoRuntime, with what to install, if the wheel is missing or cannot be imported."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from executorch.runtime import Runtime
-    except ImportError as e:
-        raise NoRuntime("no-runtime", f"ExecuTorch's runtime cannot be used here: {e}", hint=HINT) from e
-    return Runtime.get()
+from ..wheel import stock_runtime
 
 
 class StockProgram:
     """A file in ExecuTorch's runtime, called as the module that it was made from.
 
-    Raises NoRuntime if the wheel is missing, InputError for a file or inputs that the runtime refuses.
+    Delegates run in the device halves that installed plugins have. Raises NoRuntime if the wheel is missing, InputError
+    for a file or inputs that the runtime refuses.
     """
 
     def __init__(self, path: str | Path, data: Sequence[str | Path] = ()) -> None:
@@ -40,6 +27,7 @@ class StockProgram:
             raise InputError("input-invalid", f"the runtime takes one data file; there are {len(data)}")
         path = Path(path)
         self._plans = {plan.name: plan for plan in read_program(open_bytes(path)).program.plans}
+        load_device_halves(delegate.id for plan in self._plans.values() for delegate in plan.delegates)
         self._program = _say(path, lambda: stock_runtime().load_program(path, data_path=next(iter(data), None)))
         self._path = path
 
@@ -81,8 +69,8 @@ def judge_loading(path: Path) -> Verdict:
         program = StockProgram(path, sorted(path.parent.glob(f"{path.stem}.*.ptd"))[:1])
         for method in program.methods:
             program.method(method)
-    except NoRuntime as e:
-        return Verdict(name, None, f"{e.message}; {e.hint}")
     except InputError as e:
         return Verdict(name, False, e.message)
+    except DelegraphError as e:  # not the file's fault: a wheel, a compiler or a plugin that is missing or broken
+        return Verdict(name, None, f"{e.message}; {e.hint}" if e.hint else e.message)
     return Verdict(name, True, f"it loads {', '.join(program.methods)}")

@@ -1,0 +1,35 @@
+"""The wheel ``executorch``: ExecuTorch's own runtime on this host, with the headers that it was built from."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from delegraph.errors import NoRuntime
+
+HINT = 'pip install "delegraph-executorch[runtime]"'
+
+
+@cache
+def stock_runtime() -> Any:
+    """The runtime. Raises NoRuntime, with what to install, if the wheel is missing or cannot be imported."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from executorch.runtime import Runtime
+    except ImportError as e:
+        raise NoRuntime("no-runtime", f"ExecuTorch's runtime cannot be used here: {e}", hint=HINT) from e
+    return Runtime.get()
+
+
+def wheel_folder() -> Path:
+    """Where the wheel is installed, found without importing it. Raises NoRuntime if it is missing."""
+    spec = find_spec("executorch")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    for folder in folders:
+        if (folder / "lib").is_dir() and (folder / "include").is_dir():
+            return folder
+    raise NoRuntime("no-runtime", "the headers and libraries of the wheel executorch are not installed", hint=HINT)
