@@ -1,4 +1,7 @@
-"""Functions that TOSA has no operator for, by polynomials."""
+"""Functions that TOSA has no operator for: erfinv, erfc, i0 and i0e, hypot, angle, logaddexp2.
+
+Exponentials and logarithms are in exponential.py, those of torch.special too.
+"""
 
 from __future__ import annotations
 
