@@ -1,6 +1,6 @@
 """Writing a graph as a TOSA flatbuffer in two parts: the structure, then the constants behind it.
 
-The structure is built once with the ``flatbuffers`` package. A constant's vector lies behind it, 16-byte aligned, and
+The structure is built once. A constant's vector lies behind it, 16-byte aligned, and
 the tensor's ``data`` field is a forward offset to it: legal, and no weight goes through the builder, which would copy
 it several times. Sizes follow from the types, so the length is known before a weight is touched.
 """

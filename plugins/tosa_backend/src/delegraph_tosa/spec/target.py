@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 from delegraph.errors import OptionError
 
@@ -154,6 +155,19 @@ DEFAULT = TosaSpec()
 
 def alternatives(operator: Operator, version: Version = (1, 0)) -> list[frozenset[str]] | str:
     """Sets of profiles and extensions, any of which allows the operator's types; or the text that says none can."""
+    extra = getattr(operator, "acc_type", None), getattr(operator, "rounding_mode", None)
+    inputs, outputs = (tuple(v.dtype for v in values) for values in (operator.inputs, operator.outputs))
+    key = (operator.name, version, extra, inputs, outputs)
+    if key not in _ALTERNATIVES:
+        _ALTERNATIVES[key] = _find_alternatives(operator, version)
+    return _ALTERNATIVES[key]
+
+
+_ALTERNATIVES: dict[tuple[Any, ...], list[frozenset[str]] | str] = {}
+"""What is said of an operator depends on its types only, and networks repeat few of those."""
+
+
+def _find_alternatives(operator: Operator, version: Version) -> list[frozenset[str]] | str:
     row = rows(version).get(operator.name)
     if row is None:
         return f"TOSA {operator.name} is not in TOSA {version[0]}.{version[1]}"
@@ -170,6 +184,7 @@ def alternatives(operator: Operator, version: Version = (1, 0)) -> list[frozense
     return [names | {rounding} for names in found] if rounding else found
 
 
+@cache
 def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
     """Sets of profiles and extensions, any of which allows constants, inputs and outputs of an element type.
 
