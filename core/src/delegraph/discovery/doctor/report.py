@@ -17,7 +17,7 @@ from ..record import Fault, PluginRecord, Status
 from .probe import ProbeResult, target_faults
 
 Installed = dict[str, list[Distribution]]
-_DEPENDENCIES = tuple("delegraph torch numpy pluggy flatbuffers importlib-metadata packaging argcomplete".split())
+_DEPENDENCIES = tuple("delegraph torch numpy pluggy importlib-metadata packaging argcomplete".split())
 
 
 @dataclass(frozen=True)
