@@ -237,6 +237,20 @@ ROWS = {
         r"^pip install bad-one\[sdk\]$",
         Status.UNAVAILABLE,
     ),
+    "missing required module of one backend, beside what can be used": Row(
+        light(
+            HOOK.format(
+                hook="delegraph_backends",
+                arguments="",
+                answer="[BackendSpec('bad', 'a:B', 'B', 1, requires=('no_one',))]",
+            )
+            + "@hookimpl\ndef delegraph_formats():\n    from delegraph.plugin import FormatSpec\n"
+            + "    return [FormatSpec('.bad', 'delegraph.formats:ProgramFormat')]\n"
+        ),
+        "backend 'bad' needs 'no_one', which is not installed",
+        "install what provides no_one",
+        Status.OK,
+    ),
     "missing required module of a runtime": Row(
         answers("[RuntimeSpec('bad', 'a:R', requires=('nobody_has_it',))]", hook="delegraph_runtimes"),
         "the runtime of 'bad' needs nobody_has_it, which is not installed: it compiles and cannot run here",

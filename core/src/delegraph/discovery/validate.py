@@ -43,9 +43,13 @@ def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
     _refuse_twice("command", [d.name for d in others if isinstance(d, CommandSpec)])
     _refuse_twice("format", [d.suffix.lower() for d in others if isinstance(d, FormatSpec)])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
-    return checked.failed(worst) if worst is not None else checked
+    # One backend may need more than the rest of its plugin does: an extra that was not installed is no fault of that.
+    rest = [*(s for s in backends if s.name not in faults), *(d for d in others if isinstance(d, _ALONE))]
+    return checked if worst is None or rest else checked.failed(worst)
 
 
+_ALONE = (FormatSpec, CommandSpec)
+"""Declarations that can be used without a backend of the same plugin."""
 _SIGNATURES = "give the hook the arguments that it has in delegraph.plugin.Hooks"
 
 

@@ -2,7 +2,49 @@
 
 from __future__ import annotations
 
-from delegraph.plugin import FormatSpec, hookimpl
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+NEEDS = ("executorch",)
+HINT = 'pip install "delegraph-executorch[runtime]"'
+
+
+@hookimpl
+def delegraph_backends() -> list[BackendSpec]:
+    return [
+        BackendSpec(
+            name="xnnpack",
+            backend_id="XnnpackBackend",
+            target="delegraph_executorch.bridging.xnnpack:XnnpackBackend",
+            api=1,
+            summary="ExecuTorch's XNNPACK: CPUs, and this host",
+            requires=NEEDS,
+            install_hint=HINT,
+            options=(OptionSpec("per_op_mode", bool, False, help="one delegate for each operator that it takes"),),
+        ),
+        BackendSpec(
+            name="vulkan",
+            backend_id="VulkanBackend",
+            target="delegraph_executorch.bridging.vulkan:VulkanBackend",
+            api=1,
+            summary="ExecuTorch's Vulkan: GPUs of phones; compiled here, run on the device",
+            requires=NEEDS,
+            install_hint=HINT,
+        ),
+    ]
+
+
+@hookimpl
+def delegraph_partitioners() -> list[PartitionerSpec]:
+    modules = "delegraph_executorch.bridging"
+    return [
+        PartitionerSpec("xnnpack", "xnnpack", f"{modules}.xnnpack:XnnpackPartitioner", default=True),
+        PartitionerSpec("vulkan", "vulkan", f"{modules}.vulkan:VulkanPartitioner", default=True),
+    ]
+
+
+@hookimpl
+def delegraph_runtimes() -> list[RuntimeSpec]:
+    return [RuntimeSpec("xnnpack", "delegraph_executorch.bridging.xnnpack:XnnpackRuntime", requires=NEEDS)]
 
 
 @hookimpl

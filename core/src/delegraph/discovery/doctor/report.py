@@ -99,9 +99,12 @@ def _row(
     own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
     fatal = [found.fatal] if found.fatal else []
     unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
-    faults = dict.fromkeys([*fatal, *own, *unmet, *record.faults.values(), *found.faults])
+    alone = record.faults.values() if record.status is Status.OK else ()  # the rest of the plugin can be used
+    lacking = [f for f in alone if f.status is Status.UNAVAILABLE]
+    listed = [f for f in record.faults.values() if f not in lacking]
+    faults = dict.fromkeys([*fatal, *own, *unmet, *listed, *found.faults])
     problems = tuple(f for f in faults if f.status is not Status.OK)
-    odd = [*(f for f in faults if f.status is Status.OK), *record.warnings, *found.warnings]
+    odd = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *found.warnings]
     odd += _same_name(record, all_records)
     if not record.declarations and not record.events and not problems:
         odd.append(Fault(Status.OK, "it declares nothing", _NOTHING))

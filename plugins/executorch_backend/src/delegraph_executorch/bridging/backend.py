@@ -1,0 +1,70 @@
+"""A backend of ExecuTorch as one of delegraph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, NamedDataStoreOutput, PreprocessResult
+from torch.export import ExportedProgram
+
+from .convention import add_convention
+from .edge import to_edge_dialect
+
+
+class BridgedBackend(BackendDetails, abstract=True):
+    """Compiles partitions with ``theirs``, the class that ``bridge`` was given, which sees them in edge dialect."""
+
+    theirs: ClassVar[Any]
+
+    @classmethod
+    def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        result = cls.theirs.preprocess(to_edge_dialect(edge_program), _specs(compile_specs))
+        return cls._translate(edge_program, result)
+
+    @classmethod
+    def _translate(cls, program: ExportedProgram, result: Any) -> PreprocessResult:
+        """Their result as ours. Debug handles of calls that their passes added lead nowhere, and are left out."""
+        known = {n.meta.get("debug_handle") for n in program.graph.nodes}
+        handles: dict[Any, tuple[int, ...]] = {}
+        for identifier, listed in (result.debug_handle_map or {}).items():
+            own = tuple(h for h in (listed if isinstance(listed, (tuple, list)) else (listed,)) if h in known)
+            if own:
+                handles[identifier] = own
+        blob, store = bytes(result.processed_bytes), _named_data(result.data_store_output)
+        add_convention(store, cls.__name__, blob, program)
+        return PreprocessResult(blob, handles, store.get_named_data_store_output(), result._delegate_info_meta)
+
+
+class JointlyBridgedBackend(BridgedBackend, abstract=True):
+    """One that compiles the partitions of all methods together."""
+
+    @classmethod
+    def preprocess_multimethod(
+        cls,
+        edge_programs: Mapping[str, Sequence[ExportedProgram]],
+        compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        programs = {m: [to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
+        specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
+        results = cls.theirs.preprocess_multimethod(programs, specs)
+        return {
+            method: [cls._translate(p, r) for p, r in zip(listed, results[method], strict=True)]
+            for method, listed in edge_programs.items()
+        }
+
+
+def _specs(compile_specs: Sequence[CompileSpec]) -> list[Any]:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec as Theirs
+
+    return [Theirs(spec.key, spec.value) for spec in compile_specs]
+
+
+def _named_data(output: Any) -> NamedDataStore:
+    """Their named data as ours; the contents are theirs, in one piece."""
+    store = NamedDataStore()
+    empty = NamedDataStoreOutput()
+    for tag, entries in [(None, (output or empty).pte_data), *(output or empty).external_data.items()]:
+        for key, entry in entries.items():
+            store.add_named_data(key, bytes(output.buffers[entry.buffer_index]), entry.alignment, tag)
+    return store

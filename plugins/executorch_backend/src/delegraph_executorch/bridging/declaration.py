@@ -1,0 +1,53 @@
+"""``bridge``: the one declaration that makes a delegraph backend of an ExecuTorch one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import new_class
+from typing import Any, NamedTuple
+
+from delegraph.errors import ContractViolation
+
+from .backend import BridgedBackend, JointlyBridgedBackend
+from .partitioner import BridgedPartitioner
+from .runtime import BridgedRuntime
+
+
+class Bridge(NamedTuple):
+    """The three parts of a delegraph backend, as the declarations of a plugin and ``delegraph.register`` take them."""
+
+    backend: type[BridgedBackend]
+    partitioner: type[BridgedPartitioner]
+    runtime: type[BridgedRuntime]
+
+
+def bridge(backend: type[Any], partitioner: Callable[..., Any]) -> Bridge:
+    """Make a delegraph backend of an ExecuTorch ``BackendDetails`` class and its ``Partitioner``.
+
+    ``partitioner`` is that class, or a function that makes one; it is called with the options of the backend. The
+    parts are classes of the calling module, so that a plugin's targets name them::
+
+        AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend, acme.AcmePartitioner)
+
+    The runtime is ExecuTorch's own, and runs what its wheel has a device half of. Raises ContractViolation if
+    ``backend`` is no such class.
+    """
+    from executorch.exir.backend.backend_details import BackendDetails
+
+    if not (isinstance(backend, type) and issubclass(backend, BackendDetails)) or not callable(partitioner):
+        given = f"{backend!r:.80} and {partitioner!r:.80}"
+        text = f"bridge takes a BackendDetails class of ExecuTorch and its Partitioner, not {given}"
+        raise ContractViolation("contract-violation", text)
+    name, module = backend.__name__, sys._getframe(1).f_globals.get("__name__", __name__)
+    is_joint = backend.preprocess_multimethod.__func__ is not BackendDetails.preprocess_multimethod.__func__
+    kind = JointlyBridgedBackend if is_joint else BridgedBackend
+
+    def derive(title: str, base: type[Any], **members: Any) -> Any:
+        return new_class(title, (base,), exec_body=lambda body: body.update(members, __module__=module))
+
+    return Bridge(
+        derive(name, kind, theirs=backend),
+        derive(f"{name}Partitioner", BridgedPartitioner, backend_id=name, make=staticmethod(partitioner)),
+        derive(f"{name}Runtime", BridgedRuntime, backend_id=name),
+    )

@@ -1,0 +1,122 @@
+"""A program in ExecuTorch's edge dialect, each call of which says which call of the original it is a piece of."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from delegraph.exported_program import argument_of, build_program, copy_node, flat_call, output_values, placeholders
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Graph, Node
+
+ORIGIN = "delegraph_origin"
+"""Key of a node's meta: the name of the node that it is a piece of."""
+
+
+@torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
+def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
+    """A value as ``like`` that is computed from ``after``: what ExecuTorch sees of a call that it cannot know."""
+    raise NotImplementedError("stands for another call, and is never executed")
+
+
+@stand_in.register_fake
+def _(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
+    return torch.empty_like(like)
+
+
+def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> ExportedProgram:
+    """A copy of a program of core ATen operators in edge dialect; weights are shared.
+
+    In place of the calls in ``hidden``, and of those that are no plain operators (delegates, branches, loops), there
+    are stand-ins with the same results, made of the same inputs: no backend takes them, and what depends on what stays.
+    """
+    from executorch.exir import EdgeCompileConfig
+    from executorch.exir.program._program import _generate_edge_program
+
+    config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
+    edge: ExportedProgram = _generate_edge_program(config, _Copy(program, hidden).program())
+    handles = {n.name: n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta}
+    for node in edge.graph.nodes:  # the conversion numbers its calls anew
+        if node.meta.get(ORIGIN) in handles:
+            node.meta["debug_handle"] = handles[node.meta[ORIGIN]]
+    return edge
+
+
+class _Copy:
+    """A copy of a program, built in one pass. The results of hidden calls have one more input each, for their type."""
+
+    def __init__(self, program: ExportedProgram, hidden: Collection[Node]) -> None:
+        self.original, self.graph = program, Graph(owning_module=program.graph_module)
+        calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        self.hidden: set[Node] = set()
+        for node in calls:
+            if node in hidden or _is_opaque(node) or (node.target is operator.getitem and node.args[0] in self.hidden):
+                self.hidden.add(node)
+        self.env: dict[Node, Node] = {}
+        self.inputs: list[InputSpec] = []
+        for node, spec in placeholders(program):
+            self.env[node] = self._copy(node)
+            self.inputs.append(InputSpec(spec.kind, argument_of(self.env[node]), spec.target, spec.persistent))
+        for node in calls:
+            if node in self.hidden and not isinstance(node.meta.get("val"), (list, tuple, type(None))):
+                self.env[node] = new = self.graph.placeholder(f"like_{node.name}")
+                new.meta = {"val": node.meta["val"]}
+                self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
+        for node in calls:
+            if node not in self.hidden:
+                self.env[node] = self._copy(node)
+            elif isinstance(node.meta.get("val"), torch.Tensor):
+                self.env[node] = self._stand_in(node)
+
+    def program(self) -> ExportedProgram:
+        values = [self.env[v] if isinstance(v, Node) else v for v in output_values(self.original)]
+        self.graph.output(tuple(values))
+        specs = zip(self.original.graph_signature.output_specs, values, strict=True)
+        outputs = [OutputSpec(s.kind, argument_of(v), s.target) for s, v in specs]
+        given = sum(spec.kind is InputKind.USER_INPUT for spec in self.inputs)
+        returned = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
+        call, root = flat_call(given, returned), self.original.graph_module
+        return build_program(root, self.graph, self.inputs, outputs, self.original, call, check=False)
+
+    def _copy(self, node: Node) -> Node:
+        new = copy_node(self.graph, node, self.env.__getitem__)
+        if isinstance(node.target, OpOverload):
+            new.args = _with_float_operands(node.target, new)
+        new.meta[ORIGIN] = node.name
+        new.meta.pop("delegation_tag", None)
+        return new
+
+    def _stand_in(self, node: Node) -> Node:
+        made_of = [self.env[i] for i in _producer(node).all_input_nodes if i in self.env]
+        after = [i for i in made_of if isinstance(i.meta.get("val"), torch.Tensor)]
+        new = self.graph.call_function(torch.ops.delegraph_executorch.stand_in.default, (self.env[node], after))
+        new.meta = {"val": node.meta["val"]}
+        return new
+
+
+def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:
+    """The arguments of a call, with ``x * 2`` as ``x * 2.0`` where the result is of floats.
+
+    In edge dialect the number becomes a tensor, and one of ints a cast besides, which most backends leave to the host.
+    """
+    val: Any = call.meta.get("val")
+    if not isinstance(val, torch.Tensor) or not val.is_floating_point():
+        return call.args
+    takes_tensor = [isinstance(argument.type, torch.TensorType) for argument in op._schema.arguments]
+    pairs = zip(call.args, takes_tensor, strict=False)
+    return tuple(float(a) if type(a) is int and is_tensor else a for a, is_tensor in pairs)
+
+
+def _is_opaque(node: Node) -> bool:
+    target: Any = node.target
+    return isinstance(target, torch._ops.HigherOrderOperator) or (
+        isinstance(target, OpOverload) and any(i.op == "get_attr" for i in node.all_input_nodes)
+    )
+
+
+def _producer(node: Node) -> Node:
+    return _producer(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]

@@ -1,0 +1,12 @@
+"""Vulkan, ExecuTorch's backend for GPUs; the wheel compiles for it and cannot run it."""
+
+from __future__ import annotations
+
+from . import bridge
+from .quiet import quietly
+
+with quietly():
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner as TheirPartitioner
+    from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend as TheirBackend
+
+VulkanBackend, VulkanPartitioner, _ = bridge(TheirBackend, TheirPartitioner)
