@@ -41,9 +41,9 @@ class TensorBlob:
 
     def write_to(self, file: BinaryIO) -> None:
         """Append the elements. Raises ContractViolation if somebody wrote the tensor since."""
-        from .weights import memory_of, state_of
+        from .weights import is_written, memory_of
 
-        if state_of(self._tensor) != self._state:
+        if is_written(self._tensor, self._state):
             text = f"a tensor of shape {list(self._tensor.shape)} was changed after it was added as named data"
             raise ContractViolation("contract-violation", text, hint="lower the model again")
         for piece in memory_of(self._tensor):

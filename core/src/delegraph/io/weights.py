@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["memory_of", "state_of", "why_no_bytes"]
+__all__ = ["State", "is_written", "memory_of", "state_of", "why_no_bytes"]
 
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _string_at = ctypes.string_at
@@ -34,7 +34,18 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def state_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+class State(NamedTuple):
+    """How a tensor stands: how often torch saw it written, its shape, and its memory with the bytes at both ends."""
+
+    version: int | None
+    shape: torch.Size
+    place: int = 0
+    size: int = 0
+    first: bytes = b""
+    last: bytes = b""
+
+
+def state_of(tensor: torch.Tensor) -> State:
     """What changes when somebody writes ``tensor``; costs neither a copy nor a hash.
 
     torch counts the writes of a tensor in ``_version``. ``tensor.data`` is the same memory with a count of its own, so
@@ -43,11 +54,21 @@ def state_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """
     version = None if tensor.is_inference() else tensor._version
     if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
-        return version, tensor.shape
+        return State(version, tensor.shape)
     place, size = tensor.data_ptr(), tensor.nbytes if tensor.is_contiguous() else tensor.itemsize
-    if size <= 2 * _SAMPLED:
-        return version, tensor.shape, _string_at(place, size)
-    return version, tensor.shape, _string_at(place, _SAMPLED), _string_at(place + size - _SAMPLED, _SAMPLED)
+    ends = min(size, _SAMPLED)
+    return State(version, tensor.shape, place, size, _string_at(place, ends), _string_at(place + size - ends, ends))
+
+
+def is_written(tensor: torch.Tensor, before: State) -> bool:
+    """Whether somebody wrote ``tensor`` since it had that state."""
+    version, shape, place, size, first, last = before
+    if (version is not None and tensor._version != version) or tensor.shape != shape:
+        return True
+    if not size or tensor.data_ptr() != place:  # memory that moved may hold the same elements
+        return state_of(tensor)[4:] != before[4:]
+    ends = len(first)
+    return _string_at(place, ends) != first or _string_at(place + size - ends, ends) != last
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:

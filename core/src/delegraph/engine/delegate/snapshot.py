@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from ...io.weights import state_of
+from ...io.weights import is_written, state_of
 from ..graph_equality import same_arguments
 
 Row = tuple[Any, ...]
@@ -39,7 +39,7 @@ class Snapshot:
 
     def written_tensors(self) -> list[str]:
         """Names of the tensors that were written since, of those that were there."""
-        return [name for name, t in self._tensors.items() if state_of(t) != self._states[name]]
+        return [name for name, t in self._tensors.items() if is_written(t, self._states[name])]
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
