@@ -46,7 +46,7 @@ COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(d
 FIRST = "## A first backend in ten minutes\n"
 """The section whose commands test_scaffold_end_to_end.py runs; what comes after it goes on with its package."""
 BEFORE = {"docs/backend-authors.md": ("delegraph new-backend my-npu", "pip install -q -e ./my-npu")}
-KINDS = re.compile(r"python|python (file|in)=\S+|toml in=\S+|diff|sh|sh slow|sh ci|text")
+KINDS = re.compile(r"python|python (file|in)=\S+|(toml|cpp) in=\S+|diff|sh|sh slow|sh ci|text")
 
 
 class Block(NamedTuple):
@@ -234,6 +234,7 @@ class Guide:
             "python file": self._file,
             "python in": self._excerpt,
             "toml in": self._excerpt,
+            "cpp in": self._excerpt,
             "diff": self._diff,
             "sh": self._shell,
             "sh slow": self._elsewhere,

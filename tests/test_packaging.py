@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = ("core", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend", "plugins/tosa_backend")
 """In the order of their names."""
-TEMPLATE = "delegraph_devkit/scaffold/template/tests/"  # tests of the packages that it makes
+TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         assert wheel.name.endswith("-py3-none-any.whl")
         files = zipfile.ZipFile(wheel).namelist()
         assert f"{package}/py.typed" in files
-        assert not [f for f in files if "tests/" in f.replace(TEMPLATE, "") or f.endswith(".pyc")]
+        assert not [f for f in files if "tests/" in TEMPLATES.sub("", f) or f.endswith(".pyc")]
         assert {f.split("/")[0].split("-")[0] for f in files} == {package}
 
 

@@ -29,6 +29,22 @@ def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatc
     ]
 
 
+def test_with_a_device_half(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "my-npu", "--device", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
+    assert "src/my_npu/device/my_npu.cpp" in found["files"]
+    assert found["next"] == [
+        "pip install -e './my-npu[device]'",
+        "delegraph lower my-npu/example.py --backend my-npu --verify",
+        "delegraph check my-npu",
+        "delegraph lower my-npu/example.py --backend my-npu -o model.pte",
+        "delegraph run model.pte --runtime executorch",
+    ]
+
+
 def test_the_command_as_json(tmp_path, capsys):
     folder = tmp_path / "a folder"
     code, out, _ = run(capsys, "my-npu", folder, "--json")

@@ -1,5 +1,6 @@
 """The package of a new backend: whole or not there, clean, and it works."""
 
+import difflib
 import json
 import os
 import py_compile
@@ -22,6 +23,15 @@ from ..support.kit import contents
 
 def test_the_listed_files_are_the_template():
     assert set(contents(package.TEMPLATE)) == set(FILES)
+    assert set(contents(package.DEVICE_TEMPLATE)) == set(package.DEVICE_FILES)
+
+
+def test_with_a_device_half_the_files_have_more_lines_and_no_other_ones():
+    plain, more = contents(package.TEMPLATE), contents(package.DEVICE_TEMPLATE)
+    for path in set(plain) & set(more):
+        lines = list(difflib.ndiff(plain[path].splitlines(), more[path].splitlines()))
+        assert [line for line in lines if line.startswith("-")] == [], path
+        assert [line for line in lines if line.startswith("+")] != [], path
 
 
 LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
@@ -32,7 +42,7 @@ LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
 )
 def test_the_code_is_clean_whatever_its_name(text, tmp_path):
     names = Names.of(*text.split())
-    files = generate(names, tmp_path / "made")
+    files = generate(names, tmp_path / "made", device=True)
     written = contents(tmp_path / "made")
     assert set(files) == set(written)
     assert f"src/{names.package}/backend.py" in written
@@ -46,7 +56,7 @@ def test_the_code_is_clean_whatever_its_name(text, tmp_path):
 @pytest.mark.parametrize("text", ["my-npu", "acme-npu-acme", "acme-npu-plugins acme-npu2"])
 def test_the_template_s_names_are_replaced_everywhere_once(text, tmp_path):
     names = Names.of(*text.split())
-    generate(names, tmp_path / "made")
+    generate(names, tmp_path / "made", device=True)
     everything = json.dumps(contents(tmp_path / "made"))
     for own in (names.distribution, names.backend, names.package, names.prefix):
         everything = everything.replace(own, "")

@@ -23,13 +23,14 @@ class NewBackend:
         )
         parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make (default: ./NAME)")
         parser.add_argument("--backend", metavar="NAME", help="of the backend, if the package is called otherwise")
+        parser.add_argument("--device", action="store_true", help="with a C++ half that runs in ExecuTorch's runtime")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         names = _names(args.name, args.backend)
         folder = args.folder or Path(names.distribution)
-        files = scaffold.generate(names, folder)
-        commands = _commands(names.backend, folder)
+        files = scaffold.generate(names, folder, args.device)
+        commands = _commands(names.backend, folder, args.device)
         content = {
             **{"name": names.backend, "distribution": names.distribution, "package": names.package},
             **{"backend_id": names.backend_id, "folder": str(folder), "files": files, "next": commands},
@@ -57,12 +58,17 @@ def _names(text: str, backend: str | None) -> scaffold.Names:
     return names
 
 
-def _commands(backend: str, folder: Path) -> list[str]:
-    """What installs the package, lowers its example and checks it, from where the user is."""
-    place, example = (shlex.quote(os.fspath(p)) for p in (folder, folder / "example.py"))
+def _commands(backend: str, folder: Path, device: bool) -> list[str]:
+    """What installs, lowers, checks and, with a device half, runs the example there, from where the user is."""
+    place, example = os.fspath(folder), shlex.quote(os.fspath(folder / "example.py"))
     editable = place if os.sep in place else f"./{place}"  # without a slash, pip looks in its index
-    return [
-        f"pip install -e {editable}",
+    commands = [
+        f"pip install -e {shlex.quote(editable + ('[device]' if device else ''))}",
         f"delegraph lower {example} --backend {backend} --verify",
         f"delegraph check {backend}",
     ]
+    on_device = [
+        f"delegraph lower {example} --backend {backend} -o model.pte",
+        "delegraph run model.pte --runtime executorch",
+    ]
+    return commands + on_device if device else commands

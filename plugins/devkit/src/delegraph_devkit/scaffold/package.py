@@ -11,7 +11,7 @@ from delegraph.errors import WriteError
 
 from .names import Names
 
-TEMPLATE = Path(__file__).with_name("template")
+TEMPLATE, DEVICE_TEMPLATE = Path(__file__).with_name("template"), Path(__file__).with_name("device_template")
 FILES = (
     *(".gitignore", "README.md", "example.py", "pyproject.toml"),
     *(f"src/acme_npu/{name}.py" for name in ("__init__", "backend", "blob", "instructions")),
@@ -19,19 +19,27 @@ FILES = (
     *("src/acme_npu/py.typed", "tests/test_contract.py", "tests/test_numerics.py"),
 )
 """The template's files; beside them there can be what Python, pip and linters leave behind."""
+DEVICE_FILES = (
+    *("README.md", "pyproject.toml", "src/acme_npu/runtime.py", "tests/test_device.py"),
+    *("src/acme_npu/device/acme_npu.cpp", "src/acme_npu/device/CMakeLists.txt"),
+)
+"""Files of a package that has a device half; three of them are the template's with more lines."""
 
 
-def generate(names: Names, folder: Path) -> list[str]:
+def generate(names: Names, folder: Path, device: bool = False) -> list[str]:
     """Write the package to ``folder``, which does not exist or is empty; returns the files' paths in it.
+
+    With ``device`` it has a device half for ExecuTorch's runtime.
 
     Raises WriteError, and then nothing is left behind.
     """
+    sources = {path: TEMPLATE for path in FILES} | {path: DEVICE_TEMPLATE for path in DEVICE_FILES if device}
     try:
         target = folder.resolve()
         _check_place(folder, target)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
             made = Path(temporary, target.name)
-            paths = [_write(path, made, names) for path in FILES]
+            paths = [_write(template, path, made, names) for path, template in sources.items()]
             os.rename(made, target)  # takes the place of an empty folder, and of nothing else
     except WriteError:
         raise
@@ -54,11 +62,11 @@ def _check_place(folder: Path, target: Path) -> None:
         raise WriteError("write-failed", f"cannot write {folder}: {why}")
 
 
-def _write(path: str, folder: Path, names: Names) -> str:
+def _write(template: Path, path: str, folder: Path, names: Names) -> str:
     renamed = _rename(path, names)
     target = folder / renamed
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(_rename((TEMPLATE / path).read_text("utf-8"), names).encode())
+    target.write_bytes(_rename((template / path).read_text("utf-8"), names).encode())
     return renamed
 
 

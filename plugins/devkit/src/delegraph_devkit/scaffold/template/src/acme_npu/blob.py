@@ -1,4 +1,9 @@
-"""The blob: a line with format, version and checksum, then the program as JSON. Your device's format goes here.
+"""The blob: a line with format, version and checksum, then a line for each value. Your device's format goes here.
+
+    constant NAME KEY DIMENSION...
+    input NAME
+    step INSTRUCTION RESULT OPERAND...      (- for an absent bias)
+    output NAME
 
 ``print(lowered.delegates[0].processed_bytes.decode())`` shows one. Weights are not in it but beside it, as named data.
 """
@@ -6,7 +11,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import zlib
 from typing import NamedTuple
@@ -45,7 +49,11 @@ class Program(NamedTuple):
 
 def write(program: Program) -> bytes:
     """The blob of a program; equal programs have equal blobs."""
-    body = json.dumps(program._asdict()).encode()
+    lines = [("constant", name, c.key, *map(str, c.shape)) for name, c in program.constants.items()]
+    lines += [("input", name) for name in program.inputs]
+    lines += [("step", s.instruction, s.result, *(operand or "-" for operand in s.operands)) for s in program.steps]
+    lines += [("output", name) for name in program.outputs]
+    body = "".join(" ".join(words) + "\n" for words in lines).encode()
     return _header(body) + body
 
 
@@ -60,9 +68,15 @@ def read(blob: bytes) -> Program:
     _, _, body = blob.partition(b"\n")
     if blob != _header(body) + body:
         raise FormatError("format-invalid", "the blob is damaged, or not of acme-npu")
-    fields = json.loads(body)
-    constants = {name: Constant(*constant) for name, constant in fields["constants"].items()}
-    return Program(constants, fields["inputs"], [Step(*step) for step in fields["steps"]], fields["outputs"])
+    program = Program({}, [], [], [])
+    for kind, name, *words in map(str.split, body.decode().splitlines()):
+        if kind == "constant":
+            program.constants[name] = Constant(words[0], [int(word) for word in words[1:]])
+        elif kind == "step":
+            program.steps.append(Step(name, [None if word == "-" else word for word in words[1:]], words[0]))
+        else:
+            (program.inputs if kind == "input" else program.outputs).append(name)
+    return program
 
 
 def _header(body: bytes) -> bytes:

@@ -1,0 +1,41 @@
+"""The device half of a new package, in ExecuTorch's own runtime: the package's own test of it."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from delegraph_devkit import scaffold
+from delegraph_devkit.scaffold import Names
+
+
+@pytest.fixture
+def made(tmp_path, site):
+    """The package, beside a folder that makes it look installed."""
+    scaffold.generate(Names.of("my-npu"), tmp_path / "made", device=True)
+    info = site.folder / "my_npu-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-npu\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[delegraph]\nmy-npu = my_npu.plugin\n")
+    path = [tmp_path / "made" / "src", site.folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return tmp_path / "made", os.pathsep.join(map(str, path))
+
+
+def test_its_own_test_passes(made):
+    if importlib.util.find_spec("executorch") is None:
+        pytest.skip("the stock runtime is not installed (pip install executorch==1.5.1)")
+    folder, path = made
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests/test_device.py"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
+    done = subprocess.run(command, cwd=folder, env=environment | {"PYTHONPATH": path}, capture_output=True, text=True)
+    if "no C++ compiler" in done.stdout:
+        pytest.skip(done.stdout)
+    assert "7 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_its_types_are_right(made, tmp_path):
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(command, cwd=made[0], capture_output=True, text=True)
+    assert "no issues found in 11 source files" in done.stdout, done.stdout + done.stderr
