@@ -215,6 +215,11 @@ def test_memory_of_what_is_computed_from_a_new_value(packed, mask):
     assert not is_eager(packed, 253, mask)
 
 
+def test_writes_to_a_copy_of_an_expanded_tensor(packed):
+    """The elements of what was expanded share memory: scatters of it would write all of them."""
+    assert not is_eager(packed, 41296, 32768)
+
+
 def test_random_programs_that_read_memory(packed):
     refused = [is_eager(packed, seed, 0x123456789ABCDEF * (seed + 1) % 2**MASK) for seed in range(24)]
     assert sum(refused) < len(refused) / 2

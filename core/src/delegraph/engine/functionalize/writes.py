@@ -219,7 +219,8 @@ class _Rewrite:
         val = node.meta["val"]
         source = node.args[1] if functional is aten.copy.default else None
         if isinstance(source, Node) and self.aliases.name_of[node] in self.aliases.source and _is_alike(source, node):
-            return source  # it goes into another tensor as it is, so the copy would be for nothing
+            if "0" not in map(str, source.meta["val"].stride()):  # an expanded tensor's elements share memory
+                return source  # it goes into another tensor as it is, so the copy would be for nothing
         dtype = self._dtype_of(node, functional)
         if dtype is val.dtype:
             return node
