@@ -34,6 +34,7 @@ from typing import Any
 
 import measuring
 import torch
+from delegraph_devkit.opinfo import Call
 from torch.utils import _pytree as pytree
 
 BOUND = 2e-6
@@ -284,23 +285,6 @@ def _distance(mine: Any, eager: Any, exact: Any) -> float:
     of_eager, of_mine = ((v[finite].double() - true).abs().nan_to_num().max().item() for v in (eager, mine))
     scale = max(eager[finite].abs().max().item(), torch.finfo(torch.float32).tiny)
     return 0.0 if of_mine <= 2 * of_eager else of_mine / scale
-
-
-class Call(torch.nn.Module):
-    """Calls an operator with its tensors as inputs and everything else fixed."""
-
-    def __init__(self, op: Any, tree: Any, leaves: list[Any]) -> None:
-        super().__init__()
-        self.op, self.tree = op, tree
-        self.leaves = [None if isinstance(v, torch.Tensor) else v for v in leaves]
-        self.places = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        leaves = list(self.leaves)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self.tree)
-        return self.op(*args, **kwargs)
 
 
 class Judge:

@@ -94,7 +94,7 @@ def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
         return None
 
     def make(n: int) -> Example:
-        return _Call(info.op, spec, leaves).eval(), tensors
+        return Call(info.op, spec, leaves).eval(), tensors
 
     return Program(f"{info.formatted_name}, {str(dtype).removeprefix('torch.')}, sample {index}", "", make)
 
@@ -113,7 +113,7 @@ def _fits(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.numel() <= _LARGEST
 
 
-class _Call(torch.nn.Module):
+class Call(torch.nn.Module):
     """Calls an operator with its tensors as inputs and everything else fixed."""
 
     def __init__(self, op: Any, spec: Any, leaves: list[Any]) -> None:

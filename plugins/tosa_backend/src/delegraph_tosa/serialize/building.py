@@ -2,7 +2,7 @@
 
 The format is described at https://flatbuffers.dev/internals. A buffer grows at its front, so that what a table refers
 to is there before it; a position is a distance from the end, which stays the same meanwhile. The bytes are those that
-the ``Builder`` of the ``flatbuffers`` package makes, which needs several times as long for them.
+the ``Builder`` of the ``flatbuffers`` package makes, which needs two and a half times as long for them.
 """
 
 from __future__ import annotations
