@@ -18,19 +18,26 @@ FEW = ["mobilenet-v3", "lstm", "bert-tiny", "llama", "dynamic batch"]
 """What the default run looks at; the others are of the same kinds."""
 
 
-def _parameters() -> list[object]:
-    return [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in MODELS]
+def _parameters(few: list[str]) -> list[object]:
+    return [pytest.param(name, marks=() if name in few else pytest.mark.slow) for name in MODELS]
 
 
-@pytest.mark.parametrize("name", _parameters())
+@pytest.mark.parametrize("name", _parameters(FEW))
 def test_in_the_stock_runtime(name: str) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()
     check_numbers(module, calls, shapes)
 
 
+@pytest.mark.parametrize("name", _parameters(["llama", "dynamic batch"]))
+def test_in_the_stock_runtime_with_delegates_in_between(name: str) -> None:
+    torch.manual_seed(0)
+    module, calls, shapes = MODELS[name]()
+    check_numbers(module, calls, shapes, backends=["compiler-demo"])
+
+
 @pytest.mark.parametrize("backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"])
-@pytest.mark.parametrize("name", _parameters())
+@pytest.mark.parametrize("name", _parameters(FEW))
 def test_in_torch(name: str, backends: list[str]) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()

@@ -17,6 +17,17 @@ def test_static(name: str) -> None:
     check_numbers(module, calls)
 
 
+IN_BETWEEN = ["branch", "loop", "types", "branch in loop", "running", "rows", "counter", "tree", "indexed", "images"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if k < 3 else pytest.mark.slow) for k, name in enumerate(IN_BETWEEN)]
+)
+def test_delegates_in_between(name: str) -> None:
+    module, calls = STATIC[name]
+    check_numbers(module, calls, backends=["compiler-demo"])
+
+
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_dynamic_batch(name: str) -> None:
     module, shapes = DYNAMIC[name]

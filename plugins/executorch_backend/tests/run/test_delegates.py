@@ -9,9 +9,10 @@ import pytest
 import torch
 from delegraph_executorch.serialize.reader import read_program
 from torch import nn
+from torch.nn import functional
 
 from ..support import programs as p
-from ..support.judge import emit, expect_equal, host_program, lower, run_on_host
+from ..support.judge import device_halves, emit, expect_equal, host_program, lower, run_on_host, stock_runtime
 
 CALL = (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),)
 
@@ -66,6 +67,33 @@ def test_two_methods_share_weights_and_blobs() -> None:
         assert program.methods == ["one", "two"]
         for name in program.methods:
             expect_equal([program.method(name)(*call)], [module(*call).detach()])
+
+
+class Head(nn.Module):
+    """Another method of the same network: host operators around a product with the weight that they share."""
+
+    def __init__(self, body: Methods) -> None:
+        super().__init__()
+        self.linear = body.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(functional.linear(x.cumsum(0), self.linear.weight), -1)
+
+
+@pytest.mark.parametrize("backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"])
+def test_two_methods_of_one_weight_in_the_stock_runtime(backends: list[str]) -> None:
+    runtime, body = stock_runtime(), Methods().eval()
+    modules: dict[str, nn.Module] = {"body": body, "head": Head(body)}
+    call = (torch.randn(2, 64, generator=torch.Generator().manual_seed(0)),)
+    exported = {name: torch.export.export(module, call) for name, module in modules.items()}
+    lowered = delegraph.lower(exported, backends=backends)
+    assert {d.method for d in lowered.delegates} == (set(modules) if backends else set())
+    device_halves(lowered)
+    content = emit(lowered).file.join()
+    assert len(content) < 2 * 64 * 64 * 4, "the weight is there once"
+    program = runtime.load_program(content)
+    for name, module in modules.items():
+        expect_equal(program.load_method(name).execute(list(call)), [module(*call).detach()])
 
 
 def test_a_runtime_that_is_missing_is_named() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import delegraph
 import pytest
 import torch
+from delegraph.errors import NoRuntime
+from delegraph_executorch.device import load_device_halves
 from delegraph_executorch.emit import EmitOptions, EmittedProgram, emit_program
 from delegraph_executorch.run.program import HostProgram
 from delegraph_executorch.serialize.reader import ProgramFile, read_program
@@ -30,6 +32,15 @@ def stock_runtime() -> Any:
     return Runtime.get()
 
 
+def device_halves(lowered: Any) -> None:
+    """Load what the delegates of ``lowered`` run on; the test is skipped where there is nothing to build it with."""
+    stock_runtime()
+    try:
+        load_device_halves(d.backend_id for d in lowered.delegates)
+    except NoRuntime as e:
+        pytest.skip(f"{e.message}; {e.hint}")
+
+
 def emit(lowered: Any, options: EmitOptions | None = None) -> EmittedProgram:
     return emit_program(lowered, options)
 
@@ -39,11 +50,21 @@ def lower(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Any = None, 
 
 
 def check_numbers(
-    module: torch.nn.Module, calls: Sequence[tuple[Any, ...]], shapes: Any = None, options: EmitOptions | None = None
+    module: torch.nn.Module,
+    calls: Sequence[tuple[Any, ...]],
+    shapes: Any = None,
+    options: EmitOptions | None = None,
+    backends: Sequence[str] = (),
 ) -> EmittedProgram:
-    """Run a module's program file in the stock runtime, call after call, beside the module itself."""
+    """Run a module's program file in the stock runtime, call after call, beside the module itself.
+
+    Each of ``backends`` has to take a part of it.
+    """
     runtime = stock_runtime()
-    emitted = emit(lower(module, calls[0], shapes), options)
+    lowered = lower(module, calls[0], shapes, backends=list(backends))
+    assert len({d.backend_id for d in lowered.delegates}) == len(backends)
+    device_halves(lowered)
+    emitted = emit(lowered, options)
     program = runtime.load_program(emitted.file.join())  # a method does not keep its program
     method = program.load_method("forward")
     eager = copy.deepcopy(module)

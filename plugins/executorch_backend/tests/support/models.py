@@ -89,21 +89,21 @@ def mobilenet(act: type[nn.Module], squeeze: bool) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Down and up again, with connections across."""
+    """Down and up again, with connections across; what it computes is added to the image."""
 
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.ModuleList([convolution(3, 8, 3), convolution(8, 16, 3), convolution(16, 32, 3)])
         self.up = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)])
         self.join = nn.ModuleList([convolution(32, 16, 3), convolution(16, 8, 3)])
-        self.last = nn.Conv2d(8, 2, 1)
+        self.last = nn.Conv2d(8, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         one = self.down[0](x)
         two = self.down[1](functional.max_pool2d(one, 2))
         three = self.down[2](functional.max_pool2d(two, 2))
         two = self.join[0](torch.cat([two, self.up[0](three)], 1))
-        return self.last(self.join[1](torch.cat([one, self.up[1](two)], 1)))
+        return x + self.last(self.join[1](torch.cat([one, self.up[1](two)], 1)))
 
 
 class Recurrent(nn.Module):
@@ -230,6 +230,17 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
+class Scaled(nn.Module):
+    """A classifier of any number of rows, with one scale for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return functional.softmax(self.layers(x) * torch.sin(scale), -1)
+
+
 def alive(module: nn.Module, *inputs: Any) -> nn.Module:
     """In eval mode, with statistics of batch norms that keep activations at their scale."""
     module.train()
@@ -252,8 +263,8 @@ def _vision(module: nn.Module, size: int) -> Model:
 
 
 def _dynamic() -> Model:
-    module = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8), nn.Softmax(-1))
-    return Model(module.eval(), [(torch.randn(n, 16),) for n in (3, 16, 2)], ({0: Dim("batch", min=2, max=16)},))
+    calls = [(torch.randn(n, 16), torch.randn(8)) for n in (3, 16, 2)]
+    return Model(Scaled().eval(), calls, ({0: Dim("batch", min=2, max=16)}, None))
 
 
 MODELS: dict[str, Callable[[], Model]] = {

@@ -103,7 +103,7 @@ def numbers(x: torch.Tensor) -> Any:
 
 
 def types(x: torch.Tensor, i: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> Any:
-    return x.double() * 2, i + 1, b & (i > 1), h * 2, i.to(torch.int8), x.to(torch.bfloat16), i.to(torch.uint8)
+    return x + x, x.double() * 2, i + 1, b & (i > 1), h * 2, i.to(torch.int8), x.to(torch.bfloat16), i.to(torch.uint8)
 
 
 def several(x: torch.Tensor) -> Any:
