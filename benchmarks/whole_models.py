@@ -1,11 +1,12 @@
-"""What of `transformers`' models TOSA takes: small configurations with random weights, int64 tokens and masks.
+"""What TOSA takes of whole models, small and with random weights, for FP+INT and for FP alone.
 
     pip install transformers
     python benchmarks/whole_models.py [NAME ...]
 
-The models are those of plugins/tosa_backend/tests/models/test_transformers.py, which also asks the reference tools.
-Calls are operators of the exported program; "on the host" are those that no delegate has, "operators" and "TRANSPOSE"
-those of the TOSA files; the error is that of the lowered program, relative to the largest output.
+The models are those of plugins/tosa_backend/tests/models, whose tests also ask the reference tools: `transformers` with
+int64 tokens and masks, and networks on images and sequences. Calls are operators of the exported program; "on the host"
+are those that no delegate has, "operators" and "TRANSPOSE" those of the TOSA files; the error is that of the lowered
+program, relative to the largest output.
 """
 
 from __future__ import annotations
@@ -30,26 +31,30 @@ COLUMNS = ("model", "calls", "target", "delegates", "on the host", "operators", 
 def main() -> None:
     """Print the table."""
     import transformers
-    from tests.models.test_transformers import MODELS, exported
+    from tests.models import sequences, test_transformers, vision
 
     transformers.logging.set_verbosity_error()
     table = []
-    for name in sys.argv[1:] or MODELS:
-        program, inputs = exported(name, transformers)
-        table += [[name, *row] for row in _rows(program, inputs)]
+    for name in sys.argv[1:] or [*test_transformers.MODELS, *vision.MODELS, *sequences.MODELS]:
+        if name in test_transformers.MODELS:
+            program, inputs = test_transformers.exported(name, transformers)
+            table += [[name, *row] for row in _rows(program, (), inputs)]
+        else:
+            model, args = (vision if name in vision.MODELS else sequences).built(name)
+            table += [[name, *row] for row in _rows(torch.export.export(model, args), args, {})]
     command = " ".join(["python benchmarks/whole_models.py", *sys.argv[1:]])
     print(measuring.heading(command, ["torch", "transformers", "delegraph-tosa"]))
     print(measuring.table(COLUMNS, table))
 
 
-def _rows(program: Any, inputs: dict[str, torch.Tensor]) -> Iterator[list[str]]:
+def _rows(program: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> Iterator[list[str]]:
     calls = sum(node.op == "call_function" for node in program.graph.nodes)
     for target in ("TOSA-1.0+FP+INT", "TOSA-1.0+FP"):
         lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": target}})
         names = Counter(op.name for d in lowered.delegates for op in read(d.processed_bytes).operators)
         left = Counter(r.operator.removeprefix("aten.") for r in lowered.report.refusals)
         host = ", ".join(f"{count} {name}" for name, count in left.most_common(3)) + (", .." if len(left) > 3 else "")
-        error = lowered.verify(**inputs).relative_error
+        error = lowered.verify(*args, **kwargs).relative_error
         counts = (len(lowered.delegates), host, sum(names.values()), names["TRANSPOSE"])
         yield [str(entry) for entry in (calls, target.removeprefix("TOSA-1.0+"), *counts, f"{error:.0e}")]
 

@@ -134,6 +134,41 @@ def test_a_part_proves_nothing_of_the_whole():
         torch.testing.assert_close(found, wanted)
 
 
+TOGETHER = {
+    "one by one": lambda x: [x[:, 0], x[:, -2], x[:, 2]],
+    "unbound": lambda x: x.unbind(1),
+    "cut": lambda x: [*x.split([1, 2], 1), x[:, 1:]],
+    "in two steps": lambda x: [x[:, ::2], x.narrow(1, 1, 1)],
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_all_parts_prove_the_whole(name):
+    """The tokens that a decoder takes one by one; each of them is an index."""
+    module, lowered = lower(
+        lambda m, x: torch.cat([F.embedding(part, m.table).sum(0) for part in TOGETHER[name](x)]), IDS, table=TABLE
+    )
+    assert lowered.report.host_operators == 0, lowered.report
+    torch.testing.assert_close(lowered(IDS), module(IDS))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (lambda x: (x[:, 0], x[:, 2]), [[1, LARGE, 0], [0, 2, 2]]),
+        (lambda x: (x[:, :2], x[0, :], x[1, :2]), [[1, 5, 0], [0, 2, LARGE]]),
+        (lambda x: x.unbind(1)[:2], [[1, 5, LARGE], [0, 2, 2]]),
+    ],
+)
+def test_some_parts_prove_nothing(parts):
+    """One element is no index of the table."""
+    taken, large = parts[0], torch.tensor(parts[1])
+    forward = lambda m, x: ([F.embedding(part, m.table) for part in taken(x)], x + 1)  # noqa: E731
+    module, lowered = lower(forward, large % 10, table=TABLE)
+    assert "aten.add.Tensor" in reasons(lowered)
+    torch.testing.assert_close(lowered(large), module(large))
+
+
 def test_nothing_is_proven_by_what_is_left_out():
     """An index tensor of which no element is used says nothing."""
     module, lowered = lower(lambda m, x: (F.embedding(x.expand(0, 3), m.table), x == 1), IDS, table=TABLE)

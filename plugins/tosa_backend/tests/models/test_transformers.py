@@ -116,7 +116,7 @@ MODELS = {
 
 
 def exported(name, library):
-    """The program of a model, and its inputs."""
+    """The program of a model, and its inputs by name."""
     torch.manual_seed(0)
     model, inputs = MODELS[name](library)
     cached = name.endswith("cache")

@@ -6,8 +6,9 @@ Token ids are inside of the embedding's table, whatever the program does with th
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -24,12 +25,17 @@ Found = Iterable[tuple[Any, Range]]
 def bounds_of(nodes: Iterable[Node]) -> dict[Node, Range]:
     """Node -> the range in which its elements are unless one of ``nodes`` raises; users come after what they use."""
     bounds: dict[Node, Range] = {}
+    parts: dict[Node, list[Part]] = {}
     for node in reversed(list(nodes)):
         rule = INDEXES.get(node.target)
         if rule is not None:
             _note(bounds, rule(node))
-        if node in bounds and node.target in _PASSING and 0 not in _shape(node):  # nothing is said of what is left out
+        if node not in bounds or 0 in _shape(node):  # nothing is said of what is left out
+            continue
+        if node.target in _PASSING:
             _note(bounds, _PASSING[node.target](node, bounds[node]))
+        elif node.target in _TAKING:
+            _note(bounds, _joined(node, bounds[node], parts))
     return bounds
 
 
@@ -142,12 +148,6 @@ def _cast(node: Node, range: Range) -> Found:
     return [(node.args[0], range)] if whole else []
 
 
-def _picked(node: Node, range: Range) -> Found:
-    """What takes some elements, if it takes all."""
-    whole = math.prod(_shape(node)) == math.prod(_shape(node.args[0]))  # type: ignore[arg-type]
-    return [(node.args[0], range)] if whole else []
-
-
 def _copied(node: Node, range: Range) -> Found:
     """(self, src): the source, in self's type."""
     return [(node.args[1], range)] if _dtype(node) is _dtype(node.args[1]) else []  # type: ignore[arg-type]
@@ -205,9 +205,89 @@ _PASSING: dict[Any, Callable[[Node, Range], Found]] = {
     **{overload: _first for name in _WHOLE for overload in _overloads(name)},
     **{overload: _listed for name in ("cat", "concat", "concatenate", "stack") for overload in _overloads(name)},
     **{overload: _cast for name in ("to", "_to_copy", "type_as") for overload in _overloads(name)},
-    **{overload: _picked for name in ("select", "slice", "narrow") for overload in _overloads(name)},
     **{overload: _summed(1) for overload in _overloads("add")},
     **{overload: _summed(-1) for overload in _overloads("sub")},
     aten.copy.default: _copied,
 }
 """Operators whose results tell of their operands."""
+
+
+# ---- parts: what is known of each of them is known of the whole
+
+
+class Part(NamedTuple):
+    """Positions along an axis that a call takes of a tensor, and the range of what is there."""
+
+    axis: int
+    positions: range
+    range: Range
+
+
+def _joined(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> Found:
+    """What ``node`` takes a part of, if ``parts`` and this one together are all of it; else the part is noted."""
+    base, dim, positions = _TAKING[node.target](node)
+    if not positions:
+        return []
+    axis = dim % len(_shape(base))
+    known = parts.setdefault(base, [])
+    known.append(Part(axis, positions, bound))
+    along, size = [part for part in known if part.axis == axis], _shape(base)[axis]
+    if sum(len(part.positions) for part in along) < size or len({p for part in along for p in part.positions}) < size:
+        return []
+    return [(base, (min(part.range[0] for part in along), max(part.range[1] for part in along)))]
+
+
+Taken = tuple[Any, int, range]
+"""A tensor, an axis of it, and the positions along that; of sizes that are not known, none."""
+
+
+def _selected(node: Node) -> Taken:
+    base, dim, index = node.args
+    return base, dim, _run(base, dim, index, 1)  # type: ignore[arg-type, return-value]
+
+
+def _sliced(node: Node) -> Taken:
+    base, dim = node.args[0], _argument(node, 1, "dim", 0)
+    ends = _argument(node, 2, "start"), _argument(node, 3, "end"), _argument(node, 4, "step", 1)
+    return base, dim, _positions(base, dim, *ends)
+
+
+def _narrowed(node: Node) -> Taken:
+    base, dim, start, length = node.args
+    return base, dim, _run(base, dim, start, length)  # type: ignore[arg-type, return-value]
+
+
+def _unpacked(node: Node) -> Taken:
+    """One tensor of a list into which a call has cut another one."""
+    call, index = node.args
+    if call.target not in _CUTTING:  # type: ignore[union-attr]
+        return call, 0, range(0)  # type: ignore[return-value]
+    base, dim = call.args[0], _argument(call, _CUTTING[call.target], "dim", 0)  # type: ignore[arg-type, union-attr]
+    sizes = [1 if call.target is aten.unbind.int else part.shape[dim] for part in call.meta["val"]]  # type: ignore[union-attr]
+    return base, dim, _run(base, dim, sum(sizes[:index]), sizes[index])  # type: ignore[arg-type, index, misc, return-value]
+
+
+def _run(base: Node, dim: int, start: Any, length: Any) -> range:
+    """``length`` positions from ``start`` on, which may count from the end."""
+    known = type(start) is int and type(length) is int
+    return _positions(base, dim, start, (start + length) or None) if known and length else range(0)
+
+
+def _positions(base: Node, dim: int, start: Any, stop: Any, step: Any = None) -> range:
+    size = _shape(base)[dim]
+    known = all(end is None or type(end) is int for end in (size, start, stop, step))
+    return range(size)[start:stop:step] if known else range(0)
+
+
+_CUTTING: dict[Any, int] = {
+    aten.unbind.int: 1,
+    **{overload: 2 for name in ("split", "split_with_sizes", "chunk") for overload in _overloads(name)},
+}
+"""Operators that return a list of all parts of a tensor, and the position of their argument ``dim``."""
+_TAKING: dict[Any, Callable[[Node], Taken]] = {
+    aten.select.int: _selected,
+    aten.slice.Tensor: _sliced,
+    aten.narrow.default: _narrowed,
+    operator.getitem: _unpacked,
+}
+"""Operators whose results are parts of a tensor."""

@@ -39,13 +39,12 @@ def comparable(t: Tosa, x: Value) -> Value:
 
 
 def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,1,*B]; the index of the first extreme. ARGMAX does not take int32."""
-    kept = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    """x [*A,N,*B] -> int64 [*A,*B]; the index of the first extreme. ARGMAX does not take int32."""
     if x.dtype in FLOATS:
-        return t.reshape(converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64), kept)
+        return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
     wide, size = comparable(t, x), x.shape[axis]
     hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
-    return t.reduce_min(t.select(hit, counted(size, along(x.rank, axis, size)), size - 1), axis)
+    return _dropped(t, t.reduce_min(t.select(hit, counted(size, along(x.rank, axis, size)), size - 1), axis), axis)
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
@@ -55,7 +54,7 @@ def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -
     index = first_extreme(t, flat, axis, largest)
     if dim is None or x.rank == 0:
         return t.reshape(index, (1,) * x.rank if keepdim else ())
-    return index if keepdim else _dropped(t, index, axis)
+    return t.reshape(index, (*x.shape[:axis], 1, *x.shape[axis + 1 :])) if keepdim else index
 
 
 def _dropped(t: Tosa, y: Value, axis: int) -> Value:
