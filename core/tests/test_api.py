@@ -649,6 +649,26 @@ def test_a_delegate_that_draws_random_numbers_is_named_in_a_note(registry):
     assert note == "lowered_module_0 of forward draws random numbers by itself: a seed does not give those of eager"
 
 
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+        lambda x: torch.nn.functional.rrelu(x),
+        lambda x: torch.ops.aten.native_dropout(x, 0.5, False)[0],
+        lambda x: torch.ops.aten.native_dropout(x, 0.0, True)[0],
+    ],
+)
+def test_what_could_draw_random_numbers_and_does_not_is_no_note(registry, quiet):
+    class Quiet(torch.nn.Module):
+        def forward(self, x):
+            return quiet(x) + 1
+
+    everything = CapabilityPartitioner(lambda node: None, "EchoBackend")
+    assert (
+        api.lower(Quiet().eval(), (torch.randn(1, 3, 4),), backends=[everything], registry=registry).report.notes == []
+    )
+
+
 class Wrapped(torch.Tensor):
     """A subclass that computes by a dispatch of its own, so that there may be no memory behind it."""
 

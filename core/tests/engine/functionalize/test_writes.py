@@ -1,6 +1,7 @@
 """Local functionalization: in-place programs equal eager, and the report says when the graph had to be retraced."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -396,18 +397,46 @@ def test_what_was_added_has_the_handle_of_the_call_that_it_was_added_for():
     assert handles["aten.reshape.default"] == handles["aten.mul.Tensor"]
 
 
-def test_write_to_a_constant_is_an_error():
-    class Attribute(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.k = torch.zeros(3)
+class Attribute(nn.Module):
+    """Keeps its state in a tensor that is no buffer, and maybe a buffer that shows the same memory."""
 
-        def forward(self, x):
-            self.k.add_(x)
-            return self.k * 2
+    def __init__(self, shared=False):
+        super().__init__()
+        self.k = torch.zeros(3)
+        self.register_buffer("seen", self.k if shared else torch.zeros(3))
 
-    with pytest.raises(InputError, match="writes k, which is no buffer"):
-        normalize(torch.export.export(Attribute(), (torch.ones(3),)))
+    def forward(self, x):
+        self.k.add_(x)
+        return self.k * 2 + self.seen
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_constant_that_is_written_is_kept_as_a_buffer_is(shared):
+    x = torch.ones(3)
+    wanted = torch.export.export(Attribute(shared), (x,)).module()
+    normal, notes = normalize(torch.export.export(Attribute(shared), (x,)))
+    assert notes == []
+    run = Executable(normal, None)
+    for _ in range(3):
+        torch.testing.assert_close(run(x), wanted(x), rtol=0, atol=0)
+
+
+class Hidden(nn.Module):
+    """Writes a buffer through an object that torch.export does not look into: to it that is another tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+        self.state = SimpleNamespace(k=self.seen[:2])
+
+    def forward(self, x):
+        self.state.k.add_(x[:2])
+        return self.seen * 2
+
+
+def test_write_to_a_constant_that_shares_its_memory_in_part_is_an_error():
+    with pytest.raises(InputError, match="c_lifted_tensor_0 shares memory with b_seen in a way that is not known"):
+        normalize(torch.export.export(Hidden(), (torch.ones(3),)))
 
 
 def test_programs_are_what_the_constructor_makes():

@@ -79,13 +79,22 @@ def _cycle(path: Sequence[Unit]) -> ContractViolation:
 def draws(node: Node) -> bool:
     """Whether a call draws random numbers, itself or in its subgraphs."""
     if isinstance(node.target, OpOverload):
-        return _is_seeded(node.target)
+        return _is_seeded(node.target) and not _is_switched_off(node)
     return any(map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph))))
 
 
 @cache
 def _is_seeded(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _is_switched_off(node: Node) -> bool:
+    """Whether a call that could draw does not: outside of training, or as a dropout (of attention too) of nothing."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in schema.arguments}
+    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
+    chance = given.get("dropout_p", given.get("dropout", given.get("p") if "dropout" in schema.name else None))
+    return given.get("train", given.get("training")) is False or chance == 0
 
 
 def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]) -> Iterator[str]:

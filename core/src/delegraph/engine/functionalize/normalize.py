@@ -70,6 +70,12 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     mutations = functionalize(graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS})
     if mutations.unproven:
         return program, mutations.unproven
+    # A tensor of the model that is no buffer is written: it is one now. torch refuses such a program when it decomposes
+    # it; a static cache of transformers has such tensors, exported in the default way.
+    for node in specs.keys() & mutations.last_value.keys():
+        if specs[node].kind is InputKind.CONSTANT_TENSOR:
+            specs[node] = InputSpec(InputKind.BUFFER, specs[node].arg, specs[node].target, persistent=False)
+    inputs = list(specs.values())
     outputs = _return_mutations(program, graph, specs, mutations)
     # Only now is it safe to drop calls: before, one without users could still be a write.
     _replace_by_argument(graph, lambda node: node.target in _IDENTITIES)
@@ -168,9 +174,6 @@ def _return_mutations(
 
 
 def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
-    if spec.kind is InputKind.CONSTANT_TENSOR:
-        hint = f"self.register_buffer({spec.target!r}, ..., persistent=False)"
-        raise InputError("input-invalid", f"the program writes {spec.target}, which is no buffer", hint=hint)
     kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
     kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
     target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target

@@ -242,8 +242,9 @@ Taken = tuple[Any, int, range]
 
 
 def _selected(node: Node) -> Taken:
-    base, dim, index = node.args
-    return base, dim, _run(base, dim, index, 1)  # type: ignore[arg-type, return-value]
+    arguments: Any = node.args
+    base, dim, index = arguments
+    return base, dim, _run(base, dim, index, 1)
 
 
 def _sliced(node: Node) -> Taken:
@@ -253,27 +254,29 @@ def _sliced(node: Node) -> Taken:
 
 
 def _narrowed(node: Node) -> Taken:
-    base, dim, start, length = node.args
-    return base, dim, _run(base, dim, start, length)  # type: ignore[arg-type, return-value]
+    arguments: Any = node.args
+    base, dim, start, length = arguments
+    return base, dim, _run(base, dim, start, length)
 
 
 def _unpacked(node: Node) -> Taken:
     """One tensor of a list into which a call has cut another one."""
-    call, index = node.args
-    if call.target not in _CUTTING:  # type: ignore[union-attr]
-        return call, 0, range(0)  # type: ignore[return-value]
-    base, dim = call.args[0], _argument(call, _CUTTING[call.target], "dim", 0)  # type: ignore[arg-type, union-attr]
-    sizes = [1 if call.target is aten.unbind.int else part.shape[dim] for part in call.meta["val"]]  # type: ignore[union-attr]
-    return base, dim, _run(base, dim, sum(sizes[:index]), sizes[index])  # type: ignore[arg-type, index, misc, return-value]
+    arguments: Any = node.args
+    call, index = arguments
+    if call.target not in _CUTTING:
+        return call, 0, range(0)
+    base, dim = call.args[0], _argument(call, _CUTTING[call.target], "dim", 0)
+    sizes = [1 if call.target is aten.unbind.int else part.shape[dim] for part in call.meta["val"]]
+    return base, dim, _run(base, dim, sum(sizes[:index]), sizes[index])
 
 
-def _run(base: Node, dim: int, start: Any, length: Any) -> range:
+def _run(base: Any, dim: int, start: Any, length: Any) -> range:
     """``length`` positions from ``start`` on, which may count from the end."""
     known = type(start) is int and type(length) is int
     return _positions(base, dim, start, (start + length) or None) if known and length else range(0)
 
 
-def _positions(base: Node, dim: int, start: Any, stop: Any, step: Any = None) -> range:
+def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
     size = _shape(base)[dim]
     known = all(end is None or type(end) is int for end in (size, start, stop, step))
     return range(size)[start:stop:step] if known else range(0)
