@@ -59,8 +59,9 @@ def agrees(seed, registry):
     eager = copy.deepcopy(module)
     for call in range(2):
         mine, theirs = programs.inputs(call), programs.inputs(call)
-        torch.testing.assert_close(lowered(*mine), eager(*theirs), rtol=0, atol=0, msg=f"seed {seed}")
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, msg=f"seed {seed}")
+        # torch's decomposition of addcmul rounds in another order than its kernel; a wrong element differs by more
+        torch.testing.assert_close(lowered(*mine), eager(*theirs), rtol=1e-6, atol=1e-6, msg=f"seed {seed}")
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, msg=f"seed {seed}")
     return True
 
 
