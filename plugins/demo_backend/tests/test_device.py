@@ -3,6 +3,7 @@
 import delegraph
 import pytest
 import torch
+from delegraph.cli import main
 from delegraph.errors import DelegraphError, InputError, NoRuntime
 from delegraph_demo.compiler.runtime import CompilerDemoRuntime
 from torch import nn
@@ -43,6 +44,12 @@ def test_values(name, tmp_path):
     lowered = lower(function, *inputs)
     assert lowered.delegates
     expect_equal(on_device(lowered, tmp_path)(*inputs), function(None, *inputs))
+
+
+@pytest.mark.slow
+def test_the_conformance_kit_s_numerics(capsys):
+    assert main(["check", "compiler-demo", "--device", "--quick"]) == 0
+    assert "compiler-demo: 3 passed; " in capsys.readouterr().out
 
 
 class Network(nn.Module):

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delegraph import Registry, default_registry
-from delegraph.errors import NoRuntime
+from delegraph.errors import DelegraphError, InputError, NoRuntime, Unsupported
 from delegraph.partitioner import Partitioner
 from delegraph.plugin import IN_PROCESS
 
 from . import sweep
-from .failures import CheckSkipped
-from .lowering_attempt import LoweringAttempt, Phase, attempt_lowering
+from .failures import CheckFailed, CheckSkipped
+from .lowering_attempt import LoweringAttempt, Phase, attempt_lowering, quiet
 from .programs import PROGRAMS, Example, Program, given
 from .random_programs import random_program
 from .recipe import Recipe, portable
 from .snapshot import differences, take_snapshot
-from .subprocesses import Answer, find_by_name, fork_server
+from .subprocesses import Answer, Report, find_by_name, fork_server
 from .warm_up import RANDOM_PROGRAMS
 
 if TYPE_CHECKING:
+    from delegraph.lowered_program import LoweredProgram
     from delegraph.runtime import BackendRuntime
 
     from .trial import Outcome
 
 TOLERANCE = 1e-4
 """Largest accepted difference from eager, relative to the largest value of an output."""
+DEVICE = "executorch"
+"""The runtime in which device halves run."""
 GATE, QUICK_GATE = 600, 100
 """How many operators and random programs are tried besides the small ones that every backend is tried on."""
 Register = Callable[[Registry], Any]
-_FIELDS = ("name", "options", "tolerance", "gate", "seconds", "operators", "randoms")
+_FIELDS = ("name", "options", "tolerance", "gate", "seconds", "operators", "randoms", "device")
 """What another process gets as it is."""
 
 
@@ -45,7 +51,7 @@ class BackendUnderTest:
     those that are tried instead, with all their samples. ``tolerance`` is relative to the largest value of an output.
     ``example`` returns (module, inputs) that the backend takes at least in part; a backend that takes none of the usual
     small programs needs one. ``register`` adds a backend that is not installed to a registry; as a function of a module
-    it serves other processes too.
+    it serves other processes too. With ``device``, programs run in the backend's device half, not in its host runtime.
     """
 
     name: str
@@ -58,6 +64,7 @@ class BackendUnderTest:
     operators: tuple[str, ...] = ()
     randoms: int = RANDOM_PROGRAMS
     """How many random programs are among the samples."""
+    device: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     """The variables that other processes get: those of now, before the backend did anything."""
     warnings: list[str] = field(default_factory=list, repr=False)
@@ -89,6 +96,33 @@ class BackendUnderTest:
         if self.runtime is None:
             raise CheckSkipped(f"backend {self.name!r} has no runtime on this host, so nothing can be run")
         return self.runtime
+
+    @property
+    def where(self) -> str | None:
+        """What runs whole programs: the runtime of device halves, or None for the host, where delegates run alone."""
+        return DEVICE if self.device else None
+
+    def needs_device(self) -> None:
+        """Skip the check, with the reason, where no device half can be built or run; fail it if the build does."""
+        if self.device:
+            skipped, failed = self._device
+            if skipped:
+                raise CheckSkipped(skipped)
+            if failed:
+                raise CheckFailed(f"no device half can be loaded: {failed}")
+
+    @cached_property
+    def _device(self) -> tuple[str, str]:
+        answer = self.run_apart(find_device)
+        return answer.result or ("", "")  # a crash is found again, with its program, by whoever tries the programs
+
+    @contextmanager
+    def saved(self, lowered: LoweredProgram) -> Iterator[Path]:
+        """A file of the program that the device's runtime executes, for a while. Raises Unsupported if none can be."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"program{self.registry.suffix_for(DEVICE)}")
+            lowered.save(path)
+            yield path
 
     # --- what is tried
 
@@ -184,3 +218,27 @@ class BackendUnderTest:
 def _call(recipe: Recipe, function: str, *args: Any) -> Any:
     """In another process."""
     return find_by_name(function)(BackendUnderTest(**recipe.arguments()), *args)
+
+
+def find_device(backend: BackendUnderTest, report: Report) -> tuple[str, str]:
+    """Run in another process: why nothing can run on the device here, or what is wrong with its half; else empty."""
+    runtime = backend.needs_runtime()
+    for program in backend.programs:
+        report(program.name)
+        one = backend.attempt(program)
+        if one is None or one.lowered is None or not one.lowered.delegates:
+            continue
+        try:
+            with quiet():
+                one.lowered.verify(*one.inputs, runtime=DEVICE)
+        except NoRuntime as e:
+            return (f"{e.message}; {e.hint}" if e.hint else e.message), ""
+        except Unsupported:  # what is left to the host has no kernel there
+            continue
+        except InputError as e:
+            named = f"{runtime.__name__} names none as device_half, and {e.message}"
+            return "", named if runtime.device_half is None else ""
+        except DelegraphError as e:
+            return "", e.message
+        break
+    return "", ""

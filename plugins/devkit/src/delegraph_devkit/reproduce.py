@@ -58,7 +58,8 @@ def lowering(backend: BackendUnderTest) -> str:
 
 def verifying(backend: BackendUnderTest) -> str:
     """Python that lowers ``model`` and compares with eager."""
-    return lowering(backend) + ("" if backend.runtime is None else "print(lowered.verify(*inputs))\n")
+    where = f", runtime={backend.where!r}" if backend.where else ""
+    return lowering(backend) + ("" if backend.runtime is None else f"print(lowered.verify(*inputs{where}))\n")
 
 
 def calling_again(backend: BackendUnderTest) -> str:

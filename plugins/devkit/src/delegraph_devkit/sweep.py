@@ -93,7 +93,11 @@ MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
 
 
 def run(backend: BackendUnderTest, series: Series, seconds: float | None = None) -> list[Outcome]:
-    """The outcomes of all programs of a series, or of those that ``seconds`` are enough for, in its order."""
+    """The outcomes of all programs of a series, or of those that ``seconds`` are enough for, in its order.
+
+    Raises CheckSkipped where they are to run on a device, and none can be run here.
+    """
+    backend.needs_device()
     lanes = 1 if backend.operators else series.lanes
     try:
         with ThreadPoolExecutor(lanes) as executor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import delegraph
 import torch
 from delegraph import Verification
+from delegraph.errors import Unsupported
 from delegraph.exported_program import written_targets
 from torch.utils import _pytree as pytree
 
@@ -106,10 +108,11 @@ def _try(program: Program, backend: BackendUnderTest) -> Outcome:
         refused=tuple((operator_name(n), str(why)) for n, why in one.refusals.items()),
         faults=faults,
     )
-    if backend.runtime is None or not one.lowered.delegates or not is_comparable(one.exported):
+    if not one.lowered.delegates or not is_comparable(one, backend):
         return outcome
     error, fault = compare_with_eager(one, backend)
-    fault = fault or aliasing_fault(one)
+    if not backend.device:  # whose results the runtime copies
+        fault = fault or aliasing_fault(one)
     if fault is None:
         return replace(outcome, compared=True, error=error)
     excuse = blame_others(one, backend) or _declared_difference(one, backend)
@@ -143,7 +146,7 @@ def compare_with_eager(one: LoweringAttempt, backend: BackendUnderTest) -> tuple
     assert one.lowered is not None
     try:
         with quiet():
-            found = one.lowered.verify(*one.inputs)
+            found = one.lowered.verify(*one.inputs, runtime=backend.where)
     except (Exception, SystemExit) as e:
         return 0.0, _runtime_fault(e)
     limit = tolerance_of(one.exported, backend.tolerance)
@@ -188,10 +191,17 @@ def aliasing_fault(one: LoweringAttempt) -> Fault | None:
 
 
 def blame_others(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
-    """Whose fault it is if not the backend's: torch's export, or delegraph's own work; None if neither is wrong."""
+    """Whose fault it is if not the backend's: torch's export, delegraph's own work, or kernels of the device's runtime.
+
+    None if none of them is wrong.
+    """
 
     def without_backend() -> Any:
         return delegraph.lower(one.exported, backends=[], registry=delegraph.Registry(discover=False))
+
+    def in_kernels() -> Any:
+        with backend.saved(delegraph.lower(one.exported, backends=[], registry=backend.registry)) as path:
+            return delegraph.load(path, backend.registry, runtime=backend.where)
 
     inputs, limit = one.inputs, tolerance_of(one.exported, backend.tolerance)
     with quiet():
@@ -199,13 +209,17 @@ def blame_others(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
             wanted = one.program.make(3)[0](*copy.deepcopy(inputs))
         except Exception as e:
             return f"torch: eager itself raises {type(e).__name__}"
-        for whose, run in (
+        suspects: list[tuple[str, Callable[[], Any]]] = [
             ("torch: the exported program", lambda: copy.deepcopy(one.exported).module(check_guards=False)),
             ("delegraph: the program without any backend", without_backend),
-        ):
+            *([(f"{backend.where}: the program in its own kernels", in_kernels)] if backend.device else []),
+        ]
+        for whose, run in suspects:
             try:
                 found = Verification.of(run()(*copy.deepcopy(inputs)), wanted)
             except Exception as e:
+                if run is in_kernels and isinstance(e, Unsupported):  # what the backend takes, they lack
+                    continue
                 return f"{whose} raises {type(e).__name__}: {e!s:.100}"
             if found.relative_error > limit:
                 return f"{whose} computes something else than the module"
@@ -219,6 +233,17 @@ def _declared_difference(one: LoweringAttempt, backend: BackendUnderTest) -> str
     return next((f"declared: {o} {known[o]}" for o in taken if o in known), None)
 
 
-def is_comparable(program: ExportedProgram) -> bool:
-    """Whether results are determined by the inputs, and real."""
-    return not is_random(program) and not any(d.is_complex for d in element_types(program))
+def is_comparable(one: LoweringAttempt, backend: BackendUnderTest) -> bool:
+    """Whether there is something to run, and results are determined by the inputs, and real."""
+    random = is_random(one.exported) or any(d.is_complex for d in element_types(one.exported))
+    return backend.runtime is not None and not random and (not backend.device or _fits_file(one, backend))
+
+
+def _fits_file(one: LoweringAttempt, backend: BackendUnderTest) -> bool:
+    """Whether a program file can hold what is left to the host, which is no fault of the backend's."""
+    assert one.lowered is not None
+    try:
+        with quiet(), backend.saved(one.lowered):
+            return True
+    except Unsupported:
+        return False

@@ -32,7 +32,7 @@ def _wrong(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
     """What goes wrong whatever the form of the program."""
     if one.lowered is None:
         return f"lowering failed: {one.failed}"
-    if backend.runtime is None:
+    if not is_comparable(one, backend):
         return None
     _, fault = compare_with_eager(one, backend)
     return None if fault is None else fault.text
@@ -165,7 +165,7 @@ def _fixed(one: LoweringAttempt) -> str | None:
 
 def _wrong_at_sizes(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
     """How a delegate fails at the size of the example or at others."""
-    if backend.runtime is None or not is_comparable(one.exported):
+    if not is_comparable(one, backend):
         return None
     for size in (3, 2, 5) if one.program.batched else (3,):
         with quiet():

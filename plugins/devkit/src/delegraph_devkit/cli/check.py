@@ -12,6 +12,9 @@ import delegraph
 from delegraph.cli.command import Outcome, check_model, load_model, parse_options, progress
 from delegraph.errors import UsageError
 
+_ABOUT_RESULTS = ["accepted_compiles", "numerics", "control_flow"]
+"""The checks that run what was compiled. The first two take operators, the last one has programs of its own."""
+
 
 class Check:
     """``delegraph check``."""
@@ -21,6 +24,7 @@ class Check:
         parser.add_argument("backend", metavar="BACKEND", help="its name, as `delegraph backends` lists it")
         parser.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         parser.add_argument("--quick", action="store_true", help="try 100 operators and random programs instead of 600")
+        parser.add_argument("--device", action="store_true", help="run the programs in its device half, and only that")
         parser.add_argument("--seconds", type=_seconds, default=0.0, metavar="S", help="then try others for so long")
         parser.add_argument(
             "--operator", action="append", default=[], metavar="NAME", help="try this one, on all its samples"
@@ -53,8 +57,9 @@ def _check(args: argparse.Namespace) -> Outcome:
         gate=devkit.QUICK_GATE if args.quick else devkit.GATE,
         seconds=args.seconds,
         operators=tuple(args.operator),
+        device=args.device,
     )
-    chosen = args.only or (["accepted_compiles", "numerics"] if args.operator else [])
+    chosen = args.only or (_ABOUT_RESULTS[: 2 if args.operator else 3] if args.operator or args.device else [])
     report = devkit.run_checks(backend, chosen, lambda name: progress(f"checking {name}"))
     text, content = str(report), report.to_json()
     if args.verbose:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from delegraph.errors import DelegraphError, InputError
 from delegraph.formats import Verdict
 
 from ..containers import flatten_call, structure_of, unflatten_result
 from ..device import load_device_halves
+from ..program.tables import Tensor
 from ..serialize.reader import open_bytes, read_program
 from ..wheel import stock_runtime
 
@@ -41,11 +43,14 @@ class StockProgram:
         if name not in self._plans:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
         loaded = _say(self._path, lambda: self._program.load_method(name))
-        container = self._plans[name].container
+        plan = self._plans[name]
+        container = plan.container
         takes, returns = structure_of(container, "inputs"), structure_of(container, "outputs")
 
         def call(*args: Any, **kwargs: Any) -> Any:
             flat = flatten_call(takes, args, kwargs)
+            for k, position in enumerate(plan.inputs[: len(flat)]):
+                flat[k] = _lay_out(flat[k], plan.values[position].value)
             outputs = _say(self._path, lambda: loaded.execute(flat))  # ``self`` keeps the program that it needs
             return unflatten_result(returns, list(outputs))
 
@@ -53,6 +58,16 @@ class StockProgram:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.method("forward" if "forward" in self._plans else self.methods[0])(*args, **kwargs)
+
+
+def _lay_out(given: Any, described: Any) -> Any:
+    """A tensor with its elements in the order that the file says; the runtime takes no other strides."""
+    if not isinstance(given, torch.Tensor) or not isinstance(described, Tensor):
+        return given
+    order = list(described.dim_order)
+    if sorted(order) != list(range(given.dim())):
+        return given  # of another rank, which is the runtime's to refuse
+    return given.permute(order).contiguous().permute([order.index(k) for k in range(len(order))])
 
 
 def _say(path: Path, work: Callable[[], Any]) -> Any:
