@@ -340,6 +340,37 @@ def test_a_backend_may_take_the_call_with_its_bodies(registry):
         torch.testing.assert_close(lowered(each), model(each))
 
 
+def test_a_backend_is_asked_again_about_a_call_whose_bodies_it_takes_once_they_are_decomposed(registry):
+    """It takes a cond only with all that is in it, as TOSA does, and knows native_layer_norm only."""
+    known = {aten.native_layer_norm.default, aten.sin.default, torch.ops.higher_order.cond}
+
+    def why_not(node):
+        inner = [b for b in map(node.graph.owning_module.__dict__["_modules"].get, map(str, node.args)) if b]
+        calls = [n.target for n in (node, *(n for body in inner for n in body.graph.nodes)) if n.op == "call_function"]
+        strange = [t for t in calls if t not in known and getattr(t, "__name__", "") != "getitem"]
+        return f"{strange[0]} is not mine" if strange else None
+
+    who = CapabilityPartitioner(why_not, "BodyBackend")
+    lowered = delegraph.lower(Normal().eval(), (torch.ones(3, 4),), backends=[who], registry=registry)
+    assert [dict(row.operators) for row in lowered.report.delegates] == [{"cond": 1}]
+    for x in (torch.randn(3, 4).abs(), -torch.ones(3, 4)):
+        torch.testing.assert_close(lowered(x), Normal()(x))
+
+
+@pytest.mark.parametrize("mine", [(aten.add.Tensor, aten.mul.Tensor), (aten.mul.Tensor,), ()])
+def test_a_tensor_that_a_branch_makes_of_numbers(mine, registry):
+    """torch leaves it an attribute of the branch, which no program may have."""
+
+    class Numbers(torch.nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: x * 2 + torch.tensor([1.0, 2.0, 3.0]), lambda x: x * 3, (x,))
+
+    lowered = delegraph.lower(Numbers().eval(), (torch.ones(3),), backends=[takes(*mine)], registry=registry)
+    assert bool(mine) == bool(BodyBackend.programs)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(lowered(x), Numbers()(x))
+
+
 def test_the_second_backend_sees_what_the_first_left_in_bodies(registry):
     x = torch.ones(3, 4)
     model = Cond().eval()

@@ -25,7 +25,7 @@ from ..report.build import build_report
 from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin
-from .decompose.on_demand import Decomposer
+from .decompose.on_demand import Decomposer, rebuild
 from .delegate.compile import compile_all
 from .delegate.extract import begin_work
 from .delegate.insert import insert_delegates
@@ -36,7 +36,7 @@ from .delegate.state import shared_state_notes
 from .export import Source, export_method
 from .functionalize.normalize import normalize
 from .gc_pause import pause_collection
-from .subgraphs import all_nodes, extract_subgraphs, next_handles
+from .subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
 
 
 class Round(NamedTuple):
@@ -121,7 +121,18 @@ def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     plan.units = order(plan)
     left = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
     plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in left]
-    return plan
+    whole = [(subgraph, rebuild(inner.program)) for subgraph, inner in plan.inner if _was_decomposed(subgraph, inner)]
+    if not whole:
+        return plan
+    # The backend refused the calls for what their subgraphs were, and takes all of what those have become.
+    put_back(plan.program, whole)
+    return _plan(lowering, method, rebuild(plan.program))
+
+
+def _was_decomposed(subgraph: Subgraph, plan: Plan) -> bool:
+    """Whether all of a subgraph is delegated, because of its decompositions."""
+    calls = [n for n in plan.program.graph.nodes if n.op == "call_function"]
+    return plan.program is not subgraph.program and all(call in plan.tags for call in calls)
 
 
 def _extract(lowering: Lowering) -> None:

@@ -7,7 +7,8 @@ extracted as one, goes through the steps as its parent does, and is put back.
 What a subgraph is given are plain values, weights too. A parameter, buffer or constant of the parent that all calls of
 a subgraph pass alike becomes one of the extracted program, so that a delegate in a branch can own its weights. The call
 must then stop passing what no subgraph of it takes any more, and all subgraphs of one call take the same values: so
-``put_back`` settles, call by call, which placeholders stay.
+``put_back`` settles, call by call, which placeholders stay. A tensor that is an attribute of a subgraph, as one that
+the user's branch makes of numbers, becomes a constant of the extracted program, and an attribute again.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
 from ..exported_program import (
@@ -47,7 +49,8 @@ class Subgraph:
     """One subgraph: the attribute of the parent that holds it, the calls that it belongs to, and it as a program.
 
     ``names``: its placeholders, by position. ``single``: it returns a value that is not in a tuple, as the condition of
-    a ``while_loop`` does; the program returns a tuple of one.
+    a ``while_loop`` does; the program returns a tuple of one. ``tensors``: attributes of it that are tensors, by the
+    name of the placeholder that stands for them in the program.
     """
 
     attribute: str
@@ -55,6 +58,7 @@ class Subgraph:
     program: ExportedProgram
     names: list[str]
     single: bool
+    tensors: Mapping[str, torch.Tensor]
 
 
 def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
@@ -86,6 +90,7 @@ def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, Expor
         dropped |= _align_inputs(call, pairs, may_drop=len(pairs) == len(owners))
     for subgraph, new in rewritten:
         module: GraphModule = new.graph_module
+        _fetch_tensors(module, subgraph.tensors)
         if subgraph.single:
             output = output_node(module.graph)
             output.args = (output.args[0][0],)  # type: ignore[index]
@@ -131,22 +136,48 @@ def _extract(
 ) -> Subgraph:
     module: Any = getattr(program.graph_module, attribute)
     graph = Graph(owning_module=module)
-    copies: dict[Node, Node] = {}
-    for node in module.graph.nodes:
+    copies, tensors = _tensor_placeholders(module, graph)
+    for node in (n for n in module.graph.nodes if n not in copies):
         copies[node] = copy_node(graph, node, copies.__getitem__)
         copies[node].meta.pop("delegation_tag", None)
     output = output_node(graph)
     single = not isinstance(output.args[0], (tuple, list))
     values: tuple[Any, ...] = (output.args[0],) if single else tuple(output.args[0])  # type: ignore[arg-type]
     output.args = (values,)
-    nodes = [n for n in graph.nodes if n.op == "placeholder"]
+    nodes = [n for n in graph.nodes if n.op == "placeholder" and n.name not in tensors]
     shared = [_shared_inputs(call, len(nodes)) for call in calls]
-    inputs = [_input_spec(n, {given.get(k) for given in shared}, constants) for k, n in enumerate(nodes)]
+    made = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
+    inputs = made + [_input_spec(n, {given.get(k) for given in shared}, constants) for k, n in enumerate(nodes)]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
     call_spec = flat_call(sum(s.kind is InputKind.USER_INPUT for s in inputs), len(values))
     # Not checked here: whoever rewrites the subgraph checks what comes out.
     extracted = build_program(module, graph, inputs, outputs, program, call_spec, check=False)
-    return Subgraph(attribute, calls, extracted, [n.name for n in nodes], single)
+    extracted.constants.update({str(s.target): t for s, t in zip(made, tensors.values(), strict=True)})
+    return Subgraph(attribute, calls, extracted, [n.name for n in nodes], single, tensors)
+
+
+def _tensor_placeholders(module: Any, graph: Graph) -> tuple[dict[Node, Node], dict[str, torch.Tensor]]:
+    """Placeholders in ``graph`` for the tensors that are attributes of ``module``, which a program cannot have."""
+    placeholders: dict[Node, Node] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for node in module.graph.nodes:
+        held = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(held, torch.Tensor):
+            placeholders[node] = new = graph.create_node("placeholder", node.name, name=node.name)
+            new.meta, tensors[new.name] = dict(node.meta), held
+    return placeholders, tensors
+
+
+def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The way back: what is left of those placeholders fetches the tensors again."""
+    first = next(n for n in module.graph.nodes if n.op != "placeholder")
+    for node in [n for n in module.graph.nodes if n.op == "placeholder" and n.name in tensors]:
+        setattr(module, node.name, tensors[node.name])
+        with module.graph.inserting_before(first):
+            fetched = module.graph.create_node("get_attr", node.name)
+        fetched.meta = node.meta
+        node.replace_all_uses_with(fetched)
+        module.graph.erase_node(node)
 
 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
@@ -177,7 +208,7 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
     for subgraph, new in pairs:
         names = {n.name for n in new.graph.nodes if n.op == "placeholder" and n.users}
         used.update(k for k, name in enumerate(subgraph.names) if name in names)
-        specs = enumerate(subgraph.program.graph_signature.input_specs)
+        specs = enumerate(subgraph.program.graph_signature.input_specs[len(subgraph.tensors) :])
         constant.update(k for k, spec in specs if spec.kind is not InputKind.USER_INPUT)
     dropped = constant.intersection(shared) - used
     for subgraph, new in pairs:

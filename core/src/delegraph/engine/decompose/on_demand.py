@@ -60,7 +60,7 @@ class Decomposer:
             attempted.update(left)
             if not left or not self._decompose_left(program, partitioner, later, left):
                 return plan
-            program = _rebuild(program)
+            program = rebuild(program)
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
         """``program``, subgraphs too, with what no backend took in core ATen; operators in ``keep`` stay whole."""
@@ -68,7 +68,7 @@ class Decomposer:
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
         reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep), at_once=True)
         changed = [n for n in nodes if reducer.decompose(n)]
-        return _rebuild(program) if changed else program
+        return rebuild(program) if changed else program
 
     def _decompose_for_tags(
         self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner]
@@ -79,7 +79,7 @@ class Decomposer:
             return program
         reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
         changed = [n for n in composites if not reducer.keeps(n) and reducer.decompose(n)]
-        return _rebuild(program) if changed else program
+        return rebuild(program) if changed else program
 
     def _decompose_left(
         self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], left: Sequence[Node]
@@ -100,7 +100,7 @@ def _calls(program: ExportedProgram) -> list[Node]:
     return [n for n in program.graph.nodes if n.op == "call_function" and isinstance(n.target, OpOverload)]
 
 
-def _rebuild(program: ExportedProgram) -> ExportedProgram:
+def rebuild(program: ExportedProgram) -> ExportedProgram:
     """The program after its graph changed, with a signature that says so and without tags."""
     graph, signature = program.graph, program.graph_signature
     for node in graph.nodes:

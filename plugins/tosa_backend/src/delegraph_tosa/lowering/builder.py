@@ -11,13 +11,14 @@ that calls itself int64. The builder knows both, and refuses a result that is no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ..ir import operators as tosa
-from ..ir.graph import Folded, Illegal, Literal, Operator, Value, literal
+from ..ir.graph import Folded, Graph, Illegal, Literal, Operator, Value, literal
 from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, Type
 from ..spec import TosaSpec
 from .ranges import COUNTED, INT32, Range, inside, range_of, result_range
@@ -43,6 +44,7 @@ class Tosa:
         self.source: Any = None
         self._constants: dict[Any, Value] = {}
         self._narrow: dict[Value, Value] = {}
+        self._depth = 0
 
     def require(self, ok: bool, why: str) -> None:
         """Raise Unsupported(why) unless ``ok``."""
@@ -88,6 +90,30 @@ class Tosa:
             raise refused(why)
         self.operators.append(operator)
         return operator.outputs[0]
+
+    # ---- control flow
+
+    @contextmanager
+    def inside(self, operators: list[Operator]) -> Iterator[None]:
+        """Operators are appended to those of a graph of control flow; Unsupported if it lies too deep in others."""
+        outer, source = self.operators, self.source
+        deep = (
+            f"control flow is nested {self._depth + 1} deep, and MAX_NESTING of the target is {self.spec.max_nesting}"
+        )
+        self.require(self._depth + 1 < self.spec.max_nesting, deep)  # as ``validate`` counts
+        self.operators, self._depth = operators, self._depth + 1
+        try:
+            yield
+        finally:
+            self.operators, self.source, self._depth = outer, source, self._depth - 1
+
+    def control(self, cls: type[Operator], inputs: Sequence[Value], **graphs: Graph) -> tuple[Value, ...]:
+        """The results of COND_IF or WHILE_LOOP; int64 is narrowed by the caller."""
+        operator, types = self._inferred(cls, inputs, graphs)
+        operator.outputs = tuple([Value(type, producer=operator) for type in types])
+        self.require((why := self.spec.why_not(operator)) is None, f"{why}")
+        self.operators.append(operator)
+        return operator.outputs
 
     # ---- int64 that runs as int32
 

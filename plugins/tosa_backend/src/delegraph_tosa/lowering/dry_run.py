@@ -17,6 +17,7 @@ from ..ir.graph import Array, Deferred, Value
 from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
+from .control import CONTROL
 from .interpreter import Interpreter
 from .ranges import INT32, Range, inside, range_of
 from .registry import Result, apply, bind, is_empty, is_unpacking, rule_of
@@ -120,6 +121,8 @@ class DryRun(Interpreter):
     def run(self, node: Node) -> Result:
         if is_unpacking(node):
             return super().run(node)
+        if node.target in CONTROL:
+            return self._run_control(node)
         rule = rule_of(node)
         if is_empty(node):
             return None
@@ -134,6 +137,21 @@ class DryRun(Interpreter):
         result: Result = _revive(kept)
         self.values[node] = self.bounded(node, result)
         return result
+
+    def _run_control(self, node: Node) -> Result:
+        """Not remembered as a whole: what the calls in its subgraphs come to is."""
+        try:
+            result: Result = _revive(_summarize(CONTROL[node.target](self, node)))
+            self.values[node] = result
+            return result
+        finally:
+            self.t.operators.clear()
+
+    def lower(self, node: Node) -> None:
+        try:
+            self.run(node)
+        except Unsupported as refusal:
+            raise refused(f"{node.target}: {refusal.message}") from refusal
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
         """The refusal, or the facts of the results."""

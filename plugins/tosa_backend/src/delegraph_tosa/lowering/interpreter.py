@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from copy import copy
+from typing import Any, NamedTuple, Self, TypeVar
 
 from delegraph.errors import Unsupported
 from delegraph.exported_program import constant_placeholders, constant_tensor, output_node, placeholders, user_inputs
@@ -17,6 +18,7 @@ from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from .bounds import bounds_of
 from .builder import Tosa
+from .control import CONTROL
 from .ranges import Range, meet, range_of
 from .registry import Result, apply, bind, is_empty, is_unpacking, rule_of
 from .torch_types import constant_of, memory_of, refused, type_of
@@ -108,6 +110,9 @@ class Interpreter:
         """Lower one call; Unsupported says why it cannot be."""
         if is_unpacking(node):
             return None  # when it is used: of several results, those that nobody uses need not be there
+        if node.target in CONTROL:
+            self.values[node] = results = CONTROL[node.target](self, node)
+            return results
         rule = rule_of(node)
         if is_empty(node):
             return None  # there is nothing to compute; who needs it as an operand is refused
@@ -115,11 +120,31 @@ class Interpreter:
         self.values[node] = result
         return result
 
+    def lower(self, node: Node) -> None:
+        """Lower one call; Unsupported has the node, the innermost one of control flow, and the user's line."""
+        self.t.source = origin = Origin.of(node)
+        try:
+            self.run(node)
+        except Unsupported as error:
+            if error.node is not None:
+                raise
+            raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
+
+    def enter(self, nodes: Iterable[Node], given: Callable[[Node], Value]) -> Self:
+        """An interpreter for the nodes of a subgraph, the values of whose placeholders are ``given``."""
+        inner = copy(self)
+        inner.values, inner.bounds = {}, bounds_of(nodes)
+        inner.constant = lambda node: given(node) if node.op == "placeholder" else _tensor_of(node)
+        return inner
+
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
         """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""
+        return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
+
+    def kept_apart(self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]) -> list[Value]:
+        """As ``returned``, of nodes and what the graph has for them."""
         taken, results = set(inputs), []
-        for position, node in enumerate(nodes):
-            value = self.value_of(node)
+        for position, (node, value) in enumerate(returned):
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
             if value in taken or value.constant is not None:
@@ -140,7 +165,7 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
     inputs = [interpreter.value_of(node) for node in user_inputs(program)]
     for node in program.graph.nodes:
         if node.op == "call_function":
-            _lower(interpreter, node)
+            interpreter.lower(node)
     results = interpreter.returned(_returned_nodes(program), inputs)
     _name(results, {value.name for value in inputs})
     return Graph(inputs, results, interpreter.t.operators)
@@ -174,12 +199,11 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
     return value
 
 
-def _lower(interpreter: Interpreter, node: Node) -> None:
-    interpreter.t.source = origin = Origin.of(node)
-    try:
-        interpreter.run(node)
-    except Unsupported as error:
-        raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
+def _tensor_of(node: Node) -> Value | None:
+    """The constant that a ``get_attr`` node fetches; None for other nodes."""
+    if node.op != "get_attr":
+        return None
+    return constant_of(node.name, getattr(node.graph.owning_module, str(node.target)))
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
@@ -42,6 +43,11 @@ def meet(first: Range, second: Range) -> Range:
     """What both allow; the second where they exclude each other, as in code that always fails."""
     low, high = max(first[0], second[0]), min(first[1], second[1])
     return (low, high) if low <= high else second
+
+
+def union(first: Range, second: Range) -> Range:
+    """The least range that has both."""
+    return min(first[0], second[0]), max(first[1], second[1])
 
 
 def range_of(value: Value) -> Range:
@@ -79,8 +85,7 @@ def _either(*positions: int) -> Callable[[Operator], Range]:
 
     def joined(operator: Operator) -> Range:
         values = [operator.inputs[p] for p in positions] if positions else operator.inputs
-        ranges = [range_of(value) for value in values]
-        return min(low for low, _ in ranges), max(high for _, high in ranges)
+        return reduce(union, map(range_of, values))
 
     return joined
 
@@ -136,6 +141,12 @@ def _bits(operator: Operator) -> Range:
     return (0 if min(low for low, _ in ranges) >= 0 else -most), most - 1
 
 
+def _masked(operator: Operator) -> Range:
+    """Of two numbers, one of which is not negative: its bits at most."""
+    masks = [high for low, high in _operands(operator) if low >= 0]
+    return (0, min(masks)) if masks else _bits(operator)
+
+
 def _inverted(operator: Operator) -> Range:
     low, high = range_of(operator.inputs[0])
     return ~high, ~low
@@ -172,5 +183,6 @@ RANGES: dict[type[Operator], Callable[..., Range]] = {
     tosa.LOGICAL_LEFT_SHIFT: _shifted(lambda x, y: x << y),
     tosa.ARITHMETIC_RIGHT_SHIFT: _shifted(lambda x, y: x >> y),
     tosa.BITWISE_NOT: _inverted,
-    **dict.fromkeys((tosa.BITWISE_AND, tosa.BITWISE_OR, tosa.BITWISE_XOR), _bits),
+    tosa.BITWISE_AND: _masked,
+    **dict.fromkeys((tosa.BITWISE_OR, tosa.BITWISE_XOR), _bits),
 }

@@ -13,7 +13,7 @@ from .dce import drop_dead
 from .fold_affine import fold_affine
 from .fold_pads import fold_pads
 from .outputs import name_outputs, separate_outputs
-from .rewriter import Sources, sources_of
+from .rewriter import Sources, sources_of, with_bodies
 from .sink_transposes import sink_transposes
 
 __all__ = ["PASSES", "Sources", "run_passes", "sources_of"]
@@ -34,7 +34,14 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     Inputs stay the same values; outputs keep their names.
     """
     given = graph.outputs
+    graph = _with_small_bodies(graph, spec)
     for run in PASSES:
         graph = run(graph, spec)
     graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in given])
     return name_outputs(graph, [value.name for value in given])
+
+
+def _with_small_bodies(graph: Graph, spec: TosaSpec) -> Graph:
+    """The graph, whose operators of control flow refer to graphs that went through the passes."""
+    small = {body: run_passes(body, spec) for body in graph.bodies()}
+    return with_bodies(graph, small) if small else graph

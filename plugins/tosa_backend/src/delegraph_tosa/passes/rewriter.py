@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Folded, Operator, Value, literal
+from ..ir.graph import Folded, Graph, Operator, Value, literal
 from ..ir.operators import RESHAPE, TRANSPOSE
 from ..ir.types import DType, Type
 from .axes import Shape, plain
@@ -34,6 +34,20 @@ def replaced(operator: Operator, inputs: Sequence[Value], source: Any = None) ->
     for value, old in zip(new.outputs, operator.outputs, strict=True):
         value.name = old.name
     return new
+
+
+def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
+    """``graph`` with other graphs in its operators of control flow, which take and return the same types."""
+    values: dict[Value, Value] = {}
+    operators = []
+    for operator in graph.operators:
+        bodies = {name: new[body] for name, body in operator.attribute_values().items() if isinstance(body, Graph)}
+        if bodies or not values.keys().isdisjoint(operator.inputs):
+            old, operator = operator, replaced(operator, [values.get(v, v) for v in operator.inputs])
+            operator.__dict__.update(bodies)
+            values.update(zip(old.outputs, operator.outputs, strict=True))
+        operators.append(operator)
+    return Graph(graph.inputs, [values.get(v, v) for v in graph.outputs], operators, graph.name)
 
 
 def origin(value: Value) -> Operator | None:

@@ -1,0 +1,318 @@
+"""Control flow: a higher-order call is lowered with its subgraphs, or not at all.
+
+``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; ``map`` and ``scan``, whose lengths are known, are written
+out. The calls in a subgraph are lowered by the rules that they have elsewhere, in a dry run too. If one of them is
+refused, so is the whole call, and the core lowers the subgraph as a program of its own.
+
+What a call passes and is constant, such as a weight, is a constant of the graph that uses it. Everything else arrives
+as an input, because graphs of TOSA do not see the values around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from delegraph.errors import Unsupported
+from torch.fx import GraphModule, Node
+
+from ..ir import operators as tosa
+from ..ir.graph import Graph, Operator, Value
+from ..ir.types import INTEGERS, DType, Type
+from .builder import Tosa
+from .conditions import assumed
+from .ranges import INT32, Range, inside, range_of, range_of_type, union
+from .torch_types import refused, type_of
+
+if TYPE_CHECKING:
+    from .interpreter import Interpreter
+
+Given = Callable[[int], Value]
+"""What a call passes to a subgraph as the input of that position; Unsupported if that is no value."""
+Ranges = list[Range | None]
+"""Of what a loop carries; None for what is no integer."""
+
+MOST_STEPS = 1024
+"""Steps of ``map`` and ``scan``, each of which is written out."""
+
+
+class Subgraph:
+    """A subgraph that is lowered to operators of its own.
+
+    ``results`` are values as rules see them, int64 too. ``inputs``: position -> the input of the graph, for what it
+    uses of what it is given and is not constant.
+    """
+
+    def __init__(self, outer: Interpreter, owner: Node, given: Given) -> None:
+        self.t, self.given = outer.t, given
+        self.operators: list[Operator] = []
+        self.inputs: dict[int, Value] = {}
+        self.outputs: list[Value] = []
+        self.name, self.nodes = str(owner.target), list(_module(owner).graph.nodes)
+        self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
+        self.inner = outer.enter(self.nodes, self._operand)
+        with self.t.inside(self.operators):
+            _lower_calls(self.inner, self.nodes, self.name)
+            self.results = _returned(self.inner, self.nodes)
+
+    def _operand(self, node: Node) -> Value:
+        value = self.given(self.position[node])
+        if value.constant is not None:
+            return _own(value)
+        arrives = self.input(self.position[node])
+        if value.dtype is DType.INT64:
+            return self.t.widened(arrives, range_of(value))
+        arrives.range = value.range
+        return arrives
+
+    def input(self, position: int) -> Value:
+        """The input of the graph at that position of the call, used or not."""
+        if position not in self.inputs:
+            shape, dtype = self.given(position).type
+            arrives = Type(shape, DType.INT32 if dtype is DType.INT64 else dtype)
+            why = self.t.spec.why_not_tensor(arrives)
+            self.t.require(why is None, f"an input of {self.name}: {why}")
+            self.inputs[position] = Value(arrives, name=f"{self.name}_{position}")
+        return self.inputs[position]
+
+    def graph(self, positions: Sequence[int], passed: Sequence[int] = ()) -> Graph:
+        """The graph with inputs for ``positions``; it returns its results, and those of ``passed`` as they came."""
+        inputs = [self.input(k) for k in positions]
+        nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
+        with self.t.inside(self.operators):
+            returned = [(n, self.t.narrowed(v)) for n, v in zip(nodes, self.results, strict=True)]
+            outputs = self.inner.kept_apart(returned, inputs)
+            outputs += [self.t.identity(self.inputs[k]) for k in passed]
+        return Graph(inputs, outputs, self.operators, self.name)
+
+
+def _module(owner: Node) -> GraphModule:
+    """The subgraph that a ``get_attr`` node fetches."""
+    module: Any = getattr(owner.graph.owning_module, str(owner.target))
+    return module  # type: ignore[no-any-return]
+
+
+def _lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
+    for node in nodes:
+        try:
+            if node.op == "call_function":
+                inner.lower(node)
+        except Unsupported as refusal:
+            raise Unsupported(refusal.code, f"{name}: {refusal.message}", refusal.node, refusal.source) from refusal
+
+
+def _returned(inner: Interpreter, nodes: Sequence[Node]) -> list[Value]:
+    values: Any = nodes[-1].args[0]
+    listed = values if isinstance(values, (tuple, list)) else (values,)
+    return [_value(inner, v, "a subgraph returns") for v in listed]
+
+
+def _value(interpreter: Interpreter, argument: Any, what: str) -> Value:
+    if not isinstance(argument, Node):
+        raise refused(f"{what} the Python value {argument!r}, not a tensor")
+    return interpreter.value_of(argument)
+
+
+def _operands(outer: Interpreter, listed: Any) -> Given:
+    return lambda position: _value(outer, listed[position], "a subgraph is given")
+
+
+def _own(constant: Value) -> Value:
+    """A constant as another value, for what a subgraph proves of integers holds only if it runs."""
+    return Value(constant.type, constant.constant, constant.name) if constant.dtype in INTEGERS else constant
+
+
+def _expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
+    """Unsupported if the target has no such operator, before anything is said of its subgraphs."""
+    empty = Graph((), (), ())
+    attributes = dict.fromkeys((name for name, kind in cls.attributes.items() if kind == "Graph"), empty)
+    why = t.spec.why_not(cls(operands, **attributes))
+    t.require(why is None, f"{why}")
+
+
+def _results(t: Tosa, call: Node, found: Sequence[Value], ranges: Ranges) -> tuple[Value, ...]:
+    """Results of an operator as rules see them: in the types that the call has, in these ranges."""
+    results = []
+    for k, (value, range, val) in enumerate(zip(found, ranges, call.meta["val"], strict=True)):
+        wanted = type_of(val, f"result {k}")
+        value.range = range
+        results.append(t.widened(value, range) if wanted.dtype is DType.INT64 else value)
+        t.require(results[-1].type == wanted, f"result {k} is {results[-1].type}, and torch expects {wanted}")
+    return tuple(results)
+
+
+def _range(value: Value) -> Range | None:
+    return range_of(value) if value.dtype in INTEGERS else None
+
+
+def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
+    """cond(predicate, true, false, operands) -> COND_IF"""
+    t = outer.t
+    predicate, true, false, listed = call.args
+    condition, given = _value(outer, predicate, "the predicate is"), _operands(outer, listed)
+    _expect_taken(t, tosa.COND_IF, condition)
+    branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
+    used = sorted(branches[0].inputs.keys() | branches[1].inputs.keys())
+    then, other = (branch.graph(used) for branch in branches)
+    inputs = [condition, *(t.narrowed(given(k)) for k in used)]
+    found = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
+    pairs = zip(*([_range(v) for v in branch.results] for branch in branches), strict=True)
+    return _results(t, call, found, [union(a, b) if a and b else None for a, b in pairs])
+
+
+def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
+    """while_loop(condition, body, carried, additional) -> WHILE_LOOP
+
+    TOSA's loop carries everything that its graphs use: the body returns additional inputs as they came.
+    """
+    t = outer.t
+    _expect_taken(t, tosa.WHILE_LOOP)
+    loop = _Loop(outer, call)
+    ranges = loop.invariant()
+    for k, range in enumerate(ranges):
+        if loop.start[k].dtype is DType.INT64 and range is not None:
+            what = f"the loop carries an int64, value {k}, that may be from {range[0]} to {range[1]}"
+            t.require(inside(range, INT32), f"{what}, more than 32 bits hold; its condition should bound it")
+    condition, body = loop.subgraphs(ranges)
+    passed = sorted(k for k in condition.inputs.keys() | body.inputs.keys() if k >= len(ranges))
+    carried = [*(k for k, _ in enumerate(ranges)), *passed]
+    graphs = {"cond_graph": condition.graph(carried), "body_graph": body.graph(carried, passed)}
+    inputs = [t.narrowed(v) for v in (*loop.start, *map(loop.given, passed))]
+    return _results(t, call, t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)], ranges)
+
+
+class _Loop:
+    """A ``while_loop``, and in which ranges the integers lie that it carries."""
+
+    def __init__(self, outer: Interpreter, call: Node) -> None:
+        self.outer = outer
+        self.owners: Any = call.args[:2]
+        carried: Any = call.args[2]
+        additional: Any = call.args[3]
+        self.start = [_value(outer, v, "the loop carries") for v in carried]
+        self.given = _operands(outer, [*carried, *additional])
+
+    def subgraphs(self, ranges: Ranges) -> tuple[Subgraph, Subgraph]:
+        """Condition and body when what the loop carries is in ``ranges``, and in the body what the condition says."""
+        condition = Subgraph(self.outer, self.owners[0], self._at(ranges))
+        known = assumed(condition.nodes, condition.inner.value_of)
+        inside = list(ranges)
+        for node, bound in known.items():
+            k = condition.position[node]
+            given = inside[k] if k < len(inside) else None
+            if given is not None and max(given[0], bound[0]) <= min(given[1], bound[1]):
+                inside[k] = max(given[0], bound[0]), min(given[1], bound[1])
+        return condition, Subgraph(self.outer, self.owners[1], self._at(inside))
+
+    def _at(self, ranges: Ranges) -> Given:
+        """What subgraphs are given when what the loop carries, which is never constant, is in ``ranges``."""
+
+        def given(position: int) -> Value:
+            if position >= len(ranges):
+                return self.given(position)
+            value = Value(self.start[position].type)
+            value.range = ranges[position]
+            return value
+
+        return given
+
+    def invariant(self) -> Ranges:
+        """Ranges that hold before the first step and, if they hold before a step, after it.
+
+        Steps are tried on ranges. Where a step leaves them, they are widened to the next of some lengths of numbers;
+        once a step stays inside, they are narrowed to what was found, as long as that holds.
+        """
+        start = [_range(v) for v in self.start]
+        ranges, proven = start, None
+        for _ in WIDTHS * 2:
+            if all(r is None for r in ranges):
+                return ranges
+            try:
+                after = [_range(v) for v in self.subgraphs(ranges)[1].results]
+            except Unsupported:
+                if proven is None:
+                    raise
+                return proven
+            grown = [union(a, b) if a and b else None for a, b in zip(start, after, strict=True)]
+            if grown == ranges:
+                return ranges
+            if all(g is None or r is None or inside(g, r) for g, r in zip(grown, ranges, strict=True)):
+                proven, ranges = ranges, grown
+            elif proven is not None:
+                return proven
+            else:
+                ranges = [g and r and _wider(r, union(g, r)) for g, r in zip(grown, ranges, strict=True)]
+        return proven or [r and range_of_type(v.dtype) for r, v in zip(start, self.start, strict=True)]
+
+
+WIDTHS = (0, 7, 15, 30, 31, 63)
+"""Bits to which the integers of a loop are widened, one after the other."""
+
+
+def _wider(before: Range, after: Range) -> Range:
+    """``after``, with each end that moved at the next width that holds it."""
+    low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
+    high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
+    return low, high
+
+
+def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
+    """map(body, xs, additional): the body of each slice, one after the other"""
+    body, xs, additional = call.args
+    steps = _Steps(outer, body, xs)
+    return steps.stacked([steps.run(k, (), additional) for k in range(steps.count)])
+
+
+def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
+    """scan(body, carried, xs, additional): as ``map``, each step given what the one before it carries"""
+    body, start, xs, additional = call.args
+    steps, rows = _Steps(outer, body, xs), []
+    carried: Sequence[Value] = [_value(outer, v, "the scan carries") for v in start]  # type: ignore[union-attr]
+    for k in range(steps.count):
+        results = steps.run(k, carried, additional)
+        carried, row = results[: len(carried)], results[len(carried) :]
+        rows.append(row)
+    return (*carried, *steps.stacked(rows))
+
+
+class _Steps:
+    """The steps of ``map`` and ``scan`` over the first axis of ``xs``."""
+
+    def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
+        self.outer, self.name, self.nodes = outer, str(body.target), list(_module(body).graph.nodes)
+        self.xs = [_value(outer, x, "a step takes a slice of") for x in xs]
+        self.count = self.xs[0].shape[0]
+        outer.t.require(self.count <= MOST_STEPS, f"its {self.count} steps are more than the {MOST_STEPS} written out")
+
+    def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
+        """The results of one step."""
+        t, source = self.outer.t, self.outer.t.source
+        rows = [t.slice(x, (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
+        slices = [t.reshape(row, row.shape[1:]) for row in rows]
+        given = dict(enumerate([*carried, *slices]))
+        later = _operands(self.outer, additional)
+        position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
+
+        def operand(node: Node) -> Value:
+            k = position[node]
+            return given[k] if k in given else later(k - len(given))
+
+        inner = self.outer.enter(self.nodes, operand)
+        _lower_calls(inner, self.nodes, self.name)
+        t.source = source
+        return _returned(inner, self.nodes)
+
+    def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
+        """The results of all steps, joined along a new first axis."""
+        t = self.outer.t
+        return tuple([t.concat([t.reshape(v, (1, *v.shape)) for v in column], 0) for column in zip(*rows, strict=True)])
+
+
+CONTROL: dict[Any, Callable[[Interpreter, Node], tuple[Value, ...]]] = {
+    torch.ops.higher_order.cond: cond,
+    torch.ops.higher_order.while_loop: while_loop,
+    torch.ops.higher_order.map_impl: map_impl,
+    torch.ops.higher_order.scan: scan,
+}
+"""Higher-order operators that are lowered with their subgraphs."""
