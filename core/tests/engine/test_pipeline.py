@@ -114,13 +114,24 @@ class LazyBackend(BackendDetails):
         return PreprocessResult(Unread())
 
 
-def test_blobs_stay_unread():
-    """torch's verifier reads the bytes of every delegate in a program that is built: then they are not there yet."""
+class SineAndMish(nn.Module):
+    """What a backend takes, and what is decomposed for the host when the delegate is there already."""
+
+    def forward(self, x):
+        return nn.functional.mish(torch.sin(x))
+
+
+@pytest.mark.parametrize("module", [Waves(), SineAndMish()])
+def test_blobs_stay_unread(module):
+    """torch's verifier reads the bytes of every delegate in a program that is built, which would join them."""
     registry = Registry(discover=False)
     registry.register(LazyBackend)
-    everything = CapabilityPartitioner(lambda n: None, "LazyBackend")
-    lowered = api.lower(program(), backends=[everything], registry=registry)
+    sines = CapabilityPartitioner(lambda n: None if n.target is torch.ops.aten.sin.default else "no", "LazyBackend")
+    program = torch.export.export(module.eval(), (torch.ones(3),))
+    lowered = api.lower(program, backends=[sines, sines], registry=registry)
     assert isinstance(lowered.delegates[0].module.blob, Unread)
+    with pytest.raises(AssertionError, match="the blob was read"):
+        lowered.exported_program().validate()
 
 
 @pytest.mark.parametrize("face", [api, lowering, sys.modules["delegraph.lowering.edge"]])

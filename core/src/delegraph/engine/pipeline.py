@@ -142,6 +142,9 @@ def _extract(lowering: Lowering) -> None:
 
 def _compile(lowering: Lowering) -> None:
     compile_all(lowering.work, lowering.registry, lowering.executor)
+    for work in lowering.work:
+        if work.result is not None:
+            work.module.attach(work.result)
 
 
 def _insert(lowering: Lowering) -> None:
@@ -153,11 +156,6 @@ def _insert(lowering: Lowering) -> None:
         lowering.delegates += [w.info(places[w.module]) for w in lowering.work if w.method == method]
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
-
-    # Not before the programs are built: torch checks a new program by reading the blobs in it, which would join them.
-    for work in lowering.work:
-        if work.result is not None:
-            work.module.attach(work.result)
 
 
 def _finish(lowering: Lowering) -> None:

@@ -10,11 +10,18 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 
-from ...exported_program import argument_of, build_program, copy_node, flat_call, placeholders, written_targets
+from ...exported_program import (
+    argument_of,
+    build_program,
+    copy_node,
+    flat_call,
+    placeholder_of,
+    placeholders,
+    written_targets,
+)
 from ...program.lowered_module import Argument, LoweredBackendModule
 from .partition import Partition, Plan, Work
 
-_TO = torch.ops.aten.to.dtype
 _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
 
 
@@ -66,9 +73,9 @@ class _Build:
         self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
 
     def _placeholder(self, node: Node) -> Node:
-        new = self.graph.create_node("placeholder", node.name, name=node.name)
-        new.target = new.name  # two inputs `input` and `input_1` would be one in torch's generated code
-        new.meta = {k: v for k, v in node.meta.items() if k not in ("delegation_tag", "debug_handle")}
+        new = placeholder_of(self.graph, node)
+        new.meta.pop("delegation_tag", None)
+        new.meta.pop("debug_handle", None)
         self.env[node] = new
         return new
 
@@ -96,8 +103,8 @@ class _Build:
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """A call that casts ``node``; it inherits the node's source and debug handle."""
-    new = graph.call_function(_TO, (node, dtype))
+    """A call, of core ATen, that casts ``node``; it inherits the node's source and debug handle."""
+    new = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
     new.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
     new.meta["val"] = node.meta["val"].to(dtype)
     return new

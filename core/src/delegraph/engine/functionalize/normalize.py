@@ -18,7 +18,16 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, GraphModule, Node
 
 from ...errors import InputError
-from ...exported_program import CONSTANT_KINDS, MUTATIONS, argument_of, build_program, copy_node, output_node, root_call
+from ...exported_program import (
+    CONSTANT_KINDS,
+    MUTATIONS,
+    argument_of,
+    build_program,
+    copy_node,
+    output_node,
+    root_call,
+    validate,
+)
 from ...source import source_of
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .retrace import check_retraced, retrace
@@ -88,7 +97,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
     unproven = _normalize_subgraphs(copy, handles)
     if not unproven:
-        copy.validate()  # type: ignore[no-untyped-call]
+        validate(copy)
     return copy, unproven
 
 

@@ -91,6 +91,21 @@ class Tosa:
         self.operators.append(operator)
         return operator.outputs[0]
 
+    def copied(self, old: Operator, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The results of ``old`` on other operands that are as constant and have the same types: nothing is checked."""
+        cls = type(old)
+        new = cls.__new__(cls)
+        new.__dict__.update(old.__dict__, inputs=inputs, source=self.source)
+        if old.outputs[0].constant is None:
+            new.outputs = tuple([Value(v.type, producer=new) for v in old.outputs])
+            self.operators.append(new)
+            return new.outputs
+        key = (cls, *inputs, repr({k: v for k, v in old.__dict__.items() if k in cls.attributes}))
+        if key not in self._constants:
+            new.outputs = tuple([Value(v.type, Folded(new, i)) for i, v in enumerate(old.outputs)])
+            self._constants[key] = new.outputs[0]
+        return self._constants[key].constant.operator.outputs  # type: ignore[union-attr]
+
     # ---- control flow
 
     @contextmanager

@@ -20,7 +20,8 @@ from .bounds import bounds_of
 from .builder import Tosa
 from .control import CONTROL
 from .ranges import Range, meet, range_of
-from .registry import Result, apply, bind, is_empty, is_unpacking, rule_of
+from .registry import Result, bind, is_empty, is_unpacking, rule_of
+from .templates import Templates
 from .torch_types import constant_of, memory_of, refused, type_of
 
 R = TypeVar("R", bound=Result)
@@ -62,6 +63,7 @@ class Interpreter:
     ) -> None:
         self.t, self.constant, self.bounds = t, constant, bounds or {}
         self.values: dict[Node, Result] = {}
+        self.templates = Templates()
 
     def value_of(self, node: Node) -> Value:
         """The value that ``node`` stands for as an operand."""
@@ -116,7 +118,8 @@ class Interpreter:
         rule = rule_of(node)
         if is_empty(node):
             return None  # there is nothing to compute; who needs it as an operand is refused
-        result = self.bounded(node, apply(self.t, rule, node, bind(rule, node, self.value_of, self.type_of_operand)))
+        arguments = bind(rule, node, self.value_of, self.type_of_operand)
+        result = self.bounded(node, self.templates.apply(self.t, rule, node, arguments))
         self.values[node] = result
         return result
 

@@ -95,18 +95,22 @@ def _expect_order(val: torch.Tensor) -> None:
 
 def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operand: Callable[[Node], Type]) -> list[Any]:
     """The rule's arguments in the schema's order: nodes as values, what is not given as the schema's default."""
-
-    def bound(argument: Any) -> Any:
-        if isinstance(argument, Node):
-            return value_of(argument)
-        if isinstance(argument, (list, tuple)):
-            return [bound(a) for a in argument if not (rule.skips_empty and _adds_nothing(a, node))]
-        return argument
-
-    arguments = [type_of_operand(a) if k in rule.types else bound(a) for k, a in enumerate(node.args)]  # type: ignore[arg-type]
+    arguments = [
+        type_of_operand(a) if k in rule.types else _bound(a, rule, node, value_of)  # type: ignore[arg-type]
+        for k, a in enumerate(node.args)
+    ]
     for name, default in rule.parameters[len(arguments) :]:
-        arguments.append(bound(node.kwargs[name]) if name in node.kwargs else default)
+        arguments.append(_bound(node.kwargs[name], rule, node, value_of) if name in node.kwargs else default)
     return arguments
+
+
+def _bound(argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> Any:
+    if isinstance(argument, Node):
+        return value_of(argument)
+    if isinstance(argument, (list, tuple)):
+        listed = [a for a in argument if not _adds_nothing(a, node)] if rule.skips_empty else argument
+        return [_bound(a, rule, node, value_of) for a in listed]
+    return argument
 
 
 def _adds_nothing(part: Any, whole: Node) -> bool:
