@@ -176,14 +176,41 @@ def test_debug_handles():
     for handle, node in enumerate(calls, start=7):
         node.meta["debug_handle"] = handle
     result = compiled(program)
-    assert result.debug_handle_map == {
-        "mul_0": (7,),
-        "clamp_1": (8,),
-        "reshape_2": (9,),
-        "output_0": (9,),
-    }
-    names = [v.name for op in read(result.processed_bytes.join()).operators for v in op.outputs]
-    assert set(result.debug_handle_map) == set(names)
+    assert numbered(result.processed_bytes.join()) == [
+        *("CONST", "CONST", "CONST_SHAPE"),
+        *("MUL", "CLAMP", "RESHAPE", "MAXIMUM"),
+    ]
+    assert result.debug_handle_map == {3: (7,), 4: (8,), 5: (9,), 6: (9,)}
+
+
+def test_debug_handles_in_control_flow_number_one_region_after_the_other():
+    def gate(x):
+        return torch.cond(x.sum() > 0, lambda x: torch.relu(x) + 1, lambda x: x.sin(), (x,))
+
+    target = {"tosa": {"spec": "TOSA-1.0+FP+controlflow"}}
+    (delegate,) = delegraph.lower(Function(gate).eval(), (X,), backends=["tosa"], options=target).delegates
+    names = numbered(delegate.processed_bytes)
+    assert [names[k] for k in delegate.debug_handle_map] == [n for n in names if not n.startswith("CONST")]
+    handles = {n.meta["debug_handle"]: n for n in all_calls(delegate.module.original_module.graph_module)}
+    found = {names[k]: {str(handles[h].target) for h in given} for k, given in delegate.debug_handle_map.items()}
+    assert found["CLAMP"] == {"aten.relu.default"} and found["SIN"] == {"aten.sin.default"}
+    assert found["COND_IF"] == {"cond"}
+
+
+def all_calls(module):
+    return [n for m in module.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes if is_call(n)]
+
+
+def numbered(file):
+    """The operators of a file, one region after the other, as the official reader counts them."""
+    pytest.importorskip("tosa.TosaGraph")
+    from tosa.Op import Op
+    from tosa.TosaGraph import TosaGraph
+
+    names = {code: name for name, code in vars(Op).items() if isinstance(code, int)}
+    graph = TosaGraph.GetRootAs(file)
+    blocks = [graph.Regions(r).Blocks(0) for r in range(graph.RegionsLength())]
+    return [names[block.Operators(k).Op()] for block in blocks for k in range(block.OperatorsLength())]
 
 
 def test_the_file_names_nodes_modules_and_lines_if_that_is_asked_for():

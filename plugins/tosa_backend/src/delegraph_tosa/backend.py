@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ class TOSABackend(BackendDetails):
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """The partition as a ``.tosa`` file whose weights are read when it is written.
 
-        Delegate debug identifiers are the names of the file's tensors: an operator is known by its results. Raises
-        Unsupported with the node for what the target cannot express, OptionError for wrong compile specs.
+        Delegate debug identifiers are the numbers of operators in the file, from 0, one region after the other; its
+        CONST and CONST_SHAPE count as well. Raises Unsupported with the node for what the target cannot express,
+        OptionError for wrong compile specs.
         """
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
         file = TosaFile(graph, options.spec, locations=options.locations)
-        return PreprocessResult(file, _debug_handles(graph), _delegate_info_meta={"needs": str(required(graph))})
+        return PreprocessResult(file, _debug_handles(file.numbers), _delegate_info_meta={"needs": str(required(graph))})
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
@@ -78,15 +80,14 @@ def _name_results(graph: Graph) -> None:
                 taken.add(value.name)
 
 
-def _debug_handles(graph: Graph) -> dict[Any, tuple[int, ...]]:
-    """Tensor name -> debug handles of the nodes that its operator comes from; an operator can stand for several."""
+def _debug_handles(numbers: Mapping[Operator, int]) -> dict[Any, tuple[int, ...]]:
+    """Number of an operator -> debug handles of the nodes that it comes from; it can stand for several."""
     mapping = DelegateMappingBuilder()
-    for operator in graph.operators:
+    for operator, number in numbers.items():
         origins = [origin for origin in sources_of(operator.source) if isinstance(origin, Origin)]
         handles = [origin.handle for origin in origins if origin.handle is not None]
         if handles:
-            for value in operator.outputs:
-                mapping.insert_delegate_mapping_entry(handles=handles, identifier=value.name)
+            mapping.insert_delegate_mapping_entry(handles=handles, identifier=number)
     return mapping.get_delegate_mapping()
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from delegraph_tosa.options import Options
 from delegraph_tosa.runtime import TOSARuntime
+from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
@@ -20,9 +21,11 @@ CASTS = {"aten.to.dtype", "aten.to.device", "aten._to_copy.default"}
 
 
 def check_whole(program: ExportedProgram, *args, **kwargs):
-    """One delegate; on the host only casts at its border; equal to eager through ``evaluate``."""
+    """One delegate; only casts at its border on the host; equal to eager in ``evaluate``; no operator lost its node."""
     lowered = delegraph.lower(program, backends=["tosa"])
     assert len(lowered.delegates) == 1, lowered.report
+    (delegate,) = lowered.delegates
+    assert len(delegate.debug_handle_map) == len(read(delegate.processed_bytes).operators)
     assert {r.operator for r in lowered.report.refusals} <= CASTS, lowered.report
     assert lowered.verify(*args, **kwargs).relative_error < BOUND
     return lowered

@@ -66,8 +66,21 @@ class _Slot(NamedTuple):
     wide: bool
 
 
-def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int) -> tuple[bytes, list[Placed], int]:
-    """(structure, constants in file order, length of the file).
+class Layout(NamedTuple):
+    """A file without the elements of its constants: ``placed`` are those in file order, ``size`` the file's bytes.
+
+    ``numbers``: operator -> its number among all operators of the file, of one region after the other; a file has
+    operators for constants too, and none for VARIABLE.
+    """
+
+    structure: bytes
+    placed: list[Placed]
+    size: int
+    numbers: dict[Operator, int]
+
+
+def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int) -> Layout:
+    """Where everything lies.
 
     From ``limit`` bytes on, ``TosaTensor.offset`` and ``size`` name the constants: 32-bit offsets may not reach them.
     """
@@ -79,7 +92,7 @@ def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int)
     for slot, place in zip(_in_file_order(writer.slots), placed, strict=True):
         address = len(structure) - slot.distance
         struct.pack_into("<Q" if slot.wide else "<I", structure, address, place.start - (0 if slot.wide else address))
-    return bytes(structure), placed, end
+    return Layout(bytes(structure), placed, end, writer.numbers)
 
 
 def _written(
@@ -121,6 +134,8 @@ class _Structure:
         declared = (op for g in reversed(self.graphs) for op in reversed(g.operators) if isinstance(op, VARIABLE))
         self.variables = {op.variable: op for op in declared}
         self.variable_names: dict[str, str] = {}
+        self.count = 0
+        self.numbers: dict[Operator, int] = {}
 
     def finish(self, version: tuple[int, int]) -> bytearray:
         regions = [self.region(graph, name) for graph, name in zip(self.graphs, self.regions.values(), strict=True)]
@@ -289,6 +304,7 @@ class _Block:
             inputs = [self.variable(operator.variable, operator)]
         if isinstance(operator, VARIABLE_WRITE):
             results = [self.variable(operator.variable, operator)]
+        self.structure.numbers[operator] = self.structure.count
         self.append(operator.name, attributes, inputs, results, operator.source)
         return None
 
@@ -330,6 +346,7 @@ class _Block:
             text = Field(0, "offset", self.build.string(str(source)))
             fields.append(Field(OperatorField.LOCATION, "offset", self.build.shared_table(1, [text])))
         self.operators.append(self.build.table(6, fields))
+        self.structure.count += 1
 
 
 _INSIDE = (TensorField.DATA, TensorField.SCALE_DATA)

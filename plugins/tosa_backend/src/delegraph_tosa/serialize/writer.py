@@ -26,10 +26,11 @@ class TosaFile:
     Inputs and outputs carry the name of their value where it is given and unique, otherwise their position. A result
     that is an input, a constant or there twice gets an IDENTITY. The same graph gives the same bytes in any process.
     ``locations=True`` stores each operator's source, for debugging; such files name paths of this machine.
+    ``numbers``: operator -> its number in the file, CONST and CONST_SHAPE counted, one region after the other.
     """
 
     def __init__(self, graph: Graph, spec: TosaSpec, *, locations: bool = False) -> None:
-        self._structure, self._placed, self._size = lay_out(graph, spec.version, locations, OFFSET_LIMIT)
+        self._structure, self._placed, self._size, self.numbers = lay_out(graph, spec.version, locations, OFFSET_LIMIT)
 
     def __len__(self) -> int:
         return self._size
