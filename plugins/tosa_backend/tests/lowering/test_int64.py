@@ -23,9 +23,9 @@ class Program(nn.Module):
         return self.function(self, *args)
 
 
-def lower(function, *inputs, **buffers):
+def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **buffers):
     module = Program(function, **buffers).eval()
-    return module, delegraph.lower(module, inputs, backends=["tosa"])
+    return module, delegraph.lower(module, inputs, backends=["tosa"], options={"tosa": {"spec": spec}})
 
 
 def reasons(lowered):
@@ -56,9 +56,12 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_in_one_delegate(name):
-    module, lowered = lower(WHOLE[name], IDS, table=TABLE, positions=torch.arange(8)[None])
+@pytest.mark.parametrize(
+    ("name", "spec"), [(name, "TOSA-1.0+FP+INT") for name in WHOLE] + [(n, "TOSA-1.0+FP") for n in WHOLE if n != "bits"]
+)
+def test_in_one_delegate(name, spec):
+    """PRO-FP alone neither moves nor compares integers: what fp32 holds exactly runs as such."""
+    module, lowered = lower(WHOLE[name], IDS, spec=spec, table=TABLE, positions=torch.arange(8)[None])
     assert lowered.report.host_operators == 0, lowered.report
     (row,) = lowered.report.delegates
     assert [str(a) for a in row.inputs] == ["args_0: int32[1, 3]"]
@@ -83,6 +86,14 @@ def test_a_result_that_may_not_fit_is_left_out():
     module, lowered = lower(lambda m, ids: (F.embedding(ids, m.table), ids * 2**30), IDS, table=TABLE)
     why = "TOSA MUL: its int64 result may be from 0 to 9663676416, more than 32 bits hold"
     assert reasons(lowered) == {"aten.mul.Tensor": why}
+    torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
+
+
+@pytest.mark.parametrize(("factor", "left"), [(2**20, []), (2**21, ["aten.flip.default"])])
+def test_without_pro_int_24_bits_are_the_limit(factor, left):
+    forward = lambda m, ids: (F.embedding(ids, m.table), (ids * factor).flip(1))  # noqa: E731
+    module, lowered = lower(forward, IDS, spec="TOSA-1.0+FP", table=TABLE)
+    assert list(reasons(lowered)) == left
     torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
 
 

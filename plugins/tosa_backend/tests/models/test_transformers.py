@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ..support.whole_models import check_whole, check_with_reference_tools
+from ..support.whole_models import TARGETS, check_whole, check_with_reference_tools
 
 pytestmark = [
     pytest.mark.slow,
@@ -145,8 +145,9 @@ def exported(name, library):
     return torch.export.export(module.eval(), (), inputs), inputs
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODELS)
-def test_one_delegate(name, monkeypatch):
+def test_one_delegate(name, target, monkeypatch):
     program, inputs = exported(name, pytest.importorskip("transformers"))
-    lowered = check_whole(program, **inputs)
-    check_with_reference_tools(monkeypatch, lowered, program, **inputs)
+    lowered = check_whole(program, target=target, **inputs)
+    check_with_reference_tools(monkeypatch, lowered, program, target=target, **inputs)

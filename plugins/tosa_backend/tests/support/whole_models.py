@@ -14,15 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 from . import reference_tools
 
-SPEC = TosaSpec.parse("TOSA-1.0+FP+INT")
+TARGETS = ("TOSA-1.0+FP+INT", "TOSA-1.0+FP")
 BOUND = 1e-5
 """Largest error relative to the largest output."""
 CASTS = {"aten.to.dtype", "aten.to.device", "aten._to_copy.default"}
 
 
-def check_whole(program: ExportedProgram, *args, **kwargs):
+def check_whole(program: ExportedProgram, *args, target=TARGETS[0], **kwargs):
     """One delegate; only casts at its border on the host; equal to eager in ``evaluate``; no operator lost its node."""
-    lowered = delegraph.lower(program, backends=["tosa"])
+    lowered = _lower(program, target)
     assert len(lowered.delegates) == 1, lowered.report
     (delegate,) = lowered.delegates
     assert len(delegate.debug_handle_map) == len(read(delegate.processed_bytes).operators)
@@ -31,15 +31,21 @@ def check_whole(program: ExportedProgram, *args, **kwargs):
     return lowered
 
 
-def check_with_reference_tools(monkeypatch, lowered, program: ExportedProgram, *args, **kwargs) -> None:
+def check_with_reference_tools(
+    monkeypatch, lowered, program: ExportedProgram, *args, target=TARGETS[0], **kwargs
+) -> None:
     """tosa-opt accepts the file, and the reference model, in place of our runtime, computes what eager does."""
-    reference_tools.judge(lowered.delegates[0].processed_bytes, SPEC)
+    reference_tools.judge(lowered.delegates[0].processed_bytes, TosaSpec.parse(target))
     monkeypatch.setattr(TOSARuntime, "load", staticmethod(_load_reference_model))
-    found = tree_leaves(delegraph.lower(program, backends=["tosa"])(*args, **kwargs))
+    found = tree_leaves(_lower(program, target)(*args, **kwargs))
     for mine, theirs in zip(found, tree_leaves(program.module(check_guards=False)(*args, **kwargs)), strict=True):
         assert mine.dtype is theirs.dtype
         error = (mine.double() - theirs.double()).abs().max() / theirs.double().abs().max()
         assert error < BOUND
+
+
+def _lower(program, target):
+    return delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": target}})
 
 
 def _load_reference_model(processed_bytes, compile_specs, named_data):

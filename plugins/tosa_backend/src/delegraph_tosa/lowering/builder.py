@@ -21,6 +21,7 @@ from ..ir import operators as tosa
 from ..ir.graph import Folded, Graph, Illegal, Literal, Operator, Value, literal
 from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, Type
 from ..spec import TosaSpec
+from .as_floats import INDICES, runs_as_floats
 from .ranges import COUNTED, INT32, Range, inside, range_of, result_range
 from .torch_types import refused
 
@@ -44,6 +45,7 @@ class Tosa:
         self.source: Any = None
         self._constants: dict[Any, Value] = {}
         self._narrow: dict[Value, Value] = {}
+        self._floats: dict[Value, Value] = {}
         self._depth = 0
 
     def require(self, ok: bool, why: str) -> None:
@@ -87,6 +89,8 @@ class Tosa:
             return self._appended_narrow(operator)
         why = self.spec.why_not(operator)
         if why is not None:
+            if "INT" not in self.spec.profiles and runs_as_floats(operator):
+                return self._appended_as_floats(operator)
             raise refused(why)
         self.operators.append(operator)
         return operator.outputs[0]
@@ -166,6 +170,32 @@ class Tosa:
     def _expect_32_bits(self, value: Value, what: str) -> None:
         low, high = range_of(value)
         self.require(inside((low, high), INT32), f"{what} may be from {low} to {high}, more than 32 bits hold")
+
+    # ---- int32 that runs as fp32 where the target has no integer arithmetic (see ``as_floats``)
+
+    def _appended_as_floats(self, operator: Operator) -> Value:
+        """The result of an operator on int32, computed on fp32."""
+        (result,), index = operator.outputs, INDICES.get(type(operator))
+        inputs = [v if k == index else self._exact(v) for k, v in enumerate(operator.inputs)]
+        if type(operator) is not tosa.CAST:
+            y = self.emit(type(operator), inputs, fold=False, **operator.attribute_values())
+        elif result.dtype is DType.BOOL:
+            y = self.logical_not(self.equal(inputs[0], 0))
+        else:
+            y = self.select(inputs[0], self.constant(1, DType.FP32, (1,) * result.rank), 0.0)
+        if result.dtype is not DType.INT32:
+            return y
+        whole = self.emit(tosa.CAST, (y,), dtype=result.dtype)
+        whole.range, self._floats[whole] = result.range, y
+        return whole
+
+    def _exact(self, value: Value) -> Value:
+        """An int32 that fp32 holds, as fp32; cast once."""
+        if value.dtype is not DType.INT32:
+            return value
+        if value not in self._floats:
+            self._floats[value] = self.emit(tosa.CAST, (value,), dtype=DType.FP32)
+        return self._floats[value]
 
     def shape(self, entries: Sequence[int]) -> Value:
         """A SHAPE constant."""
