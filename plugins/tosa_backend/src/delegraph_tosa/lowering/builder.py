@@ -193,6 +193,8 @@ class Tosa:
         """An int32 that fp32 holds, as fp32; cast once."""
         if value.dtype is not DType.INT32:
             return value
+        if value.constant is not None:
+            return self.emit(tosa.CAST, (value,), dtype=DType.FP32)
         if value not in self._floats:
             self._floats[value] = self.emit(tosa.CAST, (value,), dtype=DType.FP32)
         return self._floats[value]
