@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, NamedDataStoreOutput, PreprocessResult
+from delegraph.errors import ContractViolation, Unsupported
 from torch.export import ExportedProgram
 
 from .convention import add_convention
@@ -19,19 +20,27 @@ class BridgedBackend(BackendDetails, abstract=True):
 
     @classmethod
     def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        if not any(n.op == "call_function" for n in edge_program.graph.nodes):
+            raise Unsupported(
+                "unsupported", f"there is nothing for {cls.__name__} to compile: the program has no calls"
+            )
         result = cls.theirs.preprocess(to_edge_dialect(edge_program), _specs(compile_specs))
         return cls._translate(edge_program, result)
 
     @classmethod
     def _translate(cls, program: ExportedProgram, result: Any) -> PreprocessResult:
         """Their result as ours. Debug handles of calls that their passes added lead nowhere, and are left out."""
+        processed = getattr(result, "processed_bytes", None)
+        if not isinstance(processed, (bytes, bytearray, memoryview)):
+            text = f"preprocess of {cls.theirs.__name__} returned {result!r:.80}, not a PreprocessResult with bytes"
+            raise ContractViolation("contract-violation", text)
         known = {n.meta.get("debug_handle") for n in program.graph.nodes}
         handles: dict[Any, tuple[int, ...]] = {}
         for identifier, listed in (result.debug_handle_map or {}).items():
             own = tuple(h for h in (listed if isinstance(listed, (tuple, list)) else (listed,)) if h in known)
             if own:
                 handles[identifier] = own
-        blob, store = bytes(result.processed_bytes), _named_data(result.data_store_output)
+        blob, store = bytes(processed), _named_data(result.data_store_output)
         add_convention(store, cls.__name__, blob, program)
         return PreprocessResult(blob, handles, store.get_named_data_store_output(), result._delegate_info_meta)
 

@@ -8,6 +8,7 @@ from types import new_class
 from typing import Any, NamedTuple
 
 from delegraph.errors import ContractViolation
+from torch.fx import Node
 
 from .backend import BridgedBackend, JointlyBridgedBackend
 from .partitioner import BridgedPartitioner
@@ -22,13 +23,18 @@ class Bridge(NamedTuple):
     runtime: type[BridgedRuntime]
 
 
-def bridge(backend: type[Any], partitioner: Callable[..., Any]) -> Bridge:
+def bridge(
+    backend: type[Any], partitioner: Callable[..., Any], refuses: Callable[[Node], str | None] = lambda _: None
+) -> Bridge:
     """Make a delegraph backend of an ExecuTorch ``BackendDetails`` class and its ``Partitioner``.
 
     ``partitioner`` is that class, or a function that makes one; it is called with the options of the backend. The
     parts are classes of the calling module, so that a plugin's targets name them::
 
         AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend, acme.AcmePartitioner)
+
+    ``refuses`` says why a call of core ATen must stay on the host although the partitioner would take it, or None: for
+    what a backend is known to get wrong.
 
     The runtime is ExecuTorch's own, and runs what its wheel has a device half of. Raises ContractViolation if
     ``backend`` is no such class.
@@ -48,6 +54,12 @@ def bridge(backend: type[Any], partitioner: Callable[..., Any]) -> Bridge:
 
     return Bridge(
         derive(name, kind, theirs=backend),
-        derive(f"{name}Partitioner", BridgedPartitioner, backend_id=name, make=staticmethod(partitioner)),
+        derive(
+            f"{name}Partitioner",
+            BridgedPartitioner,
+            backend_id=name,
+            make=staticmethod(partitioner),
+            refuses=staticmethod(refuses),
+        ),
         derive(f"{name}Runtime", BridgedRuntime, backend_id=name),
     )

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from delegraph.exported_program import argument_of, build_program, copy_node, flat_call, output_values, placeholders
 from torch._ops import OpOverload
+from torch._prims_common import is_contiguous_or_false
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 
 ORIGIN = "delegraph_origin"
-"""Key of a node's meta: the name of the node that it is a piece of."""
+"""Key of a piece's meta: the name of the node that it is a piece of."""
+MARKS = "delegraph_executorch_marks"
+"""Key of a node's meta: what the other partitioner left in the meta of each of its pieces, for its ``preprocess``."""
 
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
@@ -29,8 +32,9 @@ def _(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
 
 
 def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> ExportedProgram:
-    """A copy of a program of core ATen operators in edge dialect; weights are shared.
+    """A copy of a program of core ATen operators in edge dialect, all contiguous; weights that are so are shared.
 
+    Contiguous since every tensor in a program file is: a blob that was made for other strides would read them wrongly.
     In place of the calls in ``hidden``, and of those that are no plain operators (delegates, branches, loops), there
     are stand-ins with the same results, made of the same inputs: no backend takes them, and what depends on what stays.
     """
@@ -39,11 +43,23 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
 
     config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
     edge: ExportedProgram = _generate_edge_program(config, _Copy(program, hidden).program())
-    handles = {n.name: n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta}
-    for node in edge.graph.nodes:  # the conversion numbers its calls anew
-        if node.meta.get(ORIGIN) in handles:
-            node.meta["debug_handle"] = handles[node.meta[ORIGIN]]
+    metas = {n.name: n.meta for n in program.graph.nodes}
+    for name, pieces in pieces_of(edge).items():
+        handle, marks = metas[name].get("debug_handle"), metas[name].get(MARKS, ())
+        for piece in pieces if handle is not None else ():
+            piece.meta["debug_handle"] = handle  # the conversion numbers its calls anew
+        for piece, mark in zip(pieces, marks, strict=False):
+            piece.meta.update(mark)
     return edge
+
+
+def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
+    """Name of each call of the original -> its pieces, in order."""
+    found: dict[str, list[Node]] = {}
+    for node in edge.graph.nodes:
+        if node.op == "call_function" and ORIGIN in node.meta:
+            found.setdefault(node.meta[ORIGIN], []).append(node)
+    return found
 
 
 class _Copy:
@@ -60,11 +76,12 @@ class _Copy:
         self.inputs: list[InputSpec] = []
         for node, spec in placeholders(program):
             self.env[node] = self._copy(node)
+            self.env[node].meta["val"] = _contiguous(node.meta.get("val"))
             self.inputs.append(InputSpec(spec.kind, argument_of(self.env[node]), spec.target, spec.persistent))
         for node in calls:
             if node in self.hidden and not isinstance(node.meta.get("val"), (list, tuple, type(None))):
                 self.env[node] = new = self.graph.placeholder(f"like_{node.name}")
-                new.meta = {"val": node.meta["val"]}
+                new.meta = {"val": _contiguous(node.meta["val"])}
                 self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
         for node in calls:
             if node not in self.hidden:
@@ -80,14 +97,19 @@ class _Copy:
         given = sum(spec.kind is InputKind.USER_INPUT for spec in self.inputs)
         returned = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
         call, root = flat_call(given, returned), self.original.graph_module
-        return build_program(root, self.graph, self.inputs, outputs, self.original, call, check=False)
+        program = build_program(root, self.graph, self.inputs, outputs, self.original, call, check=False)
+        for tensors in (program.state_dict, program.constants):
+            tensors.update({name: _contiguous(tensor) for name, tensor in tensors.items()})
+        return program
 
     def _copy(self, node: Node) -> Node:
         new = copy_node(self.graph, node, self.env.__getitem__)
         if isinstance(node.target, OpOverload):
             new.args = _with_float_operands(node.target, new)
+            new.kwargs = {k: v for k, v in new.kwargs.items() if k != "memory_format"}
         new.meta[ORIGIN] = node.name
-        new.meta.pop("delegation_tag", None)
+        for key in ("delegation_tag", MARKS):
+            new.meta.pop(key, None)
         return new
 
     def _stand_in(self, node: Node) -> Node:
@@ -113,9 +135,28 @@ def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:
 
 def _is_opaque(node: Node) -> bool:
     target: Any = node.target
-    return isinstance(target, torch._ops.HigherOrderOperator) or (
-        isinstance(target, OpOverload) and any(i.op == "get_attr" for i in node.all_input_nodes)
+    if not isinstance(target, OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    return (
+        any(i.op == "get_attr" for i in node.all_input_nodes)
+        or target is torch.ops.aten.as_strided.default  # reads memory by place, and the copy is laid out anew
+        or _has_no_copying_form(target)
     )
+
+
+def _has_no_copying_form(op: OpOverload) -> bool:
+    """Whether it returns a view and has no twin that copies, which edge dialect has in place of views."""
+    namespace, name = op._schema.name.split("::")
+    returns_view = bool(op._schema.arguments) and op._schema.arguments[0].alias_info is not None
+    return namespace == "aten" and returns_view and not hasattr(torch.ops.aten, f"{name}_copy")
+
+
+def _contiguous(value: Any) -> Any:
+    """A tensor in C order, with its class; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_contiguous_or_false(value):
+        return value
+    dense = value.detach().contiguous()
+    return torch.nn.Parameter(dense, value.requires_grad) if isinstance(value, torch.nn.Parameter) else dense
 
 
 def _producer(node: Node) -> Node:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import ContractViolation
+from delegraph.errors import ContractViolation, Unsupported
 from delegraph.exported_program import written_values
 from delegraph.partitioner import (
     DelegationSpec,
@@ -20,19 +21,23 @@ from delegraph.partitioner import (
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
-from .edge import ORIGIN, to_edge_dialect
+from ..emit.sizes import upper_bounds
+from .edge import MARKS, pieces_of, to_edge_dialect
 
 
 class BridgedPartitioner(Partitioner):
     """Tags what a partitioner of ExecuTorch tags in a copy of the program in edge dialect, as the same partitions.
 
-    A call whose pieces would go to different partitions, or only in part, is refused. A subclass that ``bridge`` made
-    has ``backend_id`` and ``make``, which is called with the options and returns the other partitioner.
+    A call whose pieces would go to different partitions, or only in part, is refused, as is one with sizes that nothing
+    bounds. A subclass that ``bridge`` made has ``backend_id``, ``make``, which is called with the options and returns
+    the other partitioner, and ``refuses``, which says why a call is not even shown to it, or None.
     """
 
     backend_id: ClassVar[str]
     make: ClassVar[Callable[..., Any]]
+    refuses: ClassVar[Callable[[Node], str | None]]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(options)
@@ -40,27 +45,29 @@ class BridgedPartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
-        split: set[Node] = set()
+        reasons = {n: why for n in calls if (why := self._why_hidden(n, exported_program)) is not None}
         # What is refused although a piece of it was tagged is hidden from the partitioner, which is then asked again:
         # its partitions would lie before and behind that call otherwise, and leave no order to run them in.
         while True:
-            edge = to_edge_dialect(exported_program, split)
+            edge = to_edge_dialect(exported_program, reasons)
+            known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
             result = self.theirs.partition(edge)
-            pieces = _tags_of_pieces(result.tagged_exported_program)
-            newly = {n for n in calls if n not in split and len(pieces.get(n.name, ())) > 1}
-            if not newly:
+            pieces = pieces_of(result.tagged_exported_program)
+            split = {n for n in calls if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1}
+            if not split:
                 break
-            split |= newly
-        tags = {n: next(iter(pieces.get(_call_of(n).name, {None}))) for n in calls}
+            reasons |= dict.fromkeys(split, f"{type(self.theirs).__name__} takes only a part of it")
+        tags = {n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None) for n in calls}
         used = {tag for tag in tags.values() if tag is not None}
-        for node in calls:
-            if tags[node] is not None:
-                node.meta["delegation_tag"] = tags[node]
+        for node in (n for n in calls if tags[n] is not None):
+            node.meta["delegation_tag"] = tags[node]
+            _keep_marks(node, pieces.get(node.name, ()), known.get(node.name, ()))
         tag_constant_data(exported_program)
         if self._keeps_buffers(result.tagged_exported_program, exported_program):
             tag_mutated_buffer(exported_program)
         specs = {tag: self._delegation(tag, spec) for tag, spec in result.partition_tags.items() if tag in used}
-        refusals = [self._refusal(n, n in split) for n in calls if tags[n] is None]
+        other = f"{type(self.theirs).__name__} does not take it"
+        refusals = [Refusal(n, reasons.get(n, other)) for n in calls if tags[n] is None]
         return PartitionResult(exported_program, specs, refusals=refusals)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
@@ -78,22 +85,32 @@ class BridgedPartitioner(Partitioner):
             raise ContractViolation("contract-violation", text, hint="bridge it together with that backend")
         return DelegationSpec(spec.backend_id, [CompileSpec(s.key, bytes(s.value)) for s in spec.compile_specs])
 
-    def _refusal(self, node: Node, is_split: bool) -> Refusal:
-        name = type(self.theirs).__name__
-        return Refusal(node, f"{name} takes only a part of it" if is_split else f"{name} does not take it")
+    def _why_hidden(self, node: Node, program: ExportedProgram) -> str | None:
+        """Why a call must not be delegated, whatever the partitioner thinks of it."""
+        for value in (node, *node.all_input_nodes):
+            for val in pytree.tree_leaves(value.meta.get("val")):
+                try:
+                    upper_bounds(val.shape if isinstance(val, torch.Tensor) else (), program.range_constraints, value)
+                except Unsupported as e:
+                    return f"{e.message}; {e.hint}"
+        return type(self).refuses(node)
 
     def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
         names = {n.name for n in written_values(own)}
         return any("delegation_tag" in n.meta for n in edge.graph.nodes if n.op == "placeholder" and n.name in names)
 
 
-def _tags_of_pieces(edge: ExportedProgram) -> dict[str, set[Any]]:
-    """Name of each call -> the tags of its pieces, None for a piece that has none."""
-    found: dict[str, set[Any]] = {}
-    for node in edge.graph.nodes:
-        if node.op == "call_function" and ORIGIN in node.meta and node.target is not operator.getitem:
-            found.setdefault(node.meta[ORIGIN], set()).add(node.meta.get("delegation_tag"))
-    return found
+def _tags(pieces: Sequence[Node]) -> set[Any]:
+    """The tags of the pieces of a call, None for one that has none."""
+    return {piece.meta.get("delegation_tag") for piece in pieces}
+
+
+def _keep_marks(node: Node, pieces: Sequence[Node], known: Sequence[set[str]]) -> None:
+    """Keep what the other partitioner wrote into the meta of pieces, such as XNNPACK's of what is quantized."""
+    pairs = zip(pieces, known, strict=False)
+    marks = [{k: v for k, v in p.meta.items() if k not in old and k != "delegation_tag"} for p, old in pairs]
+    if any(marks):
+        node.meta[MARKS] = marks
 
 
 def _call_of(node: Node) -> Node:
