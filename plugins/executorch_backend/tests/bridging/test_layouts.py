@@ -1,0 +1,85 @@
+"""Tensors that are not laid out in C order: a program file has none, so blobs are made for none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ..support.judge import expect_equal, lower, stock_runtime
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+IMAGE = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Transposed(nn.Module):
+    """Weights that are views of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(3, 5).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(nn.functional.linear(x, self.weight))
+
+
+class Rearranged(nn.Module):
+    """Values that change their layout within a partition, and leave it so."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = torch.relu(x).clone(memory_format=torch.channels_last) * 2
+        return torch.sigmoid(y), torch.relu(x).permute(0, 3, 1, 2)
+
+
+def channels_last(value: Any) -> Any:
+    return value.to(memory_format=torch.channels_last)
+
+
+CASES = {
+    "weights in channels last": (lambda: channels_last(nn.Conv2d(3, 4, 3)), IMAGE),
+    "inputs in channels last": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), channels_last(IMAGE)),
+    "transposed weights": (Transposed, torch.randn(2, 3)),
+    "rearranged": (Rearranged, IMAGE),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layout(name: str, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    make, x = CASES[name]
+    module = make().eval()
+    with torch.no_grad():
+        wanted = list(w) if isinstance(w := module(x), tuple) else [w]
+    lowered = lower(module, (x,), backends=["xnnpack"])
+    assert lowered.delegates
+    got = lowered(x)
+    expect_equal(list(got) if isinstance(got, tuple) else [got], wanted)
+    lowered.save(tmp_path / "m.pte")
+    program = stock_runtime().load_program((tmp_path / "m.pte").read_bytes())
+    expect_equal(program.load_method("forward").execute([x.contiguous()]), wanted)
+
+
+def test_what_reads_memory_by_place_is_not_offered() -> None:
+    class ByPlace(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(torch.as_strided(torch.relu(x), (3, 2), (1, 3)))
+
+    x = torch.randn(2, 3)
+    lowered = lower(ByPlace(), (x,), backends=["xnnpack"])
+    assert "aten.as_strided.default" in str(lowered.report) and len(lowered.delegates) == 2
+    expect_equal([lowered(x)], [ByPlace()(x)])
+
+
+def test_a_result_without_dimensions() -> None:
+    """XNNPACK would return one of one dimension, which ExecuTorch's runtime refuses to copy."""
+
+    class Number(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) * 2 + torch.sigmoid(x)
+
+    x = torch.tensor(1.5)
+    lowered = lower(Number(), (x,), backends=["xnnpack"])
+    assert lowered.delegates and "gives a result without dimensions one" in str(lowered.report)
+    expect_equal([lowered(x)], [Number()(x)])

@@ -1,0 +1,77 @@
+"""Programs that torchao quantized for XNNPACK, through the bridge and through ExecuTorch itself."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import delegraph
+import pytest
+import torch
+from torch import nn
+
+from ..support.judge import stock_runtime
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _net() -> nn.Module:
+    first = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "settings"),
+    [
+        (_net, (1, 3, 8, 8), {"is_per_channel": True}),
+        pytest.param(_net, (1, 3, 8, 8), {"is_per_channel": False}, marks=pytest.mark.slow),
+        pytest.param(_mlp, (2, 16), {"is_per_channel": True, "is_dynamic": True}, marks=pytest.mark.slow),
+    ],
+    ids=["per channel", "per tensor", "dynamic"],
+)
+def test_delegated_as_by_executorch(
+    make: Any, shape: tuple[int, ...], settings: dict[str, bool], tmp_path: Any
+) -> None:
+    stock_runtime()
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    quantized = _quantize(make().eval(), x, settings)
+    lowered = delegraph.lower(torch.export.export(quantized, (x,)), backends=["xnnpack"])
+    assert len(lowered.delegates) == 1 and lowered.host_operators == 0
+    lowered.save(tmp_path / "m.pte")
+    ours = _run((tmp_path / "m.pte").read_bytes(), x)
+    theirs, weights = _theirs(torch.export.export(quantized, (x,)), x)
+    assert torch.equal(ours, theirs) and torch.equal(lowered(x), theirs)
+    stored = sum(map(len, lowered.named_data.buffers))
+    assert stored < weights, "weights are kept as int8"
+
+
+def _quantize(module: nn.Module, x: torch.Tensor, settings: dict[str, bool]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    quantizer = theirs.XNNPACKQuantizer().set_global(theirs.get_symmetric_quantization_config(**settings))
+    prepared = prepare_pt2e(torch.export.export(module, (x,)).module(), quantizer)
+    prepared(x)
+    return convert_pt2e(prepared)
+
+
+def _theirs(program: Any, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Result of ExecuTorch's own file, and the bytes that its floats would take."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    floats = 4 * sum(t.numel() for t in program.state_dict.values())
+    edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+    return _run(edge.to_executorch().buffer, x), floats
+
+
+def _run(content: bytes, x: torch.Tensor) -> torch.Tensor:
+    program = stock_runtime().load_program(content)
+    result: torch.Tensor = program.load_method("forward").execute([x])[0]
+    return result
