@@ -133,7 +133,7 @@ def _asked(program: ExportedProgram, target: str) -> dict[str, str]:
     for row in lowered.report.refusals:
         reason, _, whole = row.reason.rstrip(")").partition(" (part of ")
         found[whole or row.operator] = _general(reason)
-    return {op: why for op, why in found.items() if op.startswith("aten.")}
+    return {op: why for op, why in found.items() if op.startswith(("aten.", "quantized_decomposed."))}
 
 
 def _general(reason: str) -> str:

@@ -154,7 +154,7 @@ class Family:
         @pytest.fixture(scope="module")
         def judged(tmp_path_factory):
             pytest.importorskip("tosa_reference_model")
-            return _judge(list(map(self._job, self.rows)), tmp_path_factory.mktemp("reference"))
+            return judge(list(map(self._job, self.rows)), tmp_path_factory.mktemp("reference"))
 
         @pytest.mark.parametrize("name", self.rows)
         def test(name, judged):
@@ -199,7 +199,7 @@ with open(sys.argv[1], "rb") as work, open(sys.argv[2], "wb") as done:
 """
 
 
-def _judge(work: list[tuple[str, bytes, list[np.ndarray]]], folder: Path) -> dict[str, tuple[list[np.ndarray], bool]]:
+def judge(work: list[tuple[str, bytes, list[np.ndarray]]], folder: Path) -> dict[str, tuple[list[np.ndarray], bool]]:
     """What the official model computes from the files: name -> (results, whether it accepts the file)."""
     (folder / "work").write_bytes(pickle.dumps(work))
     environment = {**os.environ, "PATH": ""}  # without gdb, which the model would attach to itself

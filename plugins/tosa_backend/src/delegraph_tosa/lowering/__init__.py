@@ -2,7 +2,18 @@
 
 from .aten import FAMILIES
 from .builder import Tosa
+from .integer import INTEGER_FAMILIES
 from .interpreter import Origin, lower_program
-from .registry import RULES, lowers
+from .registry import INTEGER_RULES, RULES, lowers, lowers_quantized
 
-__all__ = ["FAMILIES", "RULES", "Origin", "Tosa", "lower_program", "lowers"]
+__all__ = [
+    "FAMILIES",
+    "INTEGER_FAMILIES",
+    "INTEGER_RULES",
+    "RULES",
+    "Origin",
+    "Tosa",
+    "lower_program",
+    "lowers",
+    "lowers_quantized",
+]

@@ -11,7 +11,7 @@ that calls itself int64. The builder knows both, and refuses a result that is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..ir import operators as tosa
 from ..ir.graph import Folded, Graph, Illegal, Literal, Operator, Value, literal
-from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, Type
+from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, RoundingMode, Type
 from ..spec import TosaSpec
 from .as_floats import INDICES, runs_as_floats
 from .ranges import COUNTED, INT32, Range, inside, range_of, result_range
@@ -52,6 +52,11 @@ class Tosa:
         """Raise Unsupported(why) unless ``ok``."""
         if not ok:
             raise refused(why)
+
+    def expect_one_type(self, what: str, *values: Value | None) -> None:
+        """Unsupported unless all values that are there have one element type; ``what`` takes them."""
+        types = sorted({v.dtype for v in values if v is not None})
+        self.require(len(types) == 1, f"{what} of mixed types ({', '.join(map(str, types))}) is not lowered")
 
     # ---- making operators and constants
 
@@ -199,6 +204,12 @@ class Tosa:
             self._floats[value] = self.emit(tosa.CAST, (value,), dtype=DType.FP32)
         return self._floats[value]
 
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Constants that ``make`` makes, the same ones for an equal ``key``."""
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]
+
     def shape(self, entries: Sequence[int]) -> Value:
         """A SHAPE constant."""
         key = tuple(entries)
@@ -221,6 +232,14 @@ class Tosa:
     def zero(self, value: Value) -> Value:
         """The zero point of a value that is not quantized, [1]."""
         return self.constant(0, value.dtype)
+
+    def no_bias(self, x: Value) -> Value:
+        """The bias of a convolution of ``x`` that has none, [1]."""
+        return self.constant(0, x.dtype)
+
+    def accumulator(self, x: Value) -> DType:
+        """What products with ``x``, and averages of it, are summed in."""
+        return DType.FP32
 
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
         """Both operands as values of one rank: the lower one gets leading axes of size 1."""
@@ -299,6 +318,24 @@ class Tosa:
         if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64}:
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
+
+    def table(self, x: Value, entries: Value) -> Value:
+        """x int8, entries int8 [256] -> int8; or int16 and int16 [513] -> int32 with 7 more bits."""
+        return self.emit(tosa.TABLE, (x, entries))
+
+    def rescale(self, x: Value, multiplier: Value, shift: Value, before: int, after: int, dtype: DType) -> Value:
+        """(x - before) * multiplier / 2**shift + after; several multipliers are for the indices of the last axis."""
+        operands = (x, multiplier, shift, self.constant(before, x.dtype), self.constant(after, dtype))
+        return self.emit(
+            tosa.RESCALE,
+            operands,
+            scale32=multiplier.dtype is DType.INT32,
+            rounding_mode=RoundingMode.SINGLE_ROUND,
+            per_channel=multiplier.shape != (1,),
+            input_unsigned=False,
+            output_unsigned=False,
+            dtype=dtype,
+        )
 
     # ---- elementwise, two and three operands that broadcast; numbers become constants
 
@@ -409,11 +446,12 @@ class Tosa:
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
         return x if set(multiples) <= {1} else self.emit(tosa.TILE, (x, self.shape(multiples)))
 
-    def pad(self, x: Value, padding: Sequence[int], number: float = 0) -> Value:
-        """``padding`` is (before, after) for each axis."""
+    def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
+        """``padding`` is (before, after) for each axis; ``number`` may be a constant [1]."""
         if not any(padding):
             return x
-        return self.emit(tosa.PAD, (x, self.shape(padding), self.constant(number, x.dtype)))
+        filling = number if isinstance(number, Value) else self.constant(number, x.dtype)
+        return self.emit(tosa.PAD, (x, self.shape(padding), filling))
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         return values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
@@ -448,18 +486,20 @@ class Tosa:
     def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
         """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
         operands = (x, weight, bias, self.zero(x), self.zero(weight))
-        return self.emit(tosa.TRANSPOSE_CONV2D, operands, out_pad=out_pad, stride=stride, acc_type=DType.FP32)
+        return self.emit(tosa.TRANSPOSE_CONV2D, operands, out_pad=out_pad, stride=stride, acc_type=self.accumulator(x))
 
     def _convolution(
         self, cls: type[Operator], x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
     ) -> Value:
         operands = (x, weight, bias, self.zero(x), self.zero(weight))
-        return self.emit(cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=DType.FP32)
+        acc_type = self.accumulator(x)
+        return self.emit(cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=acc_type)
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
         """x [N,H,W,C] -> [N,H',W',C]; padding does not count; accumulated in fp32."""
         operands = (x, self.zero(x), self.zero(x))
-        return self.emit(tosa.AVG_POOL2D, operands, kernel=kernel, stride=stride, pad=pad, acc_type=DType.FP32)
+        acc_type = self.accumulator(x)
+        return self.emit(tosa.AVG_POOL2D, operands, kernel=kernel, stride=stride, pad=pad, acc_type=acc_type)
 
     def max_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
         """x [N,H,W,C] -> [N,H',W',C]; NaN wins."""

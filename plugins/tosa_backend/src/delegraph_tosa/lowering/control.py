@@ -22,6 +22,7 @@ from ..ir.graph import Graph, Operator, Value
 from ..ir.types import INTEGERS, DType, Type
 from .builder import Tosa
 from .conditions import assumed
+from .lazy import real
 from .ranges import INT32, Range, inside, range_of, range_of_type, union
 from .torch_types import refused, type_of
 
@@ -111,7 +112,7 @@ def _returned(inner: Interpreter, nodes: Sequence[Node]) -> list[Value]:
 def _value(interpreter: Interpreter, argument: Any, what: str) -> Value:
     if not isinstance(argument, Node):
         raise refused(f"{what} the Python value {argument!r}, not a tensor")
-    return interpreter.value_of(argument)
+    return real(interpreter.t, interpreter.value_of(argument))
 
 
 def _operands(outer: Interpreter, listed: Any) -> Given:

@@ -19,8 +19,9 @@ from ..spec import TosaSpec
 from .builder import Tosa
 from .control import CONTROL
 from .interpreter import Interpreter
+from .quantized_calls import any_lazy, apply_quantized
 from .ranges import INT32, Range, inside, range_of
-from .registry import Result, apply, bind, is_empty, is_unpacking, rule_of
+from .registry import Result, Rule, apply, bind, is_empty, is_unpacking, rule_of
 from .torch_types import constant_of, refused, type_of
 
 
@@ -127,6 +128,8 @@ class DryRun(Interpreter):
         if is_empty(node):
             return None
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
+        if rule.lazy or any_lazy(arguments):
+            return self._run_quantized(rule, node, arguments)
         key = (node.target, *map(_key, arguments))
         try:
             kept = self.memo[key]
@@ -152,6 +155,15 @@ class DryRun(Interpreter):
             self.run(node)
         except Unsupported as refusal:
             raise refused(f"{node.target}: {refusal.message}") from refusal
+
+    def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
+        """Not kept: lazy values know which integers they come from, and that is more than facts say."""
+        try:
+            call = apply_quantized if any_lazy(arguments) else apply
+            result = self.values[node] = call(self.t, rule, node, arguments)
+        finally:
+            self.t.operators.clear()
+        return result
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
         """The refusal, or the facts of the results."""

@@ -19,6 +19,8 @@ from ..spec import TosaSpec
 from .bounds import bounds_of
 from .builder import Tosa
 from .control import CONTROL
+from .lazy import real
+from .quantized_calls import any_lazy, apply_quantized
 from .ranges import Range, meet, range_of
 from .registry import Result, bind, is_empty, is_unpacking, rule_of
 from .templates import Templates
@@ -119,7 +121,10 @@ class Interpreter:
         if is_empty(node):
             return None  # there is nothing to compute; who needs it as an operand is refused
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
-        result = self.bounded(node, self.templates.apply(self.t, rule, node, arguments))
+        if any_lazy(arguments):
+            result = self.bounded(node, apply_quantized(self.t, rule, node, arguments))
+        else:
+            result = self.bounded(node, self.templates.apply(self.t, rule, node, arguments))
         self.values[node] = result
         return result
 
@@ -148,10 +153,11 @@ class Interpreter:
         """As ``returned``, of nodes and what the graph has for them."""
         taken, results = set(inputs), []
         for position, (node, value) in enumerate(returned):
+            self.t.source = Origin.of(node)
+            value = real(self.t, value)
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
             if value in taken or value.constant is not None:
-                self.t.source = Origin.of(node)
                 value = self.t.identity(value)
             taken.add(value)
             results.append(value)

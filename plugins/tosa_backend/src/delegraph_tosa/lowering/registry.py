@@ -42,12 +42,39 @@ class Rule(NamedTuple):
     """Whether the operator is about places in memory: its first tensor must lie there in the order of its axes."""
     skips_empty: bool = False
     """Whether tensors without elements in a list add nothing to the result: they are left out of it."""
+    lazy: bool = False
+    """Whether it computes nothing, but gives a ``lazy.Lazy`` value."""
 
 
 RULES: dict[OpOverload, Rule] = {}
 
+INTEGER_RULES: dict[OpOverload, Callable[..., Any]] = {}
+"""What operators do to quantized values (``lazy.Lazy``); those that have no such rule compute in floats."""
 
-def lowers(*overloads: OpOverload, by_memory: bool = False, skips_empty: bool = False) -> Callable[[F], F]:
+
+def lowers_quantized(*overloads: OpOverload) -> Callable[[F], F]:
+    """Register the integer rule of operators that have a rule already, whose parameters it has.
+
+    Some of its tensors are ``Lazy``, any other one is a Value. NotImplemented says that the call is a function of one
+    value, for which there are tables. What the rule refuses is computed in floats, if the target has them; if not, the
+    user reads the reason.
+    """
+
+    def register(function: F) -> F:
+        for overload in overloads:
+            if overload in INTEGER_RULES:
+                raise ValueError(f"{overload} has an integer rule already")
+            if overload not in RULES:
+                raise TypeError(f"{overload} has no rule for floats, beside which an integer rule stands")
+            INTEGER_RULES[overload] = function
+        return function
+
+    return register
+
+
+def lowers(
+    *overloads: OpOverload, by_memory: bool = False, skips_empty: bool = False, lazy: bool = False
+) -> Callable[[F], F]:
     """Register a rule; its parameter names must be the schema's, and an operator has one rule (see ``Rule``)."""
 
     def register(function: F) -> F:
@@ -59,7 +86,7 @@ def lowers(*overloads: OpOverload, by_memory: bool = False, skips_empty: bool = 
                 raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
             if overload in RULES:
                 raise ValueError(f"{overload} has the rule {RULES[overload].function.__name__} already")
-            RULES[overload] = Rule(function, parameters, types, by_memory, skips_empty)
+            RULES[overload] = Rule(function, parameters, types, by_memory, skips_empty, lazy)
         return function
 
     return register
@@ -126,10 +153,15 @@ def is_empty(node: Node) -> bool:
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
     """The rule's result, whose types must be the node's."""
+    return checked(rule, node, lambda: rule.function(t, *arguments))
+
+
+def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
+    """What ``call`` makes of a node; Unsupported before it does if TOSA has no such types."""
     val: Any = node.meta.get("val")
     several = isinstance(val, (tuple, list))
     wanted = None if several or val is None else type_of(val, "the result")
-    result = rule.function(t, *arguments)
+    result = call()
     if not several:
         _check(rule, node, result, wanted)
         return result  # type: ignore[no-any-return]

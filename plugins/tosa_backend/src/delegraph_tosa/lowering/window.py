@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..ir.graph import Value
-from .builder import Tosa
+from .builder import Operand, Tosa
 
 Pad = tuple[int, ...]
 """(top, bottom, left, right), or with front and back before them"""
@@ -64,7 +64,7 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window]) -> tuple[Value, Pad]:
     return t.slice(x, [0] * x.rank, size), tuple(pad)
 
 
-def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: float = 0) -> Value:
+def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:
     """x [*S] with (before, after) elements of ``number`` along each axis; negative ones are cut off."""
     start = [max(-before, 0) for before, _ in frame]
     size = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]

@@ -18,9 +18,8 @@ Numbers = Sequence[int]
 
 def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Sequence[Window], groups: int) -> Value:
     """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three axes"""
-    expect_one_type(t, input, weight, bias)
-    if bias is None:
-        bias = t.constant(0, input.dtype)
+    t.expect_one_type("a convolution", input, weight, bias)
+    bias = t.no_bias(input) if bias is None else bias
     x, pad = exact(t, t.transpose(input, channels_last(input.rank)), axes)
     settings = pad, tuple([a.stride for a in axes]), tuple([a.dilation for a in axes])
     conv = t.conv2d if len(axes) == 2 else t.conv3d
@@ -33,12 +32,6 @@ def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Seq
         parts = in_groups(t, (x, -1), (t.transpose(weight, kernel), 0), bias, groups)
         y = joined(t, [conv(part, w, b, *settings) for part, w, b in parts], x.rank - 1)
     return t.transpose(y, channels_first(y.rank))
-
-
-def expect_one_type(t: Tosa, *values: Value | None) -> None:
-    """Unsupported unless all values that are there have one element type."""
-    types = {v.dtype for v in values if v is not None}
-    t.require(len(types) == 1, f"a convolution of mixed types ({', '.join(map(str, sorted(types)))}) is not lowered")
 
 
 def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:

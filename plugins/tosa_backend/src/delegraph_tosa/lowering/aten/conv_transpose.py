@@ -17,7 +17,7 @@ from ..builder import Tosa
 from ..layout import batched, channels_first, channels_last, numbers, unbatched
 from ..registry import lowers
 from ..window import framed, spread
-from .conv import conv1d, conv2d, expect_one_type, high, in_groups, joined
+from .conv import conv1d, conv2d, high, in_groups, joined
 
 aten = torch.ops.aten
 Numbers = Sequence[int]
@@ -41,8 +41,8 @@ def transposed(
     t: Tosa, input: Value, weight: Value, bias: Value | None, axes: list[Reach], dilation: Numbers, groups: int
 ) -> Value:
     """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S'], over two or three axes"""
-    expect_one_type(t, input, weight, bias)
-    bias = t.constant(0, input.dtype) if bias is None else bias
+    t.expect_one_type("a convolution", input, weight, bias)
+    bias = t.no_bias(input) if bias is None else bias
     for axis, step in enumerate(dilation, start=2):
         weight = spread(t, weight, axis, step)
     x = t.transpose(input, channels_last(input.rank))

@@ -26,7 +26,7 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
     outputs, inputs = weight.shape
     image = t.reshape(x, _image(x.shape))
     kernel = t.reshape(weight, (outputs, 1, 1, inputs))
-    bias = t.constant(0, x.dtype) if bias is None else bias
+    bias = t.no_bias(x) if bias is None else bias
     y = t.conv2d(image, kernel, bias, (0, 0, 0, 0), (1, 1), (1, 1))
     return t.reshape(y, (*x.shape[:-1], outputs))
 
@@ -70,15 +70,10 @@ def _flat(t: Tosa, x: Value, batch: Shape) -> Value:
     return t.reshape(x, (math.prod(batch), *x.shape[-2:]))
 
 
-def _same_types(t: Tosa, *values: Value | None) -> None:
-    types = sorted({v.dtype for v in values if v is not None})
-    t.require(len(types) == 1, f"a matrix product of mixed types ({', '.join(map(str, types))}) is not lowered")
-
-
 @lowers(aten.linear.default)
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Value:
     """input [*S,I], weight [O,I] or [I], bias [O] -> [*S,O] or [*S]"""
-    _same_types(t, input, weight, bias)
+    t.expect_one_type("a matrix product", input, weight, bias)
     if weight.rank == 2:
         return affine(t, input, weight, bias)
     y = affine(t, input, t.ranked(weight, 2), None if bias is None else t.reshape(bias, (1,)))
@@ -88,7 +83,7 @@ def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Value:
 @lowers(aten.matmul.default)
 def matmul(t: Tosa, self: Value, other: Value) -> Value:
     """[*B,L,K], [*B,K,M] -> [*B,L,M]; a vector is a row on the left and a column on the right"""
-    _same_types(t, self, other)
+    t.expect_one_type("a matrix product", self, other)
     left = self if self.rank > 1 else t.reshape(self, (1, *self.shape))
     right = other if other.rank > 1 else t.reshape(other, (*other.shape, 1))
     y = times_matrix(t, left, right) if right.rank == 2 else batched_product(t, left, right)
@@ -100,21 +95,21 @@ def matmul(t: Tosa, self: Value, other: Value) -> Value:
 @lowers(aten.mm.default)
 def mm(t: Tosa, self: Value, mat2: Value) -> Value:
     """[L,K], [K,M] -> [L,M]"""
-    _same_types(t, self, mat2)
+    t.expect_one_type("a matrix product", self, mat2)
     return times_matrix(t, self, mat2)
 
 
 @lowers(aten.bmm.default)
 def bmm(t: Tosa, self: Value, mat2: Value) -> Value:
     """[B,L,K], [B,K,M] -> [B,L,M]"""
-    _same_types(t, self, mat2)
+    t.expect_one_type("a matrix product", self, mat2)
     return t.matmul(self, mat2)
 
 
 @lowers(aten.addmm.default)
 def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Value:
     """self [L,M], mat1 [L,K], mat2 [K,M] -> [L,M]; beta * self + alpha * mat1 @ mat2"""
-    _same_types(t, self, mat1, mat2)
+    t.expect_one_type("a matrix product", self, mat1, mat2)
     if alpha == beta == 1 and self.shape == mat2.shape[1:]:
         return times_matrix(t, mat1, mat2, self)
     return _added(t, self, times_matrix(t, mat1, mat2), beta, alpha)
@@ -123,14 +118,14 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
 @lowers(aten.baddbmm.default)
 def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Value:
     """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
-    _same_types(t, self, batch1, batch2)
+    t.expect_one_type("a matrix product", self, batch1, batch2)
     return _added(t, self, t.matmul(batch1, batch2), beta, alpha)
 
 
 @lowers(aten.addbmm.default)
 def addbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Value:
     """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M]; beta * self + alpha * the sum of batch1 @ batch2"""
-    _same_types(t, self, batch1, batch2)
+    t.expect_one_type("a matrix product", self, batch1, batch2)
     batch, rows, depth = batch1.shape
     left = t.reshape(t.transpose(batch1, (1, 0, 2)), (rows, batch * depth))
     return _added(t, self, _product(t, left, t.reshape(batch2, (batch * depth, batch2.shape[2]))), beta, alpha)
@@ -139,7 +134,7 @@ def addbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alph
 @lowers(aten.bilinear.default)
 def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value | None) -> Value:
     """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O]; input1 @ weight[o] @ input2 for each o"""
-    _same_types(t, input1, input2, weight, bias)
+    t.expect_one_type("a matrix product", input1, input2, weight, bias)
     outputs, first, second = weight.shape
     lead = input1.shape[:-1]
     matrix = t.reshape(t.transpose(weight, (1, 0, 2)), (first, outputs * second))

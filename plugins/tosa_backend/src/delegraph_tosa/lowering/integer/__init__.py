@@ -1,0 +1,8 @@
+"""Integer rules: what ATen operators do to quantized values, one file a family. Importing one registers its rules.
+
+They stand beside the rules for floats (``aten``), apply many of them to integers, and refuse what those compute better.
+"""
+
+from . import activations, arithmetic, averages, moves, products
+
+INTEGER_FAMILIES = (activations, arithmetic, averages, moves, products)

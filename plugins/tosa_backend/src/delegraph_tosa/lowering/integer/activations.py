@@ -1,0 +1,50 @@
+"""Limits of quantized values: they become limits of the integers, once a quantize says which."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..builder import Tosa
+from ..lazy import Clamped, Lazy
+from ..registry import lowers_quantized
+
+aten = torch.ops.aten
+inf = math.inf
+
+
+def between(x: Lazy, low: float | None, high: float | None) -> Lazy:
+    """x between ``low`` and ``high``; a limit below the other one gives the upper one everywhere, as in torch."""
+    least, most = -inf if low is None else float(low), inf if high is None else float(high)
+    return Clamped(x, min(least, most), most)
+
+
+@lowers_quantized(aten.relu.default)
+def relu(t: Tosa, self: Lazy) -> Lazy:
+    """[*S] -> [*S]"""
+    return between(self, 0, None)
+
+
+@lowers_quantized(aten.relu6.default)
+def relu6(t: Tosa, self: Lazy) -> Lazy:
+    """[*S] -> [*S]"""
+    return between(self, 0, 6)
+
+
+@lowers_quantized(aten.hardtanh.default, aten.clamp.default, aten.clip.default)
+def clamp(t: Tosa, self: Lazy, min: float | None, max: float | None) -> Lazy:
+    """[*S] -> [*S]"""
+    return between(self, min, max)
+
+
+@lowers_quantized(aten.clamp_min.default)
+def clamp_min(t: Tosa, self: Lazy, min: float) -> Lazy:
+    """[*S] -> [*S]"""
+    return between(self, min, None)
+
+
+@lowers_quantized(aten.clamp_max.default)
+def clamp_max(t: Tosa, self: Lazy, max: float) -> Lazy:
+    """[*S] -> [*S]"""
+    return between(self, None, max)

@@ -1,0 +1,284 @@
+"""Real numbers that are not computed: what a rule sees between a dequantize and the next quantize.
+
+``dequantize`` computes nothing. It gives a ``Lazy`` value, which is fp32 to torch and knows the integers it stands for.
+Integer rules take such values and return such values. ``quantize`` asks one for its integers in the quantization that
+the program wants, and only then the last operators of a chain are made: RESCALE, CLAMP, TABLE. Who needs the real
+numbers themselves gets them from ``real``, which a target without PRO-FP refuses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..ir.graph import Value, literal
+from ..ir.types import DType, Type
+from ..spec import TosaSpec
+from .builder import Shape, Tosa
+from .quantization import Quantization, Scale, multipliers
+from .ranges import Range, inside, range_of, range_of_type
+from .torch_types import refused
+
+Function = Callable[[Tosa, Value], Value]
+SMALL = (DType.INT8, DType.INT16)
+"""What activations are quantized to; wider integers are sums and products that nothing has quantized yet."""
+
+
+class Lazy(Value):
+    """fp32 [*S] that is not computed."""
+
+    __slots__ = ()
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(Type(shape, DType.FP32))
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The integers of its elements in a quantization; Unsupported if there is no way but through floats."""
+        raise NotImplementedError
+
+    def real(self, t: Tosa) -> Value:
+        """The elements, computed; Unsupported if the target has no floats."""
+        raise NotImplementedError
+
+    def pointwise(self) -> Pointwise | None:
+        """The same as a function of one integer of 8 or 16 bits; None if it is no such function."""
+        return None
+
+    def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
+        """Its elements in another order or shape, or some of them; ``move`` does that to integers and floats alike."""
+        return Moved(self, move, shape)
+
+
+class Scaled(Lazy):
+    """scale * (q - zero_point); a scale of several numbers has one for each index of ``axis``."""
+
+    __slots__ = ("axis", "q", "scale", "zero_point")
+
+    def __init__(self, q: Value, scale: Scale, zero_point: int = 0, axis: int | None = None) -> None:
+        super().__init__(q.shape)
+        self.q, self.scale, self.zero_point = q, scale, zero_point
+        self.axis = axis if scale.tensors else None
+        self.constant = q.constant  # says that it is one; its elements are those of ``real``
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        same = (self.scale, self.zero_point, self.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
+        q = self.q if same else rescale(t, self, to.scale, to.zero_point, to.dtype)
+        return limit(t, q, to.low, to.high)
+
+    def real(self, t: Tosa) -> Value:
+        product = t.sub(t.cast(self.q, DType.FP32), float(self.zero_point))
+        if self.axis is not None:
+            inner = (1,) * (self.rank - 1 - self.axis)
+            for tensor in self.scale.tensors:
+                product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
+        return product if self.scale.factor == 1 and self.scale.tensors else t.mul(product, self.scale.factor)
+
+    def pointwise(self) -> Pointwise | None:
+        return Pointwise(self, _itself) if self.is_small else None
+
+    def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
+        return Scaled(move(t, self.q), self.scale, self.zero_point) if self.is_small else Moved(self, move, shape)
+
+    def is_like(self, other: Scaled) -> bool:
+        """Whether it is the same integers in the same quantization."""
+        return self.q is other.q and (self.scale, self.zero_point) == (other.scale, other.zero_point)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is quantized as activations are: few bits, and one scale."""
+        return self.q.dtype in SMALL and not self.scale.tensors
+
+
+def _itself(t: Tosa, x: Value) -> Value:
+    return x
+
+
+class Clamped(Lazy):
+    """A lazy value between two real numbers. Rounding keeps the order, so its integers lie between theirs."""
+
+    __slots__ = ("high", "low", "of")
+
+    def __init__(self, of: Lazy, low: float, high: float) -> None:
+        super().__init__(of.shape)
+        self.of, self.low, self.high = of, low, high
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        low, high = range_of_type(to.dtype)
+        q = self.of.integer(t, to._replace(low=low, high=high))
+        return limit(t, q, to.nearest(self.low), to.nearest(self.high))
+
+    def real(self, t: Tosa) -> Value:
+        return t.clamp(self.of.real(t), self.low, self.high)
+
+    def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
+        """The same in the quantization of ``of``; Unsupported if a limit lies between two of its integers."""
+        scale, (least, most) = of.scale.factor, range_of_type(of.q.dtype)
+        limits = []
+        for number, end in ((self.low, least), (self.high, most)):
+            place = end if math.isinf(number) else number / scale + of.zero_point
+            t.require(
+                place == round(place) or not least < place < most, f"the limit {number} is no multiple of {scale}"
+            )
+            limits.append(min(max(round(place), least), most))
+        return Scaled(limit(t, of.q, *limits), of.scale, of.zero_point)
+
+    def pointwise(self) -> Pointwise | None:
+        inner = self.of.pointwise()
+        return inner and inner.then(lambda t, x: t.clamp(x, self.low, self.high))
+
+
+class Pointwise(Lazy):
+    """A function of each element of ``source``, which is small: a TABLE of what float rules make of every integer."""
+
+    __slots__ = ("function", "source")
+
+    def __init__(self, source: Scaled, function: Function) -> None:
+        super().__init__(source.shape)
+        self.source, self.function = source, function
+        self.constant = source.constant
+
+    def then(self, function: Function) -> Pointwise:
+        """``function`` of its elements."""
+        return Pointwise(self.source, lambda t, x: function(t, self.function(t, x)))
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        given = self.source.q.dtype
+        t.require(
+            to.dtype is given or (given, to.dtype) == (DType.INT16, DType.INT8),
+            f"a TABLE of {given} has no entries of {to.dtype}",
+        )
+        if given is DType.INT8:
+            return limit(t, t.table(self.source.q, quantized(t, self.entries(t), to)), *to.range)
+        fine = to._replace(zero_point=0, low=-32768, high=32767, dtype=DType.INT16)
+        table = t.table(self.source.q, quantized(t, self.entries(t), fine))
+        return Scaled(table, Scale(to.scale / 128)).integer(t, to)
+
+    def entries(self, t: Tosa) -> Value:
+        """The constant [256] or [513] of the function at the integers that a TABLE has entries for."""
+        domain = t.once(("domain", self.source.q.dtype), lambda: _domain(self.source.q.dtype))
+        found = self.function(t, Scaled(domain, self.source.scale, self.source.zero_point).real(t))
+        t.require(found.constant is not None and found.shape == domain.shape, "it is no function of each element alone")
+        return found
+
+    def real(self, t: Tosa) -> Value:
+        return self.function(t, self.source.real(t))
+
+    def pointwise(self) -> Pointwise | None:
+        return self
+
+    def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
+        return Pointwise(Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point), self.function)
+
+
+def _domain(dtype: DType) -> Value:
+    """Every int8; every 128th int16, and the one behind them (specification: TABLE)."""
+    if dtype is DType.INT8:
+        return literal(np.arange(-128, 128), DType.INT8, np.int8)
+    return literal(np.arange(-32768, 32769, 128), DType.INT32, np.int32)
+
+
+class Moved(Lazy):
+    """A lazy value whose elements move once they are quantized."""
+
+    __slots__ = ("move", "of")
+
+    def __init__(self, of: Lazy, move: Function, shape: Shape) -> None:
+        super().__init__(shape)
+        self.of, self.move = of, move
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        return self.move(t, self.of.integer(t, to))
+
+    def real(self, t: Tosa) -> Value:
+        return self.move(t, self.of.real(t))
+
+
+class Joined(Lazy):
+    """Elements of several values, each of which is quantized before: CONCAT, SELECT."""
+
+    __slots__ = ("join", "parts")
+
+    def __init__(self, parts: Sequence[Value], join: Callable[[Tosa, list[Value]], Value], shape: Shape) -> None:
+        super().__init__(shape)
+        self.parts, self.join = parts, join
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        return self.join(t, [integer(t, part, to) for part in self.parts])
+
+    def real(self, t: Tosa) -> Value:
+        return self.join(t, [real(t, part) for part in self.parts])
+
+
+def trial() -> Tosa:
+    """A builder for any target, on which a rule shows what shapes it makes."""
+    return Tosa(_ANY)
+
+
+_ANY = TosaSpec.parse("TOSA-1.0+FP+INT")
+
+
+def real(t: Tosa, value: Value) -> Value:
+    """A value that is computed."""
+    return value.real(t) if isinstance(value, Lazy) else value
+
+
+def integer(t: Tosa, value: Value, to: Quantization) -> Value:
+    """The integers of a lazy value or of a constant; Unsupported for floats that are computed."""
+    if isinstance(value, Lazy):
+        return value.integer(t, to)
+    t.require(value.constant is not None, f"the operand {value!r} is computed in floats")
+    return quantized(t, value, to)
+
+
+def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
+    """fp32 [*S] -> integers [*S], as ``quantize_per_tensor`` computes it: times the inverse scale, to even, limited."""
+    scaled = t.clamp(t.mul(x, 1 / to.scale), float(to.low - to.zero_point), float(to.high - to.zero_point))
+    if to.zero_point == 0:
+        return t.cast(scaled, to.dtype)
+    return t.cast(t.add(t.cast(scaled, DType.INT32), to.zero_point), to.dtype)
+
+
+def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
+    """Integers between ``low`` and ``high``; no operator if they are known to be."""
+    if inside(range_of(q), (low, high)):
+        return q
+    if q.dtype in SMALL:
+        limited = t.clamp(q, low, high)
+    else:
+        limited = t.minimum(t.maximum(q, low), high)
+    limited.range = (low, high)
+    return limited
+
+
+def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> Value:
+    """The integers of ``x`` by another scale: one RESCALE, on the last axis if ``x`` has a scale for each channel."""
+    ratio = x.scale.over(scale)
+    t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
+    if x.axis is None or ratio.channels == 1:
+        y = t.rescale(x.q, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype)
+        if not ratio.tensors:
+            y.range = _rescaled(range_of(x.q), x.zero_point, ratio.factor, zero_point, dtype)
+        return y
+    perms = [*[a for a in range(x.rank) if a != x.axis], x.axis]
+    last = t.transpose(x.q, perms)
+    y = t.rescale(last, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype)
+    return t.transpose(y, [perms.index(a) for a in range(x.rank)])
+
+
+def _rescaled(range: Range, before: int, ratio: float, after: int, dtype: DType) -> Range:
+    """Where the integers of a RESCALE lie."""
+    low, high = range_of_type(dtype)
+    ends = [(end - before) * ratio + after for end in range]
+    return max(math.floor(ends[0]), low), min(math.ceil(ends[1]), high)
+
+
+def operand(t: Tosa, value: Value, what: str) -> Scaled:
+    """``value`` as integers of few bits; Unsupported if nothing quantized it."""
+    if isinstance(value, Scaled) and value.q.dtype in SMALL:
+        return value
+    if isinstance(value, Clamped) and isinstance(value.of, Scaled) and value.of.is_small:
+        return value.on_grid(t, value.of)
+    why = "comes from an operator whose result nothing quantizes" if isinstance(value, Lazy) else "is not quantized"
+    raise refused(f"{what} {why}")

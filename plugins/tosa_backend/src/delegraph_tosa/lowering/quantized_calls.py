@@ -1,0 +1,104 @@
+"""Calls on quantized values: by an integer rule if there is one, and in floats otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from delegraph.errors import Unsupported
+from torch.fx import Node
+
+from ..ir.graph import Value
+from ..ir.types import DType
+from .builder import Tosa
+from .lazy import Lazy, Pointwise, real
+from .registry import INTEGER_RULES, Result, Rule, apply, checked
+from .torch_types import refused
+
+POINTWISE = frozenset({"elementwise", "exponential", "activation", "power", "special_values", "trigonometry"})
+"""Families of such operators."""
+
+
+def any_lazy(arguments: list[Any]) -> bool:
+    """Whether one of a rule's arguments, or of a list of them, is a lazy value."""
+    for argument in arguments:
+        if isinstance(argument, Lazy) or (isinstance(argument, list) and any_lazy(argument)):
+            return True
+    return False
+
+
+def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
+    """The result of a call of which some operands are lazy.
+
+    Unsupported if neither an integer rule takes it nor the target has floats, with both reasons.
+    """
+    made = len(t.operators)
+    try:
+        return checked(rule, node, lambda: _in_integers(t, rule, node, arguments))
+    except Unsupported as refusal:
+        del t.operators[made:]
+        try:
+            return apply(t, rule, node, _computed(t, arguments))
+        except Unsupported as in_floats:
+            why = f"in integers: {refusal.message}; in floats: {in_floats.message}"
+            raise refused(why) from in_floats
+
+
+def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
+    own = INTEGER_RULES.get(node.target)  # type: ignore[call-overload]
+    found = NotImplemented if own is None else own(t, *arguments)
+    if found is not NotImplemented:
+        return found
+    t.require(is_pointwise(node.target, rule), "no integer rule")
+    return tabulated(t, rule, arguments)
+
+
+def is_pointwise(target: Any, rule: Rule) -> bool:
+    """Whether a result's element depends on the operands' elements at the same place only; torch tags most of them."""
+    return torch.Tag.pointwise in target.tags or rule.function.__module__.rpartition(".")[2] in POINTWISE
+
+
+def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
+    """A function of each element alone, whose only run-time operand is quantized, as one TABLE.
+
+    What it computes the rule for floats says, which is applied to all integers there are. Truth values are a TABLE of
+    0 and 1.
+    """
+    lazy = [a for a in arguments if isinstance(a, Lazy)]
+    sources = [one.pointwise() for one in lazy]
+    first = sources[0]
+    t.require(first is not None, "its operand is a sum or product that nothing quantizes before")
+    assert first is not None
+    same = all(s is not None and s.source.is_like(first.source) for s in sources)
+    t.require(same, "it has several quantized operands, and no integer rule for them")
+    functions = iter([s.function for s in sources if s is not None])
+    plan = [next(functions) if isinstance(a, Lazy) else _scalar(t, a) for a in arguments]
+
+    def function(t: Tosa, x: Value) -> Value:
+        result: Value = rule.function(t, *[a(t, x) if callable(a) else a for a in plan])
+        return result
+
+    return _of_truth(t, Pointwise(first.source, function))
+
+
+def _scalar(t: Tosa, argument: Any) -> Any:
+    """An operand that is the same for all elements."""
+    if not isinstance(argument, Value):
+        return argument
+    t.require(
+        argument.constant is not None and set(argument.shape) <= {1}, f"its operand {argument!r} is not quantized"
+    )
+    return t.reshape(argument, ())
+
+
+def _of_truth(t: Tosa, found: Pointwise) -> Value:
+    """Itself, or what it computes if that is truth values."""
+    entries = found.entries(t)
+    if entries.dtype is DType.FP32:
+        return found
+    t.require(entries.dtype is DType.BOOL and found.source.q.dtype is DType.INT8, f"a TABLE of {entries.dtype}")
+    return t.cast(t.table(found.source.q, t.cast(entries, DType.INT8)), DType.BOOL)
+
+
+def _computed(t: Tosa, arguments: list[Any]) -> list[Any]:
+    return [_computed(t, a) if isinstance(a, list) else real(t, a) if isinstance(a, Value) else a for a in arguments]

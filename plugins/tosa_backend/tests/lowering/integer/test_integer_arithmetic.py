@@ -1,0 +1,41 @@
+"""Sums, products, comparisons and tables of integers, each rule against the Q/DQ graph in eager."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...support.quantized_cases import IntegerFamily
+
+FAMILY = IntegerFamily()
+BYTES = [torch.int8]
+TWO = (3, 20, 7), (3, 20, 7)
+
+FAMILY.case("add", torch.add, *TWO)
+FAMILY.case("add-broadcast", torch.add, (3, 20, 7), (20, 1))
+FAMILY.case("add-relu", lambda x, y: (x + y).relu(), *TWO)
+FAMILY.case("sums", lambda x, y: x + y + x, *TWO)
+FAMILY.case("sub", torch.sub, *TWO)
+FAMILY.case("mul", torch.mul, *TWO)
+FAMILY.case("maximum", torch.maximum, *TWO)
+FAMILY.case("minimum", torch.minimum, *TWO)
+FAMILY.case("gt", torch.gt, *TWO)
+FAMILY.case("le", torch.le, *TWO)
+FAMILY.case("sum", lambda x: x.sum(1), (2, 16, 9))
+
+FAMILY.case("relu", torch.relu, (3, 50, 7))
+FAMILY.case("clamp", lambda x: x.clamp(-0.1, 0.3), (3, 50, 7))
+for name, function in {
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "elu": F.elu,
+    "square": lambda x: x**2,
+    "plus-number": lambda x: x + 1.5,
+    "hardswish-in-pieces": lambda x: x * (F.relu6(x + 3) / 6),
+    "above-number": lambda x: x > 0.01,
+}.items():
+    FAMILY.case(name, function, (3, 50, 7), dtypes=BYTES)
+
+judged, test_equals_eager = FAMILY.equals_eager()

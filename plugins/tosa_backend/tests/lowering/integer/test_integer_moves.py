@@ -1,0 +1,30 @@
+"""What moves integers, or averages them, against the Q/DQ graph in eager."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...support.quantized_cases import IntegerFamily
+
+FAMILY = IntegerFamily()
+IMAGE = (2, 6, 9, 9)
+
+FAMILY.case("permute", lambda x: x.permute(0, 2, 1).reshape(2, -1), (2, 16, 9))
+FAMILY.case("split", lambda x: x.split(3, 1)[1], (2, 16, 9))
+FAMILY.case("cat", lambda x, y: torch.cat([x, y], 1), (2, 16, 9), (2, 3, 9))
+FAMILY.case("stack", lambda x, y: torch.stack([x, y], 1), (2, 3, 9), (2, 3, 9))
+FAMILY.case("pad", lambda x: F.pad(x, (1, 2)), (2, 16, 9))
+FAMILY.case("pad-reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), (2, 16, 9))
+FAMILY.case("where", lambda x, y: torch.where(x > y, x, y), (2, 16, 9), (2, 16, 9))
+FAMILY.case("masked-fill", lambda x, y: x.masked_fill(y > x, -0.5), (2, 16, 9), (2, 16, 9))
+FAMILY.case("amax", lambda x: x.amax(1), (2, 16, 9))
+FAMILY.case("argmax", lambda x: x.argmax(1).int(), (2, 16, 9))
+FAMILY.case("max-pool", lambda x: F.max_pool2d(x, 3, 2, 1), IMAGE)
+FAMILY.case("nearest", lambda x: F.interpolate(x, scale_factor=2), IMAGE)
+FAMILY.case("mean", lambda x: x.mean((2, 3)), IMAGE)
+FAMILY.case("mean-channels", lambda x: x.mean(1, keepdim=True), IMAGE)
+FAMILY.case("average-pool", lambda x: F.avg_pool2d(x, 3, 2, 1), IMAGE)
+FAMILY.case("adaptive-pool", lambda x: F.adaptive_avg_pool2d(x, 3), IMAGE)
+
+judged, test_equals_eager = FAMILY.equals_eager()

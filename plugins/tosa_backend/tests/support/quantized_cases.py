@@ -1,0 +1,161 @@
+"""Rows for integer rules: a function between dequantize and quantize, compared with the same graph in eager.
+
+Integers are inputs and output, and the target has no floats: what comes out was computed in integers. A family's test
+file makes an ``IntegerFamily``, fills it, and takes its test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
+from delegraph_tosa.backend import compile_program
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.serialize import TosaFile
+from delegraph_tosa.spec import TosaSpec
+from torch import Tensor, nn
+
+from .rule_cases import Function, judge
+
+quantized_decomposed = torch.ops.quantized_decomposed
+LIMITS = {torch.int8: (-128, 127), torch.int16: (-32768, 32767)}
+SPECS = {torch.int8: TosaSpec.parse("TOSA-1.0+INT"), torch.int16: TosaSpec.parse("TOSA-1.0+INT+int16")}
+
+Parameters = tuple[float, int]
+"""Scale and zero point."""
+
+
+def dequantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    return quantized_decomposed.dequantize_per_tensor(x, scale, zero_point, *LIMITS[x.dtype], x.dtype)
+
+
+def quantize(x: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
+    return quantized_decomposed.quantize_per_tensor(x, scale, zero_point, *LIMITS[dtype], dtype)
+
+
+class Quantized(nn.Module):
+    """``function`` of dequantized integers, quantized."""
+
+    def __init__(self, function: nn.Module, given: Sequence[Parameters], wanted: Parameters, dtype: torch.dtype):
+        super().__init__()
+        self.function, self.given, self.wanted, self.dtype = function, given, wanted, dtype
+
+    def forward(self, *integers: Tensor) -> Tensor:
+        reals = [dequantize(x, *given) for x, given in zip(integers, self.given, strict=True)]
+        result = self.function(*reals)
+        return quantize(result, *self.wanted, self.dtype) if result.is_floating_point() else result
+
+
+class WithWeight(nn.Module):
+    """A function of the input, a weight with a scale for each index of ``axis``, and a bias."""
+
+    def __init__(self, function: Callable[..., Tensor], weight: Tensor, bias: Tensor | None = None, axis: int = 0):
+        super().__init__()
+        others = [d for d in range(weight.dim()) if d != axis]
+        scales = (weight.abs().amax(others) / 127).clamp_min(1e-6)
+        broadcast = scales.reshape([-1 if d == axis else 1 for d in range(weight.dim())])
+        self.function, self.axis = function, axis
+        self.register_buffer("weight", (weight / broadcast).round().clamp(-127, 127).to(torch.int8))
+        self.register_buffer("scales", scales)
+        self.register_buffer("zero_points", torch.zeros(len(scales), dtype=torch.int64))
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        weight = quantized_decomposed.dequantize_per_channel(
+            self.weight, self.scales, self.zero_points, self.axis, -127, 127, torch.int8
+        )
+        return self.function(*inputs, weight, self.bias)
+
+
+def fit(y: Tensor, dtype: torch.dtype, spread: float = 1.0) -> Parameters:
+    """A scale and zero point in which ``y`` fills ``1 / spread`` of the range."""
+    if not y.is_floating_point():
+        return 1.0, 0
+    low, high = min(y.min().item(), 0.0), max(y.max().item(), 1e-3)
+    if dtype is torch.int16:
+        return max(-low, high) / 32767 * spread, 0
+    scale = (high - low) / 255 * spread
+    return scale, max(-128, min(127, round(-128 - low / scale)))
+
+
+def row(function: Callable[..., Tensor], shapes: Sequence[Sequence[int]], dtype: torch.dtype, seed: int) -> Any:
+    """A module and its inputs: random integers, random scales and zero points, and a result that fills its range."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    low, high = LIMITS[dtype]
+    inputs = [torch.randint(low, high + 1, tuple(shape), generator=generator, dtype=dtype) for shape in shapes]
+    steps = 1 if dtype is torch.int8 else 256
+    given = [
+        (10 ** draw.uniform(-2.5, -1) / steps, draw.randint(-100, 100) if dtype is torch.int8 else 0) for _ in inputs
+    ]
+    inner = function if isinstance(function, nn.Module) else Function(function)
+    y = inner(*[dequantize(x, *p) for x, p in zip(inputs, given, strict=True)])
+    return Quantized(inner, given, fit(y, dtype, draw.uniform(0.8, 1.3)), dtype).eval(), inputs
+
+
+def check(found: np.ndarray, wanted: Tensor, equal: float = 0.99, steps: int = 1) -> None:
+    """Within ``steps`` quantization steps everywhere, and the same for a share of ``equal``."""
+    assert (found.shape, str(found.dtype)) == (tuple(wanted.shape), str(wanted.dtype).removeprefix("torch."))
+    distance = np.abs(found.astype(np.int64) - wanted.numpy().astype(np.int64))
+    assert distance.max() <= steps
+    assert (distance == 0).mean() >= equal
+
+
+class IntegerFamily:
+    """The rows of one family of integer rules, by name."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[nn.Module, list[Tensor], torch.dtype, dict[str, Any]]] = {}
+
+    def case(
+        self,
+        name: str,
+        function: Callable[..., Tensor],
+        *shapes: Sequence[int],
+        dtypes: Sequence[torch.dtype] = (torch.int8, torch.int16),
+        **bound: Any,
+    ) -> None:
+        """One row an element type; ``bound`` is what ``check`` allows, its reason stands beside the row."""
+        for dtype in dtypes:
+            full = f"{name}-{dtype}".replace("torch.", "")
+            assert full not in self.rows, full
+            self.rows[full] = (*row(function, shapes, dtype, len(self.rows)), dtype, bound)
+
+    def equals_eager(self) -> tuple[Callable[..., Any], Callable[..., None]]:
+        """A fixture to be called ``judged``, and the test that every row computes what the Q/DQ graph does in eager.
+
+        ``evaluate`` and the reference model give the same bits.
+        """
+
+        @pytest.fixture(scope="module")
+        def judged(tmp_path_factory):
+            pytest.importorskip("tosa_reference_model")
+            graphs = {name: self._compiled(name) for name in self.rows}
+            work = [
+                (name, TosaFile(graph, SPECS[self.rows[name][2]]).join(), _arrays(self.rows[name][1]))
+                for name, graph in graphs.items()
+            ]
+            results = judge(work, tmp_path_factory.mktemp("reference"))
+            return {name: (graphs[name], *results[name]) for name in self.rows}
+
+        @pytest.mark.parametrize("name", self.rows)
+        def test(name, judged):
+            module, inputs, _, bound = self.rows[name]
+            graph, (found,), valid = judged[name]
+            assert valid
+            np.testing.assert_array_equal(evaluate(graph, _arrays(inputs))[0], found)
+            check(found, module(*inputs), **bound)
+
+        return judged, test
+
+    def _compiled(self, name: str) -> Any:
+        module, inputs, dtype, _ = self.rows[name]
+        return compile_program(torch.export.export(module, tuple(inputs)), SPECS[dtype])
+
+
+def _arrays(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    return [t.numpy() for t in tensors]
