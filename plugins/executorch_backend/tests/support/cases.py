@@ -18,6 +18,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 
 ROWS, POSITIVE, NEGATIVE = randn(3, 4), torch.ones(3, 4), -torch.ones(3, 4)
+ODD = torch.tensor([[0.0, -0.0, float("nan"), 2], [2, float("inf"), 2, 1], [float("nan"), 0, -float("inf"), 0]])
 INDEX = torch.tensor([0, 2])
 STATIC: dict[str, tuple[nn.Module, list[tuple[Any, ...]]]] = {
     "mlp": (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(-1)), [(ROWS,)]),
@@ -58,6 +59,7 @@ STATIC: dict[str, tuple[nn.Module, list[tuple[Any, ...]]]] = {
     ),
     "non-zero": (p.Function(lambda x: x.nonzero()), [(ROWS,), (POSITIVE,)]),
     "item": (p.Function(lambda x, i: x * i.item()), [(ROWS, torch.tensor(3)), (ROWS, torch.tensor(-1))]),
+    "formulas": (p.Function(p.formulas), [(ROWS, randn(3, 4).flip(0)), (ODD, ROWS)]),
     "rest of integers": (p.Function(p.rests), [(torch.arange(-4, 5), torch.tensor([3, -3, 2, -2, 5, -5, 4, 1, -1]))]),
     "branch": (p.Function(p.branch), [(ROWS,), (NEGATIVE,), (POSITIVE,)]),
     "loop": (p.Function(p.loop), [(ROWS,)] * 2),

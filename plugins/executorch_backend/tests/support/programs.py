@@ -139,3 +139,17 @@ def running(x: torch.Tensor, start: torch.Tensor) -> Any:
     from torch._higher_order_ops.scan import scan
 
     return scan(lambda carry, row: (carry * 0.5 + row, carry + 1), start, x)
+
+
+def formulas(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Operators that no kernel of the stock runtime computes."""
+    bits = x.exp2(), torch.signbit(x), torch.copysign(y, x), torch.angle(x), torch.fmax(x, y), torch.fmin(x, y)
+    ordered = x.sort(1), x.sort(0, descending=True), torch.sort(x > 0, stable=True, dim=1), x[0].median()
+    bounds = torch.tensor([-1.0, 0.0, 0.0, 2.0])
+    placed = torch.bucketize(x, bounds), torch.bucketize(x, bounds, right=True), torch.searchsorted(y.sort(1)[0], y)
+    put = x.put(torch.tensor([0, -1]), y[0, :2], accumulate=True)
+    index = torch.tensor([[0, 1, 1, 0]])
+    added = x.scatter_reduce(0, index, y[:1], "sum"), x.scatter_reduce(0, index, y[:1], "sum", include_self=False)
+    batches = torch.addbmm(y[:, :3], x[None, :, :], y.t()[None], beta=2, alpha=0.5)
+    scalar = x[0, 0].amax(), x[0, 0].sum(0), x[0, 0].logsumexp(0), x[0].round(decimals=1), x[0].logaddexp2(y[0])
+    return bits, ordered, placed, put, added, torch.hypot(x, y), batches, scalar

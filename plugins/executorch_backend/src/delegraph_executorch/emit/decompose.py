@@ -1,4 +1,4 @@
-"""Operators that no kernel computes, as graphs of simpler ones: PyTorch's own decompositions."""
+"""Operators that no kernel computes, as graphs of simpler ones: PyTorch's own decompositions, and ``formulas``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from ..kernels import kernel_name
+from .formulas import FORMULAS
 
-aten = torch.ops.aten
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -53,38 +53,13 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         raise Unsupported("unsupported", text, node, source_of(node)) from e
 
 
-def _remainder(self: Any, other: Any) -> torch.Tensor:
-    """Of integers: the rest of the division, moved to the divisor's side of zero."""
-    rest = aten.fmod.Tensor(self, other) if isinstance(other, torch.Tensor) else aten.fmod.Scalar(self, other)
-    wrong = (rest != 0) & ((rest < 0) != (other < 0))
-    return torch.where(wrong, rest + other, rest)
-
-
-def _promoted(target: Any) -> Any:
-    """The same with the tensor cast first, by the overload that is not being decomposed."""
-    packet = target.overloadpacket
-    twin = packet.Scalar if target is packet.Tensor else packet.Tensor
-
-    def call(self: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-        cast = self.to(torch.result_type(self, other))
-        return twin(cast, other, alpha) if twin is packet.Scalar else twin(cast, other, alpha=alpha)
-
-    return call
-
-
-_OWN: dict[Any, Any] = {
-    aten.remainder.Scalar: _remainder,
-    aten.remainder.Tensor: _remainder,
-    **{target: _promoted(target) for p in (aten.add, aten.sub) for target in (p.Scalar, p.Tensor)},
-}
-"""For what kernels are known to get wrong; PyTorch decomposes none of these."""
-
-
 def _decomposition(target: Any) -> Any:
     if not isinstance(target, OpOverload):
         return None
-    if target in _OWN:
-        return _OWN[target]
+    if target in FORMULAS:
+        return FORMULAS[target]
+    if target.namespace == "prims":  # PyTorch's primitives know the operator that computes them
+        return getattr(target.overloadpacket, "impl_aten", None)
     name = kernel_name(target._schema.name, target._schema.overload_name)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
     return decomposition_table.get(target) or (target.decompose if composite else None)

@@ -81,6 +81,7 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     "aten::unfold_copy.out": _needs_dimension,
     "aten::amax.out": _needs_dimension,
     "aten::amin.out": _needs_dimension,
+    "aten::sum.IntList_out": lambda given: _needs_dimension(given) if given["dim"] else None,
     "aten::gather.out": _index_type,
     "aten::scatter.src_out": _index_type,
     "aten::scatter.value_out": _index_type,
@@ -92,6 +93,7 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
 _TYPES: dict[str, tuple[str, frozenset[torch.dtype]]] = {
     "aten::_log_softmax.out": ("self", frozenset({torch.float64})),
     "aten::_upsample_bilinear2d_aa.out": ("self", frozenset({torch.uint8})),
+    "aten::upsample_bilinear2d.vec_out": ("input", frozenset({torch.uint8})),
     "aten::_local_scalar_dense": ("self", frozenset({torch.float16, torch.bfloat16})),
 }
 """Kernel -> an argument, and element types that it cannot have."""

@@ -1,0 +1,217 @@
+"""Operators as formulas of simpler ones, where PyTorch has no decomposition of its own, or none that ends in kernels.
+
+Each is exact, or rounds as often as the operator itself does; what needs another algorithm to be precise is not here.
+Those of remainder, add and sub stand for kernels that are known to be wrong (``kernels.limits``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+
+aten = torch.ops.aten
+SORTED = 1 << 22
+"""Comparisons that sorting may take: it compares all pairs along its dimension, since no kernel sorts stably."""
+
+
+def remainder(self: Any, other: Any) -> Tensor:
+    """Of integers: the rest of the division, moved to the divisor's side of zero."""
+    rest = aten.fmod.Tensor(self, other) if isinstance(other, Tensor) else aten.fmod.Scalar(self, other)
+    wrong = (rest != 0) & ((rest < 0) != (other < 0))
+    return torch.where(wrong, rest + other, rest)
+
+
+def promoted(target: Any) -> Callable[..., Any]:
+    """The same with the tensor cast first, by the overload that is not being decomposed."""
+    packet = target.overloadpacket
+    twin = packet.Scalar if target is packet.Tensor else packet.Tensor
+
+    def call(self: Tensor, other: Any, alpha: Any = 1) -> Any:
+        cast = self.to(torch.result_type(self, other))
+        return twin(cast, other, alpha) if twin is packet.Scalar else twin(cast, other, alpha=alpha)
+
+    return call
+
+
+def exp2(self: Tensor) -> Tensor:
+    return torch.pow(2.0, self)
+
+
+def signbit(self: Tensor) -> Tensor:
+    """Zeros have signs, too: those of their reciprocals. A NaN counts as positive."""
+    return (self < 0) | ((self == 0) & (self.reciprocal() < 0)) if self.is_floating_point() else self < 0
+
+
+def angle(self: Tensor) -> Tensor:
+    real = self.to(torch.result_type(self, 1.0))
+    return torch.where(real.isnan(), real, torch.where(real < 0, math.pi, 0.0).to(real.dtype))
+
+
+def fmax(self: Tensor, other: Tensor) -> Tensor:
+    return torch.where(self.isnan(), other, torch.where(other.isnan(), self, torch.maximum(self, other)))
+
+
+def fmin(self: Tensor, other: Tensor) -> Tensor:
+    return torch.where(self.isnan(), other, torch.where(other.isnan(), self, torch.minimum(self, other)))
+
+
+def hypot(self: Tensor, other: Tensor) -> Tensor:
+    """Scaled by the larger one, so that no square overflows."""
+    most, least = torch.maximum(self.abs(), other.abs()), torch.minimum(self.abs(), other.abs())
+    length = torch.where(most == 0, most, most * (1 + (least / most) ** 2).sqrt())
+    return torch.where(self.isinf() | other.isinf(), math.inf, length)
+
+
+def of_scalar(self: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+    """amax and amin of a tensor without dimensions."""
+    if self.dim():
+        raise NotImplementedError("only tensors without dimensions are put together from others")
+    return self.clone()
+
+
+def sum_of_scalar(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """sum of a tensor without dimensions, along one of them all the same."""
+    plain = self.dtype if self.is_floating_point() or self.is_complex() else torch.int64
+    return of_scalar(self.to(dtype or plain))
+
+
+def sort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = True) -> tuple[Tensor, Tensor]:
+    """Stable, NaN last: an element's place is the number of those that come before it."""
+    if not self.dim():
+        return self.clone(), torch.zeros((), dtype=torch.int64)
+    x = self.transpose(dim, -1)
+    size = x.shape[-1]
+    if not isinstance(self.numel() * size, int) or self.numel() * size > SORTED:
+        raise NotImplementedError(f"sorting compares all pairs, up to {SORTED}, and these are more")
+    mine, theirs = x.unsqueeze(-1), x.unsqueeze(-2)
+    before = _is_less(mine, theirs) if descending else _is_less(theirs, mine)
+    equal = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    order = torch.arange(size)
+    places = (before | (equal & (order < order.unsqueeze(-1)))).sum(-1)
+    indices = torch.zeros_like(places).scatter(-1, places, order.expand(places.shape))
+    return x.gather(-1, indices).transpose(dim, -1), indices.transpose(dim, -1)
+
+
+def _is_less(a: Tensor, b: Tensor) -> Tensor:
+    return (a < b) | (b.isnan() & ~a.isnan())
+
+
+def sort_stable(self: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    return sort(self, dim, descending)
+
+
+def median(self: Tensor) -> Tensor:
+    """The lower one of two; NaN if there is one."""
+    ordered = sort(self.reshape(-1))[0]
+    return torch.where(self.isnan().any(), math.nan, ordered[(self.numel() - 1) // 2]).to(self.dtype)
+
+
+def searchsorted(
+    sequence: Tensor,
+    self: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: Any = None,
+    sorter: Any = None,
+) -> Tensor:
+    """The number of boundaries before a value, for which NaN is the largest one."""
+    if sorter is not None:
+        raise NotImplementedError("a sequence that is sorted by indices is not put together from others")
+    bounds, values = sequence.unsqueeze(-2), self.unsqueeze(-1)
+    if sequence.dim() == 1:
+        bounds = sequence
+    after = bounds > values if right or side == "right" else bounds >= values
+    return (~after).sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+
+def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return searchsorted(boundaries, self, out_int32=out_int32, right=right)
+
+
+def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    flat = self.reshape(-1).index_put([index.reshape(-1)], source.reshape(-1), accumulate)
+    return flat.reshape(self.shape)
+
+
+def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    def scale(tensor: Tensor, factor: Any) -> Tensor:
+        factor = factor if self.is_floating_point() else int(factor)
+        return tensor if factor == 1 else tensor * factor
+
+    product = scale(torch.bmm(batch1, batch2).sum(0, dtype=self.dtype), alpha)
+    return product + scale(self, beta) if beta else product
+
+
+def trilinear(
+    i1: Tensor, i2: Tensor, i3: Tensor, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1
+) -> Tensor:
+    def expand(tensor: Tensor, places: Sequence[int]) -> Tensor:
+        for place in places:
+            tensor = tensor.unsqueeze(place)
+        return tensor
+
+    if not i1.is_floating_point():
+        raise NotImplementedError("sums of integers in their own width are not put together from others")
+    product = expand(i1, expand1) * expand(i2, expand2) * expand(i3, expand3)
+    return product.sum(sumdim) if sumdim else product
+
+
+def upsample_bilinear2d(input: Tensor, *args: Any) -> Tensor:
+    """PyTorch's own decomposition, which rounds integers otherwise than eager."""
+    if not input.is_floating_point():
+        raise NotImplementedError("of integers it rounds otherwise")
+    result: Tensor = decomposition_table[aten.upsample_bilinear2d.vec](input, *args)
+    return result
+
+
+def empty(size: Any, *_: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
+    """Every tensor of a program file is dense."""
+    return torch.empty(size, dtype=dtype)
+
+
+def convert_element_type(self: Tensor, dtype: torch.dtype) -> Tensor:
+    return self.to(dtype, copy=True)
+
+
+def scatter_reduce(
+    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if reduce != "sum":
+        raise NotImplementedError(f"the reduction {reduce!r} is not put together from others")
+    start = self if include_self else self.scatter(dim, index, 0)
+    return start.scatter_add(dim, index, src)
+
+
+FORMULAS: dict[Any, Callable[..., Any]] = {
+    aten.remainder.Scalar: remainder,
+    aten.remainder.Tensor: remainder,
+    **{target: promoted(target) for p in (aten.add, aten.sub) for target in (p.Scalar, p.Tensor)},
+    aten.exp2.default: exp2,
+    aten.signbit.default: signbit,
+    aten.angle.default: angle,
+    aten.fmax.default: fmax,
+    aten.fmin.default: fmin,
+    aten.hypot.default: hypot,
+    aten.amax.default: of_scalar,
+    aten.amin.default: of_scalar,
+    aten.sum.dim_IntList: sum_of_scalar,
+    aten.sort.default: sort,
+    aten.sort.stable: sort_stable,
+    aten.median.default: median,
+    aten.searchsorted.Tensor: searchsorted,
+    aten.bucketize.Tensor: bucketize,
+    aten.put.default: put,
+    aten.addbmm.default: addbmm,
+    aten._trilinear.default: trilinear,
+    aten.upsample_bilinear2d.vec: upsample_bilinear2d,
+    aten.empty_permuted.default: empty,
+    aten.empty_strided.default: empty,
+    aten.scatter_reduce.two: scatter_reduce,
+    torch.ops.prims.convert_element_type.default: convert_element_type,
+}
