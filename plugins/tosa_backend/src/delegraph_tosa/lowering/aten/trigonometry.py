@@ -16,7 +16,7 @@ from ...ir.graph import Value
 from ..builder import Tosa
 from ..promotion import floating_value, promoted
 from ..registry import lowers
-from .elementwise import sqrt
+from .elementwise import quotient_of, sqrt
 from .exponential import log1p_of
 from .special_values import is_negative
 
@@ -77,7 +77,7 @@ def atan2(t: Tosa, self: Value, other: Value) -> Value:
     y, x = floating_value(t, left), floating_value(t, right)
     both_infinite = t.logical_and(t.equal(t.abs(x), inf), t.equal(t.abs(y), inf))
     both_zero = t.logical_and(t.equal(x, 0), t.equal(y, 0))
-    ratio = t.mul(t.abs(y), t.reciprocal(t.abs(x)))
+    ratio = quotient_of(t, t.abs(y), t.abs(x))
     ratio = t.select(both_infinite, 1.0, t.select(both_zero, 0.0, ratio))
     angle = atan_of(t, ratio)
     full = t.select(is_negative(t, x), t.sub(pi, angle), angle)
