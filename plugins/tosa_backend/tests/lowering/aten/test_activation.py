@@ -18,6 +18,7 @@ for name in ("relu", "relu6", "hardtanh", "hardsigmoid", "leaky_relu", "elu"):
 FAMILY.cases("rrelu", F.rrelu, randn(2, 3), EDGES)
 FAMILY.cases("celu", lambda x: F.celu(x, 0.4), randn(2, 3), EDGES)
 FAMILY.cases("softplus", lambda x: F.softplus(x, 2, 5), randn(2, 3) * 3, randn(9).abs() - 5, torch.tensor([-13.0]))
+FAMILY.cases("mish", F.mish, randn(2, 3), half(2, 5) * 5, EDGES, torch.tensor(-30.0), torch.tensor(7.9), spec=FP)
 FAMILY.cases("gelu-tanh", lambda x: F.gelu(x, approximate="tanh"), randn(2, 3))
 for slope in (0.0, 0.3, 1.0, 2.0, -0.5):
     FAMILY.cases(f"slope{slope}", lambda x, s=slope: F.leaky_relu(x, s), randn(2, 3), torch.tensor([1.0, -inf, nan]))

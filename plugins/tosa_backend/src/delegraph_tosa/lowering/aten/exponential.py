@@ -41,7 +41,9 @@ def log1p_of(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 2 to the power x. POW is not defined for exponents that are no numbers, or infinite"""
+    """[*S] -> [*S]; 2 to the power x, to 2e-6 of the value (see power.py). POW is not defined for exponents that are no
+    numbers, or infinite
+    """
     x = floating_value(t, self)
     number = t.equal(x, x)
     power = t.pow(2, t.clamp(t.select(number, x, 0), -256, 256))

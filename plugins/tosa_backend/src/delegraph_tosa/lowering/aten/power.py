@@ -1,6 +1,7 @@
 """Powers.
 
-POW is not defined for what is no positive number: signs, zeros, infinities and NaN are dealt with around it.
+POW is not defined for what is no positive number: signs, zeros, infinities and NaN are dealt with around it. Its error
+grows with the exponent y log x of the result: of the reference model it is 2e-6 of the value at 1e8 and 1e-5 at 1e30.
 """
 
 from __future__ import annotations
