@@ -53,7 +53,10 @@ def lower(
         chosen,
         sources=sources,
         transforms=dict.fromkeys(sources, transforms),
-        rounds=[Round(name, dict.fromkeys(sources, partitioner)) for name, partitioner in named],
+        rounds=[
+            Round(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
+            for given, (name, partitioner) in zip(backends, named, strict=True)
+        ],
         executor=executor,
         notifies=True,
     )
@@ -62,10 +65,12 @@ def lower(
     if on_missing_runtime == "eager":
         report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
     if require_full and report.host_operators:
-        rows = "".join(f"\n  {row}" for row in report.refusals)
         count = "1 operator is" if report.host_operators == 1 else f"{report.host_operators} operators are"
+        text = "\n  ".join([f"{count} left to the host:", *map(str, report.causes)])
         hint = "without require_full the host runs them"
-        raise NotFullyDelegated("not-fully-delegated", f"{count} left to the host:{rows}", hint=hint)
+        error = NotFullyDelegated("not-fully-delegated", text, hint=hint)
+        error.report = report
+        raise error
     eager = {method: source.program for method, source in sources.items()}
     result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, on_missing_runtime)
     report.notes += chosen.notify("delegraph_after_lower", result)

@@ -128,7 +128,9 @@ class Unsupported(DelegraphError, RuntimeError):
 
 
 class NotFullyDelegated(Unsupported):
-    """``require_full`` was asked for and operators were left; the message lists all of them."""
+    """``require_full`` was asked for and operators were left; the message lists all, and ``report`` is the report."""
+
+    report: Any = None
 
 
 class OptionError(DelegraphError, ValueError):

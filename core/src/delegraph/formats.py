@@ -250,7 +250,7 @@ class DelegateFormat(ProgramFormat):
         """The blob. Raises InputError unless one delegate of the backend is the whole program."""
         if options:
             raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
-        count, host = len(program.delegates), program.host_operators
+        count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
         if count != 1 or host:
             text = f"the file holds one delegate and no host operator; this program has {count} and {host}"
             hint = "save each with lowered.delegates[k].save(path); the report says what stayed on the host, and why"
@@ -265,3 +265,11 @@ class DelegateFormat(ProgramFormat):
     def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
         """The delegate as the method ``forward``: it takes its inputs one by one and returns a tuple."""
         return {"forward": load_delegate(cls.backend_id, path.read_bytes())}
+
+
+def _computed_sizes(program: ProgramContents) -> int:
+    """Numbers that the host computes of the sizes of tensors; they are no operators, and yet a part of the program."""
+    import torch
+
+    nodes = (n for method in program.methods for n in program.exported_program(method).graph.nodes)
+    return sum(n.op == "call_function" and isinstance(n.meta.get("val"), torch.SymInt) for n in nodes)

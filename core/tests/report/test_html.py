@@ -27,7 +27,7 @@ from delegraph.report.drawing.condense import LARGEST, STRETCHES
 from delegraph.report.drawing.layout import lay_out
 from delegraph.report.html import BOXES
 from delegraph.report.model import Report
-from delegraph.report.rows import RefusalRow
+from delegraph.report.rows import Cause, RefusalRow, Rows
 from delegraph.source import Source
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,6 +187,7 @@ def test_names_from_the_model_are_never_markup():
     made = lowered({EVIL: Bad().eval()}, {EVIL: (torch.ones(4),)}, [taking(["relu"], "First", EVIL)])
     report, line = made.report, EVIL.replace("\n", "")
     refusal = report.refusals[0]
+    assert report.causes[0].refusals == (refusal,)
     object.__setattr__(refusal, "operator", EVIL)
     object.__setattr__(refusal, "source", Source(f"/{EVIL}", 7, EVIL, EVIL))
     for node in made.exported_program(EVIL).graph.nodes:
@@ -204,7 +205,7 @@ def test_names_from_the_model_are_never_markup():
         "at /" + SHOWN.replace("\\n", "") + ".py:7",
     ):
         assert any(said in t for t in titles), said
-    [row] = [r for r in rows_of(root, ["calls"]) if r["operator"] == SHOWN]
+    [row] = [r for r in rows_of(root, ["operators", "which"]) if r["which"] == f"{refusal.count} x {SHOWN}"]
     assert row["why"] == f"CapabilityPartitioner: {SHOWN}"
     assert row["first at"] == f"/{SHOWN}:7, in {SHOWN} {SHOWN}"
     [delegate] = rows_of(root, ["delegate"])
@@ -264,13 +265,14 @@ def test_every_delegate_has_a_row(report):
 
 
 def test_every_refusal_has_its_count_its_reasons_and_its_first_line(report):
-    rows = rows_of(tree(report.to_html()), ["calls", "operator", "why", "first at"])
+    rows = rows_of(tree(report.to_html()), ["operators", "which", "why", "first at"])
     assert {r.operator for r in report.refusals} == {"aten.sum.dim_IntList", "aten.split.Tensor", "aten.sort.default"}
     for refusal in report.refusals:
-        [row] = [r for r in rows if r["operator"] == refusal.operator and r["calls"] == str(refusal.count)]
-        assert f"{refusal.backend}: {refusal.reason}" in row["why"]
+        shown = f"{refusal.count} x {refusal.operator}", f"{refusal.backend}: {refusal.reason}"
+        row = next(r for r in rows if (r["which"], r["why"]) == shown)
+        assert row["operators"] == str(refusal.count)
         assert row["first at"].startswith(f"{refusal.source.place}, in forward {refusal.source.code}"[:60])
-    assert ("2", "aten.sort.default") in {(r["calls"], r["operator"]) for r in rows}
+    assert "2 x aten.sort.default" in {r["which"] for r in rows}
 
 
 def test_times_of_a_delegate_are_shown_where_they_were_measured():
@@ -485,7 +487,7 @@ def test_the_page_of_a_large_program_is_small_and_its_tables_are_whole():
     page = report.to_html()
     root = check_page(page)
     assert len(rows_of(root, ["delegate"])) == len(report.delegates) == 800
-    assert [r["calls"] for r in rows_of(root, ["calls"])] == ["800"]
+    assert [r["operators"] for r in rows_of(root, ["operators", "which"])] == ["800"]
     assert len(page) < 3_000_000 and page.count("<rect") < LARGEST + BOXES + 10
     assert re.search(r"Condensed from 1,602 boxes to \d+: stretches of up to 5 operators", page)
     assert re.search(r"The inside of \d+ more is not drawn", page)
@@ -580,6 +582,8 @@ def test_text_on_a_terminal_moves_no_cursor():
     row = RefusalRow(
         "forward", "my.op\x1b[2J", "acme", "no\u202e reason\x07", 1, Source("a.py", 3, "f", "x = \x1b]0;title")
     )
-    shown = Report(refusals=[row], host={"forward": {"my.op": 1}}, notes=["a\rb"]).to_text()
+    cause = Cause("forward", "acme", row.reason, "do \x1b", "", (row,))
+    shown = Report(Rows(host={"forward": {"my.op": 1}}, causes=[cause]), ["a\rb"]).to_text()
+    assert "hint: do \\x1b" in shown
     assert "1 x my.op\\x1b[2J  acme: no\\u202e reason\\x07\n" in shown and "a\\rb" in shown
     assert all(c.isprintable() or c == "\n" for c in shown)

@@ -21,10 +21,11 @@ from ..errors import ContractViolation
 from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
 from ..program.types import Transform
-from ..report.build import build_report
+from ..report.build import build_rows
 from ..report.collect import reasons_of
 from ..report.model import Report
-from ..report.rows import Reasons, ReportOrigin
+from ..report.rows import Reasons, ReportOrigin, Rows
+from .asked import Asked
 from .decompose.on_demand import Decomposer, rebuild
 from .delegate.compile import compile_all
 from .delegate.extract import begin_work
@@ -40,10 +41,14 @@ from .subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put
 
 
 class Round(NamedTuple):
-    """One backend's turn: its name for the report, and its partitioner for each method that it is asked about."""
+    """One backend's turn: its name for the report, and its partitioner for each method that it is asked about.
+
+    ``own``: the partitioners were made for this lowering, so that its report may ask them again, whenever it is read.
+    """
 
     name: str
     partitioners: Mapping[str, Partitioner]
+    own: bool = False
 
 
 @dataclass
@@ -73,15 +78,21 @@ class Lowering:
     decomposer: Decomposer = field(default_factory=Decomposer)
     delegates: list[DelegateInfo] = field(default_factory=list)
     reasons: dict[str, Reasons] = field(default_factory=dict)
+    asked: Asked = field(default_factory=Asked)
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def report(self) -> Report:
         """What went where so far, in the rounds up to the current one."""
         backends = [r.name for r in self.rounds[: self.turn + 1]]
-        origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends)
-        nodes = {method: all_nodes(program.graph_module) for method, program in self.programs.items()}
-        return build_report(origin, nodes, self.registry, self.notes, self.seconds)
+        origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.asked)
+        registry = self.registry
+
+        def rows() -> Rows:
+            nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
+            return build_rows(origin, nodes, registry)
+
+        return Report(rows, self.notes, self.seconds, origin)
 
 
 def _export(lowering: Lowering) -> None:
@@ -148,7 +159,8 @@ def _compile(lowering: Lowering) -> None:
 
 
 def _insert(lowering: Lowering) -> None:
-    name = lowering.rounds[lowering.turn].name
+    current = lowering.rounds[lowering.turn]
+    name = current.name
     for method, top in lowering.plans.items():
         handles = next_handles(lowering.programs[method].graph_module)
         lowering.programs[method] = program = insert_delegates(top, lowering.work, handles)
@@ -156,6 +168,8 @@ def _insert(lowering: Lowering) -> None:
         lowering.delegates += [w.info(places[w.module]) for w in lowering.work if w.method == method]
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
+        if current.own:
+            lowering.asked.keep(method, name, top, current.partitioners[method])
 
 
 def _finish(lowering: Lowering) -> None:

@@ -24,7 +24,7 @@ from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo, MethodPrograms, delegates_of
 from ..program.files import FileFormat
 from ..program.types import Transform
-from ..report.collect import host_calls
+from ..report.collect import left_operators
 from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
@@ -90,7 +90,7 @@ class EdgeProgramManager(MethodPrograms):
     @property
     def host_operators(self) -> int:
         """Number of the operators that no delegate computes."""
-        return sum(len(host_calls(all_nodes(p.graph_module))) for p in self._programs.values())
+        return sum(len(left_operators(all_nodes(p.graph_module))) for p in self._programs.values())
 
     def transform(self, passes: Passes) -> EdgeProgramManager:
         """Run passes, one or several, on every method, or by method. Each gets a copy of its own."""

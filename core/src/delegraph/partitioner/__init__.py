@@ -3,7 +3,7 @@
 from .canonical import AllNodePartitioner, PatternPartitioner, matches
 from .capability import CapabilityPartitioner, NodeLists, Support, WhyNot
 from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
-from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
+from .contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
 from .tagging import tag_constant_data, tag_mutated_buffer
 from .wrapping import WrappingPartitioner
 
@@ -18,6 +18,7 @@ __all__ = [
     "PartitionResult",
     "Partitioner",
     "PatternPartitioner",
+    "Reason",
     "Refusal",
     "Support",
     "WhyNot",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 from ..backend import CompileSpec
 
@@ -38,13 +38,48 @@ class DelegationSpec(_DelegationSpec):
         return super().__new__(cls, backend_id, specs)
 
 
+Unless = Union["torch.dtype", Literal["static"]]
+"""What would have to be otherwise: the element type of a value, or sizes that are known at run time only."""
+
+
+class Reason(str):
+    """Why a node stays behind, in the user's terms. Wherever a reason is a str, it may be one of these, which say more.
+
+    ``hint``: what the user can do about it, in the program, its inputs or an option. ``cause``: a key that users do not
+    see; reasons that share it are one row of the report, whatever their texts. Without it, an operator and a text are.
+    ``of``: the operand that the reason is about. If that is refused for the same cause, the row is the operand's.
+    ``unless``: this type of ``of``, or ``"static"`` sizes; the report says how many operators would be taken then,
+    by asking again.
+    """
+
+    hint: str
+    cause: str
+    of: Node | None
+    unless: Unless | None
+
+    def __new__(
+        cls, text: str, *, hint: str = "", cause: str = "", of: Node | None = None, unless: Unless | None = None
+    ) -> Reason:
+        reason = super().__new__(cls, text)
+        reason.hint, reason.cause, reason.of, reason.unless = str(hint), str(cause), of, unless
+        return reason
+
+
 @dataclass
 class Refusal:
-    """A node that stays behind, and why, in the user's terms. ``final``: it is not to be decomposed either."""
+    """A node that stays behind, and why, in the user's terms. ``final``: it is not to be decomposed either.
+
+    ``reason`` may be a ``Reason``, with what the user can do about it.
+    """
 
     node: Node
     reason: str
     final: bool = False
+
+    @property
+    def hint(self) -> str:
+        """What the user can do about it; "" if the backend does not say."""
+        return getattr(self.reason, "hint", "")
 
 
 @dataclass

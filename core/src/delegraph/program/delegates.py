@@ -91,7 +91,10 @@ class MethodPrograms:
 
 @dataclass(frozen=True)
 class DelegateInfo:
-    """One delegate of a lowered program: its place, its border, the calls that it stands for."""
+    """One delegate of a lowered program: its place, its border, and ``nodes``, the operators that it stands for.
+
+    What unpacks results and computes sizes is not among these; a report counts the same.
+    """
 
     method: str
     name: str

@@ -1,33 +1,27 @@
-"""Building the report of a lowering."""
+"""Building the rows of a report, which happens when it is read: a lowering does not wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
 from ..discovery.registry import Registry
 from ..program.delegates import DelegateInfo
-from .collect import count_operators, host_calls, refusal_rows
-from .model import Report
-from .rows import DelegateRow, ReportOrigin
+from .causes import find_causes
+from .collect import count_operators, left_operators
+from .rows import DelegateRow, ReportOrigin, Rows
 
 
-def build_report(
-    origin: ReportOrigin,
-    nodes: Mapping[str, Iterable[Node]],
-    registry: Registry,
-    notes: Sequence[str],
-    seconds: dict[str, float],
-) -> Report:
-    """The report of the programs and delegates in ``origin``; ``nodes``: those of each method, subgraphs included."""
-    report = Report(notes=list(notes), seconds=seconds, origin=origin)
-    report.delegates = [_delegate_row(info, registry) for info in origin.delegates]
+def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], registry: Registry) -> Rows:
+    """Rows for the programs and delegates in ``origin``; ``nodes``: those of each method, subgraphs included."""
+    rows = Rows([_delegate_row(info, registry) for info in origin.delegates])
     for method in origin.programs:
-        left = host_calls(nodes[method])
-        report.host[method] = count_operators(left)
-        report.refusals += refusal_rows(method, left, origin.reasons.get(method, {}), origin.backends)
-    return report
+        left = left_operators(nodes[method])
+        rows.host[method] = dict(Counter(one.operator for one in left))
+        rows.causes += find_causes(method, left, origin)
+    return rows
 
 
 def _delegate_row(info: DelegateInfo, registry: Registry) -> DelegateRow:

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
-from ..source import source_of
-from .rows import Reasons, RefusalRow
+from .rows import Reasons
+
+aten = torch.ops.aten
+LEFT = "left_to_host"
+"""Metadata of what a call is decomposed to for the host alone: the handle, name and operator of that call."""
+_NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
+_NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
+_NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
 
 
 def host_calls(nodes: Iterable[Node]) -> list[Node]:
-    """Calls that the host computes: not delegates, nor what unpacks them or casts at their border."""
+    """Calls that the host makes: not delegates, nor what unpacks them or casts at their border."""
     moved: set[Node] = set()
     computed: list[Node] = []
     for node in (n for n in nodes if n.op == "call_function"):
-        unpacks = getattr(node.target, "__name__", "") == "getitem" and node.args[0] in moved
-        if node.target is CALL_DELEGATE or "boundary" in node.meta or unpacks:
+        if node.target is CALL_DELEGATE or "boundary" in node.meta or unpacked(node) in moved:
             moved.add(node)
         else:
             computed.append(node)
     return computed
+
+
+def unpacked(node: Node) -> Node | None:
+    """The node that ``node`` takes one of several results of; None if it computes."""
+    return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], Node) else None
 
 
 def operator_name(node: Node) -> str:
@@ -35,10 +47,35 @@ def operator_name(node: Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
+def is_operator(node: Node) -> bool:
+    """Whether a call counts as an operator: not what unpacks results, nor arithmetic and checks of symbolic sizes."""
+    if node.target in _NO_OPERATORS:
+        return False
+    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return any(isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes)
+    return True
+
+
 def count_operators(nodes: Iterable[Node]) -> dict[str, int]:
-    """Operator -> number of calls; unpacking results is no operator."""
-    names = (operator_name(n) for n in nodes)
-    return dict(Counter(name for name in names if name != "getitem"))
+    """Operator -> number of calls."""
+    return dict(Counter(operator_name(n) for n in nodes if is_operator(n)))
+
+
+class Left(NamedTuple):
+    """An operator that is left to the host: its name, and the first of the calls that it has become there."""
+
+    operator: str
+    node: Node
+
+
+def left_operators(nodes: Iterable[Node]) -> list[Left]:
+    """The operators that are left to the host. What the host decomposes is one, as backends were asked about it."""
+    found: dict[Any, Left] = {}
+    for node in host_calls(nodes):
+        if is_operator(node):
+            whole = node.meta.get(LEFT)
+            found.setdefault(whole or node, Left(whole[-1] if whole else operator_name(node), node))
+    return list(found.values())
 
 
 NOT_TAGGED = "not tagged by its partitioner"
@@ -50,36 +87,29 @@ def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
     return {(backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason for r in refusals}
 
 
-def refusal_rows(method: str, left: Sequence[Node], reasons: Reasons, backends: Sequence[str]) -> list[RefusalRow]:
-    """One row for each operator, backend and reason.
+class Refused(NamedTuple):
+    """An operator that a backend was asked about and did not take, why, and the operator that it is a part of."""
 
-    What was decomposed for the host alone counts once, as the operator that the backend was asked about.
-    """
-    calls: dict[tuple[str, str, str], dict[Any, Node]] = {}
-    for node in left:
-        if operator_name(node) != "getitem":
-            for backend in backends:
-                op, why = _refused(node, backend, reasons)
-                one = node if op == operator_name(node) else node.meta["debug_handle"]
-                calls.setdefault((op, backend, why), {}).setdefault(one, node)
-    rows = []
-    for (op, backend, why), nodes in calls.items():
-        first = next(filter(None, map(source_of, nodes.values())), None)
-        rows.append(RefusalRow(method, op, backend, why, len(nodes), first))
-    return rows
+    operator: str
+    reason: str
+    part_of: str
 
 
-def _refused(node: Node, backend: str, reasons: Reasons) -> tuple[str, str]:
-    """The operator that ``backend`` refused here, and why: that of ``node``, or one that was decomposed to it."""
+def refused(node: Node, backend: str, reasons: Reasons) -> Refused:
+    """What ``backend`` refused here: ``node``, a call of the host, or an operator that was decomposed to it."""
     around: tuple[str, ...] = node.meta.get("decomposed_from", ())
     for depth, op in enumerate((operator_name(node), *reversed(around))):
         why = reasons.get((backend, node.meta.get("debug_handle", 0), op))
         if why is not None:
-            return op, f"{why} (part of {around[0]})" if around[: len(around) - depth] else why
-    return around[0] if around else operator_name(node), NOT_TAGGED
+            return Refused(op, why, around[0] if around[: len(around) - depth] else "")
+    return Refused(around[0] if around else operator_name(node), NOT_TAGGED, "")
 
 
-def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(Operator, backend, reason) of every backend that was asked about ``node``, a call of the host, and refused."""
-    refused = [(backend, *_refused(node, backend, reasons)) for backend in backends]
-    return [(op, backend, why) for backend, op, why in refused]
+def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tuple[str, str]]:
+    """(Backend, reason) of every backend that was asked about ``node``, a call of the host, and refused."""
+    return [(backend, in_full(refused(node, backend, reasons))) for backend in backends]
+
+
+def in_full(found: Refused) -> str:
+    """The reason, with the operator around."""
+    return f"{found.reason} (part of {found.part_of})" if found.part_of else found.reason

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from ..exported_program import CALL_DELEGATE, constant_placeholders, placeholders
 from ..program.lowered_module import LoweredBackendModule
 from ..source import source_of
-from .collect import NOT_TAGGED, host_calls, operator_name, refused_by
+from .collect import NOT_TAGGED, host_calls, operator_name, refused_by, unpacked
 from .drawing import Box, Picture, Wire
 from .rows import DelegateRow, format_size, most_frequent, pluralize
 
@@ -112,8 +112,8 @@ class _Graph:
 
     def unpack(self, node: Node) -> bool:
         """Whether ``node`` takes one of several results; then it is no box, but a value of the box that made them."""
-        maker = node.args[0] if getattr(node.target, "__name__", "") == "getitem" else None
-        if not isinstance(maker, Node) or maker not in self.box_of:
+        maker = unpacked(node)
+        if maker not in self.box_of:
             return False
         self.box_of[node] = self.box_of[maker]
         return True
@@ -183,8 +183,8 @@ class _Host(_Graph):
         origin = self.method.origin
         refusals = refused_by(node, origin.reasons.get(self.method.method, {}), origin.backends)
         if self.is_subgraph:  # it need not have been offered to backends
-            refusals = [r for r in refusals if r[2] != NOT_TAGGED]
-        tooltip = [*describe(node, self.hidden), *(f"refused by {who}: {why}" for _, who, why in refusals)]
+            refusals = [r for r in refusals if r[1] != NOT_TAGGED]
+        tooltip = [*describe(node, self.hidden), *(f"refused by {who}: {why}" for who, why in refusals)]
         held = [(n.name, _fetch(self.root, n)) for n in node.all_input_nodes]
         subgraphs = [(name, module) for name, module in held if isinstance(module, GraphModule)]
         ids = [self.method.draw(f"{name}, a body of {node.name}", module) for name, module in subgraphs]
@@ -199,8 +199,9 @@ class _Host(_Graph):
                 self.connect([value], self.add(_border("output", name, value)))
 
 
-def _inside(row: DelegateRow, nodes: Sequence[Node], tone: int) -> Picture:
+def _inside(row: DelegateRow, operators: Sequence[Node], tone: int) -> Picture:
     """The operators of a delegate between its inputs and its outputs."""
+    nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
     graph, mine = _Graph(), set(nodes)
     names = {a.name for a in row.inputs}
     around = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in mine)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..source import Source
 from .drawing import TONES, condense, figure, head, swatch, text
 from .graphs import Drawn, MethodPictures, method_pictures, tones
-from .rows import SCHEMA, DelegateRow, RefusalRow, format_seconds, format_size, most_frequent, pluralize
+from .rows import SCHEMA, Cause, DelegateRow, format_seconds, format_size, most_frequent, pluralize
 
 if TYPE_CHECKING:
     from .model import Report
@@ -92,12 +92,12 @@ class _Page:
         counts = self.report.host[method]
         if not counts:
             return
-        rows = _refusals(r for r in self.report.refusals if r.method == method)
+        rows = [_cause(cause) for cause in self.report.causes if cause.method == method]
         yield "<h3>Left to the host</h3>\n"
-        heads = ("calls", "operator", "why", "first at")
+        heads = ("operators", "which", "why", "first at")
         yield _table(heads, rows, "number", "text", "text", "text") if rows else "<p>No backend was asked.</p>\n"
         every = [f"{n} x {op}" for op, n in most_frequent(counts)]
-        yield f"<details><summary>What the host runs: {pluralize(sum(counts.values()), 'operator')}</summary>\n"
+        yield f"<details><summary>All of them: {pluralize(sum(counts.values()), 'operator')}</summary>\n"
         yield f"<p>{_lines(every)}</p></details>\n"
 
     def _notes(self) -> Iterator[str]:
@@ -156,16 +156,12 @@ def _delegate(row: DelegateRow, inside: str, extra: Sequence[str]) -> list[str]:
     return [*cells, *(_lines(shown[e]) for e in extra)]
 
 
-def _refusals(rows: Iterable[RefusalRow]) -> list[list[str]]:
-    """One row for the same calls, with what each backend said of them."""
-    reasons: dict[tuple[int, str, Source | None], list[str]] = {}
-    for row in rows:
-        why = f"<li><b>{text(row.backend)}</b>: {text(row.reason)}</li>"
-        reasons.setdefault((row.count, row.operator, row.source), []).append(why)
-    return [
-        [f"{count:,}", _code(operator), f"<ul>{''.join(why)}</ul>", _where(source)]
-        for (count, operator, source), why in reasons.items()
-    ]
+def _cause(cause: Cause) -> list[str]:
+    """One row for a cause: its operators, the reason and what to do about it, the first line concerned."""
+    listed = [f"{n} x {op}" for op, n in most_frequent(cause.operators)]
+    remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
+    why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (f"<ul>{remarks}</ul>" if remarks else "")
+    return [f"{cause.count:,}", _cell(listed, pluralize(len(listed), "kind")), why, _where(cause.source)]
 
 
 def _where(source: Source | None) -> str:

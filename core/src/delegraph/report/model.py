@@ -2,31 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..io.escape import printable
-from .rows import SCHEMA, DelegateRow, RefusalRow, ReportOrigin, format_seconds, pluralize
+from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, pluralize
 
 
-@dataclass
 class Report:
     """What one lowering did; ``print`` it, or take ``to_json()`` or ``to_html()``.
 
-    For its pictures it keeps the programs alive (``origin``); ``report.origin = ReportOrigin()`` releases them.
+    ``rows`` are made when the report is first read. Until ``release`` it keeps the programs alive, for its pictures.
     """
 
-    delegates: list[DelegateRow] = field(default_factory=list)
-    host: dict[str, dict[str, int]] = field(default_factory=dict)
-    refusals: list[RefusalRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    origin: ReportOrigin = field(default_factory=ReportOrigin, repr=False, compare=False)
+    def __init__(
+        self,
+        rows: Rows | Callable[[], Rows] | None = None,
+        notes: Sequence[str] = (),
+        seconds: Mapping[str, float] | None = None,
+        origin: ReportOrigin | None = None,
+    ) -> None:
+        self._source = Rows() if rows is None else rows
+        self._lock = threading.Lock()
+        self.notes, self.seconds = list(notes), dict(seconds or {})
+        self.origin = origin or ReportOrigin()
+
+    @property
+    def rows(self) -> Rows:
+        """All rows."""
+        with self._lock:
+            if not isinstance(self._source, Rows):
+                self._source = self._source()
+            return self._source
+
+    @property
+    def delegates(self) -> list[DelegateRow]:
+        """One row for each delegate."""
+        return self.rows.delegates
+
+    @property
+    def host(self) -> dict[str, dict[str, int]]:
+        """Method -> operator -> how many of it were left to the host."""
+        return self.rows.host
+
+    @property
+    def causes(self) -> list[Cause]:
+        """Why operators were left to the host: of each method and backend, those first that cost most."""
+        return self.rows.causes
+
+    @property
+    def refusals(self) -> list[RefusalRow]:
+        """The same by operator and reason."""
+        return [row for cause in self.causes for row in cause.refusals]
+
+    def release(self) -> None:
+        """Make the rows, and let go of the programs."""
+        if self.rows:
+            self.origin = ReportOrigin()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Report) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_source": self.rows, "notes": self.notes, "seconds": self.seconds, "origin": self.origin}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     @property
     def host_operators(self) -> int:
-        """How many calls the host runs, over all methods; moving values in and out of delegates does not count."""
+        """How many operators were left to the host, over all methods.
+
+        One that the host decomposes counts once; unpacking, sizes, and moving values to and from delegates do not.
+        """
         return sum(sum(counts.values()) for counts in self.host.values())
 
     @property
@@ -41,7 +92,8 @@ class Report:
             "host_operators": self.host_operators,
             "delegates": [row.to_json() for row in self.delegates],
             "host": {m: dict(sorted(counts.items())) for m, counts in self.host.items()},
-            "refusals": [row.to_json() for row in self.refusals],
+            "causes": [cause.to_json() for cause in self.causes],
+            "refusals": [{**r.to_json(), "cause": k} for k, cause in enumerate(self.causes) for r in cause.refusals],
             "notes": list(self.notes),
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
         }
@@ -83,11 +135,11 @@ class Report:
             if verbose:
                 yield from (f"      {line}" for line in row.details())
                 yield from [f"      {_times(row.seconds)}"] if row.seconds else []
-        refusals = [row for row in self.refusals if row.method == method]
+        causes = [cause for cause in self.causes if cause.method == method]
         if self.host[method]:
             operators = pluralize(sum(self.host[method].values()), "operator")
-            yield "  left to the host:" + ("" if refusals else f" {operators}; no backend was asked")
-        yield from (f"    {row}" for row in refusals)
+            yield "  left to the host:" + ("" if causes else f" {operators}; no backend was asked")
+        yield from (f"    {cause}" for cause in causes)
 
 
 def _times(seconds: Mapping[str, float]) -> str:

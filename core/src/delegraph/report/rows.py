@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..partitioner.contract import Reason
 from ..program.lowered_module import Argument
 from ..source import Source
 
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 SCHEMA = "delegraph.report/1"
 
 Reasons = dict[tuple[str, int, str], str]
-"""(Backend, debug handle, operator) -> why the backend refused it. What a call is decomposed to shares its handle."""
+"""(Backend, debug handle, operator) -> why the backend refused it, which may be a ``Reason``.
+
+What a call is decomposed to shares its handle.
+"""
+WhatIf = Callable[[str, str, Reason], "frozenset[int] | None"]
+"""(Method, backend, reason) -> handles that the backend refuses where the reason does not hold; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class DelegateRow:
 
 @dataclass(frozen=True)
 class RefusalRow:
-    """Calls of one operator that stayed on the host for one reason: how many, and the first of them."""
+    """Operators of one kind that stayed on the host for one reason: how many, and the first of them."""
 
     method: str
     operator: str
@@ -76,16 +83,82 @@ class RefusalRow:
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
         named = {k: getattr(self, k) for k in ("method", "operator", "backend", "reason", "count")}
-        source = self.source
-        return {**named, "source": source and {"file": source.file, "line": source.line, "code": source.code}}
+        return {**named, "source": _place(self.source)}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What keeps operators from a backend, and all operators that it keeps, a row for each kind and reason.
+
+    ``reason`` is that of the operator at which it begins; what only passes it on has its own in ``refusals``. ``hint``:
+    what to do about it, if the backend says so. ``behind``: the operator that this comes from, if that is left to the
+    host for a cause of its own; else "". ``frees``: how many operators the backend would take without this cause; None
+    if it was not asked.
+    """
+
+    method: str
+    backend: str
+    reason: str
+    hint: str
+    behind: str
+    refusals: tuple[RefusalRow, ...]
+    frees: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many operators it keeps on the host."""
+        return sum(row.count for row in self.refusals)
+
+    @property
+    def operators(self) -> dict[str, int]:
+        """Operator -> how many of it."""
+        total: Counter[str] = Counter()
+        for row in self.refusals:
+            total[row.operator] += row.count
+        return dict(total)
+
+    @property
+    def source(self) -> Source | None:
+        """The first line of the user's program that is concerned."""
+        return next((row.source for row in self.refusals if row.source), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary of plain values."""
+        named = {k: getattr(self, k) for k in ("method", "backend", "reason", "hint", "behind", "count", "frees")}
+        return {**named, "operators": dict(sorted(self.operators.items())), "source": _place(self.source)}
+
+    @property
+    def remarks(self) -> list[str]:
+        """What there is to say besides operators and reason, a line each."""
+        freed = f"without that {self.backend} takes {self.frees} of them" if self.frees is not None else ""
+        behind = f"goes away with {self.behind}, which is left to the host itself" if self.behind else ""
+        return [line for line in (behind, f"hint: {self.hint}" if self.hint else "", freed) if line]
 
     def __str__(self) -> str:
-        where = f"\n      first at {self.source}" if self.source else ""
-        return f"{self.count} x {self.operator}  {self.backend}: {self.reason}{where}"
+        listed = most_frequent(self.operators)
+        shown = f"{listed[0][1]} x {listed[0][0]}" if len(listed) == 1 else pluralize(self.count, "operator")
+        lines = [f"first at {self.source}"] if self.source else []
+        lines += self.remarks
+        if len(listed) > 1:
+            lines.append(", ".join(f"{n} x {op}" for op, n in listed))
+        return "\n      ".join([f"{shown}  {self.backend}: {self.reason}", *lines])
+
+
+def _place(source: Source | None) -> dict[str, Any] | None:
+    return None if source is None else {"file": source.file, "line": source.line, "code": source.code}
+
+
+@dataclass
+class Rows:
+    """All rows of a report. ``host``: method -> operator -> how many of it were left to the host."""
+
+    delegates: list[DelegateRow] = field(default_factory=list)
+    host: dict[str, dict[str, int]] = field(default_factory=dict)
+    causes: list[Cause] = field(default_factory=list)
 
 
 class ReportOrigin:
-    """The programs that the pictures of a report are drawn from, on demand. A pickled report goes without them."""
+    """The programs that the rows and pictures of a report are made from, on demand. A pickled report goes without."""
 
     def __init__(
         self,
@@ -93,9 +166,11 @@ class ReportOrigin:
         delegates: Sequence[DelegateInfo] = (),
         reasons: Mapping[str, Reasons] | None = None,
         backends: Sequence[str] = (),
+        what_if: WhatIf | None = None,
     ) -> None:
         self.programs, self.delegates = dict(programs or {}), tuple(delegates)
-        self.reasons, self.backends = dict(reasons or {}), tuple(backends)
+        self.reasons, self.backends = {m: dict(r) for m, r in (reasons or {}).items()}, tuple(backends)
+        self.what_if = what_if
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
         return self

@@ -21,6 +21,7 @@ from torch.fx import Node
 from ...discovery.attribution import AtWork
 from ...exported_program import argument_of, build_program, output_node, root_call
 from ...partitioner import Partitioner, Support
+from ...report.collect import LEFT, operator_name
 from ..delegate.partition import Plan
 from ..delegate.plan import make_plan
 from ..subgraphs import rewrite_subgraphs
@@ -66,6 +67,8 @@ class Decomposer:
         """``program``, subgraphs too, with what no backend took in core ATen; operators in ``keep`` stay whole."""
         rewrite_subgraphs(program, lambda subgraph: self.finish(subgraph, keep))
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
+        for node in nodes:
+            node.meta[LEFT] = (node.meta.get("debug_handle", 0), node.name, operator_name(node))
         reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep), at_once=True)
         changed = [n for n in nodes if reducer.decompose(n)]
         return rebuild(program) if changed else program

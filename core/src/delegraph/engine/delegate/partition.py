@@ -14,6 +14,7 @@ from ...errors import ContractViolation
 from ...partitioner.contract import DelegationSpec, Refusal
 from ...program.delegates import DelegateInfo
 from ...program.lowered_module import LoweredBackendModule
+from ...report.collect import is_operator
 from ...source import source_of
 from ..subgraphs import Subgraph
 
@@ -88,7 +89,8 @@ class Work:
 
     def info(self, name: str) -> DelegateInfo:
         """The delegate that the partition has become; ``name`` is where the method's program has it."""
-        return DelegateInfo(self.method, name, self.module, tuple(self.partition.nodes), self.seconds)
+        operators = tuple(filter(is_operator, self.partition.nodes))
+        return DelegateInfo(self.method, name, self.module, operators, self.seconds)
 
 
 def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:

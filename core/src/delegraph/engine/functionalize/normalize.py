@@ -28,6 +28,7 @@ from ...exported_program import (
     root_call,
     validate,
 )
+from ...report.collect import LEFT
 from ...source import source_of
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .retrace import check_retraced, retrace
@@ -156,7 +157,8 @@ class _Copy:
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
         copy = copy_node(self.graph, node, lambda n: self._copies[n])
-        copy.meta.pop("delegation_tag", None)  # of an earlier lowering that this program is a partition of
+        for key in ("delegation_tag", LEFT):  # of an earlier lowering that this program is a part or result of
+            copy.meta.pop(key, None)
         return copy
 
     def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:

@@ -1,0 +1,124 @@
+"""Asking a backend again: what it would take if the reason for a refusal did not hold.
+
+The program that it was asked about is copied with one thing changed, every value after that gets its new type, and the
+partitioner is asked as in a lowering. Reports do it, when they are read.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputSpec
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from ..errors import DelegraphError
+from ..exported_program import argument_of, build_program, copy_node, output_values, placeholders, root_call
+from ..partitioner import Partitioner
+from ..partitioner.contract import Reason
+from .decompose.on_demand import Decomposer
+from .delegate.partition import Plan
+from .tracing import TRACING, unlogged
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Asked:
+    """By method and backend: the program that was partitioned, and the partitioner."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[ExportedProgram, Partitioner]] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, method: str, backend: str, plan: Plan, partitioner: Partitioner) -> None:
+        """Remember whom to ask, if a reason says what would have to be otherwise. Not where there are subgraphs."""
+        if not plan.inner and any(getattr(r.reason, "unless", None) is not None for r in plan.refusals):
+            self._kept[method, backend] = plan.program, partitioner
+
+    def __call__(self, method: str, backend: str, reason: Reason) -> frozenset[int] | None:
+        """The debug handles of what the backend refuses where ``reason`` does not hold; None if that is not known."""
+        if (method, backend) not in self._kept:
+            return None
+        program, partitioner = self._kept[method, backend]
+        with self._lock, TRACING, unlogged():
+            try:
+                changed = _static(program) if reason.unless == "static" else _retyped(program, reason.of, reason.unless)
+                plan = Decomposer().plan(changed, partitioner)
+            except (_Impossible, DelegraphError):  # the report then says less, and nothing wrong
+                return None
+        return frozenset(r.node.meta.get("debug_handle", 0) for r in plan.refusals)
+
+
+class _Impossible(Exception):
+    """The program cannot be changed so."""
+
+
+def _static(program: ExportedProgram) -> ExportedProgram:
+    """``program`` with the sizes of its example inputs, which torch remembers as the hints of symbolic sizes."""
+    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Any]()
+    for node in program.graph.nodes:
+        val = pytree.tree_map_only((torch.Tensor, *_SYMBOLIC), _sized, node.meta.get("val"))
+        if isinstance(node.meta.get("val"), _SYMBOLIC) and node.op == "call_function":
+            copies[node] = val
+        elif node.op != "output":
+            copies[node] = copy = copy_node(graph, node, copies.__getitem__)
+            copy.meta["val"] = val
+            copies[node] = val if isinstance(val, (int, float, bool)) else copy
+    return _program(program, graph, copies)
+
+
+def _sized(val: Any) -> Any:
+    """A value with numbers in place of its symbols."""
+    if isinstance(val, _SYMBOLIC):
+        hint = val.node.hint
+        if hint is None:
+            raise _Impossible(f"{val} depends on the data")
+        return hint
+    if all(type(size) is int for size in (*val.shape, *val.stride(), val.storage_offset())):
+        return val
+    sizes, strides = pytree.tree_map_only(torch.SymInt, _sized, (tuple(val.shape), val.stride()))
+    meta = torch.empty_strided(sizes, strides, dtype=val.dtype, device="meta")
+    return FakeTensor(detect_fake_mode([val]), meta, val.device)
+
+
+def _retyped(program: ExportedProgram, of: Node | None, dtype: Any) -> ExportedProgram:
+    """``program`` with a cast of the value ``of``, as the user would write it."""
+    graph, copies, changed = Graph(owning_module=program.graph_module), dict[Node, Any](), set[Node]()
+    for node in program.graph.nodes:
+        if of is not None and of in copies and not changed and node.op != "placeholder":  # which all come before calls
+            copies[of] = cast = graph.call_function(torch.ops.aten.to.dtype, (copies[of], dtype))
+            cast.meta["val"] = _computed(cast)
+            changed.add(cast)
+        if node.op != "output":
+            copies[node] = copy = copy_node(graph, node, copies.__getitem__)
+            if changed.intersection(copy.all_input_nodes):
+                copy.meta["val"] = _computed(copy)
+                changed.add(copy)
+    if not changed:
+        raise _Impossible("the value is not in the program that was partitioned")
+    return _program(program, graph, copies)
+
+
+def _computed(node: Node) -> Any:
+    """What a call gives for the recorded values of its operands."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    mode: Any = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes])
+    try:
+        with mode, torch.no_grad():
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as e:  # torch has no one error for an operand of a type that an operator does not take
+        raise _Impossible(f"{node.target} does not take it") from e
+
+
+def _program(program: ExportedProgram, graph: Graph, copies: dict[Node, Any]) -> ExportedProgram:
+    values: Any = torch.fx.map_arg(output_values(program), copies.__getitem__)
+    graph.output(tuple(values)).meta["val"] = None
+    specs = zip(program.graph_signature.output_specs, values, strict=True)
+    outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in specs]
+    inputs = [spec for _, spec in placeholders(program)]
+    return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
