@@ -130,9 +130,12 @@ class Cause:
     @property
     def remarks(self) -> list[str]:
         """What there is to say besides operators and reason, a line each."""
-        freed = f"without that {self.backend} takes {self.frees} of them" if self.frees is not None else ""
-        behind = f"goes away with {self.behind}, which is left to the host itself" if self.behind else ""
-        return [line for line in (behind, f"hint: {self.hint}" if self.hint else "", freed) if line]
+        remarks = [f"follows from {self.behind}, which is left to the host itself"] if self.behind else []
+        remarks += [f"hint: {self.hint}"] if self.hint else []
+        if self.frees is not None:
+            alone = "" if self.frees else ", whose next reason shows then"
+            remarks.append(f"without that {self.backend} takes {self.frees} of {self.count}{alone}")
+        return remarks
 
     def __str__(self) -> str:
         listed = most_frequent(self.operators)

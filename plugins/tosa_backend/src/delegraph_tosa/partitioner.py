@@ -13,9 +13,11 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .ir.graph import Value
+from .ir.types import DType
 from .lowering.bounds import bounds_of
 from .lowering.builder import Tosa
 from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
+from .lowering.hints import int64_result
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_unpacking
 from .lowering.torch_types import why_not_static
@@ -87,8 +89,10 @@ class TOSASupport:
             value = run.value_of(node)
         except Unsupported as refusal:
             return refusal.message
-        why = Fact.of(value).why_not_result(self._t.spec) if self._leaves(node, value, inside) else None
-        return why and f"the result leaves the delegate: {why}"
+        fact = Fact.of(value)
+        why = fact.why_not_result(self._t.spec) if self._leaves(node, value, inside) else None
+        text = why and f"the result leaves the delegate: {why}"
+        return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
 
     def _leaves(self, node: Node, value: Value, inside: set[Node]) -> bool:
         """Whether somebody outside needs the value. Who else uses a constant that a partition uses has its own."""
@@ -151,6 +155,7 @@ def _is_int64(val: Any) -> bool:
 
 def why_not_dynamic(node: Node) -> str | None:
     """Refuses calls on sizes that are known at run time only, for good: their pieces have the same sizes."""
-    named = [*((i, f"the input {i.name}") for i in node.all_input_nodes), (node, "the result")]
-    found = (why_not_static(n.meta["val"], what) for n, what in named if isinstance(n.meta.get("val"), torch.Tensor))
+    named = [*((i, f"the input {i.name}", i) for i in node.all_input_nodes), (node, "its result", None)]
+    tensors = [(n.meta["val"], what, of) for n, what, of in named if isinstance(n.meta.get("val"), torch.Tensor)]
+    found = (why_not_static(*tensor) for tensor in tensors)
     return next((why for why in found if why is not None), None)

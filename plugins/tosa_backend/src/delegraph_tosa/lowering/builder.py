@@ -21,7 +21,9 @@ from ..ir import operators as tosa
 from ..ir.graph import Folded, Graph, Illegal, Literal, Operator, Value, literal
 from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, RoundingMode, Type
 from ..spec import TosaSpec
+from ..spec.target import alternatives
 from .as_floats import INDICES, runs_as_floats
+from .hints import int64_result, other_target
 from .ranges import COUNTED, INT32, Range, inside, range_of, result_range
 from .torch_types import refused
 
@@ -96,7 +98,8 @@ class Tosa:
         if why is not None:
             if "INT" not in self.spec.profiles and runs_as_floats(operator):
                 return self._appended_as_floats(operator)
-            raise refused(why)
+            ways = alternatives(operator, self.spec.version)
+            raise refused(other_target(self.spec, why, [] if isinstance(ways, str) else ways))
         self.operators.append(operator)
         return operator.outputs[0]
 
@@ -174,7 +177,8 @@ class Tosa:
 
     def _expect_32_bits(self, value: Value, what: str) -> None:
         low, high = range_of(value)
-        self.require(inside((low, high), INT32), f"{what} may be from {low} to {high}, more than 32 bits hold")
+        if not inside((low, high), INT32):
+            raise refused(int64_result(f"{what} may be from {low} to {high}, more than 32 bits hold"))
 
     # ---- int32 that runs as fp32 where the target has no integer arithmetic (see ``as_floats``)
 

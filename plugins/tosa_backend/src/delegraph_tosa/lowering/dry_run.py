@@ -18,6 +18,7 @@ from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
 from .control import CONTROL
+from .hints import int64_value
 from .interpreter import Interpreter
 from .quantized_calls import any_lazy, apply_quantized
 from .ranges import INT32, Range, inside, range_of
@@ -112,11 +113,11 @@ class DryRun(Interpreter):
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64:
             return super().input(node)
-        arrives, range = type_of(val, f"the input {node.name}"), self.arriving(node)
+        arrives, range = type_of(val, f"the input {node.name}", node), self.arriving(node)
         why = "an int64 that nothing proves to fit into 32 bits" if range is None else _why_not_32_bits(range)
-        why = why or self.t.spec.why_not_tensor(Type(arrives.shape, DType.INT32))
         if why is not None:
-            raise refused(f"the input {node.name}: {why}")
+            raise refused(int64_value(node, why))
+        self.expect_tensor(node, Type(arrives.shape, DType.INT32))
         return Fact(arrives, False, INT32).value()
 
     def run(self, node: Node) -> Result:

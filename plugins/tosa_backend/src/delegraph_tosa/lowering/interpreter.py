@@ -16,9 +16,11 @@ from torch.fx import Node
 from ..ir.graph import Graph, Value
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
+from ..spec.target import value_alternatives
 from .bounds import bounds_of
 from .builder import Tosa
 from .control import CONTROL
+from .hints import other_target
 from .lazy import real
 from .quantized_calls import any_lazy, apply_quantized
 from .ranges import Range, meet, range_of
@@ -96,19 +98,23 @@ class Interpreter:
 
     def type_of_operand(self, node: Node) -> Type:
         """The type of a value whose elements are not read, but which arrives if it is computed elsewhere."""
-        found = type_of(node.meta.get("val"), f"the input {node.name}")
-        crosses = found._replace(dtype=DType.INT32) if found.dtype is DType.INT64 else found
-        why = None if node in self.values else self.t.spec.why_not_tensor(crosses)
-        self.t.require(why is None, f"the input {node.name}: {why}")
+        found = type_of(node.meta.get("val"), f"the input {node.name}", node)
+        if node not in self.values:
+            self.expect_tensor(node, found._replace(dtype=DType.INT32) if found.dtype is DType.INT64 else found)
         return found
 
     def input(self, node: Node) -> Value:
         """A value that arrives at run time; Unsupported if the target has no such tensor."""
-        arrives = type_of(node.meta.get("val"), f"the input {node.name}")
-        why = self.t.spec.why_not_tensor(arrives)
-        if why is not None:
-            raise refused(f"the input {node.name}: {why}")
+        arrives = type_of(node.meta.get("val"), f"the input {node.name}", node)
+        self.expect_tensor(node, arrives)
         return Value(arrives, name=node.name)
+
+    def expect_tensor(self, node: Node, type: Type) -> None:
+        """Raise Unsupported unless the target has inputs of this type, as which the value of ``node`` arrives."""
+        why = self.t.spec.why_not_tensor(type)
+        if why is not None:
+            ways = value_alternatives(type.dtype, self.t.spec.version)
+            raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
 
     def run(self, node: Node) -> Result:
         """Lower one call; Unsupported says why it cannot be."""

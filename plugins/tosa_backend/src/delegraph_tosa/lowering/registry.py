@@ -21,6 +21,7 @@ from torch.fx import Node
 from ..ir.graph import Value
 from ..ir.types import Type
 from .builder import Tosa
+from .hints import no_rule
 from .torch_types import refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -97,21 +98,10 @@ def rule_of(node: Node) -> Rule:
     try:
         rule = RULES[node.target]  # type: ignore[index]
     except (KeyError, TypeError):
-        raise refused(_why_no_rule(node.target)) from None
+        raise refused(no_rule(node.target)) from None
     if rule.by_memory:
         _expect_order(node.args[0].meta["val"])  # type: ignore[union-attr]
     return rule
-
-
-def _why_no_rule(target: Any) -> str:
-    tags = getattr(target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags:
-        return "it draws random numbers, which TOSA cannot"
-    if torch.Tag.dynamic_output_shape in tags:
-        return "the shape of its result depends on the data, and TOSA wants every shape beforehand"
-    if torch.Tag.data_dependent_output in tags:
-        return "it makes a number of Python of the data"
-    return "no TOSA lowering for this operator"
 
 
 def _expect_order(val: torch.Tensor) -> None:

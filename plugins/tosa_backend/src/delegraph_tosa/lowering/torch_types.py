@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from delegraph.errors import ContractViolation, Unsupported
+from delegraph.partitioner import Reason
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
 
 from ..ir.graph import Array, Deferred, Value
 from ..ir.types import DType, Type
+from .hints import dynamic, no_dtype
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.FP32,
@@ -27,7 +30,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tos
 
 
 def refused(why: str) -> Unsupported:
-    """The error for what this target cannot express; ``why`` is in the user's terms."""
+    """The error for what this target cannot express; ``why`` is in the user's terms, and may be a ``Reason``."""
     return Unsupported("unsupported", why)
 
 
@@ -36,23 +39,20 @@ def dtype_of(dtype: torch.dtype) -> DType:
     found = DTYPES.get(dtype)
     if found is not None:
         return found
-    raise refused(_why_no_dtype(dtype))
+    raise refused(no_dtype(dtype))
 
 
-def _why_no_dtype(dtype: torch.dtype) -> str:
-    if dtype is torch.bfloat16:
-        return "bfloat16 is not lowered yet: constants fold in numpy, which does not have it"
-    return f"TOSA has no {dtype}"
+def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
+    """The type of a fake (or real) tensor; Unsupported if it is no tensor of known, positive sizes.
 
-
-def type_of(val: Any, what: str = "a value") -> Type:
-    """The type of a fake (or real) tensor; Unsupported if it is no tensor of known, positive sizes."""
+    ``of``: the operand that it is the type of, if it is one's.
+    """
     if not isinstance(val, torch.Tensor):
         raise refused(_no_tensor(val, what))
     if val.layout is not torch.strided:
         raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
     shape = tuple(val.shape)
-    why = why_not_static(val, what)
+    why = why_not_static(val, what, of)
     if why is not None:
         raise refused(why)
     for size in shape:
@@ -60,15 +60,13 @@ def type_of(val: Any, what: str = "a value") -> Type:
             raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
     dtype = DTYPES.get(val.dtype)
     if dtype is None:
-        raise refused(f"{what}: {_why_no_dtype(val.dtype)}")
+        raise refused(no_dtype(val.dtype, what, of))
     return Type(shape, dtype)
 
 
-def why_not_static(val: torch.Tensor, what: str) -> str | None:
+def why_not_static(val: torch.Tensor, what: str, of: Node | None = None) -> Reason | None:
     """What to say of a size that is known at run time only; None if there is none."""
-    if all(type(size) is int for size in val.shape):
-        return None
-    return f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time"
+    return None if all(type(size) is int for size in val.shape) else dynamic(val, what, of)
 
 
 def _no_tensor(val: Any, what: str) -> str:

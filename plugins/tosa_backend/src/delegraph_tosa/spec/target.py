@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -79,6 +79,14 @@ class TosaSpec:
     def names(self) -> frozenset[str]:
         """Profiles and extensions as the specification writes them: PRO-FP, EXT-BF16."""
         return frozenset({f"PRO-{p}" for p in self.profiles} | {f"EXT-{e.upper()}" for e in self.extensions})
+
+    def with_names(self, names: frozenset[str]) -> TosaSpec:
+        """The same target with more, given as ``names`` has them, and with the profiles that extensions need."""
+        added = {_word(name[4:]) for name in names if name.startswith("EXT-")}
+        profiles = self.profiles | {name[4:] for name in names if name.startswith("PRO-")}
+        for need in (extensions(self.version)[name] for name in sorted(added)):
+            profiles |= set() if need & profiles else {min(need)}
+        return replace(self, profiles=profiles, extensions=self.extensions | added)
 
     @property
     def max_nesting(self) -> int:

@@ -1,0 +1,130 @@
+"""Refusals by cause: where each begins, what it costs, and that all counts of a report agree."""
+
+import json
+
+import delegraph.api as api
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.partitioner import CapabilityPartitioner, Reason, Refusal, is_shape_dynamic
+from delegraph.report.rows import pluralize
+from torch import nn
+
+aten = torch.ops.aten
+
+
+class Any32(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"blob")
+
+
+def why_not(node):
+    """Neither double nor dynamic, and no sort."""
+    for value in node.all_input_nodes:
+        if getattr(value.meta["val"], "dtype", None) is torch.float64:
+            return Reason(
+                f"{value.name} is double", hint="write .float()", cause="double", of=value, unless=torch.float32
+            )
+    if is_shape_dynamic(node):
+        return Reason(f"{node.name} is dynamic", hint="export static", cause="dynamic", unless="static")
+    return Reason("sorts", hint="use topk") if node.target is aten.sort.default else None
+
+
+class Partitioner(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(why_not, "Any32")
+
+
+@pytest.fixture(scope="module")
+def registry():
+    made = Registry(discover=False)
+    made.register(Any32, partitioner=Partitioner)
+    return made
+
+
+def causes(registry, function, *inputs, **options):
+    class Model(nn.Module):
+        def forward(self, *args):
+            return function(*args)
+
+    lowered = api.lower(Model().eval(), inputs, backends=["any32"], registry=registry, **options)
+    return lowered.report.causes, lowered
+
+
+def test_what_passes_a_refusal_on_is_counted_where_it_begins(registry):
+    found, _ = causes(registry, lambda x, y: (x.sin().cos().exp() + torch.sort(y)[0]).tan(), *DOUBLES)
+    first, second = found
+    assert (first.reason, first.hint, first.count, first.frees) == ("args_0 is double", "write .float()", 5, 5)
+    assert [op.split(".")[1] for op in first.operators] == ["sin", "cos", "exp", "add", "tan"]
+    assert first.source.function == "forward" and first.behind == ""
+    assert (second.reason, second.hint, second.operators) == ("sorts", "use topk", {"aten.sort.default": 1})
+
+
+DOUBLES = torch.ones(3, dtype=torch.float64), torch.ones(3)
+
+
+def test_two_values_of_one_kind_are_two_causes(registry):
+    found, _ = causes(registry, lambda x, y: (x.sin().cos(), y.exp()), DOUBLES[0], DOUBLES[0] + 1)
+    assert [(c.reason, c.count, c.frees) for c in found] == [("args_0 is double", 2, 2), ("args_1 is double", 1, 1)]
+
+
+def test_what_follows_from_another_refusal_comes_after_it(registry):
+    found, _ = causes(registry, lambda x: torch.sort(x)[0].sin().cos(), DOUBLES[0])
+    assert [(c.reason, c.behind) for c in found] == [("args_0 is double", "")]  # sort passes it on as well
+    found, _ = causes(registry, lambda x: torch.sort(x.double())[0].sin().cos(), torch.ones(3))
+    assert [(c.reason, c.count, c.behind, c.frees) for c in found] == [("to is double", 3, "", 2)]
+    found, _ = causes(registry, lambda x: (torch.sort(x)[1] * 0.5).double().sin(), torch.ones(3))
+    assert [(c.reason, c.behind) for c in found] == [("sorts", ""), ("to is double", "")]
+
+
+def test_dynamic_sizes_are_one_cause_and_their_arithmetic_is_no_refusal(registry):
+    def double(x):
+        return x.sin().reshape(x.shape[0] * x.shape[1]).cos(), torch.sort(x)[0]
+
+    found, lowered = causes(registry, double, torch.ones(3, 4), dynamic_shapes=(({0: torch.export.Dim("n")},),))
+    (only,) = found
+    assert (only.reason, only.count, only.frees) == ("sin is dynamic", 4, 3), "sort would be refused still"
+    assert lowered.host_operators == 4 == lowered.report.host_operators
+    assert lowered.verify(torch.randn(5, 4)).relative_error == 0
+
+
+def test_asking_again_leaves_program_and_report_as_they_are(registry):
+    _, lowered = causes(registry, lambda x: x.sin().cos(), DOUBLES[0])
+    before = lowered.report.to_json()
+    assert lowered.report.to_json() == before and lowered(DOUBLES[0]).dtype is torch.float64
+    assert lowered.report.refusals[0].reason == "args_0 is double"
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        left, right = torch.split(self.linear(self.norm(x)), 4, -1)
+        return torch.softmax(left, -1), torch.sort(right)[0].sin()
+
+
+@pytest.mark.parametrize("backends", [[], ["any32"]])
+def test_counts_agree_everywhere(registry, backends):
+    lowered = api.lower(Block().eval(), (torch.ones(2, 8),), backends=backends, registry=registry)
+    report = lowered.report
+    host = report.host_operators
+    assert host == sum(report.host["forward"].values()) == lowered.host_operators
+    if backends:
+        assert host == sum(c.count for c in report.causes) == sum(r.count for r in report.refusals)
+    assert report.delegated_operators == sum(len(d.nodes) for d in lowered.delegates)
+    assert f"{report.delegated_operators} of {report.delegated_operators + host} operators delegated" in str(report)
+    assert f"<summary>All of them: {pluralize(host, 'operator')}</summary>" in report.to_html()
+    data = json.loads(json.dumps(report.to_json()))
+    assert data["host_operators"] == host
+    assert all(data["causes"][row["cause"]]["reason"] for row in data["refusals"])
+
+
+def test_a_plain_text_is_a_cause_for_each_operator_and_has_no_hint(registry):
+    refused = CapabilityPartitioner(lambda node: "not mine", "Any32")
+    lowered = api.lower(Block().eval(), (torch.ones(2, 8),), backends=[refused], registry=registry)
+    assert [(c.reason, c.hint, len(c.operators)) for c in lowered.report.causes] == [("not mine", "", 1)] * 6
+    assert Refusal(None, "not mine").hint == "" and Refusal(None, Reason("no", hint="go")).hint == "go"

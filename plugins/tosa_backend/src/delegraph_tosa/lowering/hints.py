@@ -1,0 +1,86 @@
+"""What the user can do about a refusal. Every reason that has a hint is worded here, so that they sound alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from delegraph.partitioner import Reason
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ..spec import TosaSpec
+
+_MEANT = "TOSA wants every shape beforehand"
+_INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
+    torch.float64: (".float()", torch.float32),
+    torch.bfloat16: (".float()", torch.float32),
+    torch.uint8: (".int()", torch.int32),
+    torch.uint16: (".int()", torch.int32),
+}
+"""Element types that TOSA lacks -> how to write another that it has."""
+
+
+def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
+    """``what`` has sizes that are known at run time only; those that depend on the data are a cause of their own."""
+    if any(free_unbacked_symbols(size) for size in val.shape):
+        return data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}; {_MEANT}", of)
+    text = f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time"
+    hint = "export with static sizes (without these dynamic_shapes), once for each size that you need"
+    return Reason(text, hint=hint, cause="dynamic", unless="static")
+
+
+def data_dependent(text: str = f"the shape of its result depends on the data, and {_MEANT}", of: Any = None) -> Reason:
+    """The result has as many elements as the data say."""
+    hint = "keep the shape: torch.where(mask, x, 0) for x[mask], torch.topk for nonzero, or do it before the model"
+    return Reason(text, hint=hint, cause="data-dependent", of=of)
+
+
+def int64_value(node: Node, why: str) -> Reason:
+    """An int64 that is made elsewhere and that may not fit into 32 bits."""
+    given = node.op == "placeholder"
+    cast = f"pass {node.name} as int32, or write {node.name}.int()" if given else "write .int() behind what makes it"
+    text, hint = f"the input {node.name}: {why}", f"if its values fit into 32 bits, {cast}"
+    return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
+
+
+def int64_result(text: str) -> Reason:
+    """An int64 that is computed here and that may not fit into 32 bits."""
+    how = ".int() on its operands, or dtype=torch.int32 where it takes that"
+    return Reason(text, hint=f"if its values fit into 32 bits, compute it in int32: {how}", cause="int64")
+
+
+def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
+    """TOSA has no such elements."""
+    name = str(dtype).removeprefix("torch.")
+    instead, other = _INSTEAD.get(dtype, ("", None))
+    text = f"{name} is not lowered yet" if dtype is torch.bfloat16 else f"TOSA has no {dtype}"
+    hint = f"write {instead} behind what makes it" if instead else ""
+    if dtype.is_complex:
+        hint = "compute real and imaginary parts apart, as torch.view_as_real gives them"
+    return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)
+
+
+def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
+    """What another target takes: ``ways`` are the profiles and extensions, any of which would do."""
+    if not ways or any(names <= spec.names for names in ways):
+        return text
+    wider = spec.with_names(min(ways, key=lambda names: (len(names - spec.names), sorted(names))))
+    needs = " or ".join("+".join(sorted(names)) for names in ways)
+    return Reason(text, hint=f"if your device has it, lower for spec={wider}", cause=f"target {needs}")
+
+
+def no_rule(target: Any) -> Reason:
+    """There is no lowering for the operator."""
+    tags = getattr(target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        return Reason(
+            "it draws random numbers, which TOSA cannot", hint="pass the random numbers to the model as an input"
+        )
+    if torch.Tag.dynamic_output_shape in tags:
+        return data_dependent()
+    if torch.Tag.data_dependent_output in tags:
+        hint = "keep it a tensor: torch.where or torch.cond instead of Python's if, tensors instead of numbers"
+        return Reason("it makes a number of Python of the data", hint=hint)
+    hint = "write it with operators that docs/op-support.md lists, or add a backend that takes it"
+    return Reason("no TOSA lowering for this operator", hint=hint)

@@ -1,0 +1,107 @@
+"""What a report says of int64, dynamic sizes and element types: few causes, whose hints lead to one delegate."""
+
+import delegraph
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+
+def lowered(function, *inputs, **options):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.function = function
+
+        def forward(self, *args):
+            return self.function(*args)
+
+    return delegraph.lower(Model().eval(), inputs, backends=["tosa"], **options)
+
+
+def one_delegate(*args, **options):
+    made = lowered(*args, **options)
+    assert len(made.delegates) == 1 and not made.report.causes, made.report
+    assert made.verify(*args[1:]).relative_error < 1e-5
+    return made
+
+
+VOTES = torch.tensor([3, 1, 4, 1, 5])
+
+
+def test_int64():
+    made = lowered(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES)
+    (cause,) = made.report.causes
+    assert cause.count == 5 and cause.reason.startswith("the input args_0: an int64")
+    assert "pass args_0 as int32" in cause.hint
+    (cause,) = lowered(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES.int()).report.causes
+    assert cause.operators["aten.cumsum.default"] == 1 and "dtype=torch.int32" in cause.hint
+    one_delegate(lambda x: ((x.cumsum(0, dtype=torch.int32) * 3 + 1) % 7 > 2).float().exp(), VOTES.int())
+
+
+def test_the_line_that_makes_an_int64_is_the_one_to_change():
+    """The positions of a tokenizer's padding, as in RoBERTa; the mask is computed here."""
+    made = lowered(lambda x, ids: x + (torch.cumsum(ids, 1) * ids).float(), torch.ones(2, 5), VOTES.repeat(2, 1))
+    assert [(c.count, c.frees) for c in made.report.causes] == [(3, 0)]
+    one_delegate(
+        lambda x, ids: x + (torch.cumsum(ids, 1, dtype=torch.int32) * ids).float(),
+        torch.ones(2, 5),
+        VOTES.repeat(2, 1).int(),
+    )
+
+
+class Encoder(nn.Module):
+    """Its sizes are those of the input, wherever they are asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(50, 8), nn.Embedding(32, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, ids, mask):
+        batch, length = ids.shape
+        x = self.tokens(ids) + self.places(torch.arange(length)).expand(batch, length, 8)
+        x = x * mask.unsqueeze(-1)
+        x = torch.relu(x.reshape(batch * length, 8)).view(batch, length, 8)
+        return self.layer(x).mean(1)
+
+
+def test_dynamic_sizes():
+    ids, mask = torch.randint(0, 50, (2, 6)), torch.ones(2, 6)
+    batch, length = Dim("batch", min=2, max=8), Dim("length", min=2, max=32)
+    sizes = {0: batch, 1: length}
+    given = torch.export.export(Encoder().eval(), (ids, mask), dynamic_shapes=(sizes, sizes))
+    made = delegraph.lower(given, backends=["tosa"])
+    (cause,) = made.report.causes
+    assert cause.count == made.host_operators == cause.frees and "export with static sizes" in cause.hint
+    assert not any("sym_size" in op or op in ("mul", "add") for op in cause.operators)
+    static = delegraph.lower(Encoder().eval(), (ids, mask), backends=["tosa"])
+    assert len(static.delegates) == 1 and not static.report.causes, static.report
+
+
+def test_what_depends_on_the_data():
+    function = lambda x: (x[x > 0].exp() + 1).sum()  # noqa: E731
+    (cause,) = lowered(function, torch.randn(6)).report.causes
+    assert "torch.where(mask, x, 0)" in cause.hint and cause.count == 4
+    one_delegate(lambda x: torch.where(x > 0, x.exp() + 1, 0).sum(), torch.randn(6))
+
+
+@pytest.mark.parametrize(
+    ("function", "changed", "dtype"),
+    [
+        (lambda x: (x * 2).exp().sum(), lambda x: (x.float() * 2).exp().sum(), torch.float64),
+        (lambda x: (x.double() * 2).exp().float(), lambda x: (x.float() * 2).exp(), torch.float32),
+    ],
+    ids=["given", "made"],
+)
+def test_element_types(function, changed, dtype):
+    (cause,) = lowered(function, torch.ones(3, dtype=dtype)).report.causes
+    assert cause.reason.endswith("TOSA has no torch.float64") and ".float()" in cause.hint
+    one_delegate(changed, torch.ones(3))
+
+
+def test_another_target():
+    made = lowered(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+INT"}})
+    (cause,) = made.report.causes
+    assert cause.hint == "if your device has it, lower for spec=TOSA-1.0+FP+INT"
+    one_delegate(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+FP+INT"}})
