@@ -1,13 +1,14 @@
 """How much of core ATen the TOSA plugin takes whole, and whether it computes what eager torch does.
 
-    python benchmarks/op_coverage.py [--samples 2] [--all] [--reference] [--json FILE] [NAME ...]
+    python benchmarks/op_coverage.py [--samples 2] [--all] [--dtype bfloat16] [--reference] [--json FILE] [NAME ...]
 
 Takes the samples of OpInfo, torch's own table of operators with inputs, for every operator that has an overload of core
 ATen (``--all``: for every operator), in float32, in bool where that is natural, and in int32 where there are no floats
 (indices are int64 everywhere; an int64 that is computed with need not fit into TOSA's 32 bits).
 
 A sample is *right* if one TOSA delegate computes all of it and agrees with eager: equal integers and truth values, the
-same NaN and infinities, and floats at most twice as far from float64 as eager's, or within 2e-6 of the largest.
+same NaN and infinities, and floats at most twice as far from float64 as eager's, or within 2e-6 of the largest; of
+float16 and bfloat16 within the distance of two neighbouring numbers there.
 *Refused* means that something was left to the host, *crashed* that lowering or running raised. ``--reference`` compares
 what the official reference model computes from the file as well, and has tosa-opt's strict validator look at the file.
 
@@ -37,8 +38,10 @@ import torch
 from delegraph_devkit.opinfo import Call
 from torch.utils import _pytree as pytree
 
+BOUNDS = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+"""Largest error relative to the largest output, where eager itself is not further from float64: an ulp of its type."""
 BOUND = 2e-6
-"""Largest error relative to the largest output, where eager itself is not further from float64."""
+"""The same, of float32."""
 MAX_RANK = 6
 WHOLE = torch.ops.higher_order.executorch_call_delegate
 UNSUPPORTED = (torch.float64, torch.complex32, torch.complex64, torch.complex128)
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2, help="of each operator and element type")
     parser.add_argument("--all", action="store_true", help="operators outside of core ATen as well")
     parser.add_argument("--reference", action="store_true", help="judge by the reference model and tosa-opt as well")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="samples of this type only")
     parser.add_argument("--spec", default="TOSA-1.0+FP+INT")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     arguments = parser.parse_args()
@@ -100,7 +104,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     judge = Judge(arguments.spec) if arguments.reference else None
     rows = [row for row in table() if _wanted(row, arguments)]
-    outcomes = [outcome for row in rows for outcome in tried(row, arguments.samples, arguments.spec, judge)]
+    only = getattr(torch, arguments.dtype) if arguments.dtype else None
+    outcomes = [outcome for row in rows for outcome in tried(row, only, arguments.samples, arguments.spec, judge)]
     if judge is not None:
         judge.judge(outcomes)
     if arguments.json:
@@ -134,9 +139,9 @@ def is_core(row: Any) -> bool:
     return packet is not None and any(torch.Tag.core in getattr(packet, o).tags for o in packet.overloads())
 
 
-def tried(row: Any, count: int, spec: str, judge: Judge | None) -> Iterator[Outcome]:
+def tried(row: Any, only: torch.dtype | None, count: int, spec: str, judge: Judge | None) -> Iterator[Outcome]:
     """The outcomes of the first and evenly spread further ones of a row's samples that count."""
-    for dtype in _dtypes(row):
+    for dtype in _dtypes(row, only):
         torch.manual_seed(0)
         try:
             samples = list(enumerate(row.sample_inputs("cpu", dtype, requires_grad=False)))
@@ -148,8 +153,10 @@ def tried(row: Any, count: int, spec: str, judge: Judge | None) -> Iterator[Outc
             yield _guarded(row, sample, f"{str(dtype).removeprefix('torch.')} {k}", spec, judge)
 
 
-def _dtypes(row: Any) -> list[torch.dtype]:
+def _dtypes(row: Any, only: torch.dtype | None) -> list[torch.dtype]:
     supported = row.supported_dtypes("cpu")
+    if only is not None:
+        return [only] if only in supported else []
     if torch.float32 in supported:
         return [torch.float32, torch.bool] if row.name in ALSO_BOOL and torch.bool in supported else [torch.float32]
     return [dtype for dtype in (torch.int32, torch.bool) if dtype in supported]
@@ -242,7 +249,7 @@ def _outcome(
     if judge is not None:
         judge.listen(f"{label} {name}", error)
     found = error()
-    return Outcome(label, name, "right" if found <= BOUND else "wrong", "" if found <= BOUND else f"{found:.1e}", found)
+    return Outcome(label, name, "right" if found <= 1 else "wrong", "" if found <= 1 else f"{found:.1e} bounds", found)
 
 
 def _copies(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -253,13 +260,13 @@ def _exactly(call: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
     """What eager computes in float64; None where it does not take that."""
     try:
         with torch.no_grad():
-            return call(*[t.double() if t.dtype is torch.float32 else t.clone() for t in tensors])
-    except Exception:  # some operators take float32 only
+            return call(*[t.double() if t.is_floating_point() else t.clone() for t in tensors])
+    except Exception:  # some operators take no float64
         return None
 
 
 def disagreement(found: Any, wanted: Any, exact: Any) -> float:
-    """How much further from the exact results than eager's the found ones are, relative to the largest."""
+    """How much further from the exact results than eager's the found ones are, in bounds of their type."""
     mine, theirs = pytree.tree_leaves(found), pytree.tree_leaves(wanted)
     truth = pytree.tree_leaves(exact) if exact is not None else theirs
     if len(mine) != len(theirs):
@@ -284,7 +291,7 @@ def _distance(mine: Any, eager: Any, exact: Any) -> float:
     true = exact.to(torch.float64)[finite]
     of_eager, of_mine = ((v[finite].double() - true).abs().nan_to_num().max().item() for v in (eager, mine))
     scale = max(eager[finite].abs().max().item(), torch.finfo(torch.float32).tiny)
-    return 0.0 if of_mine <= 2 * of_eager else of_mine / scale
+    return 0.0 if of_mine <= 2 * of_eager else of_mine / scale / BOUNDS.get(eager.dtype, BOUND)
 
 
 class Judge:
@@ -292,6 +299,7 @@ class Judge:
 
     def __init__(self, spec: str) -> None:
         from delegraph_tosa import runtime
+        from delegraph_tosa.lowering.torch_types import array_of
         from delegraph_tosa.spec import TosaSpec
 
         self.spec = TosaSpec.parse(spec)
@@ -305,8 +313,8 @@ class Judge:
                 outputs = delegate(*args)
                 if judge.results is not None:
                     pairs = zip(judge.results, outputs, strict=True)
-                    return tuple([torch.from_numpy(mine.reshape(theirs.shape)) for mine, theirs in pairs])
-                inputs = [a.detach().contiguous().numpy() for a in args]
+                    return tuple([_tensor_like(mine, theirs) for mine, theirs in pairs])
+                inputs = [array_of(a.contiguous()) for a in args]
                 judge.calls.append((judge.name, judge.error, blob, inputs))
                 return outputs
 
@@ -353,6 +361,12 @@ class Judge:
         return "" if verdict.accepted else f"tosa-opt: {verdict.detail}"
 
 
+def _tensor_like(array: Any, theirs: torch.Tensor) -> torch.Tensor:
+    """A result of the reference model, which gives bfloat16 as two bytes, in the type and shape of ours."""
+    short = array.view("uint16") if theirs.dtype is torch.bfloat16 else array
+    return torch.from_numpy(short.reshape(theirs.shape)).view(theirs.dtype)
+
+
 def _never() -> float:
     return float("inf")
 
@@ -361,7 +375,7 @@ def _verdict(valid: bool, error: Callable[[], float]) -> str:
     if not valid:
         return "the reference model does not take the file or its inputs"
     found = error()
-    return "" if found <= BOUND else f"the reference model differs by {found:.1e}"
+    return "" if found <= 1 else f"the reference model differs by {found:.1e} bounds"
 
 
 _CHILD = """

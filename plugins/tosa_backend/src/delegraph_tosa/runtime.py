@@ -11,8 +11,9 @@ from delegraph.errors import InputError, Unsupported
 from delegraph.runtime import BackendRuntime, Delegate
 
 from .evaluate import Program, check_inputs
-from .ir.graph import Array, Graph
-from .ir.types import BLOCK_SCALED
+from .ir.graph import Array, Graph, Value
+from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
+from .lowering.torch_types import array_of
 from .options import Options
 from .serialize import read
 
@@ -52,14 +53,14 @@ class LoadedGraph:
 
     def __call__(self, *args: torch.Tensor | Scalar) -> tuple[torch.Tensor, ...]:
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
-        check_inputs(
-            self.program.graph.inputs, [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
-        )
-        inputs = [_array(tensor) for tensor in tensors]
+        wanted = self.program.graph.inputs
+        check_inputs(wanted, [(tuple(t.shape), _held_as(t.dtype, k, wanted)) for k, t in enumerate(tensors)])
+        inputs = [array_of(tensor) for tensor in tensors]
         taken = self._constants | {_root(array) for array in inputs}
         results = []
-        for output in self.program(inputs):
-            results.append(torch.from_numpy(_owned(output, taken)))
+        for output, value in zip(self.program(inputs), self.program.graph.outputs, strict=True):
+            result = torch.from_numpy(_owned(output, taken))
+            results.append(result.view(torch.bfloat16) if value.dtype is DType.BF16 else result)
             taken = taken | {_root(output)}
         return tuple(results)
 
@@ -71,10 +72,11 @@ def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
     raise InputError("input-invalid", f"input {position}: a tensor on the CPU is wanted, {given} was given")
 
 
-def _array(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as an array."""
-    array: Array = tensor.detach().resolve_neg().numpy()
-    return array
+def _held_as(dtype: torch.dtype, position: int, inputs: Sequence[Value]) -> str:
+    """The name of the element type of an array; of bfloat16, which numpy lacks, that of its bits, where it is due."""
+    is_due = position < len(inputs) and inputs[position].dtype is DType.BF16
+    held = ARRAY_DTYPES[DType.BF16].name if dtype is torch.bfloat16 and is_due else str(dtype)
+    return held.removeprefix("torch.")
 
 
 def _owned(output: Array, taken: frozenset[int]) -> Array:

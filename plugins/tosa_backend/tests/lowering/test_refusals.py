@@ -92,7 +92,7 @@ REFUSALS = [
     (
         lambda x: x + 1,
         (torch.ones(3, dtype=torch.bfloat16),),
-        "the input args_0: bfloat16 is not lowered yet",
+        "the input args_0: a tensor of bf16 needs EXT-BF16; target is PRO-FP+PRO-INT",
     ),
     (
         lambda x: x.reshape(1, 1, 1, 2, 3, 2, 6).relu(),

@@ -73,7 +73,7 @@ def compute(operator: Operator, operands: Sequence[Array], types: Sequence[Type]
         return tuple(_conform(operator, r, t) for r, t in zip(_results(operator, operands), types, strict=True))
     pairs = any(t.dtype in BLOCK_SCALED for t in types)
     given = [numbers_of(a, v.type.dtype, pairs) for a, v in zip(operands, operator.inputs, strict=True)]
-    held = [_encoded(np.asarray(r), t.dtype) for r, t in zip(_results(operator, given), types, strict=True)]
+    held = [stored_numbers(np.asarray(r), t.dtype) for r, t in zip(_results(operator, given), types, strict=True)]
     return tuple(_conform(operator, r, t) for r, t in zip(held, types, strict=True))
 
 
@@ -103,7 +103,8 @@ def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
     return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _encoded(array: Array, dtype: DType) -> Array:
+def stored_numbers(array: Array, dtype: DType) -> Array:
+    """Numbers as memory holds them in ``dtype``, rounded: BF16 and smaller floats are their bit patterns."""
     if dtype in FRACTIONS:
         return encoded(array, dtype)
     if dtype is not DType.BF16:

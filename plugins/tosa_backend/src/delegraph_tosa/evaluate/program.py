@@ -8,7 +8,7 @@ import numpy as np
 from delegraph.errors import InputError, InternalError
 
 from ..ir.graph import Array, Graph, Value
-from ..ir.types import ARRAY_DTYPES
+from ..ir.types import ARRAY_DTYPES, DType
 from .constants import materialize
 from .kernels import compute, expect_computable
 from .variable import variables
@@ -62,7 +62,8 @@ def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...],
         expected = ARRAY_DTYPES[value.dtype].name
         if tuple(shape) != value.shape or dtype != expected:
             name = f" ({value.name})" if value.name else ""
-            text = f"{expected} {list(value.shape)} is wanted, {dtype} {list(shape)} was given"
+            kind = f"bfloat16 (as {expected})" if value.dtype is DType.BF16 else expected
+            text = f"{kind} {list(value.shape)} is wanted, {dtype} {list(shape)} was given"
             raise InputError("input-invalid", f"input {position}{name}: {text}")
 
 

@@ -49,6 +49,7 @@ class DType(enum.IntEnum):
 INTEGERS = frozenset({DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64})
 FLOAT8 = frozenset({DType.FP8E4M3, DType.FP8E5M2})
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
+SHORT_FLOATS = FLOATS - {DType.FP32}
 SMALL_FLOATS = FLOAT8 | {DType.FP6E2M3, DType.FP6E3M2, DType.FP4E2M1, DType.FP8UE8M0}
 """Floats of at most 8 bits; MXINT8 is none, though it stands for fractions."""
 

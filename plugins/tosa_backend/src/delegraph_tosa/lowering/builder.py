@@ -16,16 +16,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
+from ..evaluate.kernels import stored_numbers
 from ..ir import operators as tosa
 from ..ir.graph import Folded, Graph, Illegal, Literal, Operator, Value, literal
-from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, DType, NanMode, ResizeMode, RoundingMode, Type
+from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, SHORT_FLOATS, DType, NanMode, ResizeMode, RoundingMode, Type
 from ..spec import TosaSpec
 from ..spec.target import alternatives
 from .as_floats import INDICES, runs_as_floats
 from .hints import int64_result, other_target
 from .ranges import COUNTED, INT32, Range, inside, range_of, result_range
-from .torch_types import refused
+from .torch_types import TORCH_DTYPES, refused
 
 Operand = Value | float
 """A value, or a Python number that becomes a constant of the other operand's type."""
@@ -49,6 +51,8 @@ class Tosa:
         self._narrow: dict[Value, Value] = {}
         self._floats: dict[Value, Value] = {}
         self._depth = 0
+        self.rounded_number = False
+        """Whether a number had to be rounded to become a constant of short floats; set back by who asks."""
 
     def require(self, ok: bool, why: str) -> None:
         """Raise Unsupported(why) unless ``ok``."""
@@ -227,6 +231,8 @@ class Tosa:
         key = (repr(number), dtype, shape)
         if key not in self._constants:
             self._constants[key] = Value(Type(shape, dtype), Literal(_filled(number, dtype, shape)))
+        if dtype in SHORT_FLOATS and not math.isnan(number):
+            self.rounded_number |= number != float(torch.tensor(number, dtype=TORCH_DTYPES[dtype]))
         return self._constants[key]
 
     def like(self, number: float, value: Value) -> Value:
@@ -547,6 +553,6 @@ def _filled(number: float, dtype: DType, shape: Shape) -> Any:
     """An array of ``number``; Unsupported if an integer type cannot hold it. Floats overflow to infinity."""
     try:
         with np.errstate(over="ignore"):
-            return np.full(shape, number, ARRAY_DTYPES[dtype])
+            return stored_numbers(np.full(shape, number, None if dtype is DType.BF16 else ARRAY_DTYPES[dtype]), dtype)
     except (OverflowError, ValueError) as error:
         raise refused(f"the number {number} does not fit into {dtype}") from error

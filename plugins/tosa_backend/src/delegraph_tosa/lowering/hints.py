@@ -14,7 +14,6 @@ from ..spec import TosaSpec
 _MEANT = "TOSA wants every shape beforehand"
 _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
     torch.float64: (".float()", torch.float32),
-    torch.bfloat16: (".float()", torch.float32),
     torch.uint8: (".int()", torch.int32),
     torch.uint16: (".int()", torch.int32),
 }
@@ -54,7 +53,7 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
     """TOSA has no such elements."""
     name = str(dtype).removeprefix("torch.")
     instead, other = _INSTEAD.get(dtype, ("", None))
-    text = f"{name} is not lowered yet" if dtype is torch.bfloat16 else f"TOSA has no {dtype}"
+    text = f"TOSA has no {dtype}"
     hint = f"write {instead} behind what makes it" if instead else ""
     if dtype.is_complex:
         hint = "compute real and imaginary parts apart, as torch.view_as_real gives them"

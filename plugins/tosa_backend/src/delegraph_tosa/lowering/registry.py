@@ -22,6 +22,7 @@ from ..ir.graph import Value
 from ..ir.types import Type
 from .builder import Tosa
 from .hints import no_rule
+from .short_floats import apply_rounding_once
 from .torch_types import refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -143,7 +144,7 @@ def is_empty(node: Node) -> bool:
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
     """The rule's result, whose types must be the node's."""
-    return checked(rule, node, lambda: rule.function(t, *arguments))
+    return checked(rule, node, lambda: apply_rounding_once(t, rule.function, arguments, node.meta.get("val")))
 
 
 def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:

@@ -18,6 +18,7 @@ from .hints import dynamic, no_dtype
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.FP32,
     torch.float16: DType.FP16,
+    torch.bfloat16: DType.BF16,
     torch.int8: DType.INT8,
     torch.int16: DType.INT16,
     torch.int32: DType.INT32,
@@ -88,10 +89,21 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
     def load() -> Array:
         if _version(tensor) != version:
             raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
-        array: Array = tensor.detach().cpu().numpy()
-        return array
+        return array_of(tensor)
 
     return Value(value_type, Deferred(load), name)
+
+
+def finfo(dtype: DType) -> torch.finfo:
+    """The limits of a float type."""
+    return torch.finfo(TORCH_DTYPES[dtype])
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The elements as constants have them (``ARRAY_DTYPES``), in the tensor's memory if that is the host's."""
+    plain = tensor.detach().cpu().resolve_neg()
+    array: Array = (plain.view(torch.uint16) if plain.dtype is torch.bfloat16 else plain).numpy()
+    return array
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:

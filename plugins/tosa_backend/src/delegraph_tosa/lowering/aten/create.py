@@ -11,7 +11,7 @@ from ...ir.graph import Literal, Value
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..registry import lowers
-from ..torch_types import TORCH_DTYPES, dtype_of
+from ..torch_types import TORCH_DTYPES, array_of, dtype_of
 
 aten = torch.ops.aten
 
@@ -185,7 +185,7 @@ def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
     """A tensor that was computed here as a constant. What only its use reads stays small in the file if that folds."""
     count = made.numel()
     t.require(count <= LARGEST, f"{name} of {count} elements is too large for a constant")
-    return Value(Type(tuple(made.shape), dtype_of(made.dtype)), Literal(made.numpy()))
+    return Value(Type(tuple(made.shape), dtype_of(made.dtype)), Literal(array_of(made)))
 
 
 def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:

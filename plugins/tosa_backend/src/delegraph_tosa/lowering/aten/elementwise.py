@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import ARRAY_DTYPES, FLOATS, DType
+from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import floating, promoted
 from ..registry import lowers
+from ..torch_types import finfo
 
 aten = torch.ops.aten
 
@@ -192,8 +192,8 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
 
 
 def _normal(dtype: DType) -> tuple[float, float]:
-    info = np.finfo(ARRAY_DTYPES[dtype])
-    return float(info.tiny), float(info.max)
+    limits = finfo(dtype)
+    return limits.tiny, limits.max
 
 
 @lowers(aten.maximum.default, aten.max.other)

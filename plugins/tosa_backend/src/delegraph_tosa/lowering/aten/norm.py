@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import ARRAY_DTYPES, DType
+from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted
 from ..registry import lowers
+from ..torch_types import finfo
 from .reduce import average
 
 aten = torch.ops.aten
@@ -143,7 +143,7 @@ def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Val
     """input [*A,*S], weight [*S] -> [*A,*S], divided by the root of the mean square"""
     wide = converted(t, input, DType.FP32)
     axes = range(input.rank - len(normalized_shape), input.rank)
-    smallest = float(np.finfo(ARRAY_DTYPES[input.dtype]).eps) if eps is None else eps
+    smallest = finfo(input.dtype).eps if eps is None else eps
     y = t.mul(wide, t.rsqrt(t.add(average(t, t.mul(wide, wide), axes, True), smallest)))
     shape = (1,) * (input.rank - len(normalized_shape)) + tuple(normalized_shape)
     return converted(t, _affine(t, y, weight, None, shape), input.dtype)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import FLOATS, DType
+from ...ir.types import FLOATS, SHORT_FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
 from ..promotion import converted
@@ -37,9 +37,9 @@ def axes_of(dims: Sequence[int] | int | None, rank: int) -> list[int]:
 
 
 def total(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The sum over ``dims``. fp16 is summed in fp32, and integers in int64, as in torch."""
+    """The sum over ``dims``. fp16 and bf16 are summed in fp32, and integers in int64, as in torch."""
     wanted = summand(t, x, dtype)
-    wide = converted(t, wanted, DType.FP32) if wanted.dtype is DType.FP16 else wanted
+    wide = converted(t, wanted, DType.FP32) if wanted.dtype in SHORT_FLOATS else wanted
     return converted(t, reduced(t, wide, t.reduce_sum, dims, keepdim), wanted.dtype)
 
 

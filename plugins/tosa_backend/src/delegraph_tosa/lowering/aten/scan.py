@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import DType
+from ...ir.types import SHORT_FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
 from ..promotion import converted
@@ -51,17 +51,17 @@ def _before(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Valu
 
 @lowers(aten.cumsum.default)
 def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; fp16 in fp32"""
+    """[*A,N,*B] -> [*A,N,*B]; short floats in fp32"""
     x = summand(t, self, dtype)
-    wide = converted(t, x, DType.FP32) if x.dtype is DType.FP16 else x
+    wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
     return converted(t, scanned(t, wide, dim, t.add, 0), x.dtype)
 
 
 @lowers(aten.cumprod.default)
 def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; fp16 in fp32. What overflows and comes back to 0 is NaN, where torch has infinity"""
+    """[*A,N,*B] -> [*A,N,*B]; short floats in fp32. What overflows and comes back to 0 is NaN, not infinity"""
     x = summand(t, self, dtype)
-    wide = converted(t, x, DType.FP32) if x.dtype is DType.FP16 else x
+    wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
     return converted(t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype)
 
 

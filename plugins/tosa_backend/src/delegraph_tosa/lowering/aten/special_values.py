@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import ARRAY_DTYPES, FLOATS, DType, NanMode
+from ...ir.types import FLOATS, DType, NanMode
 from ..builder import Operand, Tosa
 from ..promotion import promoted
 from ..registry import lowers
+from ..torch_types import finfo
 from .create import filled
 
 aten = torch.ops.aten
@@ -108,7 +108,7 @@ def nan_to_num(t: Tosa, self: Value, nan: float | None, posinf: float | None, ne
     """[*S] -> [*S]; NaN becomes 0 and infinities the largest numbers, or what is given"""
     if self.dtype not in FLOATS:
         return self
-    largest = float(np.finfo(ARRAY_DTYPES[self.dtype]).max)
+    largest = finfo(self.dtype).max
     high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
     number = t.select(t.equal(self, self), self, 0.0 if nan is None else nan)
     if (high, low) == (largest, -largest):

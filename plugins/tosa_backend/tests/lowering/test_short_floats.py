@@ -1,0 +1,122 @@
+"""Models in bfloat16 and float16: one delegate each, as near to the exact results as eager is in that type."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+from delegraph_tosa.backend import compile_program
+from delegraph_tosa.ir.types import DType
+from delegraph_tosa.serialize import read
+from delegraph_tosa.spec import TosaSpec
+from torch import nn
+
+from ..support import reference_tools
+from ..support.rule_cases import Function, randn
+
+TARGETS = {torch.bfloat16: "TOSA-1.0+FP+bf16", torch.float16: "TOSA-1.0+FP"}
+ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Largest relative error of one rounding."""
+
+
+class Block(nn.Module):
+    """A layer of BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.wide, self.narrow = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.first, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
+
+    def forward(self, x):
+        x = self.first(x + self.attention(x, x, x, need_weights=False)[0])
+        return self.second(x + self.narrow(nn.functional.gelu(self.wide(x))))
+
+
+def bert():
+    return nn.Sequential(nn.Embedding(50, 16), Block(), Block()), torch.arange(12).reshape(2, 6) * 4
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 4)), randn(5, 8)
+
+
+def cnn():
+    layers = (
+        *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()),
+        *(nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.BatchNorm2d(8), nn.Hardswish(), nn.MaxPool2d(2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5), nn.Softmax(-1)),
+    )
+    return nn.Sequential(*layers), randn(2, 3, 8, 8)
+
+
+def statistics_of(model, inputs):
+    """Batch norms that saw the input once: fresh ones would leave nothing of it."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+    model.train()(inputs)
+    return model.eval()
+
+
+def to(tensor, dtype):
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def distance(found, exact):
+    return ((found.double() - exact).abs().max() / exact.abs().max()).item()
+
+
+@pytest.mark.parametrize("dtype", TARGETS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("make", [mlp, cnn, bert], ids=lambda make: make.__name__)
+def test_a_model_is_one_delegate_as_exact_as_eager(make, dtype):
+    torch.manual_seed(0)
+    model, inputs = make()
+    model = statistics_of(model, inputs)
+    with torch.no_grad():
+        exact = deepcopy(model).double()(to(inputs, torch.float64))
+        short, given = model.to(dtype), to(inputs, dtype)
+        eager = short(given)
+    options = {"tosa": {"spec": TARGETS[dtype]}}
+    lowered = delegraph.lower(short, (given,), backends=["tosa"], options=options)
+    assert len(lowered.delegates) == 1 and lowered.report.host_operators == 0, lowered.report
+    file = lowered.delegates[0].processed_bytes
+    allowed = 2 * distance(eager, exact) + ULP[dtype]
+    assert lowered(given).dtype is dtype and distance(lowered(given), exact) < allowed
+    reference_tools.check_strictly(file, "pro_fp", "bf16" if dtype is torch.bfloat16 else "")
+    entering = given.to(torch.int32) if given.dtype is torch.int64 else given
+    held = entering.view(torch.uint16) if dtype is torch.bfloat16 and entering.is_floating_point() else entering
+    (theirs,) = reference_tools.run(file, [held.numpy()])
+    found = torch.from_numpy(theirs.view(np.uint16).copy()).view(dtype).reshape(eager.shape)
+    assert distance(found, exact) < allowed
+
+
+def operators(function, *inputs):
+    program = torch.export.export(Function(function), inputs)
+    graph = compile_program(program, TosaSpec.parse("TOSA-1.0+FP+INT+bf16"))
+    return [f"{op.name} {op.outputs[0].dtype}" for op in graph.operators]
+
+
+def test_what_one_operator_computes_stays_short():
+    x = randn(2, 3).bfloat16()
+    assert operators(lambda x: (x * 2).tanh().reshape(6).clamp(0, 1), x) == [
+        *("MUL bf16", "TANH bf16", "RESHAPE bf16", "CLAMP bf16")
+    ]
+
+
+def test_what_several_compute_is_rounded_once():
+    x = randn(2, 3).bfloat16()
+    assert operators(torch.nn.functional.silu, x) == ["CAST fp32", "SIGMOID fp32", "MUL fp32", "CAST bf16"]
+    assert operators(lambda x: x * 0.1, x) == ["CAST fp32", "MUL fp32", "CAST bf16"]  # 0.1 is none of bf16's numbers
+    assert operators(lambda x: x.sum(1), x)[:2] == ["CAST fp32", "REDUCE_SUM fp32"]
+
+
+def test_weights_are_stored_as_short_as_they_are():
+    model, given = nn.Linear(64, 64).bfloat16().eval(), randn(1, 64).bfloat16()
+    options = {"tosa": {"spec": TARGETS[torch.bfloat16]}}
+    graph = read(delegraph.lower(model, (given,), backends=["tosa"], options=options).delegates[0].processed_bytes)
+    assert {v.dtype for v in graph.constants() if v.dtype is not DType.SHAPE} == {DType.BF16}
