@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported_program import CALL_DELEGATE
-from delegraph.partitioner import CapabilityPartitioner, PartitionResult
+from delegraph.exported_program import CALL_DELEGATE, written_values
+from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .ir.graph import Value
+from .ir.operators import VARIABLE
 from .ir.types import DType
 from .lowering.bounds import bounds_of
 from .lowering.builder import Tosa
@@ -20,7 +21,7 @@ from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
 from .lowering.hints import int64_result
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_unpacking
-from .lowering.torch_types import why_not_static
+from .lowering.torch_types import type_of, why_not_static
 from .options import Options
 from .spec import TosaSpec
 
@@ -142,11 +143,32 @@ class TOSAPartitioner(CapabilityPartitioner):
         )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """As the checks say; every int64 that enters or leaves a delegate is cast there, as TOSA 1.0 has none."""
+        """As the checks say; every int64 that enters or leaves a delegate is cast there, as TOSA 1.0 has none.
+
+        A buffer that is read and written in one partition only is its variable, if the target has such.
+        """
         result = super().partition(exported_program)
+        _tag_variables(exported_program, self.spec["spec"])
         crossing = [n.name for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))]
         result.boundary_types = dict.fromkeys(crossing, torch.int32)
         return result
+
+
+def _tag_variables(program: ExportedProgram, spec: TosaSpec) -> None:
+    """Tag the written buffers that TOSA can keep; others are inputs and outputs of delegates."""
+    tag_mutated_buffer(program)
+    for buffer in written_values(program):
+        if not _is_variable(buffer.meta["val"], spec):
+            buffer.meta.pop("delegation_tag", None)
+
+
+def _is_variable(val: Any, spec: TosaSpec) -> bool:
+    """Whether the target has variables of such a type: they are an extension, and not of every element type."""
+    try:
+        initial = Fact(type_of(val), True, None).value()
+    except Unsupported:
+        return False
+    return spec.why_not(VARIABLE((initial,), variable="")) is None
 
 
 def _is_int64(val: Any) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +15,7 @@ from delegraph.runtime import BackendRuntime, Delegate
 
 from .evaluate import Program, check_inputs
 from .ir.graph import Array, Graph, Value
+from .ir.operators import VARIABLE
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
 from .lowering.torch_types import array_of
 from .options import Options
@@ -40,7 +44,8 @@ class LoadedGraph:
     """A TOSA graph that is called with CPU tensors in the order of its inputs; returns a tuple of new tensors.
 
     Raises InputError for inputs of another number, shape or element type; Unsupported, when it is made, for a graph
-    that takes or returns block-scaled tensors. May be called from many threads.
+    that takes or returns block-scaled tensors. It keeps the graph's variables from call to call. May be called from
+    many threads; with variables, calls run one after the other.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -49,20 +54,33 @@ class LoadedGraph:
                 why = "crosses the boundary, and torch has no block-scaled tensors: CAST inside of the graph"
                 raise Unsupported("unsupported", f"{value!r} {why}")
         self.program = Program(graph)
+        self._turn: AbstractContextManager[Any] = threading.Lock() if _has_variables(graph) else nullcontext()
+        self._variables: dict[str, Array] = {}
         self._constants = frozenset(_root(array) for array in self.program.constants.values())
 
     def __call__(self, *args: torch.Tensor | Scalar) -> tuple[torch.Tensor, ...]:
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
         wanted = self.program.graph.inputs
         check_inputs(wanted, [(tuple(t.shape), _held_as(t.dtype, k, wanted)) for k, t in enumerate(tensors)])
-        inputs = [array_of(tensor) for tensor in tensors]
-        taken = self._constants | {_root(array) for array in inputs}
+        with self._turn:
+            return self._run([array_of(tensor) for tensor in tensors])
+
+    def _run(self, inputs: Sequence[Array]) -> tuple[torch.Tensor, ...]:
+        """Variables change if the whole call succeeds, and share no memory with what the caller has."""
+        given, held = {_root(array) for array in inputs}, dict(self._variables)
+        outputs = self.program(inputs, held)
+        self._variables = {name: _owned(array, given) for name, array in held.items()}
+        taken = self._constants | given | {_root(array) for array in self._variables.values()}
         results = []
-        for output, value in zip(self.program(inputs), self.program.graph.outputs, strict=True):
+        for output, value in zip(outputs, self.program.graph.outputs, strict=True):
             result = torch.from_numpy(_owned(output, taken))
             results.append(result.view(torch.bfloat16) if value.dtype is DType.BF16 else result)
             taken = taken | {_root(output)}
         return tuple(results)
+
+
+def _has_variables(graph: Graph) -> bool:
+    return any(isinstance(op, VARIABLE) for g in graph.reachable() for op in g.operators)
 
 
 def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
@@ -79,7 +97,7 @@ def _held_as(dtype: torch.dtype, position: int, inputs: Sequence[Value]) -> str:
     return held.removeprefix("torch.")
 
 
-def _owned(output: Array, taken: frozenset[int]) -> Array:
+def _owned(output: Array, taken: Set[int]) -> Array:
     """An array in memory of its own, in order: torch must not write through it to an input, a constant or a sibling."""
     return np.array(output, order="C") if _root(output) in taken else np.asarray(output, order="C")
 

@@ -31,11 +31,15 @@ class Program:
         }
         self._dead = _last_uses(graph)
 
-    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs in order; they may be views of inputs, of constants and of each other. Raises InputError."""
+    def __call__(self, inputs: Sequence[Array], held: dict[str, Array] | None = None) -> list[Array]:
+        """Outputs in order; they may be views of inputs, of constants, of variables and of each other.
+
+        ``held`` are the variables, by name, before the call and after it; initial values of those that it lacks are
+        added. Without it they start from their initial values. Raises InputError.
+        """
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
         values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
-        with np.errstate(all="ignore"), variables():
+        with np.errstate(all="ignore"), variables(held):
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
                 operands = [values[v] for v in operator.inputs]
                 results = compute(operator, operands, [v.type for v in operator.outputs])

@@ -1,6 +1,7 @@
-"""Kernels of variables (specification: Variable Operators): tensors that keep their value while one program is run.
+"""Kernels of variables (specification: Variable Operators): tensors that keep their value from call to call.
 
-A program starts from the initial values each time; a graph of control flow sees the variables of the one it is in.
+Unless its caller holds the variables, a program starts from the initial values each time. A graph of control flow sees
+the variables of the one it is in.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _VARIABLES: ContextVar[dict[str, Array] | None] = ContextVar("_VARIABLES", defau
 
 
 @contextmanager
-def variables() -> Iterator[dict[str, Array]]:
-    """The variables of the run that this thread is in; a new set if it is in none."""
-    held = _VARIABLES.get()
-    if held is not None:
-        yield held
+def variables(held: dict[str, Array] | None = None) -> Iterator[dict[str, Array]]:
+    """The variables of the run that this thread is in; if it is in none, ``held``, or a new set."""
+    current = _VARIABLES.get()
+    if current is not None:
+        yield current
         return
-    held = {}
+    held = {} if held is None else held
     token = _VARIABLES.set(held)
     try:
         yield held
@@ -36,7 +37,7 @@ def variables() -> Iterator[dict[str, Array]]:
 @computes(ops.VARIABLE, as_stored=True)
 def variable(op: ops.VARIABLE, initial: Array) -> Result:
     with variables() as held:
-        held[op.variable] = initial
+        held.setdefault(op.variable, initial)
     return ()
 
 

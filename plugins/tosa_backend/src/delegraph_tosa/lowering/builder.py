@@ -146,6 +146,23 @@ class Tosa:
         self.operators.append(operator)
         return operator.outputs
 
+    # ---- state
+
+    def variable(self, name: str, initial: Value) -> Value:
+        """What a variable holds when the program starts: ``initial``, a constant, before the first call."""
+        self._appended_effect(tosa.VARIABLE((initial,), self.source, variable=name))
+        return self.emit(tosa.VARIABLE_READ, (), fold=False, variable=name, types=(initial.type,))
+
+    def variable_write(self, name: str, value: Value) -> None:
+        """The variable holds ``value`` from here on, in the next call too."""
+        self._appended_effect(tosa.VARIABLE_WRITE((value,), self.source, variable=name))
+
+    def _appended_effect(self, operator: Operator) -> None:
+        """Append what has no result."""
+        why = self.spec.why_not(operator)
+        self.require(why is None, f"{why}")
+        self.operators.append(operator)
+
     # ---- int64 that runs as int32
 
     def _appended_narrow(self, wide: Operator) -> Value:

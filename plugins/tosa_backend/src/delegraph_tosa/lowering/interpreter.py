@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple, Self, TypeVar
 
+import torch
 from delegraph.errors import Unsupported
-from delegraph.exported_program import constant_placeholders, constant_tensor, output_node, placeholders, user_inputs
+from delegraph.exported_program import (
+    STATE_WRITES,
+    constant_placeholders,
+    constant_tensor,
+    output_values,
+    placeholders,
+    user_inputs,
+    written_values,
+)
 from delegraph.io.weights import why_no_bytes
 from delegraph.source import Source, source_of
 from torch.export import ExportedProgram
@@ -151,6 +160,17 @@ class Interpreter:
         inner.constant = lambda node: given(node) if node.op == "placeholder" else _tensor_of(node)
         return inner
 
+    def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
+        """Let ``buffer`` stand for the variable that holds it."""
+        first = next((user for user in buffer.users if user.op == "call_function"), buffer)
+        self.t.source = Origin.of(first)
+        self.values[buffer] = self.t.variable(name, constant_of(name, initial))
+
+    def write_variable(self, value: Node, name: str) -> None:
+        """Let the variable hold ``value`` in the next call."""
+        self.t.source = Origin.of(value)
+        self.t.variable_write(name, self.value_of(value))
+
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
         """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""
         return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
@@ -174,13 +194,20 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
     """The TOSA graph of a functional program, before the passes.
 
     Inputs are the user's, in order, named as the placeholders; outputs are ``output_0``, ... Parameters, buffers and
-    constants stay where they are until the graph is written. Raises Unsupported with the node and the user's line.
+    constants stay where they are until the graph is written. Buffers that the program writes are variables: it reads
+    them first and writes them last. Raises Unsupported with the node and the user's line.
     """
     interpreter = Interpreter(t or Tosa(spec), _constants(program), bounds_of(program.graph.nodes))
     inputs = [interpreter.value_of(node) for node in user_inputs(program)]
+    state = written_values(program)
+    names = {node: str(spec.target) for node, spec in placeholders(program) if node in state}
+    for node, name in names.items():
+        interpreter.read_variable(node, name, constant_tensor(program, dict(placeholders(program))[node]))
     for node in program.graph.nodes:
         if node.op == "call_function":
             interpreter.lower(node)
+    for node, name in names.items():
+        interpreter.write_variable(state[node], name)
     results = interpreter.returned(_returned_nodes(program), inputs)
     _name(results, {value.name for value in inputs})
     return Graph(inputs, results, interpreter.t.operators)
@@ -222,8 +249,10 @@ def _tensor_of(node: Node) -> Value | None:
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:
-    returned: Any = output_node(program.graph).args[0]
+    """What the caller gets."""
+    specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    returned = [value for spec, value in specs if spec.kind not in STATE_WRITES]
     for position, item in enumerate(returned):
         if not isinstance(item, Node):
             raise refused(f"output {position} is the Python value {item!r}, not a tensor")
-    return list(returned)
+    return returned

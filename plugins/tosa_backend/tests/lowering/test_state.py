@@ -1,0 +1,164 @@
+"""Buffers that a program writes: variables under EXT-VARIABLE, inputs and outputs of the delegate otherwise."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+from delegraph_tosa.serialize import read
+from torch import nn
+
+from ..support import reference_tools
+
+TARGET = "TOSA-1.0+FP+INT+variable"
+
+
+class Decoder(nn.Module):
+    """One step of attention over what it was given so far. It reads ``scale`` before and after writing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.query, self.key, self.value = nn.Embedding(20, 8), *(nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("keys", torch.zeros(1, 12, 8))
+        self.register_buffer("values", torch.zeros(1, 12, 8), persistent=False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.full((1,), 3.0))
+
+    def forward(self, token, position):
+        x, before = self.table(token), self.scale.clone()
+        self.keys.index_copy_(1, position, self.key(x))
+        self.values.index_copy_(1, position, self.value(x))
+        self.steps.add_(1)
+        self.scale.mul_(0.5)
+        seen = torch.arange(12)[None, None] <= position[:, None]
+        y = nn.functional.scaled_dot_product_attention(self.query(x), self.keys, self.values, attn_mask=seen)
+        return y * before, self.scale, self.steps * 1
+
+
+def step(k):
+    return torch.tensor([[k + 3]]), torch.tensor([k])
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Decoder().eval()
+
+
+@pytest.fixture(scope="module")
+def exported(model):
+    return torch.export.export(model, step(0))
+
+
+def lowered(program, target=TARGET):
+    return delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": target}})
+
+
+def same(found, wanted):
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target, kept", [(TARGET, ("keys", "values", "scale")), ("TOSA-1.0+FP+INT", ())])
+def test_ten_steps_of_a_decoder(model, exported, target, kept):
+    program, eager = lowered(exported, target), deepcopy(model)
+    (delegate,) = program.delegates
+    assert set(delegate.module.state) == set(kept)
+    names = {argument.name.removeprefix("b_") for argument in delegate.inputs}
+    assert names.isdisjoint(kept) and ("scale" in names) == (not kept)
+    second, other = program.instance(), deepcopy(model)
+    for k in range(10):
+        same(program(*step(k)), eager(*step(k)))
+        if k % 3 == 0:  # another stream, which is not as far
+            same(second(*step(k // 3)), other(*step(k // 3)))
+    assert program.verify(*step(0)).relative_error < 1e-5
+    same(program(*step(10)), eager(*step(10)))
+
+
+def test_the_reference_tools_take_the_file(model, exported):
+    file = lowered(exported).delegates[0].processed_bytes
+    reference_tools.check_strictly(file, "pro_fp,pro_int", "variable")
+    arrays = [given.to(torch.int32).numpy() for given in step(0)]
+    attended, scale, _ = deepcopy(model)(*step(0))
+    found = {array.shape: array for array in reference_tools.run(file, arrays)}
+    np.testing.assert_allclose(found[1, 1, 8], attended.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(found[1,], scale.numpy())
+
+
+def test_initial_values_are_in_the_file_and_the_model_is_not_touched(model, exported):
+    program = lowered(exported)
+    graph = read(program.delegates[0].processed_bytes)
+    initial = {op.variable: op.initial_value.constant.materialize() for op in graph.operators if op.name == "VARIABLE"}
+    assert {name: float(array.max()) for name, array in initial.items()} == {"keys": 0, "values": 0, "scale": 3}
+    program(*step(0))
+    assert model.scale.item() == 3.0
+
+
+class Register(nn.Module):
+    """Its buffer is the input itself, and the result the buffer."""
+
+    def __init__(self, dtype=torch.float32) -> None:
+        super().__init__()
+        self.register_buffer("held", torch.zeros(3, dtype=dtype))
+
+    def forward(self, x):
+        before = self.held * 1
+        self.held.copy_(x)
+        return before, self.held
+
+
+def test_a_variable_shares_no_memory_with_the_caller():
+    program = lowered(torch.export.export(Register().eval(), (torch.ones(3),)))
+    x = torch.ones(3)
+    _, held = program(x)
+    x.fill_(9)
+    held.fill_(8)
+    before, _ = program(torch.zeros(3))
+    assert before.tolist() == [1, 1, 1]
+
+
+def test_what_is_no_type_of_a_variable_is_passed():
+    program = lowered(torch.export.export(Register(torch.int32).eval(), (torch.ones(3, dtype=torch.int32),)))
+    (delegate,) = program.delegates
+    assert delegate.module.state == () and len(delegate.inputs) == 2
+    one, two = torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([4, 5, 6], dtype=torch.int32)
+    program(one)
+    assert program(two)[0].tolist() == [1, 2, 3]
+
+
+def test_a_buffer_that_the_host_reads_stays_there():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.ones(3))
+
+        def forward(self, x):
+            before = torch.lgamma(self.held)
+            self.held.add_(x)
+            return before, self.held * 2
+
+    program, eager = lowered(torch.export.export(Shared().eval(), (torch.ones(3),))), Shared().eval()
+    assert all(not delegate.module.state for delegate in program.delegates)
+    for _ in range(3):
+        same(program(torch.ones(3)), eager(torch.ones(3)))
+
+
+def test_methods_have_state_of_their_own_and_a_note_says_so():
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(2))
+
+        def forward(self, x):
+            self.total.add_(x)
+            return self.total * 1
+
+    total, x = Total().eval(), (torch.ones(2),)
+    options = {"tosa": {"spec": TARGET}}
+    program = delegraph.lower({"a": total, "b": total}, {"a": x, "b": x}, backends=["tosa"], options=options)
+    assert [delegate.module.state for delegate in program.delegates] == [("total",), ("total",)]
+    assert [program.method(m)(*x).tolist() for m in "aab"] == [[1, 1], [2, 2], [1, 1]]
+    assert "no method sees what another writes" in program.report.notes[0]
