@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..ir.graph import Array, Deferred, Value
+from ..ir.graph import Value
 from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
@@ -23,15 +23,8 @@ from .interpreter import Interpreter
 from .quantized_calls import any_lazy, apply_quantized
 from .ranges import INT32, Range, inside, range_of
 from .registry import Result, Rule, apply, bind, is_empty, is_unpacking, rule_of
+from .templates import ABSENT
 from .torch_types import constant_of, refused, type_of
-
-
-def _nothing() -> Array:
-    raise refused("a dry run read the elements of a constant")
-
-
-ABSENT = Deferred(_nothing)
-"""Stands for a constant in a dry run, which knows facts only."""
 
 
 class Fact(NamedTuple):
@@ -169,7 +162,7 @@ class DryRun(Interpreter):
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
         """The refusal, or the facts of the results."""
         try:
-            return _summarize(apply(self.t, rule_of(node), node, arguments))
+            return _summarize(self.templates.apply(self.t, rule_of(node), node, arguments))
         except Unsupported as refusal:
             return refusal.message
         finally:

@@ -34,7 +34,7 @@ from .lazy import real
 from .quantized_calls import any_lazy, apply_quantized
 from .ranges import Range, meet, range_of
 from .registry import Result, bind, is_empty, is_unpacking, rule_of
-from .templates import Templates
+from .templates import templates_for
 from .torch_types import constant_of, memory_of, refused, type_of
 
 R = TypeVar("R", bound=Result)
@@ -76,7 +76,7 @@ class Interpreter:
     ) -> None:
         self.t, self.constant, self.bounds = t, constant, bounds or {}
         self.values: dict[Node, Result] = {}
-        self.templates = Templates()
+        self.templates = templates_for(t.spec)
 
     def value_of(self, node: Node) -> Value:
         """The value that ``node`` stands for as an operand."""

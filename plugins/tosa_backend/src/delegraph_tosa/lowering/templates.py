@@ -1,63 +1,77 @@
-"""Calls that are alike are lowered once: what a rule made for the first of them is copied for the others.
+"""Calls that are alike are lowered once: what a rule makes of their types is kept, and copied for each of them.
 
 A rule sees types, other arguments, and which operands are constant; of floats and truth values no more is known. So it
-makes the same operators of equal ones, and networks repeat few: of the 249 calls of ViT-B/16, 20 differ. A copy takes
-a fifth of the time of a rule with its type inference and checks: lowering takes 15 ms less of 80.
+makes the same operators of equal ones, and networks repeat few: of the 249 calls of ViT-B/16, 20 differ. The support
+check and the lowering share them, and so do all lowerings of a process. A copy takes a fifth of the time of a rule with
+its type inference and checks. Templates hold types only, no weight of any model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch.fx import Node
 
-from ..ir.graph import Folded, Literal, Operator, Value
+from ..ir.graph import Array, Deferred, Folded, Literal, Operator, Value
 from ..ir.types import FLOATS, DType
+from ..spec import TosaSpec
 from .builder import Tosa
 from .registry import Result, Rule, apply
+from .torch_types import refused
 
 COPIED = FLOATS | {DType.BOOL}
 """Of integers and shapes more is known than their types: ranges, entries."""
-DEEPEST = 50
-"""Operators on constants, one in the other, that are looked through; a rule makes a few."""
+MOST = 4096
+"""Templates that are kept; the sweeps of the tests meet more."""
+
+
+def _nothing() -> Array:
+    raise refused("a rule read the elements of a constant")
+
+
+ABSENT = Deferred(_nothing)
+"""Stands for a constant of which nothing is known but its type."""
 
 
 class Template:
-    """What a rule made of ``operands``: ``operators``, each after those that it uses, and the ``result``."""
+    """What a rule makes of ``operands``: ``operators``, each after those that it uses, and the ``result``."""
 
-    def __init__(self, operands: Sequence[Value], emitted: Iterable[Operator], result: Result) -> None:
-        self._operands, self._result = operands, result
-        self._depends: dict[Any, bool] = dict.fromkeys(operands, True)
+    def __init__(self, operands: Iterable[Value], emitted: Iterable[Operator], result: Result) -> None:
+        self._operands, self._result = list(operands), result
+        self._made: dict[Value, bool] = dict.fromkeys(self._operands, True)
         self._operators: list[Operator] = []
-        self.is_whole = True
-        """Whether all of it comes from the operands: a rule may use a weight that it finds behind a constant."""
+        self.is_usable = True
+        """Whether what it makes are floats and truth values, too."""
         for operator in emitted:
             for value in operator.inputs:
-                self._find(value, 0)
+                self._is_made(value)
             self._add(operator)
         for found in result if isinstance(result, tuple) else (result,):
             if found is not None:
-                self._find(found, 0)
+                self._is_made(found)
 
-    def _find(self, value: Value, depth: int) -> bool:
+    def _is_made(self, value: Value) -> bool:
         """Whether ``value`` depends on the operands; the folded operators that make it so are added."""
-        constant = value.constant
-        if value in self._depends or isinstance(constant, Literal):
-            return self._depends.get(value, False)
-        if not isinstance(constant, Folded) or depth > DEEPEST:
-            self.is_whole = False
-        elif any([self._find(v, depth + 1) for v in constant.operator.inputs]) and value not in self._depends:
-            self._add(constant.operator)
-        return self._depends.setdefault(value, False)
+        if value not in self._made:
+            constant, depends = value.constant, False
+            if isinstance(constant, Folded):
+                depends = any([self._is_made(v) for v in constant.operator.inputs])
+            elif not isinstance(constant, Literal):
+                self.is_usable = False
+            if depends and value not in self._made:
+                self._add(constant.operator)  # type: ignore[union-attr]
+            self._made.setdefault(value, False)
+        return self._made[value]
 
     def _add(self, operator: Operator) -> None:
         self._operators.append(operator)
-        self._depends.update(dict.fromkeys(operator.outputs, True))
+        self._made.update(dict.fromkeys(operator.outputs, True))
         if "Graph" in operator.attributes.values() or not all(v.dtype in COPIED for v in operator.outputs):
-            self.is_whole = False
+            self.is_usable = False
 
-    def copy(self, t: Tosa, operands: Sequence[Value]) -> Result:
+    def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:
         """The same of other ``operands``, of equal types; operators are appended to those of ``t``."""
         new = dict(zip(self._operands, operands, strict=True))
         for old in self._operators:
@@ -69,32 +83,55 @@ class Template:
 
 
 class Templates:
-    """The templates of one lowering."""
+    """The templates for a target."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: TosaSpec) -> None:
+        self._spec = spec
         self._known: dict[Hashable, Template] = {}
 
     def apply(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """As ``registry.apply``."""
-        operands: list[Value] = []
-        key = (node.target, *[_key(a, operands) for a in arguments])
-        if not all(type(v) is Value and v.dtype in COPIED for v in operands) or len({*operands}) < len(operands):
-            return apply(t, rule, node, arguments)
+        operands: dict[Value, int] = {}
+        key = (rule.function, *[_key(a, operands) for a in arguments])
+        for value in operands:
+            if value.type.dtype not in COPIED or type(value) is not Value:
+                return apply(t, rule, node, arguments)
         template = self._known.get(key)
-        if template is not None and template.is_whole:
-            return template.copy(t, operands)
-        before = len(t.operators)
-        result = apply(t, rule, node, arguments)
         if template is None:
-            self._known[key] = Template(operands, t.operators[before:], result)
-        return result
+            template = self._make(rule, node, arguments, list(operands))
+            if len(self._known) >= MOST:
+                self._known.clear()
+            self._known[key] = template
+        return template.copy(t, operands) if template.is_usable else apply(t, rule, node, arguments)
+
+    def _make(self, rule: Rule, node: Node, arguments: list[Any], operands: Sequence[Value]) -> Template:
+        stand_ins = {v: Value(v.type, None if v.constant is None else ABSENT) for v in operands}
+        t = Tosa(self._spec)
+        result = apply(t, rule, node, [_replaced(a, stand_ins) for a in arguments])
+        return Template(stand_ins.values(), t.operators, result)
 
 
-def _key(argument: Any, operands: list[Value]) -> Hashable:
-    """What a rule may see of an argument. Python compares 1, 1.0 and True equal, and 0.0 and -0.0; rules do not."""
+@lru_cache(maxsize=8)
+def templates_for(spec: TosaSpec) -> Templates:
+    """The templates that all lowerings for ``spec`` share; threads may make one twice, to the same effect."""
+    return Templates(spec)
+
+
+def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
+    """What a rule may see of an argument, and which operands are one value, as in ``x * x``.
+
+    Python compares 1, 1.0 and True equal, and 0.0 and -0.0; rules do not.
+    """
     if isinstance(argument, Value):
-        operands.append(argument)
-        return argument.type, argument.constant is None
+        return argument.type, argument.constant is None, operands.setdefault(argument, len(operands))
     if isinstance(argument, (list, tuple)):
         return tuple([_key(a, operands) for a in argument])
     return type(argument), repr(argument) if isinstance(argument, float) else argument
+
+
+def _replaced(argument: Any, stand_ins: dict[Value, Value]) -> Any:
+    if isinstance(argument, Value):
+        return stand_ins[argument]
+    if isinstance(argument, (list, tuple)) and not hasattr(argument, "_fields"):
+        return [_replaced(a, stand_ins) for a in argument]
+    return argument

@@ -8,7 +8,7 @@ the ``Builder`` of the ``flatbuffers`` package makes, which needs two and a half
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -22,11 +22,45 @@ class Field(NamedTuple):
     default: int = 0
 
 
-_SCALARS = {
-    name: struct.Struct(form) for name, form in (("uint8", "<B"), ("bool", "<?"), ("int32", "<i"), ("uint64", "<Q"))
-}
+_SCALARS = {"uint8": "B", "bool": "?", "int32": "i", "uint32": "I", "offset": "I", "uint64": "Q"}
 _UINT32 = struct.Struct("<I")
-_SCALARS |= {"uint32": _UINT32, "offset": _UINT32}
+
+
+class _Layout(NamedTuple):
+    """How the fields of a table lie in its bytes: those of a file's tables lie in a few dozen ways.
+
+    ``packer`` takes the distance to the vtable and the fields, last one first. ``ends``: how far in front of what was
+    there before each field begins.
+    """
+
+    packer: struct.Struct
+    ends: tuple[int, ...]
+    is_offset: tuple[bool, ...]
+    size: int
+    alignment: int
+    entries: tuple[int, ...]
+    """Of the vtable: distance of each field from the start of the table, 0 of those that are not there."""
+
+    @staticmethod
+    def of(count: int, before: int, fields: Sequence[Field]) -> _Layout:
+        """For ``before`` bytes that are there already, modulo 8."""
+        size, codes, places, alignment = before, "", [0] * count, 4
+        for number, kind, _, _ in fields:
+            code = _SCALARS[kind]
+            width = struct.calcsize(f"<{code}")
+            padding = -size % width
+            size += padding + width
+            codes = f"{code}{padding}x{codes}"
+            places[number] = size
+            alignment = max(alignment, width)
+        padding = -size % 4
+        size += padding + 4
+        while places and not places[-1]:
+            places.pop()
+        ends = tuple([places[field.id] - before for field in fields])
+        entries = tuple([size - place if place else 0 for place in places])
+        packer = struct.Struct(f"<i{padding}x{codes}")
+        return _Layout(packer, ends, tuple([f.kind == "offset" for f in fields]), size - before, alignment, entries)
 
 
 class SharingBuilder:
@@ -39,6 +73,7 @@ class SharingBuilder:
         self._alignment = 4
         self._shared: dict[object, int] = {}
         self._vtables: dict[tuple[int, ...], int] = {}
+        self._layouts: dict[tuple[object, ...], _Layout] = {}
 
     def finish(self, root: int, identifier: str) -> bytearray:
         """The finished buffer; addresses of slots are its length minus what ``slot`` returned."""
@@ -53,7 +88,11 @@ class SharingBuilder:
 
     def shared_table(self, count: int, fields: Sequence[Field]) -> int:
         """A table that equal ones share."""
-        return self._share(("table", count, tuple(fields)), lambda: self.table(count, fields))
+        key = ("table", count, *fields)
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = self.table(count, fields)
+        return found
 
     def table_with_slots(
         self, count: int, fields: Sequence[Field], slots: Sequence[int], wide: bool
@@ -65,72 +104,71 @@ class SharingBuilder:
 
     def _table(self, count: int, fields: Sequence[Field]) -> tuple[int, list[int]]:
         """(position, the positions of its fields): the fields, before them the distance to the vtable, and that."""
-        size = end = self._size
-        parts, ends = self._parts, []
-        places = [0] * count
-        for number, kind, value, _ in fields:
-            scalar = _SCALARS[kind]
-            padding = -size % scalar.size
-            size += padding + scalar.size
-            parts.append(scalar.pack(size - value if kind == "offset" else value) + bytes(padding))
-            places[number] = size
-            ends.append(size)
-            if scalar.size > self._alignment:
-                self._alignment = scalar.size
-        padding = -size % 4
-        size += padding + 4
-        while places and not places[-1]:
-            places.pop()
-        entries = tuple([size - place if place else 0 for place in places])
+        start = self._size
+        key = (count, start & 7, *[field[:2] for field in fields])
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = _Layout.of(count, start & 7, fields)
+            self._alignment = max(self._alignment, layout.alignment)
+        ends = [start + end for end in layout.ends]
+        values = [
+            end - field[2] if is_offset else field[2]
+            for end, field, is_offset in zip(ends, fields, layout.is_offset, strict=True)
+        ]
+        size = self._size = start + layout.size
+        entries = layout.entries
         vtable = self._vtables.get(entries)
-        to_vtable = (size + 4 + 2 * len(entries) if vtable is None else vtable) - size
-        parts.append(struct.pack("<i", to_vtable) + bytes(padding))
-        self._size = size
+        to_vtable = 4 + 2 * len(entries) if vtable is None else vtable - size
+        self._parts.append(layout.packer.pack(to_vtable, *reversed(values)))
         if vtable is None:
-            self._prepend(struct.pack(f"<{2 + len(entries)}H", 4 + 2 * len(entries), size - end, *entries))
+            self._prepend(struct.pack(f"<{2 + len(entries)}H", 4 + 2 * len(entries), layout.size, *entries))
             self._vtables[entries] = self._size
         return size, ends
 
     def string(self, text: str) -> int:
         """Half a surrogate pair, which the name of a file may have and UTF-8 has not, is written as its escape."""
-        return self._share(("string", text), lambda: self._string(text.encode("utf-8", "backslashreplace")))
-
-    def _string(self, encoded: bytes) -> int:
-        self._align(4, len(encoded) + 1)
-        return self._prepend(_UINT32.pack(len(encoded)) + encoded + b"\0")
+        found = self._shared.get(text)
+        if found is None:
+            encoded = text.encode("utf-8", "backslashreplace")
+            self._align(4, len(encoded) + 1)
+            found = self._shared[text] = self._prepend(_UINT32.pack(len(encoded)) + encoded + b"\0")
+        return found
 
     def strings(self, texts: Sequence[str]) -> int:
         return self.offsets([self.string(text) for text in texts])
 
     def offsets(self, offsets: Sequence[int]) -> int:
         """A vector of finished tables or strings."""
-        return self._share(("offsets", *offsets), lambda: self._offsets(offsets))
-
-    def _offsets(self, offsets: Sequence[int]) -> int:
-        self._align(4, 0)
-        last = self._size + 4 * len(offsets)
-        distances = [last - 4 * k - offset for k, offset in enumerate(offsets)]
-        return self._prepend(struct.pack(f"<I{len(offsets)}I", len(offsets), *distances))
+        key = ("offsets", *offsets)
+        found = self._shared.get(key)
+        if found is None:
+            self._align(4, 0)
+            last = self._size + 4 * len(offsets)
+            distances = [place - offset for place, offset in zip(range(last, self._size, -4), offsets, strict=True)]
+            found = self._shared[key] = self._prepend(struct.pack(f"<I{len(offsets)}I", len(offsets), *distances))
+        return found
 
     def int32s(self, numbers: Sequence[int]) -> int:
-        return self._share(("int32s", *numbers), lambda: self._int32s(numbers))
-
-    def _int32s(self, numbers: Sequence[int]) -> int:
-        self._align(4, 0)
-        return self._prepend(struct.pack(f"<I{len(numbers)}i", len(numbers), *numbers))
+        key = ("int32s", *numbers)
+        found = self._shared.get(key)
+        if found is None:
+            self._align(4, 0)
+            found = self._shared[key] = self._prepend(struct.pack(f"<I{len(numbers)}i", len(numbers), *numbers))
+        return found
 
     def raw(self, data: bytes) -> int:
         """A vector of bytes, 8-aligned as the schema asks."""
-        return self._share(("bytes", data), lambda: self._raw(data))
-
-    def _raw(self, data: bytes) -> int:
-        self._align(4, len(data))
-        self._align(8, len(data))
-        return self._prepend(_UINT32.pack(len(data)) + data)
+        found = self._shared.get(data)
+        if found is None:
+            self._align(4, len(data))
+            self._align(8, len(data))
+            found = self._shared[data] = self._prepend(_UINT32.pack(len(data)) + data)
+        return found
 
     def _align(self, alignment: int, following: int) -> None:
         """Pad so that after ``following`` bytes more the size is a multiple of ``alignment``."""
-        self._alignment = max(self._alignment, alignment)
+        if alignment > self._alignment:
+            self._alignment = alignment
         padding = -(self._size + following) % alignment
         if padding:
             self._prepend(bytes(padding))
@@ -139,9 +177,3 @@ class SharingBuilder:
         self._parts.append(part)
         self._size += len(part)
         return self._size
-
-    def _share(self, key: object, make: Callable[[], int]) -> int:
-        offset = self._shared.get(key)
-        if offset is None:
-            offset = self._shared[key] = make()
-        return offset

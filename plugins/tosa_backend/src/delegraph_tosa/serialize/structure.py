@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from delegraph.errors import InternalError, Unsupported
@@ -355,6 +356,7 @@ _SIZES = (TensorField.SIZE, TensorField.SCALE_SIZE)
 """Fields of each of a tensor's ``stored_types``."""
 
 
+@cache
 def _element_fields(dtype: DType) -> list[Field]:
     blocks = BLOCK_SCALED.get(dtype)
     if blocks is None:

@@ -77,12 +77,26 @@ class Level:
                 for rule, text in self.type_breaches(value.type):
                     if row.name != "CUSTOM" or rule not in OF_TYPED_OPERATORS:
                         yield rule, f"TOSA {operator.name}: {text}"
+        for limit in self._limits_of(row):
+            if breach := limit.violated(operator):
+                yield breach
+
+    def admits(self, operator: Operator, row: Row) -> bool:
+        """Whether ``operator`` exceeds nothing, as far as can be told of types that were met before."""
+        accepted = self._accepted
+        for value in operator.inputs:
+            if value.type not in accepted:
+                return False
+        for value in operator.outputs:
+            if value.type not in accepted:
+                return False
+        return not any([limit.violated(operator) for limit in self._limits_of(row)])
+
+    def _limits_of(self, row: Row) -> tuple[Limit, ...]:
         limits = self._compiled.get(row.name)
         if limits is None:
             limits = self._compiled[row.name] = self._compile(row)
-        for limit in limits:
-            if breach := limit.violated(operator):
-                yield breach
+        return limits
 
     def type_breaches(self, type: Type) -> list[Breach]:
         """What is wrong with a tensor or shape of this type."""
