@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from delegraph_tosa.backend import compile_program
@@ -58,10 +61,24 @@ def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
         return registry.apply(t, rule, node, arguments)
 
     monkeypatch.setattr(templates, "apply", count)
+    templates.templates_for.cache_clear()
     data(blocks)
     calls = [node.target for node in blocks.graph.nodes if node.op == "call_function"]
-    assert calls.count(torch.ops.aten.linear.default) == 9 and seen.count(torch.ops.aten.linear.default) == 1
-    assert calls.count(torch.ops.aten.conv2d.default) == 3 and seen.count(torch.ops.aten.conv2d.default) == 1
+    for target, count in ((torch.ops.aten.linear.default, 9), (torch.ops.aten.conv2d.default, 3)):
+        assert calls.count(target) == count and seen.count(target) == 1
+    data(program(nn.Sequential(Block()), torch.randn(1, 4, 5, 5)))
+    assert len([target for target in seen if target is torch.ops.aten.linear.default]) == 1
+
+
+def test_templates_keep_no_weights():
+    templates.templates_for.cache_clear()
+    module = Block()
+    weight = weakref.ref(module.linears[0].weight)
+    data(program(module, torch.randn(1, 4, 5, 5)))
+    assert templates.templates_for.cache_info().currsize == 1
+    del module
+    gc.collect()
+    assert weight() is None
 
 
 class Turned(nn.Module):

@@ -235,6 +235,16 @@ class Tosa:
             self._constants[key] = make()
         return self._constants[key]
 
+    def literals(self) -> Iterator[tuple[Any, Value]]:
+        """Shapes and numbers that were made, each with the key by which it is made once."""
+        for key, value in self._constants.items():
+            if isinstance(value, Value) and isinstance(value.constant, Literal):
+                yield key, value
+
+    def intern(self, key: Any, literal: Value) -> Value:
+        """A literal that was made elsewhere, or the equal one that was made here by that ``key``."""
+        return self._constants.setdefault(key, literal)
+
     def shape(self, entries: Sequence[int]) -> Value:
         """A SHAPE constant."""
         key = tuple(entries)

@@ -36,21 +36,23 @@ ABSENT = Deferred(_nothing)
 
 
 class Template:
-    """What a rule makes of ``operands``: ``operators``, each after those that it uses, and the ``result``."""
+    """What a rule makes of ``operands``: the operators of ``t``, folded ones too, and the ``result``."""
 
-    def __init__(self, operands: Iterable[Value], emitted: Iterable[Operator], result: Result) -> None:
+    def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
         self._operands, self._result = list(operands), result
         self._made: dict[Value, bool] = dict.fromkeys(self._operands, True)
         self._operators: list[Operator] = []
         self.is_usable = True
         """Whether what it makes are floats and truth values, too."""
-        for operator in emitted:
+        for operator in t.operators:
             for value in operator.inputs:
                 self._is_made(value)
             self._add(operator)
         for found in result if isinstance(result, tuple) else (result,):
             if found is not None:
                 self._is_made(found)
+                self.is_usable &= type(found) is Value  # a lazy value knows more than its type
+        self._literals = {key: v for key, v in t.literals() if v in self._made}
 
     def _is_made(self, value: Value) -> bool:
         """Whether ``value`` depends on the operands; the folded operators that make it so are added."""
@@ -74,6 +76,7 @@ class Template:
     def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:
         """The same of other ``operands``, of equal types; operators are appended to those of ``t``."""
         new = dict(zip(self._operands, operands, strict=True))
+        new.update([(value, t.intern(key, value)) for key, value in self._literals.items()])
         for old in self._operators:
             outputs = t.copied(old, tuple([new.get(v, v) for v in old.inputs]))
             new.update(zip(old.outputs, outputs, strict=True))
@@ -108,7 +111,7 @@ class Templates:
         stand_ins = {v: Value(v.type, None if v.constant is None else ABSENT) for v in operands}
         t = Tosa(self._spec)
         result = apply(t, rule, node, [_replaced(a, stand_ins) for a in arguments])
-        return Template(stand_ins.values(), t.operators, result)
+        return Template(stand_ins.values(), t, result)
 
 
 @lru_cache(maxsize=8)
