@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported_program import CALL_DELEGATE, written_values
+from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, written_values
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -20,7 +20,7 @@ from .lowering.builder import Tosa
 from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
 from .lowering.hints import int64_result
 from .lowering.ranges import Range
-from .lowering.registry import Result, is_unpacking
+from .lowering.registry import Result, is_empty, is_unpacking
 from .lowering.torch_types import type_of, why_not_static
 from .options import Options
 from .spec import TosaSpec
@@ -34,6 +34,7 @@ class TOSASupport:
         self._memo: dict[Hashable, Any] = {}
         self._accepted: set[Node] = set()
         self._copied: set[Node] = set()
+        self._weights: Collection[Node] = ()
         self._constant: Constants = lambda node: None
         self._run = self._fresh({}, lambda node: None)
 
@@ -43,6 +44,7 @@ class TOSASupport:
     def begin(self, exported_program: ExportedProgram) -> None:
         """A new program: forget the last one."""
         self._accepted, self._copied = set(), set()
+        self._weights = constant_placeholders(exported_program)
         self._constant = facts_of_constants(exported_program)
         bounds = bounds_of(exported_program.graph.nodes)
         self._run = self._fresh(bounds, bounds.get)
@@ -71,12 +73,17 @@ class TOSASupport:
         run, inside = self._fresh(bounds_of(nodes), self._known), set(nodes)
         found: dict[Node, str] = {}
         for node in nodes:
-            why = run.why_not(node) or self._why_not_result(run, node, inside)
+            why = self._why_not_empty(node, inside) or run.why_not(node) or self._why_not_result(run, node, inside)
             if why is not None:
                 found[node] = why
                 run.values.pop(node, None)
         self._accepted.difference_update(found)
         return found
+
+    def _why_not_empty(self, node: Node, inside: set[Node]) -> str | None:
+        """Why an empty tensor cannot enter the partition, also where the rule leaves it out; TOSA has none."""
+        arriving = (i for i in node.all_input_nodes if i not in inside and is_empty(i) and i not in self._weights)
+        return next((f"the input {i.name} is empty, and TOSA has no empty tensors" for i in arriving), None)
 
     def _known(self, node: Node) -> Range | None:
         """The range of a value in the whole program; Unsupported if nothing is known of it there."""

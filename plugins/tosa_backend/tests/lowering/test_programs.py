@@ -130,3 +130,14 @@ def test_a_large_constant_is_not_expanded_in_the_file():
     module = Program(lambda m, x: x + m.row.expand(512, 512), row=torch.randn(512))
     lowered = delegraph.lower(module.eval(), (torch.randn(512, 512),), backends=["tosa"])
     assert len(lowered.delegates[0].processed_bytes) < 8192
+
+
+def test_an_empty_tensor_that_arrives_leaves_its_uses_on_the_host():
+    """A cache that is empty at the first step."""
+    module = Program(lambda m, x, cache: torch.cat([cache, x], 1).exp()).eval()
+    inputs = (ROWS, ROWS[:, :0])
+    lowered = delegraph.lower(module, inputs, backends=["tosa"])
+    (refusal,) = lowered.report.refusals
+    assert refusal.operator == "aten.cat.default"
+    assert refusal.reason == "the input args_1 is empty, and TOSA has no empty tensors"
+    torch.testing.assert_close(lowered(*inputs), module(*inputs))

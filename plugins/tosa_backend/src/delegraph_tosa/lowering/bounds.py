@@ -94,6 +94,13 @@ def _of_all(node: Node) -> Found:
     return [(node.args[1], _below(math.prod(_shape(node.args[0])), True))]  # type: ignore[arg-type]
 
 
+def _planes(node: Node) -> Found:
+    """(self, indices, output_size, ..): places in a plane or volume of that size."""
+    sizes: Any = node.args[2]
+    known = all(type(size) is int for size in sizes)
+    return [(node.args[1], _below(math.prod(sizes)))] if known else []
+
+
 def _classes(node: Node) -> Found:
     count = _argument(node, 1, "num_classes", -1)
     return [(node.args[0], _below(count))] if isinstance(count, int) and count > 0 else []
@@ -114,7 +121,8 @@ def _labels(node: Node) -> Found:
 
 _ALONG = _along()
 INDEXES: dict[Any, Callable[[Node], Found]] = {
-    aten.embedding.default: _table,
+    **dict.fromkeys((aten.embedding.default, aten.embedding_renorm.default), _table),
+    **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _planes),
     **dict.fromkeys((aten.embedding_bag.default, aten.embedding_bag.padding_idx), _bags),
     **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _bags),
     aten.one_hot.default: _classes,

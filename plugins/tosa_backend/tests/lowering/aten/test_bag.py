@@ -44,6 +44,12 @@ FAMILY.case(
 )
 FAMILY.case("bags-inner", lambda w, i, o: aten._embedding_bag(w, i, o, padding_idx=2)[0], randn(5, 3), ids, starts)
 FAMILY.case("bags-forward", lambda w, i, o: aten._embedding_bag_forward_only(w, i, o)[0], randn(5, 3), ids, starts)
+for p in (1.0, 2.0, inf):
+    FAMILY.cases(
+        f"renorm-{p}",
+        lambda w, i, p=p: aten.embedding_renorm(w, i, 1.25, p),
+        *((randn(5, 3), ids), (randn(5, 3), ids[:4].view(2, 2).int()), (broken, ids[:1])),
+    )
 
 
 test_equals_eager = FAMILY.equals_eager()

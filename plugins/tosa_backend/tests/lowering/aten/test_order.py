@@ -85,6 +85,7 @@ for right in (False, True):
         (randn(2, 5).sort()[0], randn(2, 3)),
         (row[None], broken[:1]),
     )
+    FAMILY.case(f"searchsorted-number-{right}", lambda b, r=right: torch.searchsorted(b, 0.0, right=r), row)
 FAMILY.case("searchsorted-int32", lambda b, x: torch.searchsorted(b, x, out_int32=True, side="right"), row, EDGES)
 FAMILY.case(
     "searchsorted-sorter",

@@ -25,6 +25,11 @@ for axes, x in enumerate((signal, image, volume), start=1):
     adaptive = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[axes - 1]
     for size in (1, 2, 3):
         FAMILY.cases(f"adaptive-{axes}d-{size}", lambda x, a=adaptive, s=size: a(x, s, return_indices=True), x, x[0])
+    back, given = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[axes - 1], {"kernel_size": 3, "stride": 2}
+    given["output_size"] = x.shape[-axes:]
+    FAMILY.cases(f"{axes}d-back", lambda x, p=pool, b=back, g=given: b(*p(x, 3, 2, return_indices=True), **g), x, x[0])
+    largest, places = pool(x, 3, 2, return_indices=True)
+    FAMILY.case(f"{axes}d-back-alone", lambda x, i, b=back, g=given: b(x, i, **g), largest, places)
 FAMILY.cases("ties", lambda x: F.max_pool1d(x, 3, 2, return_indices=True), TIES, half(1, 2, 9))
 FAMILY.cases("values-only", lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], image, spec=FP)
 

@@ -1,4 +1,4 @@
-"""Bags: runs of rows of a table that are summed, averaged or searched for their maxima."""
+"""Bags: runs of rows of a table that are summed, averaged or searched for their maxima; rows cut to a norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted
 from ..registry import lowers
+from .distance import norm_along
 from .index import counted, taken
+from .scatter import hits
 
 aten = torch.ops.aten
 inf = math.inf
@@ -66,6 +68,17 @@ def _joined(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
         return total
     count = t.reduce_sum(converted(t, member, DType.FP32), 1)
     return t.mul(total, t.reciprocal(t.maximum(count, 1.0)))
+
+
+@lowers(aten.embedding_renorm.default)
+def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
+    """self [K,C], indices [*S] -> [K,C]; rows that an index names are cut to ``max_norm``, the others stay"""
+    count = math.prod(indices.shape)
+    norm = norm_along(t, self, 1, norm_type)
+    scale = t.mul(t.reciprocal(t.add(norm, 1e-7)), max_norm)
+    hit = hits(t, self, 0, t.reshape(indices, (count, 1)))
+    long = t.logical_and(t.reshape(t.reduce_any(hit, 1), (self.shape[0], 1)), t.greater(norm, max_norm))
+    return t.select(long, t.mul(self, scale), self)
 
 
 Results = tuple[Value, None, None, None]

@@ -298,3 +298,11 @@ def searchsorted(
     if row.rank == self.rank:
         return found(t, row, self, after, out_int32)
     return bucketize(t, self, row, out_int32, after)
+
+
+@lowers(aten.searchsorted.Scalar)
+def searchsorted_scalar(
+    t: Tosa, sorted_sequence: Value, self: float, out_int32: bool, right: bool, side: str | None, sorter: Value | None
+) -> Value:
+    """sorted_sequence [K] -> []; int64 or int32"""
+    return searchsorted(t, sorted_sequence, t.constant(self, sorted_sequence.dtype, ()), out_int32, right, side, sorter)

@@ -1,4 +1,4 @@
-"""The largest element of a window with its position, and windows of different sizes.
+"""The largest element of a window with its position, and back to it; windows of different sizes.
 
 All windows are gathered, ARGMAX finds the largest element of each, and a table says where in the tensor that lies.
 """
@@ -23,6 +23,7 @@ from ..promotion import converted
 from ..registry import lowers
 from ..window import Window
 from .pool import Numbers, adaptive_bounds, max_pooled, windows_of
+from .scatter import combined
 
 aten = torch.ops.aten
 
@@ -122,3 +123,26 @@ def adaptive_max_pool2d(t: Tosa, self: Value, output_size: Sequence[int]) -> tup
 def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
     """[N,C,D,H,W] -> [N,C,*output_size], and positions in D*H*W"""
     return _adaptive(t, self, numbers(output_size, 3))
+
+
+def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
+    """x [*B,*S] at its places [*B,*S] in planes of ``sizes``, 0 elsewhere. Overlapping windows name a place twice."""
+    lead = x.shape[: -len(sizes)]
+    rows, places = math.prod(lead), math.prod(sizes)
+    flat = [t.reshape(v, (rows, math.prod(x.shape) // rows)) for v in (indices, x)]
+    empty = t.constant(0, x.dtype, (rows, places))
+    return t.reshape(combined(t, empty, 1, flat[0], flat[1], "amax", include_self=False), (*lead, *sizes))
+
+
+@lowers(aten.max_unpool2d.default)
+def max_unpool2d(t: Tosa, self: Value, indices: Value, output_size: Sequence[int]) -> Value:
+    """self [N,C,H',W'], indices in each plane -> [N,C,H,W], or without N"""
+    return _unpooled(t, self, indices, output_size)
+
+
+@lowers(aten.max_unpool3d.default)
+def max_unpool3d(
+    t: Tosa, self: Value, indices: Value, output_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Value:
+    """self [N,C,D',H',W'], indices in each volume -> [N,C,D,H,W], or without N"""
+    return _unpooled(t, self, indices, output_size)
