@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from delegraph.errors import Unsupported
+
 from ..memory import Home, Storage
 from ..program.tables import AllocationDetails, Dynamism, ExtraTensorInfo, Location, Tensor, Value
 from .context import Context
 from .kernel_calls import CODES
 from .values import Entry, TensorValue
+
+LARGEST = (1 << 31) - 1
+"""Elements along a dimension: the file has 32 bits for a size. Offsets and sizes in bytes have 64."""
 
 
 def finish_values(entries: Sequence[Entry], offsets: Mapping[Storage, int], context: Context) -> list[Value]:
@@ -19,6 +24,10 @@ def finish_values(entries: Sequence[Entry], offsets: Mapping[Storage, int], cont
 
 def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: Context) -> Tensor:
     """Position 0 of a segment's offsets stands for no data, so the first content is number 1."""
+    if any(size > LARGEST for size in value.sizes):
+        text = f"a tensor of the sizes {list(value.sizes)} has {max(value.sizes)} elements along a dimension"
+        hint = "view it with more dimensions, or bound the Dim that varies"
+        raise Unsupported("unsupported", f"{text}; a program file holds up to {LARGEST}", hint=hint)
     index, extra = 0, None
     if value.name:
         assert value.constant is not None
