@@ -59,6 +59,11 @@ class DelegateContents(Protocol):
         ...
 
     @property
+    def producer(self) -> str:
+        """What provides the backend, and its version, such as ``acme-npu 1.0``; empty if that is not known."""
+        ...
+
+    @property
     def blob(self) -> bytes | Blob:
         """What the backend compiled. A large one is not joined: stream it with ``write_to``, or ``join`` it."""
         ...

@@ -18,9 +18,12 @@ import pytest
 import torch
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError, Unsupported
 from delegraph_executorch.debug import DebugFile
-from delegraph_executorch.emit import emit_program
+from delegraph_executorch.emit import EmitOptions, emit_program
 from delegraph_executorch.format import PteFormat
+from delegraph_executorch.memory.verify import find_conflicts
+from delegraph_executorch.program.tables import Tensor
 from delegraph_executorch.run import stock
+from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.stock import StockProgram
 from torch import nn
 
@@ -123,6 +126,51 @@ def test_instructions_lead_back_to_lines(registry: delegraph.Registry, tmp_path:
         DebugFile.read(tmp_path / "net.debug.json")
 
 
+def test_the_file_says_what_made_its_delegates_and_where_its_instructions_come_from(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.pte"
+    _lower(registry, ["compiler-demo"]).save(path, stack_traces=True)
+    facts = PteFormat.inspect(path)
+    [made] = {delegate.producer for delegate in facts.methods[0].delegates}
+    assert made == " ".join(filter(None, registry.producer("compiler-demo")))
+    assert f"delegate 0: BackendWithCompilerDemo of {made}, " in str(facts)
+    lines = facts.methods[0].text.splitlines()
+    assert len([line for line in lines if f"// {__file__}:" in line]) >= facts.methods[0].instructions - 1
+    expect_equal(list(delegraph.load(path, registry)(X).values()), list(Net()(X).values()))
+
+
+@pytest.mark.slow  # ExecuTorch's tools for profiles bring pandas
+@pytest.mark.filterwarnings("ignore")
+def test_a_profile_leads_back_to_lines(registry: delegraph.Registry, tmp_path: Path) -> None:
+    """The stock runtime writes a profile, ExecuTorch's own reader gives its events, the side file says their lines."""
+    stock_runtime()
+    from executorch.devtools import Inspector
+    from executorch.extension.pybindings.portable_lib import _load_for_executorch_from_buffer as load
+
+    path, profile = tmp_path / "net.pte", tmp_path / "net.etdp"
+    _lower(registry).save(path, debug_file=True, stack_traces=True)
+    module = load(path.read_bytes(), enable_etdump=True)
+    module.run_method("forward", [X])
+    module.write_etdump_result_to_file(str(profile))
+    debug = DebugFile.read(tmp_path / "net.debug.json")
+    events = [e for block in Inspector(etdump_path=str(profile)).event_blocks for e in block.events]
+    calls = [e for e in events if e.name.startswith("native_call_") and e._instruction_id is not None]
+    assert len(calls) == PteFormat.inspect(path).methods[0].instructions
+    for event in calls:
+        place = debug.operator_at("forward", event._instruction_id)
+        assert Path(__file__).name in place, (event.name, place)
+
+
+def test_alignment_of_planned_tensors(registry: delegraph.Registry) -> None:
+    for alignment in (1, 16, 256):
+        emitted = emit_program(_lower(registry), EmitOptions(alignment=alignment))
+        plan = emitted.program.plans[0]
+        places = [v.value.allocation for v in plan.values if isinstance(v.value, Tensor) and v.value.allocation]
+        assert len(places) > 2 and all(place.offset % alignment == 0 for place in places)
+        assert find_conflicts(plan, split_delegate_calls(plan)) == []
+
+
 class Contents:
     """A program with methods that only return a constant."""
 
@@ -155,8 +203,9 @@ def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kernel": "x"}, "kernels, plan_inputs, plan_outputs, external_constants, memory_of, debug_file"),
+        ({"kernel": "x"}, "external_constants, memory_of, alignment, stack_traces, debug_file"),
         ({"plan_inputs": 1}, "plan_inputs is True or False"),
+        ({"alignment": 24}, "alignment is a power of two, not 24"),
         ({"external_constants": "../x"}, "name of a file"),
         ({"kernels": "missing.json"}, "missing.json cannot be read"),
     ],

@@ -155,7 +155,7 @@ def _compile(lowering: Lowering) -> None:
     compile_all(lowering.work, lowering.registry, lowering.executor)
     for work in lowering.work:
         if work.result is not None:
-            work.module.attach(work.result)
+            work.module.attach(work.result, lowering.registry.producer(work.module.backend_id))
 
 
 def _insert(lowering: Lowering) -> None:

@@ -132,6 +132,11 @@ class DelegateInfo:
         return dict(self.module.meta.get("debug_handle_map") or {})
 
     @property
+    def producer(self) -> str:
+        """The distribution that provides the backend, and its version."""
+        return str(self.module.meta.get("producer", ""))
+
+    @property
     def inputs(self) -> tuple[Argument, ...]:
         """Run-time inputs in calling order."""
         return self.module.inputs

@@ -75,10 +75,11 @@ class LoweredBackendModule(torch.nn.Module):
         """Record a new extract of the partition, after the backend rewrote the one that it was given."""
         self._original_module = original_module
 
-    def attach(self, result: PreprocessResult) -> None:
-        """Take over what the backend produced."""
+    def attach(self, result: PreprocessResult, producer: tuple[str, str]) -> None:
+        """Take over what the backend produced; ``producer`` is its distribution and the version of that."""
         self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
+        self.meta["producer"] = " ".join(filter(None, producer))
         if result._delegate_info_meta is not None:
             self.meta["_delegate_info_meta"] = result._delegate_info_meta
 

@@ -31,7 +31,7 @@ def _delegate_row(info: DelegateInfo, registry: Registry) -> DelegateRow:
         method=info.method,
         name=info.name,
         backend=registry.spec(module.backend_id).name,
-        producer=" ".join(filter(None, registry.producer(module.backend_id))),
+        producer=info.producer,
         operators=count_operators(info.nodes),
         inputs=module.inputs,
         outputs=module.outputs,

@@ -39,24 +39,16 @@ def _encode(spec: pytree.TreeSpec) -> Any:
     return {"list": children}
 
 
-def encode_outputs(spec: pytree.TreeSpec, delegates: Sequence[int]) -> str:
-    """The text of the outputs of a method, with how many outputs each of its delegates has.
+def encode_outputs(spec: pytree.TreeSpec, delegate_outputs: Sequence[int], producers: Sequence[str]) -> str:
+    """The text of the outputs of a method, with how many outputs each of its delegates has, and what made it.
 
-    A delegate call in a file lists inputs and outputs without saying where the outputs start.
+    A delegate call in a file lists inputs and outputs without saying where the outputs start, and its table has no
+    field for a producer. ``program.calling`` reads both.
     """
-    if not delegates:
+    if not delegate_outputs:
         return encode_structure(spec)
-    return json.dumps({"structure": _encode(spec), "delegate_outputs": list(delegates)}, separators=(",", ":"))
-
-
-def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
-    """How many outputs each delegate of a method has; None if the file does not say."""
-    try:
-        content = json.loads(container.outputs) if container is not None else None
-    except (ValueError, RecursionError):
-        return None
-    listed = content.get("delegate_outputs") if isinstance(content, dict) else None
-    return listed if isinstance(listed, list) and all(type(n) is int and n >= 0 for n in listed) else None
+    stated = {"structure": _encode(spec), "delegate_outputs": list(delegate_outputs), "producers": list(producers)}
+    return json.dumps(stated, separators=(",", ":"))
 
 
 def decode_structure(text: str) -> pytree.TreeSpec:

@@ -7,7 +7,7 @@ both back to source lines.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,10 @@ def collect_debug(program: ProgramContents, handles: Mapping[str, DebugHandles])
 
 
 def _method(program: ProgramContents, name: str, handles: DebugHandles) -> dict[str, Any]:
+    from .emit.sources import nodes_of  # with torch, which reading a side file does without
+
     operators: dict[str, dict[str, str]] = {}
-    for node in _nodes(program, name):
+    for node in nodes_of(program.exported_program(name).graph_module):
         handle = node.meta.get("debug_handle")
         if handle is not None and str(handle) not in operators:
             operators[str(handle)] = {"operator": str(node.target), "source": str(source_of(node) or "")}
@@ -39,17 +41,6 @@ def _method(program: ProgramContents, name: str, handles: DebugHandles) -> dict[
         "delegates": [{str(k): list(v) for k, v in of.items()} for of in handles.delegates],
         "operators": operators,
     }
-
-
-def _nodes(program: ProgramContents, name: str) -> Iterator[Any]:
-    """The operators that the handles of a method stand for: those in delegates first, which calls of them hide."""
-    root = program.exported_program(name).graph_module
-    for module in root.modules():
-        original = getattr(module, "original_module", None)
-        if original is not None:
-            yield from original.graph_module.graph.nodes
-    for module in root.modules():
-        yield from getattr(getattr(module, "graph", None), "nodes", ())
 
 
 @dataclass(frozen=True)

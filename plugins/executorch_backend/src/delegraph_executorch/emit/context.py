@@ -11,6 +11,7 @@ from delegraph.formats import DelegateContents
 from torch.fx import Node
 
 from ..kernels import KernelSet
+from ..memory import ALIGNMENT
 from ..program.tables import BackendDelegate, BackendDelegateDataReference, BlobLocation, CompileSpec
 from .pool import Pool
 
@@ -23,6 +24,7 @@ class Context:
     loops emit bodies, which emit nodes: the table of all these functions is handed in from above (``dispatch``).
     ``memory_of``: the memory that a node's results are planned in, from 1.
     ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory, or the caller brings it.
+    ``alignment``: bytes that planned tensors are aligned to. ``stack_traces``: whether instructions have source lines.
     ``external``: the data file that parameters and buffers which nobody writes go to, by their names; empty for none.
     """
 
@@ -32,6 +34,8 @@ class Context:
     plan_outputs: bool = True
     external: str = ""
     memory_of: Callable[[Node], int] = lambda node: 1
+    alignment: int = ALIGNMENT
+    stack_traces: bool = False
     external_data: NamedDataStore = field(default_factory=NamedDataStore)
     constants: Pool = field(default_factory=Pool)
     states: Pool = field(default_factory=Pool)

@@ -17,13 +17,14 @@ from torch.utils import _pytree as pytree
 
 from ..containers import encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
-from ..program.tables import Call, Chain, ContainerMetadata, EValue, ExecutionPlan, Instruction
+from ..program.tables import Call, Chain, ContainerMetadata, EValue, ExecutionPlan, FrameList, Instruction
 from .assembler import Assembler
 from .body import Body, Item
 from .context import Context, Delegates
 from .finish import finish_values
 from .kernel_calls import copy_tensor
 from .sizes import upper_bounds
+from .sources import stack_traces
 from .values import TensorValue, ValueTable, constant_tensor, planned_tensor
 
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
@@ -173,7 +174,7 @@ class _Method:
         uses = [[t.storage for t in tensors] for tensors in self.assembler.tensors_used()]
         self._release_outputs(outputs)
         lifetimes = find_lifetimes(uses, self._storages(inputs), self._storages(outputs), self.assembler.loops)
-        offsets, sizes = plan_memory(lifetimes)
+        offsets, sizes = plan_memory(lifetimes, self.context.alignment)
         values = finish_values(entries, offsets, self.context)
         instructions = tuple(Instruction(call) for call in self.assembler.instructions)
         return ExecutionPlan(
@@ -182,11 +183,16 @@ class _Method:
             values=tuple(EValue(v) for v in values),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            chains=(Chain(instructions=instructions),),
+            chains=(Chain(instructions=instructions, stacktrace=self._stack_traces()),),
             operators=tuple(self.assembler.operators),
             delegates=self.delegates.tables(),
             memory_sizes=tuple(sizes),
         )
+
+    def _stack_traces(self) -> tuple[FrameList, ...]:
+        if not self.context.stack_traces:
+            return ()
+        return stack_traces(self.program.graph_module, self.assembler.handles)
 
     def _storages(self, positions: Sequence[int]) -> list[Storage]:
         entries = [self.assembler.values.entries[p] for p in positions]
@@ -203,9 +209,9 @@ class _Method:
     def _container(self) -> ContainerMetadata:
         spec = self.program.call_spec
         takes = encode_structure(spec.in_spec) if spec.in_spec is not None else ""
-        return ContainerMetadata(
-            takes, encode_outputs(spec.out_spec, [len(d.outputs) for d in self.delegates.used.values()])
-        )
+        used = self.delegates.used.values()
+        outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
+        return ContainerMetadata(takes, outputs)
 
 
 def calls_of(plan: ExecutionPlan) -> list[Call]:

@@ -13,6 +13,7 @@ from delegraph.formats import ProgramContents
 from torch.fx import Node
 
 from ..kernels import KernelSet, kernel_set
+from ..memory import ALIGNMENT
 from ..program.flat_tensor import FlatTensor, NamedTensor, TensorLayout
 from ..program.tables import BlobLocation, ExecutionPlan, NamedData, Program, SubsegmentOffsets
 from ..serialize.file import Segment, SegmentedFile, data_file, program_file
@@ -32,6 +33,8 @@ class EmitOptions:
 
     ``plan_inputs`` and ``plan_outputs``: whether the method has memory for its inputs and outputs, or the caller.
     ``memory_of``: function from a node to the memory of its results, from 1, for devices with several.
+    ``alignment``: bytes that tensors in planned memory are aligned to, a power of two.
+    ``stack_traces``: whether the file has the user's line of each instruction, as runtimes and ``inspect`` show it.
     ``external_constants``: name of a data file that gets parameters and constant buffers, by their names in the model.
     """
 
@@ -40,11 +43,15 @@ class EmitOptions:
     plan_outputs: bool = True
     external_constants: str = ""
     memory_of: Callable[[Node], int] | None = None
+    alignment: int = ALIGNMENT
+    stack_traces: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("plan_inputs", "plan_outputs"):
+        for name in ("plan_inputs", "plan_outputs", "stack_traces"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError("option-invalid", f"{name} is True or False, not {getattr(self, name)!r}")
+        if type(self.alignment) is not int or self.alignment < 1 or self.alignment & (self.alignment - 1):
+            raise OptionError("option-invalid", f"alignment is a power of two, not {self.alignment!r}")
         name = self.external_constants
         if not isinstance(name, str) or any(c in name for c in "/\\\0"):
             raise OptionError("option-invalid", f"external_constants is the name of a file, not {name!r}")
@@ -71,6 +78,8 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
         options.plan_outputs,
         options.external_constants,
         memory_of=options.memory_of or (lambda node: 1),
+        alignment=options.alignment,
+        stack_traces=options.stack_traces,
     )
     emitted = {name: _emit(program, name, context) for name in program.methods}
     constant = [emit_constant_method(name, value, context) for name, value in program.constant_methods.items()]

@@ -9,6 +9,7 @@ from typing import Any
 
 from delegraph.io.escape import printable
 
+from ..program.calling import producers
 from ..program.tables import DelegateCall, ExecutionPlan, KernelCall, Tensor
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile, blob_of
@@ -20,12 +21,16 @@ SCHEMA = "delegraph.pte/1"
 
 @dataclass(frozen=True)
 class DelegateFacts:
-    """A delegate: its backend, the bytes of its blob, the keys of its compile specs, how often it is called."""
+    """A delegate: its backend, the bytes of its blob, the keys of its compile specs, how often it is called.
+
+    ``producer`` is what made it, with its version; empty if the file does not say.
+    """
 
     backend: str
     bytes: int
     compile_specs: tuple[str, ...]
     calls: int
+    producer: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,9 @@ def _method_lines(method: MethodFacts) -> list[str]:
     ]
     for number, delegate in enumerate(method.delegates):
         specs = f", compile specs {', '.join(delegate.compile_specs)}" if delegate.compile_specs else ""
-        lines.append(f"  delegate {number}: {delegate.backend}, {delegate.bytes} bytes, {delegate.calls} calls{specs}")
+        made = f" of {delegate.producer}" if delegate.producer else ""
+        size = f"{delegate.bytes} bytes, {delegate.calls} calls"
+        lines.append(f"  delegate {number}: {delegate.backend}{made}, {size}{specs}")
     return lines
 
 
@@ -121,6 +128,7 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
     kernels = Counter(printable(str(plan.operators[c.op_index])) for c in calls if isinstance(c, KernelCall))
     called = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
     extents = live_extents(plan)
+    made = [printable(text) for text in producers(plan.container)]
     return MethodFacts(
         name=printable(plan.name),
         inputs=_described(plan, plan.inputs),
@@ -129,7 +137,11 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
         kernels=dict(sorted(kernels.items())),
         delegates=tuple(
             DelegateFacts(
-                printable(d.id), len(blob_of(file, d)), tuple(printable(s.key) for s in d.compile_specs), called[k]
+                printable(d.id),
+                len(blob_of(file, d)),
+                tuple(printable(s.key) for s in d.compile_specs),
+                called[k],
+                made[k] if k < len(made) else "",
             )
             for k, d in enumerate(plan.delegates)
         ),

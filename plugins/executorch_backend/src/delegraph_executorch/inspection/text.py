@@ -49,8 +49,11 @@ def method_lines(plan: ExecutionPlan) -> Iterator[str]:
     names = _Names(plan)
     inputs, outputs = (", ".join(map(names.typed, p)) for p in (plan.inputs, plan.outputs))
     yield f"method {printable(plan.name)}({inputs}) -> ({outputs}) {{"
+    traces = plan.chains[0].stacktrace if plan.chains else ()
     for number, instruction in enumerate(plan.chains[0].instructions if plan.chains else ()):
-        yield f"  {number:4}  {names.call(instruction.call)}"
+        frames = traces[number].items if number < len(traces) else ()
+        place = f"  // {printable(frames[-1].filename)}:{frames[-1].line}" if frames else ""
+        yield f"  {number:4}  {names.call(instruction.call)}{place}"
     yield "}"
 
 

@@ -1,7 +1,7 @@
 """The memory plan of a method. Imports no torch."""
 
 from .lifetimes import Lifetime, find_lifetimes
-from .plan import plan_memory
+from .plan import ALIGNMENT, plan_memory
 from .storage import Home, Storage
 
-__all__ = ["Home", "Lifetime", "Storage", "find_lifetimes", "plan_memory"]
+__all__ = ["ALIGNMENT", "Home", "Lifetime", "Storage", "find_lifetimes", "plan_memory"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..containers import delegate_outputs
+from ..program.calling import delegate_outputs
 from ..program.tables import (
     Call,
     DelegateCall,
