@@ -9,7 +9,7 @@ from delegraph_tosa.ir import operators as tosa
 from delegraph_tosa.ir.graph import Literal, Value
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
 from delegraph_tosa.lowering import Tosa
-from delegraph_tosa.lowering.ranges import RANGES, range_of, range_of_type
+from delegraph_tosa.lowering.ranges import INT32, RANGES, range_of, range_of_type
 from delegraph_tosa.spec import TosaSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +44,7 @@ OPERATORS = {
     ),
     "LOGICAL_LEFT_SHIFT": lambda t, x, y: t.left_shift(x, t.minimum(t.maximum(y, 0), 9)),
     "ARITHMETIC_RIGHT_SHIFT": lambda t, x, y: t.right_shift(x, t.minimum(t.maximum(y, 0), 9)),
+    "CLZ": lambda t, x, y: t.clz(x),
     "BITWISE_NOT": lambda t, x, y: t.bitwise_not(x),
     "BITWISE_AND": lambda t, x, y: t.emit(tosa.BITWISE_AND, (x, y)),
     "BITWISE_OR": lambda t, x, y: t.emit(tosa.BITWISE_OR, (x, y)),
@@ -57,6 +58,17 @@ def test_every_row_is_tried():
 
 SMALL, LARGE = st.integers(-9, 9), st.integers(-(2**62), 2**62)
 NUMBERS = st.lists(SMALL, min_size=6, max_size=6) | st.lists(LARGE, min_size=6, max_size=6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(left=NUMBERS, right=NUMBERS, slack=st.integers(0, 5), shift=st.integers(1, 62))
+def test_the_range_of_a_product_that_is_shifted(left, right, slack, shift):
+    t = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
+    x, y = (_constant(numbers, slack, DType.INT32) for numbers in (left, right))
+    result = t.mul(x, y, shift=shift)
+    exact = (materialize(x).astype(object) * materialize(y).astype(object) + (1 << (shift - 1))) >> shift
+    low, high = range_of(result)
+    assert (low <= exact.min() and exact.max() <= high) or (low, high) == INT32
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -306,6 +306,10 @@ class Tosa:
     def ceil(self, x: Value) -> Value:
         return self.emit(tosa.CEIL, (x,))
 
+    def clz(self, x: Value) -> Value:
+        """Leading zero bits of int32."""
+        return self.emit(tosa.CLZ, (x,))
+
     def cos(self, x: Value) -> Value:
         return self.emit(tosa.COS, (x,))
 
@@ -382,8 +386,9 @@ class Tosa:
     def sub(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.SUB, left, right)
 
-    def mul(self, left: Operand, right: Operand) -> Value:
-        return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(0, DType.INT8)))
+    def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
+        """Of int32, ``shift`` low bits of the product are rounded off."""
+        return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8)))
 
     def pow(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.POW, left, right)

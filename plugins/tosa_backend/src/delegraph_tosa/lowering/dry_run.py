@@ -21,7 +21,7 @@ from .control import CONTROL
 from .hints import int64_value
 from .interpreter import Interpreter
 from .quantized_calls import any_lazy, apply_quantized
-from .ranges import INT32, Range, inside, range_of
+from .ranges import INT32, READ, Range, inside, range_of
 from .registry import Result, Rule, apply, bind, is_empty, is_unpacking, rule_of
 from .templates import ABSENT
 from .torch_types import constant_of, refused, type_of
@@ -62,7 +62,7 @@ Constants = Callable[[Node], Fact | None]
 
 
 def facts_of_constants(program: ExportedProgram) -> Constants:
-    """The fact of a constant placeholder, None for other nodes. Elements are read of int64 only, each tensor once."""
+    """The fact of a constant placeholder, None for other nodes. Elements of ``READ`` types are read, once."""
     constant, specs = constant_placeholders(program), dict(placeholders(program))
     facts: dict[Node, Fact] = {}
 
@@ -71,7 +71,7 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
             return None
         if node not in facts:
             type = type_of(node.meta["val"], f"the constant {node.name}")
-            tensor = constant_tensor(program, specs[node]) if type.dtype is DType.INT64 else None
+            tensor = constant_tensor(program, specs[node]) if type.dtype in READ else None
             facts[node] = Fact(type, True, _range_of_tensor(tensor))
         return facts[node]
 

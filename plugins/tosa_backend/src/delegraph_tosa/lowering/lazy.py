@@ -69,10 +69,9 @@ class Scaled(Lazy):
 
     def real(self, t: Tosa) -> Value:
         product = t.sub(t.cast(self.q, DType.FP32), float(self.zero_point))
-        if self.axis is not None:
-            inner = (1,) * (self.rank - 1 - self.axis)
-            for tensor in self.scale.tensors:
-                product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
+        inner = () if self.axis is None else (1,) * (self.rank - 1 - self.axis)
+        for tensor in self.scale.tensors:
+            product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
         return product if self.scale.factor == 1 and self.scale.tensors else t.mul(product, self.scale.factor)
 
     def pointwise(self) -> Pointwise | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ir import operators as tosa
 from ..ir.graph import Deferred, Literal, Operator, Value
-from ..ir.types import ARRAY_DTYPES, INTEGERS, DType
+from ..ir.types import ARRAY_DTYPES, BYTES, INTEGERS, DType
 
 Range = tuple[int, int]
 """Both ends are inside."""
@@ -32,6 +32,9 @@ def range_of_type(dtype: DType) -> Range:
 
 
 INT32 = range_of_type(DType.INT32)
+
+READ = (DType.INT32, DType.INT64)
+"""Types of constants whose elements are read: indices, positions, zero points."""
 
 
 def inside(inner: Range, outer: Range) -> bool:
@@ -51,14 +54,14 @@ def union(first: Range, second: Range) -> Range:
 
 
 def range_of(value: Value) -> Range:
-    """The range of an integer value. Of weights, int64 is read, for such a type says too little."""
+    """The range of an integer value. Of weights, int32 and int64 are read, for such types say too little."""
     if value.range is None:
         value.range = _of_elements(value) or range_of_type(value.dtype)
     return value.range
 
 
 def _of_elements(value: Value) -> Range | None:
-    weight = isinstance(value.constant, Deferred) and value.dtype is DType.INT64
+    weight = isinstance(value.constant, Deferred) and value.dtype in READ
     if not weight and not isinstance(value.constant, Literal):
         return None
     elements = value.constant.materialize()  # type: ignore[union-attr]
@@ -99,6 +102,13 @@ def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
         return min(found), max(found)
 
     return spanned
+
+
+def _product(operator: Operator) -> Range:
+    shift = operator.inputs[2].constant
+    bits = int(shift.array.item()) if isinstance(shift, Literal) else 0
+    half = 1 << bits >> 1
+    return _corners(lambda x, y: (x * y + half) >> bits)(operator)
 
 
 def _abs(operator: Operator) -> Range:
@@ -173,7 +183,8 @@ RANGES: dict[type[Operator], Callable[..., Range]] = {
     tosa.MINIMUM: _corners(min),
     tosa.ADD: _corners(lambda x, y: x + y),
     tosa.SUB: _corners(lambda x, y: x - y),
-    tosa.MUL: _corners(lambda x, y: x * y),
+    tosa.MUL: _product,
+    tosa.CLZ: lambda operator: (0, 8 * BYTES[operator.inputs[0].dtype]),
     tosa.INTDIV: _quotient,
     tosa.ABS: _abs,
     tosa.NEGATE: _negated,

@@ -36,9 +36,9 @@ def scaled_dot_product_attention(
     A row whose mask hides everything is 0, as in torch.
     """
     t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
-    key, value = (_repeated(t, v, query) if enable_gqa else v for v in (key, value))
+    key, value = (repeated(t, v, query) if enable_gqa else v for v in (key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = batched_product(t, t.mul(query, factor), _transposed(t, key))
+    scores = batched_product(t, t.mul(query, factor), transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:
         scores = t.add(scores, t.ranked(_causal(*scores.shape[-2:]), scores.rank))
@@ -46,12 +46,12 @@ def scaled_dot_product_attention(
     return batched_product(t, converted(t, weights, query.dtype), value)
 
 
-def _transposed(t: Tosa, x: Value) -> Value:
+def transposed(t: Tosa, x: Value) -> Value:
     """[*B,S,E] -> [*B,E,S]"""
     return t.transpose(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
-def _repeated(t: Tosa, x: Value, query: Value) -> Value:
+def repeated(t: Tosa, x: Value, query: Value) -> Value:
     """x [*B,H',S,E] -> [*B,H,S,E]: each head serves H / H' neighbouring heads of the query"""
     *batch, heads, length, width = x.shape
     times = query.shape[-3] // heads

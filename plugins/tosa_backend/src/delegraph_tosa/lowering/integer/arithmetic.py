@@ -37,27 +37,25 @@ def _pair(t: Tosa, self: Any, other: Any) -> tuple[Scaled, Scaled] | None:
     points = [v.pointwise() if isinstance(v, Lazy) else None for v in (self, other)]
     if points[0] and points[1] and points[0].source.is_like(points[1].source):
         return None
-    return _addend(t, self), _addend(t, other)
+    return addend(t, self), addend(t, other)
 
 
 def _is_number(value: Value) -> bool:
     return value.constant is not None and set(value.shape) <= {1} and not isinstance(value, Lazy)
 
 
-def _addend(t: Tosa, value: Value) -> Scaled:
+def addend(t: Tosa, value: Value) -> Scaled:
     """A value with one scale, and integers of known size."""
     found = value.on_grid(t, value.of) if isinstance(value, Clamped) and isinstance(value.of, Scaled) else value
     if not isinstance(found, Scaled):
         raise refused(
             "one of its operands is " + ("quantized by nothing before" if isinstance(value, Lazy) else "a float")
         )
-    t.require(
-        not found.scale.tensors and _size(found) < 1 << BITS, "one of its operands is quantized by nothing before"
-    )
+    t.require(not found.scale.tensors and size(found) < 1 << BITS, "one of its operands is quantized by nothing before")
     return found
 
 
-def _size(x: Scaled) -> int:
+def size(x: Scaled) -> int:
     """The largest distance from the zero point."""
     low, high = range_of(x.q)
     return max(abs(low - x.zero_point), abs(high - x.zero_point))
@@ -66,7 +64,7 @@ def _size(x: Scaled) -> int:
 def _aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
     """The values in int32, without zero points, and the scale that all of them have."""
     largest = max(x.scale.factor for x in values)
-    total = sum(_size(x) * x.scale.factor for x in values) / largest
+    total = sum(size(x) * x.scale.factor for x in values) / largest
     step = largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
     return [_in_steps(t, x, step) for x in values], step
 
@@ -110,7 +108,7 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
     pair = _pair(t, self, other)
     if pair is None:
         return NotImplemented
-    t.require(_size(pair[0]) * _size(pair[1]) < 1 << 31, "a product of more than 32 bits")
+    t.require(size(pair[0]) * size(pair[1]) < 1 << 31, "a product of more than 32 bits")
     plain = all(x.zero_point == 0 and x.q.dtype is pair[0].q.dtype for x in pair)
     x, y = [p.q if plain else _in_steps(t, p, p.scale.factor) for p in pair]
     return Scaled(t.mul(x, y), pair[0].scale.times(pair[1].scale))
@@ -157,8 +155,8 @@ def sum_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype
 
 def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[Scaled, int]:
     """x [*S] -> its sum over ``dim`` [*S'], and of how many elements each is one"""
-    found = _addend(t, x)
+    found = addend(t, x)
     count = math.prod([found.shape[a] for a in axes_of(dim, found.rank)])
-    t.require(_size(found) * count < 1 << 31, "a sum of more than 32 bits")
+    t.require(size(found) * count < 1 << 31, "a sum of more than 32 bits")
     q = _in_steps(t, found, found.scale.factor)
     return Scaled(reduced(t, q, t.reduce_sum, dim, keepdim), found.scale), count

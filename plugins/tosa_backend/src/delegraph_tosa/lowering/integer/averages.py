@@ -46,7 +46,7 @@ class Averaged(Lazy):
 
     def summed(self, t: Tosa) -> Scaled:
         """The averages as sums in a smaller scale."""
-        inside = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point)
+        inside = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(inside, self.of.q)
         t.require(inside.count is not None, "its windows have different sizes")
         return Scaled(sums, self.of.scale.over((inside.count or 1) / 2.0 ** (inside.dropped or 0)))

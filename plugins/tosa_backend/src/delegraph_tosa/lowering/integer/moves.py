@@ -44,11 +44,28 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
     def move(t: Tosa, v: Value) -> Any:
         return RULES[overload].function(t, *[v if a is x else a for a in arguments])
 
+    if isinstance(x, Scaled) and x.axis is not None and x.constant is not None:
+        return _turned(t, x, overload, move, arguments[1:])
     if isinstance(x, Scaled) and x.is_small:
         results = move(t, x.q)
         wrap = partial(_like, x)
         return tuple(map(wrap, results)) if isinstance(results, tuple) else wrap(results)
     return _later(t, x, move)
+
+
+def _turned(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]) -> Value:
+    """A weight with scales for channels, whose axes change places."""
+    axes = list(range(x.rank))
+    if overload in (aten.t.default, aten.numpy_T.default):
+        axes.reverse()
+    elif overload in (aten.transpose.int, aten.swapaxes.default, aten.swapdims.default):
+        first, second = settings
+        axes[first], axes[second] = axes[second], axes[first]
+    else:
+        t.require(overload is aten.permute.default, "a weight with scales for its channels only changes its axes")
+        axes = [axis % x.rank for axis in settings[0]]
+    assert x.axis is not None
+    return Scaled(move(t, x.q), x.scale, x.zero_point, axes.index(x.axis))
 
 
 def _like(x: Scaled, q: Value) -> Value:

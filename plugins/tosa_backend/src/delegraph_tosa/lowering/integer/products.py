@@ -31,21 +31,22 @@ PRODUCT_BITS = 22
 class Accumulating(Tosa):
     """The builder ``t``, with operands that have zero points, and sums of integers.
 
-    What is computed at run time has the zero point ``computed``, constants have ``constant``. Padding is that, too.
+    ``zero_points`` are those of the left and the right operand of a product. A convolution's weight is constant, what
+    it takes is not; padding is that one's zero point, too.
     """
 
     dropped: int | None = None
     """Low bits that sums of int48 have lost."""
 
-    def __init__(self, t: Tosa, dtype: DType, computed: int, constant: int = 0) -> None:
+    def __init__(self, t: Tosa, dtype: DType, *zero_points: int) -> None:
         self.__dict__.update(t.__dict__)
-        self.sums, self._computed, self._constant = dtype, computed, constant
+        self.sums, (self._left, self._right) = dtype, zero_points
 
     def zero(self, value: Value) -> Value:
         return self.constant(self._zero_point(value), value.dtype)
 
     def _zero_point(self, value: Value) -> int:
-        return self._computed if value.constant is None else self._constant
+        return self._left if value.constant is None else self._right
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
         return super().pad(x, padding, self._zero_point(x) if number == 0 else number)
@@ -61,14 +62,14 @@ class Accumulating(Tosa):
         sums = super().transpose_conv2d(x, weight, bias, out_pad, stride)
         return self._narrow_sums(sums, math.prod(weight.shape[1:]))
 
-    def _narrow_sums(self, sums: Value, terms: int) -> Value:
+    def _narrow_sums(self, sums: Value, terms: int, bits: int = PRODUCT_BITS) -> Value:
         """int48, which nothing but RESCALE takes, as int32 without the bits that do not fit.
 
         RESCALE by another number than a power of two has 15 bits of it, which is too little for int16.
         """
         if sums.dtype is not DType.INT48:
             return sums
-        dropped = max(0, math.ceil(math.log2(terms)) + PRODUCT_BITS - 29)
+        dropped = max(0, math.ceil(math.log2(terms)) + bits - 29)
         self.require(self.dropped in (None, dropped), "its sums have different lengths")
         self.dropped = dropped
         multiplier, shift = multipliers(self, Scale(2.0**-dropped), 15)
@@ -81,8 +82,9 @@ class Accumulating(Tosa):
         return self.sums
 
     def matmul(self, left: Value, right: Value) -> Value:
-        sums = self.emit(tosa.MATMUL, (left, right, self.zero(left), self.zero(right)), dtype=self.sums)
-        return self._narrow_sums(sums, left.shape[2])
+        zeros = self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
+        sums = self.emit(tosa.MATMUL, (left, right, *zeros), dtype=self.sums)
+        return self._narrow_sums(sums, left.shape[2], 30)
 
 
 def _summed(
@@ -105,7 +107,7 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
     most = 2 ** (31 if sums is DType.INT32 else 47) - 1
 
     def load() -> Array:
-        steps = np.rint(_real_elements(bias) / scale.elements())
+        steps = np.rint(real_elements(bias) / scale.elements())
         limited: Array = np.clip(steps, -most, most).astype(ARRAY_DTYPES[sums])
         return limited
 
@@ -113,8 +115,8 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
     return made
 
 
-def _real_elements(value: Value) -> Array:
-    """The elements of a constant [O], float64."""
+def real_elements(value: Value) -> Array:
+    """The elements of a constant [O], or of one with a single scale, float64."""
     if not isinstance(value, Scaled):
         return materialize(value).astype(np.float64)
     return (materialize(value.q).astype(np.float64) - value.zero_point) * value.scale.elements()
@@ -146,6 +148,40 @@ _convolves(
     aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default,
     aten.conv3d.padding,
 )  # fmt: skip
+
+
+def _multiplies(*overloads: Any) -> None:
+    for overload in overloads:
+
+        def multiplied(t: Tosa, self: Value, other: Value, of: Any = overload) -> Lazy:
+            """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right one may have a scale for each column"""
+            return product(t, of, operand(t, self, "the left matrix"), operand(t, other, "the right matrix"))
+
+        lowers_quantized(overload)(multiplied)
+
+
+def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
+    """The sums of products of two matrices."""
+    t.require(left.axis is None, f"the left matrix has scales along axis {left.axis}")
+    columns = right.rank - 1
+    t.require(right.axis in (None, columns), f"the right matrix has scales along axis {right.axis}, not {columns}")
+    sums = WIDE[left.q.dtype]
+    inside = Accumulating(t, sums, left.zero_point, right.zero_point)
+    y: Value = RULES[overload].function(inside, left.q, right.q)
+    return Scaled(y, left.scale.times(right.scale).over(2.0 ** -(inside.dropped or 0)), axis=y.rank - 1)
+
+
+_multiplies(aten.matmul.default, aten.mm.default, aten.bmm.default)
+
+
+@lowers_quantized(aten.addmm.default)
+def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Lazy:
+    """self [M], mat1 [L,K], mat2 [K,M] -> [L,M]"""
+    x, matrix = operand(t, mat1, "the left matrix"), operand(t, mat2, "the right matrix")
+    t.require(beta == alpha == 1 and self.shape == mat2.shape[1:], "addmm with factors, or of a matrix, is not lowered")
+    turned = Scaled(t.transpose(matrix.q, (1, 0)), matrix.scale, matrix.zero_point, 0 if matrix.axis == 1 else None)
+    t.require(matrix.axis in (None, 1), f"the right matrix has scales along axis {matrix.axis}, not 1")
+    return linear(t, x, turned, self)
 
 
 @lowers_quantized(aten.linear.default)

@@ -1,0 +1,47 @@
+"""Softmax, norms and attention in integers, each rule against the Q/DQ graph in eager."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...support.quantized_cases import IntegerFamily
+from ...support.rule_cases import WithConstant, randn
+
+FAMILY = IntegerFamily()
+BYTES = [torch.int8]
+
+
+def layer_norm(weight, bias, x):
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+FAMILY.case("softmax", lambda x: x.softmax(-1), (3, 20, 64))
+FAMILY.case("softmax-middle", lambda x: x.softmax(1), (3, 50, 6))
+FAMILY.case("layer-norm", WithConstant(layer_norm, randn(192) + 0.5, 0.3 * randn(192)), (2, 5, 192))
+FAMILY.case("layer-norm-plain", lambda x: F.layer_norm(x, (7, 16)), (3, 7, 16))
+FAMILY.case("rms-norm", WithConstant(lambda w, x: F.rms_norm(x, w.shape, w), randn(64)), (3, 7, 64))
+FAMILY.case("group-norm", WithConstant(lambda w, b, x: F.group_norm(x, 4, w, b), randn(8), randn(8)), (2, 8, 5, 5))
+
+HEADS = (2, 3, 20, 16)
+FAMILY.case("attention", F.scaled_dot_product_attention, HEADS, HEADS, HEADS, dtypes=BYTES)
+FAMILY.case(
+    "attention-causal",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    *[(1, 2, 32, 16)] * 3,
+    dtypes=BYTES,
+)
+FAMILY.case(
+    "attention-masked",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, k[..., :1].transpose(-2, -1) > 0),
+    *[(1, 2, 32, 16)] * 3,
+    dtypes=BYTES,
+)
+FAMILY.case(
+    "attention-blind",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, q[..., :1] > 0),
+    *[(1, 2, 32, 16)] * 3,
+    dtypes=BYTES,
+)
+
+judged, test_equals_eager = FAMILY.equals_eager()
