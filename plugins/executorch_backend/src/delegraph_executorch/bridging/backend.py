@@ -10,7 +10,7 @@ from delegraph.errors import ContractViolation, Unsupported
 from torch.export import ExportedProgram
 
 from .convention import add_convention
-from .edge import to_edge_dialect
+from .edge import EXECUTORCH, to_edge_dialect
 
 
 class BridgedBackend(BackendDetails, abstract=True):
@@ -24,7 +24,9 @@ class BridgedBackend(BackendDetails, abstract=True):
             raise Unsupported(
                 "unsupported", f"there is nothing for {cls.__name__} to compile: the program has no calls"
             )
-        result = cls.theirs.preprocess(to_edge_dialect(edge_program), _specs(compile_specs))
+        edge, specs = to_edge_dialect(edge_program), _specs(compile_specs)
+        with EXECUTORCH:
+            result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
 
     @classmethod
@@ -34,7 +36,7 @@ class BridgedBackend(BackendDetails, abstract=True):
         if not isinstance(processed, (bytes, bytearray, memoryview)):
             text = f"preprocess of {cls.theirs.__name__} returned {result!r:.80}, not a PreprocessResult with bytes"
             raise ContractViolation("contract-violation", text)
-        known = {n.meta.get("debug_handle") for n in program.graph.nodes}
+        known = {n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta}
         handles: dict[Any, tuple[int, ...]] = {}
         for identifier, listed in (result.debug_handle_map or {}).items():
             own = tuple(h for h in (listed if isinstance(listed, (tuple, list)) else (listed,)) if h in known)
@@ -56,7 +58,8 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
     ) -> dict[str, list[PreprocessResult]]:
         programs = {m: [to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
         specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
-        results = cls.theirs.preprocess_multimethod(programs, specs)
+        with EXECUTORCH:
+            results = cls.theirs.preprocess_multimethod(programs, specs)
         return {
             method: [cls._translate(p, r) for p, r in zip(listed, results[method], strict=True)]
             for method, listed in edge_programs.items()

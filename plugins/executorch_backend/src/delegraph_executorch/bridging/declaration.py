@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from inspect import getattr_static
 from types import new_class
 from typing import Any, NamedTuple
 
@@ -46,8 +47,8 @@ def bridge(
         text = f"bridge takes a BackendDetails class of ExecuTorch and its Partitioner, not {given}"
         raise ContractViolation("contract-violation", text)
     name, module = backend.__name__, sys._getframe(1).f_globals.get("__name__", __name__)
-    is_joint = backend.preprocess_multimethod.__func__ is not BackendDetails.preprocess_multimethod.__func__
-    kind = JointlyBridgedBackend if is_joint else BridgedBackend
+    own, inherited = (getattr_static(c, "preprocess_multimethod") for c in (backend, BackendDetails))
+    kind = BridgedBackend if own is inherited else JointlyBridgedBackend
 
     def derive(title: str, base: type[Any], **members: Any) -> Any:
         return new_class(title, (base,), exec_body=lambda body: body.update(members, __module__=module))

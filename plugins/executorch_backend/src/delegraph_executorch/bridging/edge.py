@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -18,6 +19,9 @@ ORIGIN = "delegraph_origin"
 """Key of a piece's meta: the name of the node that it is a piece of."""
 MARKS = "delegraph_executorch_marks"
 """Key of a node's meta: what the other partitioner left in the meta of each of its pieces, for its ``preprocess``."""
+
+EXECUTORCH = threading.RLock()
+"""Held while ExecuTorch works: its passes are objects of the process, which keep what they trace in themselves."""
 
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
@@ -42,7 +46,9 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
     from executorch.exir.program._program import _generate_edge_program
 
     config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
-    edge: ExportedProgram = _generate_edge_program(config, _Copy(program, hidden).program())
+    copied = _Copy(program, hidden).program()
+    with EXECUTORCH:
+        edge: ExportedProgram = _generate_edge_program(config, copied)
     metas = {n.name: n.meta for n in program.graph.nodes}
     for name, pieces in pieces_of(edge).items():
         handle, marks = metas[name].get("debug_handle"), metas[name].get(MARKS, ())
