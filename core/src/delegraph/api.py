@@ -11,7 +11,7 @@ from .discovery.registry import Registry, default_registry
 from .engine.export import sources_by_method
 from .engine.gc_pause import pause_collection
 from .engine.pipeline import Lowering, Round, run
-from .errors import NotFullyDelegated, OptionError
+from .errors import OptionError
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
 from .program.executor import OnMissingRuntime
@@ -64,13 +64,8 @@ def lower(
         report = run(lowering).report()
     if on_missing_runtime == "eager":
         report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
-    if require_full and report.host_operators:
-        count = "1 operator is" if report.host_operators == 1 else f"{report.host_operators} operators are"
-        text = "\n  ".join([f"{count} left to the host:", *map(str, report.causes)])
-        hint = "without require_full the host runs them"
-        error = NotFullyDelegated("not-fully-delegated", text, hint=hint)
-        error.report = report
-        raise error
+    if require_full:
+        report.expect_full()
     eager = {method: source.program for method, source in sources.items()}
     result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, on_missing_runtime)
     report.notes += chosen.notify("delegraph_after_lower", result)

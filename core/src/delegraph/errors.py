@@ -52,6 +52,7 @@ CODES: dict[str, str] = {
     "format-invalid": "A file is damaged, truncated or of another format.",
     "write-failed": "A file could not be written.",
     "no-runtime": "The backend has no runtime on this host.",
+    "gate-failed": "Less is delegated, or in more delegates, than --min-delegated or --max-delegates accepts.",
     "verification-failed": "The lowered program's results differ from eager PyTorch's by more than was accepted.",
     "usage-invalid": "The command line asks for something that is not there or does not fit together.",
     "internal": "A defect in delegraph or in a plugin; please report it.",

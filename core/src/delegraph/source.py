@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 __all__ = [
     "Source",
+    "innermost",
     "source_of",
 ]
 
@@ -45,6 +47,15 @@ def source_of(node: Any) -> Source | None:
 
 @lru_cache(maxsize=4096)
 def _innermost(trace: str) -> Source | None:
-    frames = [f for f in _FRAME.findall(trace) if not f[0].startswith(_GENERATED)]
-    user = [f for f in frames if not _LIBRARY.search(f[0])] or frames
-    return Source(user[-1][0], int(user[-1][1]), user[-1][2], user[-1][3].strip()) if user else None
+    frames = [(file, int(line), function, code) for file, line, function, code in _FRAME.findall(trace)]
+    return innermost(frames) or innermost(frames, lambda file: not file.startswith(_GENERATED))
+
+
+def _is_users(file: str) -> bool:
+    return not _LIBRARY.search(file) and not file.startswith(_GENERATED)
+
+
+def innermost(frames: Iterable[tuple[str, int, str, str]], accepts: Callable[[str], bool] = _is_users) -> Source | None:
+    """The last of ``frames`` (file, line, function, code) whose file is not torch's own; None if all are."""
+    fitting = [frame for frame in frames if accepts(frame[0])]
+    return Source(*fitting[-1][:3], fitting[-1][3].strip()) if fitting else None

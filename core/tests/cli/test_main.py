@@ -241,7 +241,7 @@ def test_work_that_fails(model, tmp_path, capsys):
     wrong = fails(capsys, "lower", f"{model}:failing", *lower, error="input-invalid")
     assert "ValueError: no weights here" in wrong
     assert "net.py:15, in failing" in wrong
-    assert "returned int" in fails(capsys, "lower", f"{model}:wrong", *lower, error="input-invalid")
+    assert "returned an int" in fails(capsys, "lower", f"{model}:wrong", *lower, error="input-invalid")
     wrong = fails(capsys, "lower", model, *lower, "--require-full", error="not-fully-delegated")
     assert "aten.sin.default" in wrong
     assert "net.py:6" in wrong

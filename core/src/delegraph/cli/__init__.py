@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -31,7 +31,7 @@ from ..errors import (
 from ..io.escape import printable
 from . import native, terminal
 from .lookup import find_command, list_commands
-from .outcome import Outcome, as_json
+from .outcome import DEFECT, Failed, Outcome, as_json, describe_error
 from .watchdog import watchdog
 
 __all__ = ["main", "parser"]
@@ -87,12 +87,13 @@ def _finish(words: Sequence[str]) -> int:
         outcome = _run(words)
     except _Answered as e:
         outcome, text = Outcome("", {}, ""), str(e)
+    except Failed as e:
+        outcome = _failure(e.error, debug, e.error.__cause__ if e.error.code == "internal" else None, e.content)
     except DelegraphError as e:
         outcome = _failure(e, debug)
     except (Exception, SystemExit) as e:  # whoever wants to exit: without a result the work has failed
         message = f"{type(e).__name__}: {e}"
-        hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
-        outcome = _failure(InternalError("internal", message, hint=hint), debug, e)
+        outcome = _failure(InternalError("internal", message, hint=DEFECT), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
     try:
@@ -161,13 +162,15 @@ def _readable_warnings() -> Iterator[None]:
         yield
 
 
-def _failure(error: DelegraphError, debug: bool, shown: BaseException | None = None) -> Outcome:
-    """The error on stderr, also with ``--json``: a log then holds what a person can read."""
+def _failure(
+    error: DelegraphError, debug: bool, shown: BaseException | None = None, content: Mapping[str, Any] | None = None
+) -> Outcome:
+    """The error on stderr, also with ``--json``: a log then holds what a person can read.
+
+    ``content``: what there is besides it, such as a report.
+    """
     if debug:
         terminal.tell("".join(traceback.format_exception(shown or error)), end="")
     terminal.tell(f"error [{error.code}]: {error}")
-    where = None if error.source is None else str(error.source)
-    content = {"code": error.code, "message": error.message, "source": where, "hint": error.hint}
-    content["raised_by"] = error.raised_by
     wrong_usage = isinstance(error, (UsageError, OptionError, BackendNotFound, FormatNotFound))
-    return Outcome("delegraph.error/1", content, "", 2 if wrong_usage else 1)
+    return Outcome("delegraph.error/1", {**describe_error(error), **(content or {})}, "", 2 if wrong_usage else 1)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..discovery.registry import Registry, default_registry
-from ..errors import DelegraphError, InputError, UsageError
-from ..io.atomic_write import expect_writable, write_whole
+from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
+from ..io.atomic_write import expect_writable
 from ..program.files import FileFormat
 from . import terminal
+from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_report
 from .command import parse_options
-from .model import check_model, load_model
-from .outcome import Outcome, as_json, output_path, progress
+from .model import check_model, read_model
+from .outcome import Failed, Outcome, natural_number, output_path, progress
 
 TOLERANCE = 1e-3
 """Largest difference from eager that ``--verify`` accepts, relative to the largest value of eager's output."""
@@ -25,81 +26,171 @@ class Lower:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
-        parser.add_argument("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference")
-        parser.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
-        parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa"
-        )
-        parser.add_argument("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
-        parser.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
-        parser.add_argument(
-            "--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text"
-        )
-        parser.add_argument(
-            "-v", "--verbose", action="store_true", help="also operators, border and time of each delegate"
-        )
-        parser.add_argument("--require-full", action="store_true", help="fail if an operator is left to the host")
+        add = parser.add_argument
+        add("model", metavar="MODEL", nargs="+", help="a .pt2 file, or path.py[:function] (this runs the file)")
+        add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference")
+        add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        add("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
+        add("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
+        add("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
+        add("--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text")
+        add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
+        add("--require-full", action="store_true", help="fail if an operator is left to the host")
+        add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
+        add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
+        add("--junit", type=output_path, metavar="FILE", help="write what passed and failed as JUnit XML")
+        rows = "with several MODELs: add a line of JSON for each; a MODEL that has one is not lowered again"
+        add("--rows", type=Path, metavar="FILE", help=rows)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         registry = default_registry()
-        check_model(args.model)
+        for model in args.model:
+            check_model(model)
+        _expect_places(args)
         backends = args.backend or _choose_backends(registry, args.output)
         options = parse_options(backends, args.option)
         _check_output(registry, backends, args.output)
-        for path in filter(None, (args.output, args.report)):
+        for path in (args.report, args.output):
+            for model in args.model if path else ():
+                expect_writable(_place(path, model))
+        for path in filter(None, (args.junit, args.rows)):
             expect_writable(path)
-        return _work(args, backends, options)
+        return _run(args, backends, options)
 
 
-def _work(args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]) -> Outcome:
-    with progress(f"loading {args.model}"):
-        from ..api import lower
+def _run(args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]) -> Outcome:
+    settings = {"backends": backends, "options": options}
+    known = kept_rows(args.rows, settings) if args.rows else {}
+    attempts: list[Attempt] = []
+    for model in args.model:
+        if model not in known:
+            attempts.append(_lower_one(model, args, backends, options))
+            if args.rows:
+                keep_row(args.rows, attempts[-1], settings)
+    if args.junit:
+        write_junit(args.junit, attempts)
+    if len(args.model) > 1 or args.rows:
+        return several(args.model, {**known, **{a.model: a.row() for a in attempts}})
+    (one,) = attempts
+    if one.error is not None:
+        told = isinstance(one.error, NotFullyDelegated) or one.error.code == "verification-failed"
+        if one.report is not None and not told:  # it says what stayed behind, and why
+            terminal.tell(str(one.report))
+        raise Failed(one.error, one.content())
+    return Outcome("delegraph.lower/1", one.content(), one.text(args.verbose))
 
-        program, inputs, kwargs = load_model(args.model)
-    with progress(f"lowering for {', '.join(backends) or 'the host'}"):
-        lowered = lower(program, inputs, backends=backends, options=options, require_full=args.require_full)
-    verification = _verify(lowered, inputs, kwargs, args.tolerance) if args.verify else None
-    written = _save(lowered, args.output) if args.output else None
-    outcome = _outcome(lowered, verification, written, args)
-    if args.report:
-        _write_report(args.report, outcome, lowered.report, args.verbose)
-    return outcome
+
+def _lower_one(
+    model: str, args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]
+) -> Attempt:
+    """One MODEL through everything that was asked for; where there is a report, it is written whatever happens then."""
+    made = Attempt(model)
+    with attempt(made):
+        with progress(f"loading {model}"):
+            from ..api import lower
+
+            given = read_model(model)
+        with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
+            lowered = lower(
+                given.programs,
+                given.inputs,
+                example_kwargs=given.kwargs,
+                dynamic_shapes=given.dynamic_shapes,
+                transforms=given.transforms,
+                backends=backends,
+                options=options,
+            )
+        made.report = lowered.report
+        _check(made, lowered, given, args)
+        if args.output:
+            made.output = _save(lowered, _place(args.output, model))
+    if args.report and made.report is not None:
+        write_report(_place(args.report, model), made, args.verbose)
+    return made
+
+
+def _check(made: Attempt, lowered: Any, given: Any, args: argparse.Namespace) -> None:
+    """Figures first, so that they are there whichever gate fails. Raises the first of the errors."""
+    report = lowered.report
+    if args.verify:
+        with progress("comparing with eager"):
+            made.verifications = {m: _verify(lowered, m, given) for m in lowered.methods}
+        made.gate("verify", lambda: _expect_agreement(made.verifications, args.tolerance))
+    if args.require_full:
+        made.gate("require-full", report.expect_full)
+    if args.min_delegated is not None:
+        made.gate("min-delegated", lambda: _expect_share(report, args.min_delegated))
+    if args.max_delegates is not None:
+        made.gate("max-delegates", lambda: _expect_few(report, args.max_delegates))
+    made.raise_first()
 
 
 def _save(lowered: Any, output: Path) -> dict[str, Any]:
-    """Write the file; if that cannot be, the report comes before the error: it says what stayed behind, and why."""
-    try:
-        with progress(f"writing {output}"):
-            size = FileFormat(output, default_registry()).save(lowered, {})
-        return {"path": str(output), "bytes": size}
-    except DelegraphError:
-        terminal.tell(str(lowered.report))
-        raise
+    with progress(f"writing {output}"):
+        size = FileFormat(output, default_registry()).save(lowered, {})
+    return {"path": str(output), "bytes": size}
 
 
-def _outcome(lowered: Any, verification: Any, output: dict[str, Any] | None, args: argparse.Namespace) -> Outcome:
-    content = {"report": lowered.report.to_json(), "verification": None, "output": output}
-    texts = [lowered.report.to_text(args.verbose)]
-    if verification is not None:
-        content["verification"] = verification.to_json()
-        texts.append(str(verification))
-    if output is not None:
-        texts.append(f"wrote {output['path']} ({output['bytes']} bytes)")
-    return Outcome("delegraph.lower/1", content, "\n".join(texts))
-
-
-def _verify(lowered: Any, inputs: Any, kwargs: dict[str, Any], tolerance: float) -> Any:
-    if inputs is None:
+def _verify(lowered: Any, method: str, given: Any) -> Any:
+    if given.inputs[method] is None:
         hint = "export the program with example inputs, or give a path.py that returns them"
         raise InputError("input-invalid", "--verify needs inputs, and this .pt2 file has none", hint=hint)
-    with progress("comparing with eager"):
-        verification = lowered.verify(*inputs, **kwargs)
-    if not verification.relative_error <= tolerance:
-        text = f"the lowered program does not agree with eager PyTorch within {tolerance:g}; {verification}"
-        raise DelegraphError("verification-failed", text, hint="nothing was written; --tolerance sets what is accepted")
-    return verification
+    return lowered.verify(*given.inputs[method], method=method, **given.kwargs[method])
+
+
+def _expect_agreement(verifications: dict[str, Any], tolerance: float) -> None:
+    for verification in verifications.values():
+        if not verification.relative_error <= tolerance:
+            text = f"the lowered program does not agree with eager PyTorch within {tolerance:g}; {verification}"
+            hint = "nothing was written; --tolerance sets what is accepted"
+            raise DelegraphError("verification-failed", text, hint=hint)
+
+
+def _expect_share(report: Any, wanted: float) -> None:
+    if report.delegated_share < wanted:
+        text = f"{report.delegated_share:.1%} of the operators are delegated, and --min-delegated asks for {wanted:.1%}"
+        raise DelegraphError("gate-failed", text, hint="the report says what was left to the host, and why")
+
+
+def _expect_few(report: Any, accepted: int) -> None:
+    if len(report.delegates) > accepted:
+        text = f"there are {len(report.delegates)} delegates, and --max-delegates accepts {accepted}"
+        raise DelegraphError("gate-failed", text, hint="the report says what lies between them, and why")
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+    return share
+
+
+_share.__name__ = "share from 0 to 1"  # what argparse calls the value in its error
+
+
+def _expect_places(args: argparse.Namespace) -> None:
+    """Several models need several files, and names of their own."""
+    if len(args.model) > 1:
+        for flag, path in (("--output", args.output), ("--report", args.report)):
+            if path is not None and "{}" not in path.name:
+                text = f"{flag} of several MODELs needs {{}} in its name, where that of the model comes"
+                raise UsageError("usage-invalid", text, hint=f"{flag} {path.with_name('{}' + path.suffix)}")
+    names = [_name(model) for model in args.model]
+    if len(set(names)) < len(names) and (args.output or args.report):
+        text = f"two MODELs are called {next(n for n in names if names.count(n) > 1)!r}"
+        raise UsageError("usage-invalid", text, hint="what is written is named by function or file; give each once")
+
+
+def _place(path: Path, model: str) -> Path:
+    """Where something of this model goes: ``{}`` in the name is the model's."""
+    return path.with_name(path.name.replace("{}", _name(model))) if "{}" in path.name else path
+
+
+def _name(model: str) -> str:
+    """``resnet18`` of ``models.py:resnet18`` and of ``resnet18.pt2``."""
+    head, colon, function = model.rpartition(":")
+    return function if colon and head.endswith(".py") else Path(model).stem
 
 
 def _choose_backends(registry: Registry, output: Path | None) -> list[str]:
@@ -117,7 +208,7 @@ def _choose_backends(registry: Registry, output: Path | None) -> list[str]:
     return [fitting[0].name]
 
 
-def _check_output(registry: Registry, backends: list[str], output: Path | None) -> None:
+def _check_output(registry: Registry, backends: Sequence[str], output: Path | None) -> None:
     if output is None:
         return
     file_format = FileFormat(output, registry)
@@ -126,12 +217,3 @@ def _check_output(registry: Registry, backends: list[str], output: Path | None) 
     reason = file_format.why_not([registry.spec(name).backend_id for name in backends])
     if reason is not None:
         raise UsageError("usage-invalid", f"{', '.join(backends)} cannot be saved as {output.name!r}: {reason}")
-
-
-def _write_report(path: Path, outcome: Outcome, report: Any, verbose: bool) -> None:
-    """In the form that the suffix names; as text if it names none."""
-    if path.suffix == ".json":
-        content = json.dumps(json.loads(as_json(outcome))["report"], indent=2) + "\n"
-    else:
-        content = report.to_html() if path.suffix in (".html", ".htm") else f"{report.to_text(verbose)}\n"
-    write_whole(path, content.encode())

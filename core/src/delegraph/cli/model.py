@@ -7,8 +7,9 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,27 +18,115 @@ from ..errors import FormatError, InputError, UsageError
 from ..source import Source
 from .outcome import expect_file
 
-_FORM = "a function without arguments that returns (module, example_inputs)"
+_FORM = "a function without arguments that returns (module, example_inputs), an ExportedProgram or a dict"
+_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
+"""What the dict of a model file may hold; each of ``methods`` may hold the first four."""
 
 
-def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
-    """The program, its example inputs (None if a ``.pt2`` has none) and its example keyword arguments.
+@dataclass
+class GivenModel:
+    """What MODEL names, by method as ``delegraph.lower`` takes it. ``inputs`` are None where a program has none."""
 
-    Loading a path runs its code. Raises InputError, FormatError or UsageError.
-    """
+    programs: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, tuple[Any, ...] | None] = field(default_factory=dict)
+    kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dynamic_shapes: dict[str, Any] = field(default_factory=dict)
+    transforms: tuple[Any, ...] = ()
+
+    def add(self, method: str, program: Any, inputs: Any, kwargs: Any = None, dynamic_shapes: Any = None) -> None:
+        """Add a method."""
+        self.programs[method], self.inputs[method] = program, inputs
+        self.kwargs[method], self.dynamic_shapes[method] = dict(kwargs or {}), dynamic_shapes
+
+
+def read_model(text: str) -> GivenModel:
+    """Everything that a MODEL says. Reading a path runs its code. Raises InputError, FormatError or UsageError."""
     path, function = _split(text)
+    given = GivenModel()
     if path.suffix == ".pt2":
-        return _load_exported(path)
+        _add_program(given, "forward", _load_exported(path))
+        return given
     build = _find_function(_run_file(path), path, function)
     if not _needs_nothing(build):
         raise UsageError("usage-invalid", f"{path}:{build.__name__} takes arguments; {_FORM} is wanted")
-    model = _guard(build, path)
-    if not (isinstance(model, tuple) and len(model) == 2):
-        raise InputError("input-invalid", f"{text} returned {type(model).__name__}; a model file has {_FORM}")
-    program, inputs = model
-    if not isinstance(inputs, (tuple, list)):
-        raise InputError("input-invalid", f"{text}: example_inputs is a tuple, not {type(inputs).__name__}")
-    return program, tuple(inputs), {}
+    returned = _guard(build, path)
+    if isinstance(returned, Mapping):
+        _expect_keys(text, returned, _KEYS)
+        given.transforms = _listed(text, returned, "transforms")
+        methods = returned.get("methods", {"forward": returned})
+        if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
+            wanted = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
+            raise InputError("input-invalid", f"{text}: the dict has {wanted}; it is {_describe(returned)}")
+    else:
+        methods = {"forward": returned}
+    for method, one in methods.items():
+        _add_method(given, text, str(method), one)
+    return given
+
+
+def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+    """The program of a MODEL with one method, its example inputs (None if a program has none) and keyword arguments.
+
+    For commands that take nothing else; InputError for a MODEL that says more. Raises what ``read_model`` does.
+    """
+    given = read_model(text)
+    if list(given.programs) != ["forward"] or given.dynamic_shapes["forward"] or given.transforms:
+        more = "methods, dynamic_shapes or transforms"
+        raise InputError("input-invalid", f"{text} gives {more}; this command takes a model and its inputs only")
+    return given.programs["forward"], given.inputs["forward"], given.kwargs["forward"]
+
+
+def _add_method(given: GivenModel, text: str, method: str, one: Any) -> None:
+    """One method, in any of the forms that a function may return."""
+    from torch.export import ExportedProgram
+
+    if isinstance(one, ExportedProgram):
+        _add_program(given, method, one)
+        return
+    if isinstance(one, Mapping):
+        _expect_keys(text, one, _KEYS if method == "forward" else _KEYS[:4])
+        if "model" not in one:
+            raise InputError("input-invalid", f"{text} returned {_describe(one)}, which has no 'model'")
+        one = (one["model"], one.get("args", ()), one.get("kwargs"), one.get("dynamic_shapes"))
+        if isinstance(one[0], ExportedProgram) and not one[1]:
+            _add_program(given, method, one[0])
+            return
+    elif not (isinstance(one, tuple) and len(one) == 2):
+        raise InputError("input-invalid", f"{text} returned {_describe(one)}; a model file has {_FORM}")
+    if not isinstance(one[1], (tuple, list)):
+        raise InputError("input-invalid", f"{text}: example inputs are a tuple, not {_describe(one[1])}")
+    given.add(method, one[0], tuple(one[1]), *one[2:])
+
+
+def _add_program(given: GivenModel, method: str, program: Any) -> None:
+    args, kwargs = program.example_inputs or (None, {})
+    given.add(method, program, args, kwargs)
+
+
+def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        raise InputError("input-invalid", f"{text}: the dict has {names}; what it may have is {', '.join(known)}")
+
+
+def _listed(text: str, given: Mapping[Any, Any], key: str) -> tuple[Any, ...]:
+    value = given.get(key, ())
+    if not isinstance(value, (tuple, list)):
+        raise InputError("input-invalid", f"{text}: {key} is a list, not {_describe(value)}")
+    return tuple(value)
+
+
+def _describe(value: Any) -> str:
+    """What a function returned, as one says it: ``a tuple of 3 (Net, Tensor, dict)``, ``None``, ``an int``."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(v).__name__ for v in value)})"
+    if isinstance(value, Mapping):
+        return f"a dict with {', '.join(map(repr, value)) or 'nothing in it'}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def check_model(text: str) -> None:
@@ -55,17 +144,15 @@ def _split(text: str) -> tuple[Path, str | None]:
     return path, function
 
 
-def _load_exported(path: Path) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+def _load_exported(path: Path) -> Any:
     import torch
 
     with _logged_errors("torch.export") as logged:
         try:
-            program = torch.export.load(path)
+            return torch.export.load(path)
         except Exception as e:  # whatever zip, JSON and torch raise for a damaged file
             why = [*logged, _in_short(e)][0]
             raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
-    args, kwargs = program.example_inputs or (None, {})
-    return program, args, dict(kwargs or {})
 
 
 @contextmanager

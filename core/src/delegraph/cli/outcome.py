@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import DelegraphError, UsageError
 from ..io.escape import printable
 from . import terminal
+
+DEFECT = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
+"""The hint of an error that is nobody's who runs a command."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,21 @@ class Outcome:
     content: dict[str, Any]
     text: str
     code: int = 0
+
+
+class Failed(Exception):
+    """A DelegraphError after which there is something to tell: ``content``, as JSON."""
+
+    def __init__(self, error: DelegraphError, content: dict[str, Any]) -> None:
+        super().__init__(str(error))
+        self.error, self.content = error, content
+
+
+def describe_error(error: DelegraphError) -> dict[str, Any]:
+    """The fields of ``delegraph.error/1``."""
+    where = None if error.source is None else str(error.source)
+    said = {"code": error.code, "message": error.message, "source": where, "hint": error.hint}
+    return {**said, "raised_by": error.raised_by}
 
 
 def as_json(outcome: Outcome) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from torch.export import ExportedProgram
 
 from ..errors import InputError
 from ..exported_program import user_inputs
+from ..source import Source as SourceLine
+from ..source import innermost
 from .tracing import TRACING
 
 
@@ -61,6 +64,15 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
         with TRACING:
             return torch.export.export(module, inputs or (), kwargs, dynamic_shapes=shapes)
     except Exception as e:
-        first_line = next(iter(str(e).strip().splitlines()), "")
-        text = f"torch.export could not export {kind}: {type(e).__name__}: {first_line}"
-        raise InputError("export-failed", text) from e
+        first, _, rest = str(e).strip().partition("\n")
+        text = f"torch.export could not export {kind}: {type(e).__name__}: {first}"
+        fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
+        suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None
+        raise InputError("export-failed", text, source=_user_line(e), hint=suggested) from e
+
+
+def _user_line(error: BaseException) -> SourceLine | None:
+    """The innermost line of the user's program that torch was tracing when it failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    tracing = [f for f in frames if f.filename != __file__]
+    return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

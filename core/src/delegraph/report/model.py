@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..errors import NotFullyDelegated
 from ..io.escape import printable
 from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, pluralize
 
@@ -55,6 +56,22 @@ class Report:
     def refusals(self) -> list[RefusalRow]:
         """The same by operator and reason."""
         return [row for cause in self.causes for row in cause.refusals]
+
+    def expect_full(self) -> None:
+        """Raise NotFullyDelegated, with this report, if an operator was left to the host."""
+        if self.host_operators:
+            count = "1 operator is" if self.host_operators == 1 else f"{self.host_operators} operators are"
+            text = "\n  ".join([f"{count} left to the host:", *map(str, self.causes)])
+            hint = "without require_full the host runs them"
+            error = NotFullyDelegated("not-fully-delegated", text, hint=hint)
+            error.report = self
+            raise error
+
+    @property
+    def delegated_share(self) -> float:
+        """How many of all operators are in delegates, from 0 to 1; 1 if there are none."""
+        total = self.delegated_operators + self.host_operators
+        return self.delegated_operators / total if total else 1.0
 
     def release(self) -> None:
         """Make the rows, and let go of the programs."""

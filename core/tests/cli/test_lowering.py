@@ -1,0 +1,199 @@
+"""``delegraph lower`` where something fails, with gates, with what a model file may return, and with several models."""
+
+import json
+import textwrap
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+
+from .test_main import echo, fails, model, run
+
+__all__ = ["echo", "model"]
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schema.json").read_text())
+LOWER = ("--backend", "echo")
+MORE = """
+import torch
+from torch.export import Dim, export
+
+class Net(torch.nn.Module):
+    def forward(self, x, scale=None):
+        y = torch.relu(torch.sin(x))
+        return y if scale is None else y * scale
+
+x = torch.ones(2, 3)
+
+def whole():
+    return {"model": Net().eval(), "args": (x,), "kwargs": {"scale": torch.tensor(2.0)}}
+
+def dynamic():
+    return {"model": Net().eval(), "args": (x,), "dynamic_shapes": ({0: Dim("n")},), "transforms": [turn]}
+
+def turn(program):
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.sin.default:
+            node.target = torch.ops.aten.cos.default
+    return program
+
+def methods():
+    return {"methods": {"one": (Net().eval(), (x,)), "two": {"model": Net().eval(), "args": (x + 1,)}}}
+
+def exported():
+    return export(Net().eval(), (x,))
+
+def nothing():
+    pass
+
+def alone():
+    return Net().eval()
+
+def three():
+    return Net().eval(), (x,), {}
+
+def misspelt():
+    return {"model": Net().eval(), "arguments": (x,)}
+
+def tensor():
+    return Net().eval(), x
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+def branch():
+    return Branch().eval(), (x,)
+"""
+
+
+@pytest.fixture
+def more(tmp_path, echo):
+    path = tmp_path / "more.py"
+    path.write_text(textwrap.dedent(MORE))
+    return path
+
+
+def as_data(capsys, *arguments):
+    """What ``--json`` prints, in a form that docs/schema.json has."""
+    code, out, _ = run(capsys, *arguments, "--json")
+    found = json.loads(out)
+    jsonschema.validate(found, SCHEMA)
+    return code, found
+
+
+def test_the_report_and_the_figures_are_there_whatever_fails(model, tmp_path, capsys, monkeypatch):
+    report, junit = tmp_path / "r.json", tmp_path / "junit.xml"
+    given = ("lower", model, *LOWER, "--report", report, "--junit", junit, "--verify")
+    for gate, code in (
+        (["--require-full"], "not-fully-delegated"),
+        (["--min-delegated", "0.95"], "gate-failed"),
+        (["--max-delegates", "0"], "gate-failed"),
+        (["-o", tmp_path / "net.echo"], "not-fully-delegated"),
+        (["--tolerance=-1"], "verification-failed"),
+    ):
+        report.unlink(missing_ok=True)
+        got, found = as_data(capsys, *given, *gate)
+        assert (got, found["code"]) == (1, code)
+        assert found["report"]["host_operators"] == 1 and found["verification"]["relative_error"] == 0
+        written = json.loads(report.read_text())
+        jsonschema.validate(written, SCHEMA)
+        assert written["causes"] == found["report"]["causes"] and written["verification"] == found["verification"]
+        failures = [f.get("type") for f in ElementTree.parse(junit).iter("failure")]
+        assert failures == [code]
+    assert not (tmp_path / "net.echo").exists()
+    page = tmp_path / "r.html"
+    assert run(capsys, "lower", model, *LOWER, "--require-full", "--report", page)[0] == 1 and page.exists()
+
+
+def test_gates_that_are_passed(model, tmp_path, capsys):
+    junit = tmp_path / "junit.xml"
+    gates = ("--min-delegated", "0.5", "--max-delegates", "1", "--junit", junit)
+    code, found = as_data(capsys, "lower", model, *LOWER, *gates)
+    assert (code, found["gates"]) == (0, {"min-delegated": True, "max-delegates": True})
+    [suite] = ElementTree.parse(junit).getroot()
+    assert [case.get("name") for case in suite] == ["lower", "min-delegated", "max-delegates"]
+    assert suite.get("failures") == "0"
+    wrong = fails(capsys, "lower", model, *LOWER, "--min-delegated", "95", code=2, error="usage-invalid")
+    assert "--min-delegated" in wrong
+
+
+def test_what_a_model_file_may_return(more, capsys):
+    for function, methods in (("whole", 1), ("dynamic", 1), ("methods", 2), ("exported", 1)):
+        code, found = as_data(capsys, "lower", f"{more}:{function}", *LOWER, "--verify")
+        assert found.get("code") in (None, "verification-failed"), found
+        assert len(found["report"]["host"]) == methods
+        assert code == (function == "dynamic"), "the transform makes another function of it, and so eager disagrees"
+    assert found["report"]["host"] == {"forward": {"aten.sin.default": 1}}
+    _, found = as_data(capsys, "lower", f"{more}:dynamic", *LOWER)
+    assert found["report"]["host_operators"] == 0, "echo takes the cos that the transform put there"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("nothing", "returned None;"),
+        ("alone", "returned a Net;"),
+        ("three", "returned a tuple of 3 (Net, tuple, dict);"),
+        ("misspelt", "the dict has 'arguments'; what it may have is model, args"),
+        ("tensor", "example inputs are a tuple, not a Tensor"),
+    ],
+)
+def test_a_wrong_return_value_is_described(more, capsys, function, said):
+    assert said in fails(capsys, "lower", f"{more}:{function}", *LOWER, error="input-invalid")
+
+
+def test_an_export_that_fails_has_the_line(more, capsys):
+    _, found = as_data(capsys, "lower", f"{more}:branch", *LOWER)
+    assert found["code"] == "export-failed" and "in forward: if x.sum() > 0:" in found["source"]
+
+
+def test_several_models(more, model, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    models = [model, f"{more}:methods", f"{more}:three"]
+    given = ("lower", *models, *LOWER, "--rows", rows, "--report", tmp_path / "{}.txt", "--verify")
+    code, out, _ = run(capsys, *given)
+    head, *lines = out.splitlines()
+    assert code == 1 and len(lines) == 3 and head.startswith("MODEL")
+    assert lines[0].split()[1:4] == ["1", "of", "2"] and "returned a tuple of 3" in lines[2]
+    assert sorted(p.name for p in tmp_path.glob("*.txt")) == ["methods.txt", "net.txt"]
+    written = [json.loads(line) for line in rows.read_text().splitlines()]
+    for row in written:
+        jsonschema.validate(row, SCHEMA)
+    assert [row["model"] for row in written] == list(map(str, models))
+
+    model.write_text("raise SystemExit")  # it is not run again
+    rows.write_text(rows.read_text().rpartition('{"schema"')[0] + '{"sch')  # as if the process had been ended
+    code, found = as_data(capsys, *given)
+    assert (code, found["failed"]) == (1, 1) and found["models"][0]["error"] is None
+    assert len(rows.read_text().splitlines()) == 3, "the torn line is gone, and the missing row is added"
+    code, found = as_data(capsys, *given, "--option", "echo.all=1")
+    assert found.get("failed") == 2, found.get("message", "rows of other options do not count")
+
+
+def test_several_models_need_several_files(more, model, capsys):
+    given = ("lower", model, f"{more}:whole", *LOWER)
+    wrong = fails(capsys, *given, "-o", "net.echo", code=2, error="usage-invalid")
+    assert "needs {} in its name" in wrong and "{}.echo" in wrong
+    assert "not lowered" not in fails(capsys, *given, "--rows", model, error="input-invalid")
+
+
+def test_diff(model, tmp_path, capsys):
+    reports = []
+    for k, options in enumerate(([], ["--option", "echo.all=1"], [])):
+        reports.append(tmp_path / f"{k}.json")
+        assert run(capsys, "lower", model, *LOWER, *options, "--report", reports[-1])[0] == 0
+    code, out, _ = run(capsys, "diff", reports[0], reports[1])
+    assert code == 0
+    assert "all: delegated operators  1 -> 2" in out and "forward: on the host aten.sin.default  1 -> -" in out
+    assert "forward: kept from echo because echo has no sin  1 -> -" in out and "second" not in out
+    assert run(capsys, "diff", reports[0], reports[2])[1] == "nothing moved\n"
+    _, found = as_data(capsys, "diff", reports[0], reports[1])
+    assert not found["same"]
+    assert "is no report" in fails(capsys, "diff", reports[0], model, error="format-invalid")
+
+
+@pytest.mark.parametrize("command", [("backends",), ("completion", "bash")])
+def test_what_other_commands_print_is_in_the_schema(echo, capsys, command):
+    assert as_data(capsys, *command)[0] == 0
