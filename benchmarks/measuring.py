@@ -30,6 +30,9 @@ MODELS = {
     "MobileNetV2": "mobilenet_v2.py:mobilenet_v2",
     "ResNet-18": "resnet.py:resnet18",
     "ResNet-50": "resnet.py:resnet50",
+    "ViT-B/16": "transformer.py:vit_b16",
+    "BERT-base": "transformer.py:bert_base",
+    "Llama, 8 layers": "transformer.py:llama_8",
 }
 _EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -41,11 +44,16 @@ def model(name: str) -> tuple[Any, tuple[Any, ...]]:
     if name == "throw-away":
         return torch.nn.Conv2d(3, 4, 3).eval(), (torch.ones(1, 3, 8, 8),)
     file, function = MODELS[name].split(":")
+    return getattr(example(file), function)()  # type: ignore[no-any-return]
+
+
+def example(file: str) -> Any:
+    """A module of examples/."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, _EXAMPLES / file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, function)()  # type: ignore[no-any-return]
+    return module
 
 
 def cpu_seconds(function: Callable[[], Result]) -> tuple[Result, float]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph.errors import InputError, InternalError, Unsupported
-from delegraph_tosa.evaluate import Program, convolution, evaluate, materialize, why_not
+from delegraph_tosa.evaluate import Program, convolution, evaluate, kernels, materialize, why_not
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
 from delegraph_tosa.ir.types import DType, NanMode, Type
@@ -54,6 +54,28 @@ def test_batch_norm_expression():
     scaled = folded(ops.MUL, fp32(weight), scale, literal([0], DType.INT8, np.int8))
     turned = folded(ops.TRANSPOSE, scaled, perms=(1, 0))
     np.testing.assert_allclose(materialize(turned), (weight / np.sqrt(variance)).T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [(1, 3), (7, 1), (7, 3), (1, 1)])
+def test_bfloat16_weights_are_scaled_in_pieces(factor, monkeypatch):
+    draw = np.random.default_rng(0)
+    left, right = (torch.from_numpy(draw.standard_normal(size)).bfloat16() for size in ((7, 3), factor))
+    values = [literal(x.view(torch.uint16).numpy(), DType.BF16, np.uint16) for x in (left, right)]
+    product = folded(ops.MUL, *values, literal([0], DType.INT8, np.int8))
+    monkeypatch.setattr(kernels, "PIECE", 6)
+    assert materialize(product).tolist() == (left * right).view(torch.uint16).tolist()
+
+
+def test_scaling_bfloat16_weights_takes_little_more_memory_than_the_result():
+    weight = Value(Type((1 << 11, 1 << 11), DType.BF16), Deferred(lambda: np.ones((1 << 11, 1 << 11), np.uint16)))
+    factor = literal(np.ones((1, 1 << 11)), DType.BF16, np.uint16)
+    product = folded(ops.MUL, weight, factor, literal([0], DType.INT8, np.int8))
+    tracemalloc.start()
+    materialize(product)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    size = 2 << 22
+    assert peak < 2 * size + 24 * kernels.PIECE  # the weight, the result, and what a piece is computed in
 
 
 def test_weights_are_loaded_when_they_are_asked_for():

@@ -9,6 +9,7 @@ import numpy as np
 from delegraph.errors import InternalError, Unsupported
 
 from ..ir.graph import Array, Graph, Operator
+from ..ir.operators import ADD, MUL, SUB
 from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
 from .small_floats import FRACTIONS, decoded, encoded
 
@@ -26,6 +27,12 @@ of an operand, or a scalar in place of a rank 0 array. It never writes to an ope
 
 AS_STORED: set[type[Operator]] = set()
 """Operators whose kernels take and give arrays as they are stored: they move elements, or their bodies decode them."""
+
+
+ELEMENTWISE = frozenset({ADD, MUL, SUB})
+"""What weights are scaled and shifted by; the others compute small constants."""
+PIECE = 1 << 20
+"""Elements that these compute at a time."""
 
 
 def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K], K]:
@@ -71,6 +78,24 @@ def compute(operator: Operator, operands: Sequence[Array], types: Sequence[Type]
     kind = type(operator)
     if kind in AS_STORED:
         return tuple(_conform(operator, r, t) for r, t in zip(_results(operator, operands), types, strict=True))
+    if kind in ELEMENTWISE and types[0].dtype is DType.BF16 and len(types[0].shape) > 1:
+        return (_in_pieces(operator, operands, types[0]),)
+    return _computed(operator, operands, types)
+
+
+def _in_pieces(operator: Operator, operands: Sequence[Array], type: Type) -> Array:
+    """The result of an elementwise operator, some rows at a time: what numpy computes in takes twice the memory."""
+    result = np.empty(type.shape, ARRAY_DTYPES[type.dtype])
+    rows = max(1, PIECE * len(result) // max(1, result.size))
+    for first in range(0, len(result), rows):
+        piece = slice(first, first + rows)
+        given = [a[piece] if a.ndim == result.ndim and len(a) == len(result) else a for a in operands]
+        shape = (len(result[piece]), *type.shape[1:])
+        (result[piece],) = _computed(operator, given, (Type(shape, type.dtype),))
+    return result
+
+
+def _computed(operator: Operator, operands: Sequence[Array], types: Sequence[Type]) -> tuple[Array, ...]:
     pairs = any(t.dtype in BLOCK_SCALED for t in types)
     given = [numbers_of(a, v.type.dtype, pairs) for a, v in zip(operands, operator.inputs, strict=True)]
     held = [stored_numbers(np.asarray(r), t.dtype) for r, t in zip(_results(operator, given), types, strict=True)]

@@ -1,0 +1,193 @@
+"""A decoder of Llama's kind with 7 billion bfloat16 parameters, exported, lowered and written in little memory.
+
+    python benchmarks/large_model.py [--layers 32] [--folder FOLDER] [--keep]
+
+The weights lie in one file in the format of `safetensors`, which is sparse: it takes no space, and all weights are
+zero. They are mapped as `safetensors` maps them, page by page as they are read. The module is made without memory and
+gets the mapped tensors; it is exported, lowered for TOSA-1.0+FP+INT+bf16 and written to a .tosa file, in a process of
+its own. FOLDER (the working directory if none is given) needs as much space as the file, which is removed afterwards.
+
+Memory is read from /proc/self/status twenty times a second (Linux): "own" are anonymous pages, "mapped" those of files,
+weights among them. Mapped pages are copies of what the disk has, which Linux drops where memory is short. To show that
+nothing needs them longer, the worker asks for that (MADV_PAGEOUT) whenever it holds more than 512 MB of them.
+"weights read" is what is mapped at the end of a step: a step that reads the weights would map them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import measuring
+
+SIZES = {"words": 32000, "width": 4096, "inner": 11008, "heads": 32, "groups": 32}
+"""Of Llama 7B (https://arxiv.org/abs/2302.13971)."""
+LENGTH = 128
+TARGET = "TOSA-1.0+FP+INT+bf16"
+MAPPED_AT_MOST = 512 << 20
+MADV_PAGEOUT = 21
+
+
+def main() -> None:
+    """Make the weights, run the worker and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--folder", default=".")
+    parser.add_argument("--keep", action="store_true", help="leave the .tosa file in FOLDER")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        layers, weights = given.worker
+        measuring.serve(lambda: lambda: _lower(int(layers), Path(weights)))
+        return
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        weights = Path(folder, "weights.safetensors")
+        parameters = _write_sparse(given.layers, weights)
+        found = measuring.once(__file__, str(given.layers), str(weights))
+        if given.keep:
+            os.replace(Path(folder, "model.tosa"), Path(given.folder, "model.tosa"))
+    print(measuring.heading(f"python benchmarks/large_model.py --layers {given.layers}", ["torch", "delegraph-tosa"]))
+    print(f"{parameters:,} parameters, {found['operators']:.0f} operators, a file of {found['file'] / 1e9:.2f} GB\n")
+    rows = [
+        [step, f"{found[f'{step} s']:.1f}", *(f"{found[f'{step} {what}'] / 1e6:,.0f}" for what in COLUMNS)]
+        for step in STEPS
+    ]
+    print(measuring.table(("step", "CPU s", "own, MB", "mapped, MB", "both, MB", "weights read, MB"), rows))
+
+
+STEPS = ("export", "lower", "write")
+COLUMNS = ("own", "mapped", "both", "left")
+
+
+def _model(layers: int) -> Any:
+    """The decoder, without memory."""
+    import torch
+
+    decoder = measuring.example("transformer.py").Decoder
+    with torch.device("meta"):
+        return decoder(layers=layers, **SIZES).to(torch.bfloat16).eval()
+
+
+def _write_sparse(layers: int, path: Path) -> int:
+    """A file of zeros in the format of safetensors; the number of parameters."""
+    start, header = 0, {}
+    for name, parameter in _model(layers).named_parameters():
+        size = parameter.numel() * parameter.element_size()
+        header[name] = {"dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 4096)  # tensors begin at a page
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + start)
+    return start // 2
+
+
+def _lower(layers: int, weights: Path) -> dict[str, float]:
+    import delegraph
+    import torch
+
+    memory = _Memory()
+    model = _model(layers)
+    memory.mapping = _map(model, weights)
+    ids = torch.zeros(1, LENGTH, dtype=torch.int64)
+    out: dict[str, float] = {}
+    with memory.measured("export", out):
+        program = torch.export.export(model, (ids,))
+    options = {"tosa": {"spec": TARGET}}
+    with memory.measured("lower", out):
+        lowered = delegraph.lower(program, backends=["tosa"], options=options, require_full=True)
+    file = weights.parent / "model.tosa"
+    with memory.measured("write", out):
+        lowered.save(file)
+    operators = len(lowered.delegates[0].module.meta["debug_handle_map"])
+    return {**out, "file": file.stat().st_size, "operators": operators}
+
+
+def _map(model: Any, weights: Path) -> tuple[int, int]:
+    """Let the parameters be views of the mapped file; where that is in memory, and its size."""
+    import torch
+
+    with open(weights, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    size = weights.stat().st_size
+    mapped = torch.from_file(str(weights), shared=False, size=size, dtype=torch.uint8)
+    for name, entry in header.items():
+        first, last = (8 + length + offset for offset in entry["data_offsets"])
+        tensor = mapped[first:last].view(torch.bfloat16).view(entry["shape"])
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, torch.nn.Parameter(tensor, requires_grad=False))
+    for name, buffer in list(model.named_buffers()):
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, torch.ones(buffer.shape, dtype=buffer.dtype))
+    return mapped.data_ptr(), size
+
+
+class _Memory:
+    """Resident memory while a step runs."""
+
+    def __init__(self) -> None:
+        self.mapping = (0, 0)
+        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
+        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    @contextmanager
+    def measured(self, step: str, out: dict[str, float]) -> Iterator[None]:
+        """Note CPU seconds of ``step`` in ``out``, the peaks of resident memory, and what it left of the mapping."""
+        self._release()
+        peaks = dict.fromkeys(("own", "mapped", "both"), 0.0)
+        over = threading.Event()
+        sampler = threading.Thread(target=self._sample, args=(peaks, over))
+        sampler.start()
+        start = time.process_time()
+        yield
+        out[f"{step} s"] = time.process_time() - start
+        over.set()
+        sampler.join()
+        out.update({f"{step} {name}": peak for name, peak in peaks.items()})
+        out[f"{step} left"] = _in_mapping(self.mapping[0])
+
+    def _sample(self, peaks: dict[str, float], over: threading.Event) -> None:
+        while not over.wait(0.05):
+            own, mapped = _status("RssAnon"), _status("RssFile")
+            for name, value in (("own", own), ("mapped", mapped), ("both", own + mapped)):
+                peaks[name] = max(peaks[name], value)
+            if mapped > MAPPED_AT_MOST:
+                self._release()
+
+    def _release(self) -> None:
+        place, size = self.mapping
+        if size and self._madvise(place, size, MADV_PAGEOUT):
+            raise OSError(ctypes.get_errno(), "madvise")
+
+
+def _status(field: str) -> float:
+    """A field of /proc/self/status, in bytes."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024.0 * int(found[1])
+
+
+def _in_mapping(place: int) -> float:
+    """Bytes of the mapping at ``place`` that are resident."""
+    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    entry = next(e for e in entries if e.startswith(f"{place:x}-"))
+    found = re.search(r"Rss:\s+(\d+) kB", entry)
+    assert found is not None
+    return 1024.0 * int(found[1])
+
+
+if __name__ == "__main__":
+    main()
