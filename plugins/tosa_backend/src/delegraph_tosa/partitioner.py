@@ -150,12 +150,14 @@ class TOSAPartitioner(CapabilityPartitioner):
         )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """As the checks say; every int64 that enters or leaves a delegate is cast there, as TOSA 1.0 has none.
+        """As the checks say; every int64 that enters or leaves a delegate is cast there if the target has none.
 
         A buffer that is read and written in one partition only is its variable, if the target has such.
         """
         result = super().partition(exported_program)
         _tag_variables(exported_program, self.spec["spec"])
+        if self.spec["spec"].has_int64:
+            return result
         crossing = [n.name for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))]
         result.boundary_types = dict.fromkeys(crossing, torch.int32)
         return result

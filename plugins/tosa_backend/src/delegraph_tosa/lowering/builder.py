@@ -5,7 +5,8 @@ type, asks the target whether it takes the operator, and appends it. An operator
 constant: nothing is emitted, and it is computed when the file is written.
 
 TOSA 1.0 has no int64. Constants fold in it; what is computed at run time is int32 in the graph, and a rule sees a value
-that calls itself int64. The builder knows both, and refuses a result that is not proven to fit.
+that calls itself int64. The builder knows both, and refuses a result that is not proven to fit. A target with EXT-INT64
+computes in int64, and in int32 only what it has no operator for.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Tosa:
 
     def __init__(self, spec: TosaSpec) -> None:
         self.spec = spec
+        self.has_int64 = spec.has_int64
         self.operators: list[Operator] = []
         self.source: Any = None
         self._constants: dict[Any, Value] = {}
@@ -96,10 +98,13 @@ class Tosa:
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         _bound_results(operator)
-        if any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)]):
+        is_wide = any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)])
+        if is_wide and not self.has_int64:
             return self._appended_narrow(operator)
         why = self.spec.why_not(operator)
         if why is not None:
+            if is_wide:
+                return self._appended_narrow(operator)
             if "INT" not in self.spec.profiles and runs_as_floats(operator):
                 return self._appended_as_floats(operator)
             ways = alternatives(operator, self.spec.version)
@@ -178,23 +183,40 @@ class Tosa:
         return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
 
     def narrowed(self, value: Value) -> Value:
-        """What the graph has for a value: of int64, the int32 with the same elements. Unsupported if it may not fit."""
+        """``value``; of int64, the int32 with the same elements. Unsupported if it may not fit."""
         if value.dtype is not DType.INT64:
             return value
         if value not in self._narrow:
             self._expect_32_bits(value, f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip())
             narrow = Value(Type(value.shape, DType.INT32), name=value.name)
-            if value.constant is not None:
-                narrow = self._folded(tosa.CAST, (value,), {"dtype": DType.INT32})
+            if value.constant is not None or self.has_int64:
+                narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
             narrow.range, self._narrow[value] = value.range, narrow
         return self._narrow[value]
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
         """An int32 of the graph as the int64 that rules see, whose elements lie in ``range`` if that is given."""
         wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
+        if self.has_int64:
+            wide = self.emit(tosa.CAST, (narrow,), dtype=DType.INT64)
         wide.range = range_of(narrow) if range is None else range
         self._narrow[wide] = narrow
         return wide
+
+    def held(self, value: Value) -> Value:
+        """What the graph has for a value that rules see: of int64 the int32, unless the target has int64 itself."""
+        return value if self.has_int64 else self.narrowed(value)
+
+    def held_type(self, type: Type) -> Type:
+        """The type of what the graph has for a value of ``type``."""
+        return type._replace(dtype=DType.INT32) if type.dtype is DType.INT64 and not self.has_int64 else type
+
+    def seen(self, held: Value, type: Type, range: Range | None) -> Value:
+        """The way back: what rules see of ``held``, a value of ``type`` in that range."""
+        if held.type != type:
+            return self.widened(held, range)
+        held.range = range
+        return held
 
     def _expect_32_bits(self, value: Value, what: str) -> None:
         low, high = range_of(value)
@@ -356,8 +378,10 @@ class Tosa:
 
     def cast(self, x: Value, dtype: DType) -> Value:
         """TOSA's own CAST: a float becomes the nearest integer (torch cuts: see ``cast.converted``)."""
-        if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64}:
+        if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64} and not self.has_int64:
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
+        if x.dtype is DType.INT64 and self.has_int64 and dtype in (DType.INT8, DType.INT16):
+            x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)  # in two steps: the low bits of the low bits
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
 
     def table(self, x: Value, entries: Value) -> Value:

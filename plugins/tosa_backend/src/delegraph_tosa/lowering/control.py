@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from ..ir import operators as tosa
 from ..ir.graph import Graph, Operator, Value
-from ..ir.types import INTEGERS, DType, Type
+from ..ir.types import INTEGERS, DType
 from .builder import Tosa
 from .conditions import assumed
 from .lazy import real
@@ -61,17 +61,12 @@ class Subgraph:
         value = self.given(self.position[node])
         if value.constant is not None:
             return _own(value)
-        arrives = self.input(self.position[node])
-        if value.dtype is DType.INT64:
-            return self.t.widened(arrives, range_of(value))
-        arrives.range = value.range
-        return arrives
+        return self.t.seen(self.input(self.position[node]), value.type, value.range)
 
     def input(self, position: int) -> Value:
         """The input of the graph at that position of the call, used or not."""
         if position not in self.inputs:
-            shape, dtype = self.given(position).type
-            arrives = Type(shape, DType.INT32 if dtype is DType.INT64 else dtype)
+            arrives = self.t.held_type(self.given(position).type)
             why = self.t.spec.why_not_tensor(arrives)
             self.t.require(why is None, f"an input of {self.name}: {why}")
             self.inputs[position] = Value(arrives, name=f"{self.name}_{position}")
@@ -82,7 +77,7 @@ class Subgraph:
         inputs = [self.input(k) for k in positions]
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
         with self.t.inside(self.operators):
-            returned = [(n, self.t.narrowed(v)) for n, v in zip(nodes, self.results, strict=True)]
+            returned = [(n, self.t.held(v)) for n, v in zip(nodes, self.results, strict=True)]
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[k]) for k in passed]
         return Graph(inputs, outputs, self.operators, self.name)
@@ -137,9 +132,9 @@ def _results(t: Tosa, call: Node, found: Sequence[Value], ranges: Ranges) -> tup
     results = []
     for k, (value, range, val) in enumerate(zip(found, ranges, call.meta["val"], strict=True)):
         wanted = type_of(val, f"result {k}")
-        value.range = range
-        results.append(t.widened(value, range) if wanted.dtype is DType.INT64 else value)
-        t.require(results[-1].type == wanted, f"result {k} is {results[-1].type}, and torch expects {wanted}")
+        expected = t.held_type(wanted)
+        t.require(value.type == expected, f"result {k} is {value.type}, and torch expects {expected}")
+        results.append(t.seen(value, wanted, range))
     return tuple(results)
 
 
@@ -156,7 +151,7 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
     used = sorted(branches[0].inputs.keys() | branches[1].inputs.keys())
     then, other = (branch.graph(used) for branch in branches)
-    inputs = [condition, *(t.narrowed(given(k)) for k in used)]
+    inputs = [condition, *(t.held(given(k)) for k in used)]
     found = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
     pairs = zip(*([_range(v) for v in branch.results] for branch in branches), strict=True)
     return _results(t, call, found, [union(a, b) if a and b else None for a, b in pairs])
@@ -172,14 +167,14 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     loop = _Loop(outer, call)
     ranges = loop.invariant()
     for k, range in enumerate(ranges):
-        if loop.start[k].dtype is DType.INT64 and range is not None:
+        if loop.start[k].dtype is DType.INT64 and range is not None and not t.has_int64:
             what = f"the loop carries an int64, value {k}, that may be from {range[0]} to {range[1]}"
             t.require(inside(range, INT32), f"{what}, more than 32 bits hold; its condition should bound it")
     condition, body = loop.subgraphs(ranges)
     passed = sorted(k for k in condition.inputs.keys() | body.inputs.keys() if k >= len(ranges))
     carried = [*(k for k, _ in enumerate(ranges)), *passed]
     graphs = {"cond_graph": condition.graph(carried), "body_graph": body.graph(carried, passed)}
-    inputs = [t.narrowed(v) for v in (*loop.start, *map(loop.given, passed))]
+    inputs = [t.held(v) for v in (*loop.start, *map(loop.given, passed))]
     return _results(t, call, t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)], ranges)
 
 

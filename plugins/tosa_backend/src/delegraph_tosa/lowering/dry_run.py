@@ -46,8 +46,11 @@ class Fact(NamedTuple):
         return made
 
     def why_not_result(self, spec: TosaSpec) -> str | None:
-        """Why the value cannot leave a delegate; None if it can. An int64 leaves as int32 and is cast outside."""
-        if self.type.dtype is not DType.INT64 or self.range is None:
+        """Why the value cannot leave a delegate; None if it can.
+
+        An int64 leaves as int32 and is cast outside, unless the target has int64.
+        """
+        if self.type.dtype is not DType.INT64 or self.range is None or spec.has_int64:
             return spec.why_not_tensor(self.type)
         return _why_not_32_bits(self.range) or spec.why_not_tensor(Type(self.type.shape, DType.INT32))
 
@@ -104,7 +107,7 @@ class DryRun(Interpreter):
     def input(self, node: Node) -> Value:
         """As in a lowering; an int64 value arrives as an int32 that may be anything, if it is known to fit."""
         val = node.meta.get("val")
-        if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64:
+        if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64 or self.t.has_int64:
             return super().input(node)
         arrives, range = type_of(val, f"the input {node.name}", node), self.arriving(node)
         why = "an int64 that nothing proves to fit into 32 bits" if range is None else _why_not_32_bits(range)

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..ir.graph import Graph, Value
-from ..ir.types import DType, Type
+from ..ir.types import Type
 from ..spec import TosaSpec
 from ..spec.target import value_alternatives
 from .bounds import bounds_of
@@ -109,7 +109,7 @@ class Interpreter:
         """The type of a value whose elements are not read, but which arrives if it is computed elsewhere."""
         found = type_of(node.meta.get("val"), f"the input {node.name}", node)
         if node not in self.values:
-            self.expect_tensor(node, found._replace(dtype=DType.INT32) if found.dtype is DType.INT64 else found)
+            self.expect_tensor(node, self.t.held_type(found))
         return found
 
     def input(self, node: Node) -> Value:

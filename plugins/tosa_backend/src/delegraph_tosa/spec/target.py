@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from delegraph.errors import OptionError
@@ -87,6 +87,11 @@ class TosaSpec:
         for need in (extensions(self.version)[name] for name in sorted(added)):
             profiles |= set() if need & profiles else {min(need)}
         return replace(self, profiles=profiles, extensions=self.extensions | added)
+
+    @cached_property
+    def has_int64(self) -> bool:
+        """Whether tensors of int64 are taken as they are (EXT-INT64)."""
+        return self.why_not_tensor(Type((1,), DType.INT64)) is None
 
     @property
     def max_nesting(self) -> int:

@@ -80,6 +80,6 @@ def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the sign where the shift is negative or takes every bit away"""
     x, amount, within = _shift(t, self, other)
     amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
-    if x.dtype is DType.INT64 and x.constant is None:
+    if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
         amount = t.minimum(amount, 31)  # more makes no difference to what fits into 32 bits
     return t.right_shift(x, converted(t, amount, x.dtype))
