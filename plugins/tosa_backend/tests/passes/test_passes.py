@@ -15,6 +15,7 @@ from delegraph_tosa.ir import operators as tosa
 from delegraph_tosa.ir.graph import Folded, Graph, Literal, Operator, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
 from delegraph_tosa.passes import run_passes, sources_of
+from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.text import render
 from hypothesis import HealthCheck, given, settings
@@ -320,12 +321,13 @@ def test_the_debug_handles_of_folded_nodes_are_those_of_the_convolution():
     for handle, node in enumerate((n for n in program.graph.nodes if n.op == "call_function"), start=1):
         node.meta["debug_handle"] = handle
     specs = [CompileSpec("output_format", b"tosa"), CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
-    handles = TOSABackend.preprocess(program, specs).debug_handle_map
-    assert [(name.split("_")[0], found) for name, found in handles.items()] == [
-        ("transpose", (1,)),
-        ("conv2d", (1, 2)),
-        ("clamp", (3,)),
-        ("output", (1,)),
+    result = TOSABackend.preprocess(program, specs)
+    operators = [op.name for op in read(result.processed_bytes.join()).operators]
+    assert list(zip(operators, result.debug_handle_map.values(), strict=True)) == [
+        ("TRANSPOSE", (1,)),
+        ("CONV2D", (1, 2)),
+        ("CLAMP", (3,)),
+        ("TRANSPOSE", (1,)),
     ]
 
 
@@ -712,3 +714,30 @@ STEPS = {
 def test_any_graph_computes_the_same(draft_and_outputs, target):
     draft, outputs = draft_and_outputs
     check(draft, *outputs, spec=TosaSpec.parse(target))
+
+
+DRAFT = TosaSpec.parse("TOSA-1.1+FP")
+
+
+def test_a_product_by_a_transposed_matrix_is_one_operator_of_1_1():
+    d = Draft()
+    y = d.matmul(d.input(2, 3, 4), d.transpose(d.input(2, 5, 4), 0, 2, 1))
+    result = check(d, d.relu(y), spec=DRAFT)
+    assert names(result) == {"MATMUL_T": 1, "CLAMP": 1}
+    assert [str(op.source) for op in result.operators] == ["TRANSPOSE:0 and MATMUL:1", "CLAMP:2"]
+
+
+def test_heads_are_joined_before_such_a_product():
+    d = Draft()
+    heads = d.transpose(d.input(2, 3, 5, 4), 0, 1, 3, 2)
+    y = d.matmul(d.input(6, 2, 4), d.reshape(heads, 6, 4, 5))
+    assert names(check(d, y, spec=DRAFT)) == {"RESHAPE": 1, "MATMUL_T": 1}
+
+
+def test_other_transpositions_and_other_targets_keep_the_product():
+    d = Draft()
+    x, matrix = d.input(5, 3, 4), d.input(4, 5, 2)
+    assert names(check(d, d.matmul(x, d.transpose(matrix, 1, 0, 2)), spec=DRAFT)) == {"TRANSPOSE": 1, "MATMUL": 1}
+    d = Draft()
+    y = d.matmul(d.input(2, 3, 4), d.transpose(d.input(2, 5, 4), 0, 2, 1))
+    assert names(check(d, y)) == {"TRANSPOSE": 1, "MATMUL": 1}

@@ -56,6 +56,12 @@ class Tosa:
         self.rounded_number = False
         """Whether a number had to be rounded to become a constant of short floats; set back by who asks."""
 
+    def takes(self, cls: type[Operator], inputs: Sequence[Value], **attributes: Any) -> bool:
+        """Whether the target has the operator for values of these types."""
+        operator, types = self._inferred(cls, inputs, attributes)
+        operator.outputs = tuple(map(Value, types))
+        return self.spec.why_not(operator) is None
+
     def require(self, ok: bool, why: str) -> None:
         """Raise Unsupported(why) unless ``ok``."""
         if not ok:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..ir.graph import Value
+from ..ir.operators import CAST
 from ..ir.types import FLOATS, DType
 from .builder import Operand, Tosa
 from .torch_types import TORCH_DTYPES, dtype_of
@@ -18,11 +19,11 @@ def converted(t: Tosa, x: Value, dtype: DType) -> Value:
     """x [*S] -> [*S] of ``dtype``. torch cuts a float to an integer where CAST takes the nearest one."""
     if x.dtype is dtype:
         return x
-    if dtype is DType.BOOL:
-        return t.logical_not(t.equal(x, 0)) if x.dtype in FLOATS else t.cast(x, dtype)
-    if x.dtype is DType.BOOL and dtype in FLOATS:
+    if dtype is DType.BOOL and x.dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):  # TOSA 1.1 does
+        return t.logical_not(t.equal(x, 0))
+    if x.dtype is DType.BOOL and dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):
         return t.select(x, t.constant(1, dtype, (1,) * x.rank), 0)
-    if x.dtype in FLOATS and dtype not in FLOATS:
+    if x.dtype in FLOATS and dtype not in FLOATS and dtype is not DType.BOOL:
         return _cut(t, x, dtype)
     return t.cast(x, dtype)
 

@@ -15,12 +15,14 @@ from .fold_pads import fold_pads
 from .outputs import name_outputs, separate_outputs
 from .rewriter import Sources, sources_of, with_bodies
 from .sink_transposes import sink_transposes
+from .transposed_products import transpose_products
 
 __all__ = ["PASSES", "Sources", "run_passes", "sources_of"]
 
 PASSES = (
     sink_transposes,  # first: layouts between a convolution and its neighbours hide what the next ones look for
     fold_pads,
+    transpose_products,
     drop_dead,  # what nobody uses must not count as a use
     fold_affine,
     merge_equal,
