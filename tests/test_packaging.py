@@ -120,8 +120,9 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
     assert shown.returncode == 0, shown.stderr
     found = {b["name"]: b for b in json.loads(shown.stdout)["backends"]}
     usable = dict.fromkeys(["compiler-demo", "demo", "tosa"], "ok")
-    bridged = "unavailable" if find_spec("executorch") is None else "ok"
-    assert {n: b["status"] for n, b in found.items()} == {**usable, "vulkan": bridged, "xnnpack": bridged}
+    wanted = {"xnnpack": ["executorch"], "vulkan": ["executorch"], "coreml": ["executorch", "coremltools"]}
+    bridged = {name: "ok" if all(map(find_spec, needs)) else "unavailable" for name, needs in wanted.items()}
+    assert {n: b["status"] for n, b in found.items()} == usable | bridged
     for name, row in ((name, found[name]) for name in usable):
         package = f"delegraph_{name.removeprefix('compiler-')}"
         assert row["location"] == str(installed / package / "plugin.py")

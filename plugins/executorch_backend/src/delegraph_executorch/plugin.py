@@ -30,6 +30,15 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=NEEDS,
             install_hint=HINT,
         ),
+        BackendSpec(
+            name="coreml",
+            backend_id="CoreMLBackend",
+            target="delegraph_executorch.bridging.coreml:CoreMLBackend",
+            api=1,
+            summary="ExecuTorch's Core ML: Apple's devices; compiled here, run on the device",
+            requires=(*NEEDS, "coremltools"),
+            install_hint=f"{HINT}, and pip install coremltools",
+        ),
     ]
 
 
@@ -38,6 +47,7 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
     modules = "delegraph_executorch.bridging"
     return [
         PartitionerSpec("xnnpack", "xnnpack", f"{modules}.xnnpack:XnnpackPartitioner", default=True),
+        PartitionerSpec("coreml", "coreml", f"{modules}.coreml:CoreMLPartitioner", default=True),
         PartitionerSpec("vulkan", "vulkan", f"{modules}.vulkan:VulkanPartitioner", default=True),
     ]
 

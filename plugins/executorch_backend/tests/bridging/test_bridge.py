@@ -231,9 +231,15 @@ def test_the_same_bytes_again() -> None:
     assert [d.processed_bytes for d in once.delegates] == [d.processed_bytes for d in twice.delegates]
 
 
-def test_vulkan_compiles() -> None:
-    lowered = lower(conv_net(), (torch.randn(1, 3, 16, 16),), backends=["vulkan"])
-    assert [d.backend_id for d in lowered.delegates] == ["VulkanBackend"] and lowered.delegates[0].processed_bytes
+@pytest.mark.parametrize(
+    ("name", "backend_id"),
+    [("vulkan", "VulkanBackend"), pytest.param("coreml", "CoreMLBackend", marks=pytest.mark.slow)],
+)
+def test_what_compiles_here_and_runs_elsewhere(name: str, backend_id: str, tmp_path: Any) -> None:
+    lowered = lower(conv_net(), (torch.randn(1, 3, 16, 16),), backends=[name])
+    assert [d.backend_id for d in lowered.delegates] == [backend_id] and lowered.delegates[0].processed_bytes
+    lowered.save(tmp_path / "m.pte")
+    assert backend_id.encode() in (tmp_path / "m.pte").read_bytes()
     with pytest.raises(NoRuntime):
         lowered(torch.randn(1, 3, 16, 16))
 

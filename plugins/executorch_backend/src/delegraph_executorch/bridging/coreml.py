@@ -1,0 +1,12 @@
+"""Core ML, ExecuTorch's backend for Apple's devices; compiled anywhere, run on the device."""
+
+from __future__ import annotations
+
+from . import bridge
+from .quiet import quietly
+
+with quietly():
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend as TheirBackend
+    from executorch.backends.apple.coreml.partition import CoreMLPartitioner as TheirPartitioner
+
+CoreMLBackend, CoreMLPartitioner, _ = bridge(TheirBackend, TheirPartitioner)
