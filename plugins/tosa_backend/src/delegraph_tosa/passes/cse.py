@@ -7,6 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 from ..ir.graph import Graph, Literal, Operator, Value
+from ..ir.operators import RESCALE
+from ..ir.types import DType
 from ..spec import TosaSpec
 from .dce import STATEFUL
 from .rewriter import both, replaced
@@ -17,6 +19,9 @@ def merge_equal(graph: Graph, spec: TosaSpec) -> Graph:
 
     before: a = SLICE x, b = SLICE x (same start and size), ADD (a, b)
     after:  a = SLICE x, ADD (a, a)
+
+    RESCALE to 32 bits stays with each user: NPUs read small integers and scale them on the way, if nobody else waits
+    for the wide ones (Vela: one operator on 197 x 197 x 3 elements takes 0 cycles instead of 250 000).
     """
     found = _Duplicates()
     for operator in graph.operators:
@@ -38,7 +43,7 @@ class _Duplicates:
         self._constants: dict[Any, Value] = {}
 
     def visit(self, operator: Operator) -> None:
-        if type(operator) in STATEFUL:
+        if type(operator) in STATEFUL or _widens(operator):
             return
         operands = tuple([self._named(v) for v in operator.inputs])
         first = self._first.setdefault((type(operator), operands, _attributes(operator)), operator)
@@ -67,6 +72,10 @@ class _Duplicates:
     def final(self, old: Value) -> Value:
         value = self._same.get(old, old)
         return self._new.get(value, value)
+
+
+def _widens(operator: Operator) -> bool:
+    return type(operator) is RESCALE and operator.outputs[0].dtype is DType.INT32
 
 
 def _attributes(operator: Operator) -> Any:

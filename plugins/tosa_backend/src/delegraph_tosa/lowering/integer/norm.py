@@ -18,7 +18,7 @@ from ..ranges import range_of
 from ..registry import lowers_quantized
 from .arithmetic import size
 from .fixed_point import FRACTION, inverse_root
-from .products import real_elements
+from .products import deferred, real_elements
 
 aten = torch.ops.aten
 GAIN = 28
@@ -83,7 +83,7 @@ def _in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> V
         steps: Array = np.rint(elements / step()).astype(np.int32).reshape(shape)
         return steps
 
-    return Value(Type(shape, DType.INT32), Deferred(load))
+    return deferred(Type(shape, DType.INT32), load, 2**29)
 
 
 def _last(x: Value, normalized_shape: Sequence[int]) -> tuple[list[int], Shape]:

@@ -6,7 +6,7 @@ A sum stands for its product of scales, and waits for the quantize that makes it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,13 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
         limited: Array = np.clip(steps, -most, most).astype(ARRAY_DTYPES[sums])
         return limited
 
-    made: Value = t.once(("bias", bias, scale, sums), lambda: Value(Type(bias.shape, sums), Deferred(load)))
+    return t.once(("bias", bias, scale, sums), lambda: deferred(Type(bias.shape, sums), load, most))  # type: ignore[no-any-return]
+
+
+def deferred(type: Type, load: Callable[[], Array], most: int) -> Value:
+    """An integer constant that is computed when the file is written, from ``-most`` to ``most``."""
+    made = Value(type, Deferred(load))
+    made.range = (-most, most)
     return made
 
 

@@ -1,0 +1,77 @@
+"""What becomes of whole quantized programs: operators that are there, and those that are not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.errors import Unsupported
+from delegraph_tosa.backend import compile_program
+from torch import nn
+
+from ...support.quantized_cases import SPECS, WithWeight, dequantize, quantize
+from ...support.rule_cases import SPEC, Function, randn
+
+INT8 = SPECS[torch.int8]
+
+
+def whole(*shape, seed=0):
+    return torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
+
+
+def names(function, *inputs, spec=INT8):
+    module = function if isinstance(function, nn.Module) else Function(function)
+    return Counter(op.name for op in compile_program(torch.export.export(module, inputs), spec).operators)
+
+
+def test_limits_that_the_type_has_anyhow_cost_nothing():
+    weighted = WithWeight(lambda x, w, b: F.conv2d(x, w, b).relu(), randn(4, 3, 3, 3), randn(4))
+    found = names(lambda x: quantize(weighted(dequantize(x, 0.1, 3)), 0.05, -128, torch.int8), whole(1, 3, 6, 6))
+    assert found == {"TRANSPOSE": 2, "CONV2D": 1, "RESCALE": 1}
+
+
+def test_quantizing_again_in_the_same_way_is_nothing():
+    found = names(lambda x: quantize(dequantize(x, 0.1, 3).reshape(-1), 0.1, 3, torch.int8), whole(2, 3))
+    assert found == {"RESHAPE": 1}
+
+
+def test_a_chain_of_functions_is_one_table():
+    def chain(x):
+        y = dequantize(x, 0.1, 3)
+        return quantize(torch.tanh(F.silu(y) * 2 + 1), 0.01, 0, torch.int8)
+
+    assert names(chain, whole(2, 3)) == {"TABLE": 1}
+
+
+def test_each_user_has_a_rescale_of_its_own():
+    def twice(x, y):
+        a, b = dequantize(x, 0.1, 3), dequantize(y, 0.2, 0)
+        return quantize(a + b, 0.2, 0, torch.int8), quantize(a - b, 0.2, 0, torch.int8)
+
+    assert names(twice, whole(2, 3), whole(2, 3)) == {"RESCALE": 6, "ADD": 1, "SUB": 1}
+
+
+def test_what_has_no_integers_is_refused_for_integers_and_computed_in_floats_otherwise():
+    def ordered(x):
+        return quantize(dequantize(x, 0.1, 3).cumsum(1), 0.2, 0, torch.int8)
+
+    with pytest.raises(Unsupported, match=r"in integers: no integer rule; in floats: TOSA CAST from int8 to fp32"):
+        names(ordered, whole(2, 3))
+    assert names(ordered, whole(2, 3), spec=SPEC)["CAST"]
+
+
+def test_floats_at_the_border_stay_outside_of_integers():
+    weighted = WithWeight(F.linear, randn(4, 3), randn(4))
+
+    def program(x):
+        y = weighted(dequantize(quantize(x, 0.1, 3, torch.int8), 0.1, 3))
+        return dequantize(quantize(y, 0.05, 3, torch.int8), 0.05, 3)
+
+    x = randn(2, 3)
+    for spec, left in ((str(INT8), 2), ("TOSA-1.0+FP+INT", 0)):
+        lowered = delegraph.lower(Function(program).eval(), (x,), backends=["tosa"], options={"tosa": {"spec": spec}})
+        assert len(lowered.delegates) == 1 and len(lowered.report.refusals) == left
+        torch.testing.assert_close(lowered(x), program(x), rtol=0, atol=0.051)
