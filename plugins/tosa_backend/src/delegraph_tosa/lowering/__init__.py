@@ -4,6 +4,7 @@ from .aten import FAMILIES
 from .builder import Tosa
 from .integer import INTEGER_FAMILIES
 from .interpreter import Origin, lower_program
+from .quantized_calls import computes_in_integers
 from .registry import INTEGER_RULES, RULES, lowers, lowers_quantized
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "RULES",
     "Origin",
     "Tosa",
+    "computes_in_integers",
     "lower_program",
     "lowers",
     "lowers_quantized",

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..evaluate import materialize
 from ..ir.graph import Value, literal
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from .builder import Shape, Tosa
+from .interpolation import gathered, interpolating_tables, table_sums
 from .quantization import Quantization, Scale, multipliers
 from .ranges import Range, inside, range_of, range_of_type
 from .torch_types import refused
@@ -128,6 +130,12 @@ class Clamped(Lazy):
         return inner and inner.then(lambda t, x: t.clamp(x, self.low, self.high))
 
 
+BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
+"""All integers of 8 and of 16 bits."""
+KNOTS = range(-32768, 32769, 128)
+"""Those for which a TABLE of int16 has entries; the last one is none of them (specification: TABLE)."""
+
+
 class Pointwise(Lazy):
     """A function of each element of ``source``, which is small: a TABLE of what float rules make of every integer."""
 
@@ -143,22 +151,36 @@ class Pointwise(Lazy):
         return Pointwise(self.source, lambda t, x: function(t, self.function(t, x)))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        given = self.source.q.dtype
-        t.require(
-            to.dtype is given or (given, to.dtype) == (DType.INT16, DType.INT8),
-            f"a TABLE of {given} has no entries of {to.dtype}",
-        )
-        if given is DType.INT8:
-            return limit(t, t.table(self.source.q, quantized(t, self.entries(t), to)), *to.range)
-        fine = to._replace(zero_point=0, low=-32768, high=32767, dtype=DType.INT16)
-        table = t.table(self.source.q, quantized(t, self.entries(t), fine))
-        return Scaled(table, Scale(to.scale / 128)).integer(t, to)
+        q = self.source.q
+        if q.dtype is DType.INT16:
+            return self._of_int16(t, to)
+        t.require(to.dtype is DType.INT8, f"a TABLE of int8 has no entries of {to.dtype}")
+        return limit(t, t.table(q, quantized(t, self.entries(t, BYTES), to)), *to.range)
 
-    def entries(self, t: Tosa) -> Value:
-        """The constant [256] or [513] of the function at the integers that a TABLE has entries for."""
-        domain = t.once(("domain", self.source.q.dtype), lambda: _domain(self.source.q.dtype))
-        found = self.function(t, Scaled(domain, self.source.scale, self.source.zero_point).real(t))
-        t.require(found.constant is not None and found.shape == domain.shape, "it is no function of each element alone")
+    def _of_int16(self, t: Tosa, to: Quantization) -> Value:
+        """By interpolation where that comes near enough, else from a constant with all values."""
+        q = self.source.q
+        wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
+        steps = materialize(self.entries(t, KNOTS)).astype(np.float64) / to.scale
+        tables = interpolating_tables(steps, wanted, to.zero_point) if np.isfinite(steps).all() else []
+        if not tables:
+            return gathered(t, q, wanted, to.dtype)
+        sums, bits = table_sums(t, q, tables)
+        return Scaled(sums, Scale(to.scale / 2.0**bits)).integer(t, to)
+
+    def truth(self, t: Tosa) -> Value:
+        """What it computes, if that is truth values: a lookup of 0 and 1."""
+        q = self.source.q
+        if q.dtype is DType.INT8:
+            return t.cast(t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL)
+        return t.cast(gathered(t, q, materialize(self.entries(t, SHORTS)), DType.INT8), DType.BOOL)
+
+    def entries(self, t: Tosa, domain: range) -> Value:
+        """The constant [N] of the function at these integers, fp32 or bool."""
+        dtype = DType.INT8 if domain is BYTES else DType.INT32
+        places = t.once(domain, lambda: literal(np.array(domain), dtype, dtype.name.lower()))
+        found = self.function(t, Scaled(places, self.source.scale, self.source.zero_point).real(t))
+        t.require(found.constant is not None and found.shape == places.shape, "it is no function of each element alone")
         return found
 
     def real(self, t: Tosa) -> Value:
@@ -169,13 +191,6 @@ class Pointwise(Lazy):
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
         return Pointwise(Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point), self.function)
-
-
-def _domain(dtype: DType) -> Value:
-    """Every int8; every 128th int16, and the one behind them (specification: TABLE)."""
-    if dtype is DType.INT8:
-        return literal(np.arange(-128, 128), DType.INT8, np.int8)
-    return literal(np.arange(-32768, 32769, 128), DType.INT32, np.int32)
 
 
 class Moved(Lazy):

@@ -11,8 +11,8 @@ from torch.fx import Node
 from ..ir.graph import Value
 from ..ir.types import DType
 from .builder import Tosa
-from .lazy import Lazy, Pointwise, real
-from .registry import INTEGER_RULES, Result, Rule, apply, checked
+from .lazy import BYTES, Lazy, Pointwise, real
+from .registry import INTEGER_RULES, RULES, Result, Rule, apply, checked
 from .torch_types import refused
 
 POINTWISE = frozenset({"elementwise", "exponential", "activation", "power", "special_values", "trigonometry"})
@@ -51,6 +51,11 @@ def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
         return found
     t.require(is_pointwise(node.target, rule), "no integer rule")
     return tabulated(t, rule, arguments)
+
+
+def computes_in_integers(target: Any) -> bool:
+    """Whether an operator has an integer rule or becomes a table: what a quantizer may put between quantized values."""
+    return target in INTEGER_RULES or (target in RULES and is_pointwise(target, RULES[target]))
 
 
 def is_pointwise(target: Any, rule: Rule) -> bool:
@@ -93,11 +98,9 @@ def _scalar(t: Tosa, argument: Any) -> Any:
 
 def _of_truth(t: Tosa, found: Pointwise) -> Value:
     """Itself, or what it computes if that is truth values."""
-    entries = found.entries(t)
-    if entries.dtype is DType.FP32:
-        return found
-    t.require(entries.dtype is DType.BOOL and found.source.q.dtype is DType.INT8, f"a TABLE of {entries.dtype}")
-    return t.cast(t.table(found.source.q, t.cast(entries, DType.INT8)), DType.BOOL)
+    dtype = found.entries(t, BYTES).dtype
+    t.require(dtype in (DType.FP32, DType.BOOL), f"its result is {dtype}")
+    return found if dtype is DType.FP32 else found.truth(t)
 
 
 def _computed(t: Tosa, arguments: list[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from ..builder import Operand, Shape, Tosa
 from ..lazy import Lazy, Scaled, operand
 from ..quantization import Scale, multipliers
 from ..registry import RULES, lowers_quantized
+from ..torch_types import refused
 
 aten = torch.ops.aten
 WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
@@ -108,8 +109,11 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
 
     def load() -> Array:
         steps = np.rint(real_elements(bias) / scale.elements())
-        limited: Array = np.clip(steps, -most, most).astype(ARRAY_DTYPES[sums])
-        return limited
+        largest = np.abs(steps).max()
+        if not largest <= most:  # or NaN
+            raise refused(f"a bias of {largest:.3g} steps of the product's scale does not fit into {sums}")
+        found: Array = steps.astype(ARRAY_DTYPES[sums])
+        return found
 
     return t.once(("bias", bias, scale, sums), lambda: deferred(Type(bias.shape, sums), load, most))  # type: ignore[no-any-return]
 
