@@ -116,7 +116,8 @@ def indexed(x: torch.Tensor, i: torch.Tensor) -> Any:
 
 def resized(x: torch.Tensor) -> Any:
     doubled = torch.cat([x, x], 1).reshape(-1, 4)
-    return doubled + x.shape[0] * 2, x.reshape(x.shape[0] * 2, 2).sin(), x.shape[0]
+    parts = *x.unbind(1)[1:3], *x.split([1, 3], 1)
+    return doubled + x.shape[0] * 2, x.reshape(x.shape[0] * 2, 2).sin(), x.shape[0], *parts
 
 
 def images(x: torch.Tensor) -> Any:
@@ -152,4 +153,8 @@ def formulas(x: torch.Tensor, y: torch.Tensor) -> Any:
     added = x.scatter_reduce(0, index, y[:1], "sum"), x.scatter_reduce(0, index, y[:1], "sum", include_self=False)
     batches = torch.addbmm(y[:, :3], x[None, :, :], y.t()[None], beta=2, alpha=0.5)
     scalar = x[0, 0].amax(), x[0, 0].sum(0), x[0, 0].logsumexp(0), x[0].round(decimals=1), x[0].logaddexp2(y[0])
-    return bits, ordered, placed, put, added, torch.hypot(x, y), batches, scalar
+    whole, none = (x > 0).long() * 3 - 1, x[:0]
+    empty = none.amax(1), none.double().log_softmax(0), torch.cat([x[:, :0], x[:, :0]], 1), none.softmax(0)
+    empty = *empty, x[:, :0] @ y[:0], functional.linear(x[:, :0], y[:, :0], y[0, :3]), x[None, :, :0] @ y[None, :0]
+    powers = whole**5, (whole * 2**40) ** 3, whole**0
+    return bits, ordered, placed, put, added, torch.hypot(x, y), batches, scalar, empty, powers

@@ -47,10 +47,20 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         return None, []
     try:
         with mode, torch.no_grad():
-            return make_fx(call)(*vals), inputs
+            module = make_fx(call)(*vals)
     except (NotImplementedError, RecursionError, RuntimeError, GuardOnDataDependentSymNode) as e:
         text = f"PyTorch's decomposition of {node.target} fails here: {str(e).splitlines()[0] if str(e) else repr(e)}"
         raise Unsupported("unsupported", text, node, source_of(node)) from e
+    if node.target not in FORMULAS and _types(module.graph.output_node().args) != _types(node):
+        text = f"PyTorch's decomposition of {node.target} gives other element types here than the operator"
+        raise Unsupported("unsupported", text, node, source_of(node))
+    return module, inputs
+
+
+def _types(values: Any) -> list[torch.dtype]:
+    """Element types of all tensors among values of nodes."""
+    vals = pytree.tree_leaves([n.meta["val"] if isinstance(n, Node) else n for n in pytree.tree_leaves(values)])
+    return [v.dtype for v in vals if isinstance(v, torch.Tensor)]
 
 
 def _decomposition(target: Any) -> Any:

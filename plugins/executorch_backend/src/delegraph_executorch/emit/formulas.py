@@ -6,6 +6,7 @@ Those of remainder, add and sub stand for kernels that are known to be wrong (``
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from torch._decomp import decomposition_table
 aten = torch.ops.aten
 SORTED = 1 << 22
 """Comparisons that sorting may take: it compares all pairs along its dimension, since no kernel sorts stably."""
+
+LARGEST_POWER = 64
 
 
 def remainder(self: Any, other: Any) -> Tensor:
@@ -68,10 +71,24 @@ def hypot(self: Tensor, other: Tensor) -> Tensor:
 
 
 def of_scalar(self: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    """amax and amin of a tensor without dimensions."""
-    if self.dim():
-        raise NotImplementedError("only tensors without dimensions are put together from others")
-    return self.clone()
+    """amax and amin of a tensor without dimensions, or without elements."""
+    if not self.dim():
+        return self.clone()
+    if self.numel():
+        raise NotImplementedError("only tensors without dimensions or elements are put together from others")
+    return self.sum(list(dim), keepdim=keepdim, dtype=self.dtype)
+
+
+def softmax_of_nothing(target: Any) -> Callable[..., Tensor]:
+    """softmax and log_softmax of a tensor without elements; else PyTorch's own decomposition."""
+
+    def call(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        if not self.numel():
+            return self.clone()
+        result: Tensor = decomposition_table[target](self, dim, half_to_float)
+        return result
+
+    return call
 
 
 def sum_of_scalar(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -188,16 +205,54 @@ def scatter_reduce(
     return start.scatter_add(dim, index, src)
 
 
+def pow_of_tensor(self: Tensor, exponent: Any) -> Tensor:
+    """Of integers: by squaring, which wraps around as eager does."""
+    if self.is_floating_point() or not isinstance(exponent, int) or not 0 <= exponent <= LARGEST_POWER:
+        raise NotImplementedError(f"only integers to a power of up to {LARGEST_POWER} are put together from others")
+    result, square = torch.ones_like(self), self
+    while exponent:
+        result = result * square if exponent & 1 else result
+        square, exponent = (square * square if exponent > 1 else square), exponent >> 1
+    return result
+
+
+def product_over_nothing(self: Tensor, mat2: Tensor) -> Tensor:
+    """mm and bmm of matrices with nothing to sum."""
+    if self.shape[-1] != 0:
+        raise NotImplementedError("only products with nothing to sum are put together from others")
+    return torch.zeros([*self.shape[:-1], mat2.shape[-1]], dtype=self.dtype)
+
+
+def cat_of_nothing(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """cat of tensors without elements."""
+    if any(t.numel() for t in tensors):
+        raise NotImplementedError("only tensors without elements are put together from others")
+    shaped = [t for t in tensors if t.dim() > 1] or list(tensors)  # PyTorch takes tensors of the shape [0] beside any
+    shape = list(shaped[0].shape)
+    shape[dim] = sum(t.shape[dim] for t in shaped)
+    return torch.empty(shape, dtype=functools.reduce(torch.promote_types, [t.dtype for t in tensors]))
+
+
+def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
+    return [self.select(dim, k) for k in range(self.shape[dim])]
+
+
 FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.remainder.Scalar: remainder,
     aten.remainder.Tensor: remainder,
     **{target: promoted(target) for p in (aten.add, aten.sub) for target in (p.Scalar, p.Tensor)},
+    aten.pow.Tensor_Scalar: pow_of_tensor,
+    aten.cat.default: cat_of_nothing,
+    **{target: product_over_nothing for target in (aten.mm.default, aten.bmm.default)},
+    aten.unbind.int: unbind,
     aten.exp2.default: exp2,
     aten.signbit.default: signbit,
+    torch.ops.prims.signbit.default: signbit,
     aten.angle.default: angle,
     aten.fmax.default: fmax,
     aten.fmin.default: fmin,
     aten.hypot.default: hypot,
+    **{t: softmax_of_nothing(t) for t in (aten._softmax.default, aten._log_softmax.default)},
     aten.amax.default: of_scalar,
     aten.amin.default: of_scalar,
     aten.sum.dim_IntList: sum_of_scalar,

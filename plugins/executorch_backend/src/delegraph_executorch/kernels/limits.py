@@ -16,6 +16,7 @@ Arguments = Mapping[str, Any]
 """Arguments by name; tensors as what export recorded of them."""
 _NO_PROMOTION = frozenset({"aten::add.Scalar_out", "aten::sub.Scalar_out"})
 _FLOATS_ONLY = frozenset({"aten::remainder.Scalar_out", "aten::remainder.Tensor_out"})
+_POWERS = frozenset({"aten::pow.Tensor_Scalar_out", "aten::pow.Tensor_Tensor_out", "aten::pow.Scalar_out"})
 _COMPLEX = frozenset({"aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::view_as_real_copy.out"})
 """Kernels that take or give complex numbers."""
 
@@ -37,6 +38,8 @@ def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None
         return f"it does not promote {given['self'].dtype} to {results[0].dtype}"
     if kernel in _FLOATS_ONLY and not results[0].dtype.is_floating_point:
         return "of negative integers it is wrong"
+    if kernel in _POWERS and not results[0].dtype.is_floating_point:
+        return "of integers it is computed in floating point, which does not wrap around"
     check = _CHECKS.get(kernel)
     return check(given) if check is not None else None
 
@@ -47,6 +50,12 @@ def _flat(values: Any) -> list[Any]:
 
 def _needs_dimension(given: Arguments) -> str | None:
     return None if given["self"].dim() else "its input needs a dimension"
+
+
+def _needs_elements(given: Arguments) -> str | None:
+    """Without any, it ends the process."""
+    known = given["self"].numel()
+    return "its input needs an element" if isinstance(known, int) and known == 0 else None
 
 
 def _pads(given: Arguments) -> str | None:
@@ -66,6 +75,26 @@ def _onesided(given: Arguments) -> str | None:
     return None if given["onesided"] else "it computes one side of the spectrum only"
 
 
+def _sums(left: torch.Tensor) -> str | None:
+    """Without anything to sum, it leaves its result as the memory was."""
+    inner = left.shape[-1]
+    return "it needs something to sum" if isinstance(inner, int) and inner == 0 else None
+
+
+def _channels(given: Arguments) -> str | None:
+    return None if given["input"].dim() > 1 else "its input needs two dimensions"
+
+
+def _has_elements(given: Arguments) -> str | None:
+    known = [t.numel() for t in given["tensors"]]
+    return "it sizes results without elements wrong" if all(isinstance(n, int) and n == 0 for n in known) else None
+
+
+def _fixed_sizes(given: Arguments) -> str | None:
+    """It checks the sizes of its results, and does not set them."""
+    return None if all(isinstance(s, int) for s in given["self"].shape) else "the sizes of its results cannot vary"
+
+
 def _same_mask(given: Arguments) -> str | None:
     """Export bounds the number of results by the elements of the input, which may be fewer after broadcasting."""
     shapes = [tuple(given[name].shape) for name in ("self", "mask")]
@@ -75,12 +104,21 @@ def _same_mask(given: Arguments) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
+    **dict.fromkeys((f"aten::_native_batch_norm_legit{end}.out" for end in ("", "_no_training")), _channels),
+    "aten::mm.out": lambda given: _sums(given["self"]),
+    "aten::bmm.out": lambda given: _sums(given["self"]),
+    "aten::addmm.out": lambda given: _sums(given["mat1"]),
+    "aten::linear.out": lambda given: _sums(given["input"]),
+    "aten::cat.out": _has_elements,
+    "aten::unbind_copy.int_out": _fixed_sizes,
     "aten::constant_pad_nd.out": _pads,
     "aten::convolution.out": _rank_of_convolution,
     "aten::cumsum.out": _needs_dimension,
     "aten::unfold_copy.out": _needs_dimension,
-    "aten::amax.out": _needs_dimension,
-    "aten::amin.out": _needs_dimension,
+    "aten::amax.out": lambda given: _needs_dimension(given) or _needs_elements(given),
+    "aten::amin.out": lambda given: _needs_dimension(given) or _needs_elements(given),
+    "aten::_log_softmax.out": _needs_elements,
+    "aten::_softmax.out": _needs_elements,
     "aten::sum.IntList_out": lambda given: _needs_dimension(given) if given["dim"] else None,
     "aten::gather.out": _index_type,
     "aten::scatter.src_out": _index_type,
