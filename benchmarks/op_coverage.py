@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2, help="of each operator and element type")
     parser.add_argument("--all", action="store_true", help="operators outside of core ATen as well")
     parser.add_argument("--reference", action="store_true", help="judge by the reference model and tosa-opt as well")
-    parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="samples of this type only")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16", "int32"), help="samples of this type only")
     parser.add_argument("--spec", default="TOSA-1.0+FP+INT")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     arguments = parser.parse_args()

@@ -119,6 +119,17 @@ def test_files_are_legal_and_read_back(name):
     assert render(parse(text)) == text
 
 
+def test_a_weight_that_both_branches_use_is_stored_once():
+    def either(weight, x):
+        return torch.cond(x.sum() > 0, lambda x: x @ weight, lambda x: (x @ weight).sin(), (x,))
+
+    module, given = WithConstant(either, randn(64, 64)).eval(), randn(2, 64)
+    (delegate,) = lowered(module, given).delegates
+    assert 64 * 64 * 4 < len(delegate.processed_bytes) < 2 * 64 * 64 * 4
+    (found,) = reference_tools.run(delegate.processed_bytes, [given.numpy()])
+    torch.testing.assert_close(torch.from_numpy(found), module(given).detach())
+
+
 def test_a_weight_is_a_constant_of_the_branch_that_uses_it():
     graph = compile_program(FAMILY.exported("cond-0"), SPEC)
     (call,) = (op for op in graph.operators if isinstance(op, COND_IF))

@@ -11,7 +11,7 @@ from delegraph.errors import Unsupported
 from ..ir import operators as ops
 from ..ir.graph import Array
 from .kernels import computes
-from .program import Program
+from .program import inner_program
 
 _LEFT: ContextVar[Iterator[int] | None] = ContextVar("_LEFT", default=None)
 
@@ -39,12 +39,12 @@ def _iterate(operator: ops.COND_IF | ops.WHILE_LOOP) -> None:
 @computes(ops.COND_IF, as_stored=True)
 def cond_if(op: ops.COND_IF, condition: Array, *inputs: Array) -> tuple[Array, ...]:
     _iterate(op)
-    return tuple(Program(op.then_graph if condition.item() else op.else_graph)(inputs))
+    return tuple(inner_program(op.then_graph if condition.item() else op.else_graph)(inputs))
 
 
 @computes(ops.WHILE_LOOP, as_stored=True)
 def while_loop(op: ops.WHILE_LOOP, *state: Array) -> tuple[Array, ...]:
-    goes_on, body = Program(op.cond_graph), Program(op.body_graph)
+    goes_on, body = inner_program(op.cond_graph), inner_program(op.body_graph)
     while goes_on(state)[0].item():
         _iterate(op)
         state = tuple(body(state))

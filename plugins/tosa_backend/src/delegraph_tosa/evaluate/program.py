@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 from delegraph.errors import InputError, InternalError
@@ -30,6 +32,7 @@ class Program:
             v: np.require(materialize(v), None, ["C", "A"]) for v in graph.constants()
         }
         self._dead = _last_uses(graph)
+        self._inner: dict[Graph, Program] = {}
 
     def __call__(self, inputs: Sequence[Array], held: dict[str, Array] | None = None) -> list[Array]:
         """Outputs in order; they may be views of inputs, of constants, of variables and of each other.
@@ -39,7 +42,7 @@ class Program:
         """
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
         values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
-        with np.errstate(all="ignore"), variables(held):
+        with np.errstate(all="ignore"), variables(held), self._within():
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
                 operands = [values[v] for v in operator.inputs]
                 results = compute(operator, operands, [v.type for v in operator.outputs])
@@ -48,6 +51,29 @@ class Program:
                 for value in dead:
                     del values[value]
         return [values[v] for v in self.graph.outputs]
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """Keep what ``inner_program`` makes, for the next call too, unless this is such a program itself."""
+        token = _INNER.set(self._inner) if _INNER.get() is None else None
+        try:
+            yield
+        finally:
+            if token is not None:
+                _INNER.reset(token)
+
+
+_INNER: ContextVar[dict[Graph, Program] | None] = ContextVar("_INNER", default=None)
+
+
+def inner_program(graph: Graph) -> Program:
+    """The program of a graph of control flow: its constants are computed once for all turns of a loop and all calls."""
+    known = _INNER.get()
+    if known is None:
+        return Program(graph)
+    if graph not in known:
+        known[graph] = Program(graph)
+    return known[graph]
 
 
 def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:

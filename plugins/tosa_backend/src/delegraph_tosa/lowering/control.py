@@ -10,7 +10,7 @@ as an input, because graphs of TOSA do not see the values around them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +24,15 @@ from .builder import Tosa
 from .conditions import assumed
 from .lazy import real
 from .ranges import INT32, Range, inside, range_of, range_of_type, union
-from .torch_types import refused, type_of
+from .torch_types import DTYPES, refused, type_of
 
 if TYPE_CHECKING:
     from .interpreter import Interpreter
 
 Given = Callable[[int], Value]
 """What a call passes to a subgraph as the input of that position; Unsupported if that is no value."""
+Wanted = Callable[[Node], bool]
+"""Whether a result of a subgraph is wanted."""
 Ranges = list[Range | None]
 """Of what a loop carries; None for what is no integer."""
 
@@ -45,7 +47,8 @@ class Subgraph:
     uses of what it is given and is not constant.
     """
 
-    def __init__(self, outer: Interpreter, owner: Node, given: Given) -> None:
+    def __init__(self, outer: Interpreter, owner: Node, given: Given, only: Wanted | None = None) -> None:
+        """Without the calls that results for which ``only`` is false need alone; those results are left out."""
         self.t, self.given = outer.t, given
         self.operators: list[Operator] = []
         self.inputs: dict[int, Value] = {}
@@ -53,9 +56,10 @@ class Subgraph:
         self.name, self.nodes = str(owner.target), list(_module(owner).graph.nodes)
         self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
         self.inner = outer.enter(self.nodes, self._operand)
+        returned = [v for v in _results_of(self.nodes) if only is None or not isinstance(v, Node) or only(v)]
         with self.t.inside(self.operators):
-            _lower_calls(self.inner, self.nodes, self.name)
-            self.results = _returned(self.inner, self.nodes)
+            _lower_calls(self.inner, self.nodes if only is None else _needed_for(returned), self.name)
+            self.results = [_value(self.inner, v, "a subgraph returns") for v in returned]
 
     def _operand(self, node: Node) -> Value:
         value = self.given(self.position[node])
@@ -98,10 +102,22 @@ def _lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
             raise Unsupported(refusal.code, f"{name}: {refusal.message}", refusal.node, refusal.source) from refusal
 
 
-def _returned(inner: Interpreter, nodes: Sequence[Node]) -> list[Value]:
-    values: Any = nodes[-1].args[0]
-    listed = values if isinstance(values, (tuple, list)) else (values,)
-    return [_value(inner, v, "a subgraph returns") for v in listed]
+def _results_of(nodes: Sequence[Node]) -> Sequence[Any]:
+    """What a subgraph of these nodes returns; it may be one value that is in no tuple."""
+    returned: Any = nodes[-1].args[0]
+    return returned if isinstance(returned, (tuple, list)) else (returned,)
+
+
+def _needed_for(values: Iterable[Any]) -> list[Node]:
+    """The nodes that compute ``values``, in graph order."""
+    needed: set[Node] = set()
+    waiting = [v for v in values if isinstance(v, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    return [n for n in next(iter(needed)).graph.nodes if n in needed] if needed else []
 
 
 def _value(interpreter: Interpreter, argument: Any, what: str) -> Value:
@@ -189,8 +205,11 @@ class _Loop:
         self.start = [_value(outer, v, "the loop carries") for v in carried]
         self.given = _operands(outer, [*carried, *additional])
 
-    def subgraphs(self, ranges: Ranges) -> tuple[Subgraph, Subgraph]:
-        """Condition and body when what the loop carries is in ``ranges``, and in the body what the condition says."""
+    def subgraphs(self, ranges: Ranges, only: Wanted | None = None) -> tuple[Subgraph, Subgraph]:
+        """Condition and body when what the loop carries is in ``ranges``, and in the body what the condition says.
+
+        ``only``: which results of the body are wanted.
+        """
         condition = Subgraph(self.outer, self.owners[0], self._at(ranges))
         known = assumed(condition.nodes, condition.inner.value_of)
         inside = list(ranges)
@@ -199,7 +218,7 @@ class _Loop:
             given = inside[k] if k < len(inside) else None
             if given is not None and max(given[0], bound[0]) <= min(given[1], bound[1]):
                 inside[k] = max(given[0], bound[0]), min(given[1], bound[1])
-        return condition, Subgraph(self.outer, self.owners[1], self._at(inside))
+        return condition, Subgraph(self.outer, self.owners[1], self._at(inside), only)
 
     def _at(self, ranges: Ranges) -> Given:
         """What subgraphs are given when what the loop carries, which is never constant, is in ``ranges``."""
@@ -225,7 +244,8 @@ class _Loop:
             if all(r is None for r in ranges):
                 return ranges
             try:
-                after = [_range(v) for v in self.subgraphs(ranges)[1].results]
+                found = iter(self.subgraphs(ranges, _is_integer)[1].results)
+                after = [r and range_of(next(found)) for r in ranges]
             except Unsupported:
                 if proven is None:
                     raise
@@ -240,6 +260,11 @@ class _Loop:
             else:
                 ranges = [g and r and _wider(r, union(g, r)) for g, r in zip(grown, ranges, strict=True)]
         return proven or [r and range_of_type(v.dtype) for r, v in zip(start, self.start, strict=True)]
+
+
+def _is_integer(node: Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and DTYPES.get(val.dtype) in INTEGERS
 
 
 WIDTHS = (0, 7, 15, 30, 31, 63)
@@ -297,7 +322,7 @@ class _Steps:
         inner = self.outer.enter(self.nodes, operand)
         _lower_calls(inner, self.nodes, self.name)
         t.source = source
-        return _returned(inner, self.nodes)
+        return [_value(inner, v, "a step returns") for v in _results_of(self.nodes)]
 
     def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
         """The results of all steps, joined along a new first axis."""

@@ -67,6 +67,9 @@ class _Slot(NamedTuple):
     wide: bool
 
 
+_Part = tuple[Value, int]
+
+
 class Layout(NamedTuple):
     """A file without the elements of its constants: ``placed`` are those in file order, ``size`` the file's bytes.
 
@@ -90,10 +93,10 @@ def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int)
     if end >= limit:
         writer, structure = _written(graph, version, locations, external=True)
         placed, end = _places(writer.slots, len(structure))
-    for slot, place in zip(_in_file_order(writer.slots), placed, strict=True):
-        address = len(structure) - slot.distance
+    for slot in writer.slots:
+        address, place = len(structure) - slot.distance, placed[slot.value, slot.part]
         struct.pack_into("<Q" if slot.wide else "<I", structure, address, place.start - (0 if slot.wide else address))
-    return Layout(bytes(structure), placed, end, writer.numbers)
+    return Layout(bytes(structure), list(placed.values()), end, writer.numbers)
 
 
 def _written(
@@ -107,14 +110,18 @@ def _in_file_order(slots: list[_Slot]) -> list[_Slot]:
     return sorted(slots, key=lambda slot: slot.wide)  # what 32-bit offsets must reach comes first
 
 
-def _places(slots: list[_Slot], end: int) -> tuple[list[Placed], int]:
-    """Where constants lie behind a structure of ``end`` bytes, and where the last one ends."""
-    placed = []
+def _places(slots: list[_Slot], end: int) -> tuple[dict[_Part, Placed], int]:
+    """Where constants lie behind a structure of ``end`` bytes, in file order, and where the last one ends.
+
+    A weight that several branches use is there once.
+    """
+    placed: dict[_Part, Placed] = {}
     for slot in _in_file_order(slots):
-        length = 0 if slot.wide else LENGTH_BYTES
-        data = _aligned(end + length)
-        placed.append(Placed(slot.value, slot.part, data - length, not slot.wide))
-        end = data + size_in_file(placed[-1].type)
+        if (slot.value, slot.part) not in placed:
+            length = 0 if slot.wide else LENGTH_BYTES
+            data = _aligned(end + length)
+            placed[slot.value, slot.part] = place = Placed(slot.value, slot.part, data - length, not slot.wide)
+            end = data + size_in_file(place.type)
     return placed, end
 
 
