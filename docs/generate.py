@@ -15,6 +15,7 @@ from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
 from delegraph_tosa.ir.rulebook import Rule as TosaRule
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType
 from delegraph_tosa.lowering import RULES
+from delegraph_tosa.lowering.control import CONTROL
 from delegraph_tosa.lowering.registry import Rule
 from delegraph_tosa.spec.table import Mode, rows
 
@@ -47,6 +48,17 @@ Whether a call of yours is taken depends on its types and arguments: a rule is t
 of a lowering gives the reason for every call that was left.
 
 Letters of the shapes: N batch, C and O channels, D H W sizes, KD KH KW kernel, L and S lengths, `*S` any shape.
+
+What has an extension of the target besides (bfloat16, int64, branches and loops, variables) stands in the
+[user guide](user-guide.md#targets-of-tosa).
+
+## control flow
+
+Taken with their subgraphs, if every call in those is taken; otherwise the subgraphs are lowered on their own.
+
+| operator | what becomes of it |
+|---|---|
+{control}
 """
 
 WITH_RULE = ["| operator | FP | INT | FP+INT | 1.1 | shapes | to know |", "|---|---|---|---|---|---|---|"]
@@ -139,7 +151,9 @@ def support_page() -> str:
     host = [name for name in others if name not in decomposed]
     sections["decomposed"] = [_support_row(name, record, notes) for name in decomposed]
     sections["on the host"] = [_support_row(name, record, notes) for name in host]
-    lines = [OPERATORS.format(rules=len(rules), decomposed=len(decomposed), host=len(host))]
+    control = [f"| `{op}` | {_first_paragraph(rule)} |" for op, rule in CONTROL.items()]
+    counts = {"rules": len(rules), "decomposed": len(decomposed), "host": len(host)}
+    lines = [OPERATORS.format(**counts, control="\n".join(control))]
     for heading, operators in sections.items():
         head = WITHOUT_RULE if heading in ("decomposed", "on the host") else WITH_RULE
         lines += [f"## {heading}", "", *head, *operators, ""]

@@ -159,7 +159,7 @@ def _range(value: Value) -> Range | None:
 
 
 def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """cond(predicate, true, false, operands) -> COND_IF"""
+    """COND_IF, which needs the extension `controlflow`; its predicate is one truth value."""
     t = outer.t
     predicate, true, false, listed = call.args
     condition, given = _value(outer, predicate, "the predicate is"), _operands(outer, listed)
@@ -174,7 +174,7 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """while_loop(condition, body, carried, additional) -> WHILE_LOOP
+    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries is bounded by the condition.
 
     TOSA's loop carries everything that its graphs use: the body returns additional inputs as they came.
     """
@@ -279,14 +279,14 @@ def _wider(before: Range, after: Range) -> Range:
 
 
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """map(body, xs, additional): the body of each slice, one after the other"""
+    """The operators of all its steps, of which there are 1024 at most."""
     body, xs, additional = call.args
     steps = _Steps(outer, body, xs)
     return steps.stacked([steps.run(k, (), additional) for k in range(steps.count)])
 
 
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """scan(body, carried, xs, additional): as ``map``, each step given what the one before it carries"""
+    """The operators of all its steps, of which there are 1024 at most; each gets what the one before carries."""
     body, start, xs, additional = call.args
     steps, rows = _Steps(outer, body, xs), []
     carried: Sequence[Value] = [_value(outer, v, "the scan carries") for v in start]  # type: ignore[union-attr]
