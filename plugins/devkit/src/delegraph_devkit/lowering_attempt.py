@@ -102,7 +102,8 @@ class Recording(Partitioner):
     @staticmethod
     def of(inner: Partitioner) -> Recording:
         """A recording that is called like the partitioner in error messages."""
-        recording: Recording = type(type(inner).__name__, (Recording,), {})(inner.spec)
+        named = {"__module__": type(inner).__module__}  # by which an error finds the plugin
+        recording: Recording = type(type(inner).__name__, (Recording,), named)(inner.spec)
         recording.inner = inner
         if hasattr(inner, "support"):
             recording.support = inner.support
@@ -112,7 +113,8 @@ class Recording(Partitioner):
         self.program = exported_program
         before = {n: dict(n.meta) for n in exported_program.graph.nodes}
         result = self.inner(exported_program)
-        self.changed = tuple(_changes(before))
+        packages = tuple({kind.__module__.split(".")[0] for kind in type(self.inner).__mro__})
+        self.changed = tuple(_changes(before, packages))
         self.result = result
         return result
 
@@ -123,12 +125,12 @@ class Recording(Partitioner):
 _ALLOWED = {"delegation_tag", "no_copy"}
 
 
-def _changes(before: Mapping[Node, Mapping[str, Any]]) -> Iterator[str]:
-    """Metadata that is another object than before, apart from what a partitioner may set."""
+def _changes(before: Mapping[Node, Mapping[str, Any]], packages: tuple[str, ...]) -> Iterator[str]:
+    """Metadata that is another object than before, apart from what a partitioner of these ``packages`` may set."""
     for node, meta in before.items():
         for key in dict.fromkeys([*meta, *node.meta]):
-            absent = object()
-            if key not in _ALLOWED and meta.get(key, absent) is not node.meta.get(key, absent):
+            absent, allowed = object(), key in _ALLOWED or key.startswith(packages)
+            if not allowed and meta.get(key, absent) is not node.meta.get(key, absent):
                 if key not in meta or key not in node.meta or meta[key] != node.meta[key]:
                     yield f"meta[{key!r}] of {node.name} ({node.target})"
 
