@@ -271,7 +271,7 @@ def written(p, x, y):
         lambda: z[..., at].fill_(1.0),
         lambda: z.select(dim, 0).mul_(2),
         lambda: z.transpose(dim, 0)[:1].neg_(),
-        lambda: z.view(-1)[::2].clamp_(min=0),
+        lambda: z[..., ::2].clamp_(min=0),
         lambda: z[..., at:].copy_(y.flatten()[0].expand_as(z[..., at:])),
         lambda: z.relu_().neg_(),
         lambda: z.narrow(dim, 0, 1).zero_(),
