@@ -17,8 +17,9 @@ from .ir.operators import VARIABLE
 from .ir.types import DType
 from .lowering.bounds import bounds_of
 from .lowering.builder import Tosa
+from .lowering.complex_numbers import Complex
 from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
-from .lowering.hints import int64_result
+from .lowering.hints import int64_result, no_dtype
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
 from .lowering.torch_types import type_of, why_not_static
@@ -97,6 +98,8 @@ class TOSASupport:
             value = run.value_of(node)
         except Unsupported as refusal:
             return refusal.message
+        if isinstance(value, Complex):
+            return no_dtype(torch.complex64, "the result leaves the delegate")
         fact = Fact.of(value)
         why = fact.why_not_result(self._t.spec) if self._leaves(node, value, inside) else None
         text = why and f"the result leaves the delegate: {why}"

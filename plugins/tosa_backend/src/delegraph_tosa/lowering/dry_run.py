@@ -17,10 +17,11 @@ from ..ir.graph import Value
 from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
+from .complex_numbers import apply_lazy
 from .control import CONTROL
 from .hints import int64_value
 from .interpreter import Interpreter
-from .quantized_calls import any_lazy, apply_quantized
+from .quantized_calls import any_lazy
 from .ranges import INT32, READ, Range, inside, range_of
 from .registry import Result, Rule, apply, bind, is_empty, is_unpacking, rule_of
 from .templates import ABSENT
@@ -156,7 +157,7 @@ class DryRun(Interpreter):
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """Not kept: lazy values know which integers they come from, and that is more than facts say."""
         try:
-            call = apply_quantized if any_lazy(arguments) else apply
+            call = apply_lazy if any_lazy(arguments) else apply
             result = self.values[node] = call(self.t, rule, node, arguments)
         finally:
             self.t.operators.clear()

@@ -28,10 +28,11 @@ from ..spec import TosaSpec
 from ..spec.target import value_alternatives
 from .bounds import bounds_of
 from .builder import Tosa
+from .complex_numbers import apply_lazy
 from .control import CONTROL
 from .hints import other_target
 from .lazy import real
-from .quantized_calls import any_lazy, apply_quantized
+from .quantized_calls import any_lazy
 from .ranges import Range, meet, range_of
 from .registry import Result, bind, is_empty, is_unpacking, rule_of
 from .templates import templates_for
@@ -137,7 +138,7 @@ class Interpreter:
             return None  # there is nothing to compute; who needs it as an operand is refused
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
         if any_lazy(arguments):
-            result = self.bounded(node, apply_quantized(self.t, rule, node, arguments))
+            result = self.bounded(node, apply_lazy(self.t, rule, node, arguments))
         else:
             result = self.bounded(node, self.templates.apply(self.t, rule, node, arguments))
         self.values[node] = result

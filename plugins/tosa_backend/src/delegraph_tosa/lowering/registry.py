@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..ir.graph import Value
-from ..ir.types import Type
+from ..ir.types import DType, Type
 from .builder import Tosa
 from .hints import no_rule
 from .short_floats import apply_rounding_once
@@ -151,7 +151,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
     """What ``call`` makes of a node; Unsupported before it does if TOSA has no such types."""
     val: Any = node.meta.get("val")
     several = isinstance(val, (tuple, list))
-    wanted = None if several or val is None else type_of(val, "the result")
+    wanted = None if several or val is None else _result_type(rule, val)
     result = call()
     if not several:
         _check(rule, node, result, wanted)
@@ -163,6 +163,13 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
         if value is not None:
             _check(rule, node, value, type_of(fake, "the result"))
     return results
+
+
+def _result_type(rule: Rule, val: Any) -> Type:
+    """The type of a result; of complex numbers, which only lazy values can be, that of their parts."""
+    if rule.lazy and isinstance(val, torch.Tensor) and val.dtype is torch.complex64:
+        return Type(tuple(val.shape), DType.FP32)
+    return type_of(val, "the result")
 
 
 def _check(rule: Rule, node: Node, value: Any, wanted: Any) -> None:

@@ -1,0 +1,251 @@
+"""Fourier transforms of small sizes, as products with the matrix of the transform, and what is done to their results.
+
+TOSA's FFT2D and RFFT2D are an extension, and for powers of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...ir.graph import Value, literal
+from ...ir.types import DType
+from ..builder import Operand, Tosa
+from ..complex_numbers import Complex, lowers_complex
+from ..layout import axis_of
+from ..registry import lowers
+from . import shape
+from .elementwise import sqrt
+from .linear import affine
+from .trigonometry import atan2
+
+aten = torch.ops.aten
+
+LARGEST = 1 << 21
+"""Elements that the matrix of a transform may have: of real numbers 1024, of complex ones 724."""
+
+
+def _waves(size: int, count: int) -> tuple[Any, Any]:
+    """cos and sin of 2 pi j k / size, j < size and k < count, [size,count]"""
+    turns = np.outer(np.arange(size), np.arange(count)) % size / size
+    cosine, sine = (np.round(wave(2 * math.pi * turns), 15) for wave in (np.cos, np.sin))  # zeros are zeros
+    return cosine, sine
+
+
+def _times(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
+    """x [*S,K], matrix [K,M] -> [*S,M]"""
+    t.require(matrix.size <= LARGEST, f"a Fourier transform of {len(matrix)} numbers is too large for a matrix")
+    return affine(t, x, literal(matrix.T * scale, DType.FP32, np.float32), None)
+
+
+def _last(rank: int, axis: int) -> list[int]:
+    """An order of the axes in which ``axis`` is the last one."""
+    return [*(a for a in range(rank) if a != axis), axis]
+
+
+def _of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
+    """x [*A,N,*B] -> parts [*A,count,*B,2] of its transform"""
+    order = _last(x.rank, axis)
+    cosine, sine = _waves(x.shape[axis], count)
+    rows = _times(t, t.transpose(x, order), np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1), scale)
+    parts = t.reshape(rows, (*rows.shape[:-1], count, 2))
+    return t.transpose(parts, [*(order.index(a) for a in range(x.rank)), x.rank])
+
+
+def _of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale: float) -> Value:
+    """parts [*A,N,*B,2] -> those of the transform along ``axis``"""
+    rank, size = parts.rank - 1, parts.shape[axis]
+    order = _last(rank, axis)
+    cosine, sine = _waves(size, size)
+    sine = sine if forward else -sine
+    matrix = np.stack((np.stack((cosine, -sine), -1), np.stack((sine, cosine), -1)), 1).reshape(2 * size, 2 * size)
+    moved = t.transpose(parts, [*order, rank])
+    rows = _times(t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale)
+    return t.transpose(t.reshape(rows, moved.shape), [*(order.index(a) for a in range(rank)), rank])
+
+
+def _to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value:
+    """parts [*A,size/2+1,*B,2] of a transform of real numbers -> these, [*A,size,*B]"""
+    rank, count = parts.rank - 1, parts.shape[axis]
+    order = _last(rank, axis)
+    cosine, sine = _waves(size, count)
+    twice = np.where((np.arange(count) == 0) | (2 * np.arange(count) == size), 1, 2)
+    matrix = np.stack(((cosine * twice).T, (-sine * twice).T), 1).reshape(2 * count, size)
+    moved = t.transpose(parts, [*order, rank])
+    rows = _times(t, t.reshape(moved, (*moved.shape[:-2], 2 * count)), matrix, scale)
+    return t.transpose(rows, [order.index(a) for a in range(rank)])
+
+
+def _scale(sizes: Sequence[int], normalization: int) -> float:
+    """By which a transform is multiplied: 0 is 1, 1 is 1 / sqrt(N), 2 is 1 / N."""
+    return float(math.prod(sizes) ** (-normalization / 2))
+
+
+# ---- transforms
+
+
+@lowers(aten._fft_r2c.default, lazy=True)
+def _fft_r2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
+    """real [*S] -> complex [*S']; the last of ``dim`` has N / 2 + 1 elements then if ``onesided``"""
+    axes = [axis_of(d, self.rank) for d in dim]
+    size = self.shape[axes[-1]]
+    scale = _scale([self.shape[a] for a in axes], normalization)
+    parts = _of_real(t, self, axes[-1], size // 2 + 1 if onesided else size, scale)
+    for axis in axes[:-1]:
+        parts = _of_complex(t, parts, axis, True, 1)
+    return Complex(parts)
+
+
+@lowers_complex(aten._fft_c2c.default)
+@lowers(aten._fft_c2c.default, lazy=True)
+def _fft_c2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
+    """complex [*S] -> complex [*S]"""
+    assert isinstance(self, Complex)
+    axes, parts = [axis_of(d, self.rank) for d in dim], self.parts
+    scale = _scale([self.shape[a] for a in axes], normalization)
+    for axis in axes:
+        parts, scale = _of_complex(t, parts, axis, forward, scale), 1
+    return Complex(parts)
+
+
+@lowers_complex(aten._fft_c2r.default)
+@lowers(aten._fft_c2r.default)
+def _fft_c2r(t: Tosa, self: Value, dim: Sequence[int], normalization: int, last_dim_size: int) -> Value:
+    """complex [*S] -> real [*S']; back from what a transform of ``last_dim_size`` real numbers gave"""
+    assert isinstance(self, Complex)
+    axes, parts = [axis_of(d, self.rank) for d in dim], self.parts
+    for axis in axes[:-1]:
+        parts = _of_complex(t, parts, axis, False, 1)
+    scale = _scale([*(self.shape[a] for a in axes[:-1]), last_dim_size], normalization)
+    return _to_real(t, parts, axes[-1], last_dim_size, scale)
+
+
+def _normalization(norm: str | None, forward: bool) -> int:
+    """As a number (see ``_scale``)."""
+    return 1 if norm == "ortho" else 2 * ((norm == "forward") == forward)
+
+
+def _transformed(t: Tosa, x: Value, dims: Sequence[int], norm: str | None, forward: bool) -> Complex:
+    return _fft_c2c(t, _complex(t, x), dims, _normalization(norm, forward), forward)
+
+
+def _complex(t: Tosa, x: Value) -> Complex:
+    """A real x as well"""
+    if isinstance(x, Complex):
+        return x
+    return Complex(t.concat([t.reshape(x, (*x.shape, 1)), t.constant(0, x.dtype, (*x.shape, 1))], x.rank))
+
+
+def _expect_size(t: Tosa, sizes: Any) -> None:
+    t.require(sizes is None, "only a Fourier transform of the size of its input is lowered")
+
+
+@lowers_complex(aten.fft_fft.default)
+@lowers(aten.fft_fft.default, lazy=True)
+def fft_fft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
+    """real or complex [*S] -> complex [*S]"""
+    _expect_size(t, n)
+    return _transformed(t, self, [dim], norm, True)
+
+
+@lowers_complex(aten.fft_ifft.default)
+@lowers(aten.fft_ifft.default, lazy=True)
+def fft_ifft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
+    """real or complex [*S] -> complex [*S]"""
+    _expect_size(t, n)
+    return _transformed(t, self, [dim], norm, False)
+
+
+@lowers_complex(aten.fft_fft2.default)
+@lowers(aten.fft_fft2.default, lazy=True)
+def fft_fft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int], norm: str | None) -> Complex:
+    """real or complex [*S] -> complex [*S]"""
+    _expect_size(t, s)
+    return _transformed(t, self, dim, norm, True)
+
+
+@lowers_complex(aten.fft_ifft2.default)
+@lowers(aten.fft_ifft2.default, lazy=True)
+def fft_ifft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int], norm: str | None) -> Complex:
+    """real or complex [*S] -> complex [*S]"""
+    _expect_size(t, s)
+    return _transformed(t, self, dim, norm, False)
+
+
+@lowers_complex(aten.fft_irfft.default)
+@lowers(aten.fft_irfft.default)
+def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Value:
+    """complex [*S] -> real [*S'], along an axis of N / 2 + 1"""
+    natural = 2 * (self.shape[dim] - 1)
+    t.require(n in (None, natural, natural + 1), f"back to {n} elements from {self.shape[dim]} is not lowered")
+    return _fft_c2r(t, _complex(t, self), [dim], _normalization(norm, False), natural if n is None else n)
+
+
+# ---- complex numbers and their parts
+
+
+@lowers(aten.view_as_complex.default, lazy=True)
+def view_as_complex(t: Tosa, self: Value) -> Complex:
+    """real [*S,2] -> complex [*S]"""
+    return Complex(self)
+
+
+@lowers_complex(aten.view_as_real.default)
+@lowers(aten.view_as_real.default)
+def view_as_real(t: Tosa, self: Value) -> Value:
+    """complex [*S] -> real [*S,2]"""
+    assert isinstance(self, Complex)
+    return self.parts
+
+
+@lowers_complex(aten.abs.default)
+def abs(t: Tosa, self: Complex) -> Value:
+    """[*S] -> [*S]; squares of parts above 1e19 overflow"""
+    square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
+    return sqrt(t, t.reshape(square, self.shape))
+
+
+@lowers_complex(aten.angle.default)
+def angle(t: Tosa, self: Complex) -> Value:
+    """[*S] -> [*S]; radians"""
+    return atan2(t, _part(t, self, 1), _part(t, self, 0))
+
+
+def _part(t: Tosa, x: Complex, which: int) -> Value:
+    """[*S], the real or the imaginary part"""
+    return t.reshape(t.slice(x.parts, [0] * x.rank + [which], [*x.shape, 1]), x.shape)
+
+
+@lowers_complex(aten.permute.default)
+def permute(t: Tosa, self: Complex, dims: Sequence[int]) -> Complex:
+    """[*S] -> [*S']"""
+    return Complex(t.transpose(self.parts, [*(axis_of(d, self.rank) for d in dims), self.rank]))
+
+
+@lowers_complex(aten.transpose.int)
+def transpose(t: Tosa, self: Complex, dim0: int, dim1: int) -> Complex:
+    """[..,A,..,B,..] -> [..,B,..,A,..]"""
+    return Complex(shape.transpose(t, self.parts, axis_of(dim0, self.rank), axis_of(dim1, self.rank)))
+
+
+@lowers_complex(aten.slice.Tensor)
+def slice(t: Tosa, self: Complex, dim: int, start: int | None, end: int | None, step: int) -> Complex:
+    """[*A,N,*B] -> [*A,N',*B]"""
+    return Complex(shape.slice(t, self.parts, axis_of(dim, self.rank), start, end, step))
+
+
+@lowers_complex(aten.mul.Tensor)
+def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
+    """[*S], [*S] -> [*S]; of which one may be real"""
+    x, y = (self, other) if isinstance(self, Complex) else (other, self)
+    assert isinstance(x, Complex)
+    if not isinstance(y, Complex):
+        t.require(not isinstance(y, complex), "a complex number as a factor is not lowered")
+        return Complex(t.mul(x.parts, t.reshape(y, (*y.shape, 1)) if isinstance(y, Value) else y))
+    (a, b), (c, d) = ((_part(t, v, 0), _part(t, v, 1)) for v in (x, y))
+    pair = t.sub(t.mul(a, c), t.mul(b, d)), t.add(t.mul(a, d), t.mul(b, c))
+    return Complex(t.concat([t.reshape(v, (*v.shape, 1)) for v in pair], pair[0].rank))

@@ -1,0 +1,62 @@
+"""Complex numbers, which TOSA has not: inside of a delegate they are pairs of real ones.
+
+A Fourier transform gives a ``Complex`` value. The rules that ``lowers_complex`` registers take such values and return
+them, or real numbers (``abs``, ``view_as_real``); any other operator is refused, and so is a border that one crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from ..ir.graph import Value
+from .builder import Tosa
+from .hints import no_dtype
+from .lazy import Lazy
+from .quantization import Quantization
+from .quantized_calls import apply_quantized
+from .registry import F, Result, Rule, checked
+from .torch_types import refused
+
+COMPLEX_RULES: dict[OpOverload, Callable[..., Any]] = {}
+"""What operators do to complex values."""
+
+
+class Complex(Lazy):
+    """complex64 [*S] as ``parts`` fp32 [*S,2], as ``torch.view_as_real`` has them."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Value) -> None:
+        super().__init__(parts.shape[:-1])
+        self.parts = parts
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        raise refused(no_dtype(torch.complex64))
+
+    def real(self, t: Tosa) -> Value:
+        raise refused(no_dtype(torch.complex64))
+
+
+def lowers_complex(*overloads: OpOverload) -> Callable[[F], F]:
+    """Register what operators do to ``Complex`` operands; they have a rule already, whose parameters it has."""
+
+    def register(function: F) -> F:
+        COMPLEX_RULES.update(dict.fromkeys(overloads, function))
+        return function
+
+    return register
+
+
+def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
+    """The result of a call of which some operands are complex, or quantized."""
+    if not any(isinstance(argument, Complex) for argument in arguments):
+        return apply_quantized(t, rule, node, arguments)
+    own = COMPLEX_RULES.get(node.target)  # type: ignore[call-overload]
+    if own is None:
+        raise refused(no_dtype(torch.complex64, "its operand"))
+    return checked(rule._replace(lazy=True), node, lambda: own(t, *arguments))
