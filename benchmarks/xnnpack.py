@@ -102,11 +102,14 @@ def _compile_both(model: Any, repeats: int) -> tuple[list[dict[str, Any]], list[
     for _ in range(repeats):
         for compiled, kind in ((ours, _ours), (theirs, _theirs)):
             torch.manual_seed(0)
-            program = torch.export.export(model.module, model.calls[0], dynamic_shapes=model.shapes)
-            gc.collect()
-            gc.disable()
-            compiled.append(kind(program))
-            gc.enable()
+            with (
+                torch.no_grad()
+            ):  # ExecuTorch's passes run writes of buffers, which torch refuses on what needs gradients
+                program = torch.export.export(model.module, model.calls[0], dynamic_shapes=model.shapes)
+                gc.collect()
+                gc.disable()
+                compiled.append(kind(program))
+                gc.enable()
     return ours, theirs
 
 
