@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from .ir.graph import Graph, Operator
 from .lowering import Origin, Tosa, lower_program
+from .lowering.borders import quantization_of
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
 from .serialize import TosaFile
@@ -39,7 +40,8 @@ class TOSABackend(BackendDetails):
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
         file = TosaFile(graph, options.spec, locations=options.locations)
-        return PreprocessResult(file, _debug_handles(file.numbers), _delegate_info_meta={"needs": str(required(graph))})
+        facts = {"needs": str(required(graph))} | quantization_of(edge_program)
+        return PreprocessResult(file, _debug_handles(file.numbers), _delegate_info_meta=facts)
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:

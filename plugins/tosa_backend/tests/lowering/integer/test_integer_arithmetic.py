@@ -38,3 +38,4 @@ for name, function in {
     FAMILY.case(name, function, (3, 50, 7))
 
 judged, test_equals_eager = FAMILY.equals_eager()
+test_equals_eager_for_any_scales = FAMILY.sweep()

@@ -45,3 +45,4 @@ FAMILY.case(
 )
 
 judged, test_equals_eager = FAMILY.equals_eager()
+test_equals_eager_for_any_scales = FAMILY.sweep()

@@ -26,5 +26,8 @@ FAMILY.case("mean", lambda x: x.mean((2, 3)), IMAGE)
 FAMILY.case("mean-channels", lambda x: x.mean(1, keepdim=True), IMAGE)
 FAMILY.case("average-pool", lambda x: F.avg_pool2d(x, 3, 2, 1), IMAGE)
 FAMILY.case("adaptive-pool", lambda x: F.adaptive_avg_pool2d(x, 3), IMAGE)
+FAMILY.case("bilinear", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), IMAGE)
+FAMILY.case("bilinear-corners", lambda x: F.interpolate(x, size=(7, 11), mode="bilinear", align_corners=True), IMAGE)
 
 judged, test_equals_eager = FAMILY.equals_eager()
+test_equals_eager_for_any_scales = FAMILY.sweep()

@@ -25,6 +25,10 @@ FAMILY.case("conv2d-same", weighted(lambda x, w, b: F.conv2d(x, w, b, padding="s
 FAMILY.case("conv3d", weighted(F.conv3d, 6, 4, 2, 3, 3), (1, 4, 4, 5, 5), dtypes=[torch.int8])
 FAMILY.case("depthwise", weighted(lambda x, w, b: F.relu6(F.conv2d(x, w, b, 1, 1, 1, 8)), 16, 1, 3, 3), (2, 8, 9, 9))
 FAMILY.case("conv2d-flatten", weighted(lambda x, w, b: F.conv2d(x, w, b).relu().flatten(1), 9, 8, 3, 3), (2, 8, 9, 9))
+spreading = WithWeight(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1), randn(8, 6, 3, 3), randn(6), axis=1)
+FAMILY.case("conv-transpose2d", spreading, (2, 8, 5, 5))
+dilated = WithWeight(lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 1, dilation=2), randn(8, 6, 3), randn(6), axis=1)
+FAMILY.case("conv-transpose1d", dilated, (2, 8, 5))
 FAMILY.case("matmul", torch.matmul, (2, 5, 16), (2, 16, 7))
 FAMILY.case("matmul-heads", lambda x, y: x @ y.transpose(-2, -1), (2, 3, 5, 16), (2, 3, 7, 16))
 FAMILY.case("matmul-columns", WithWeight(lambda x, w, b: x @ w, randn(32, 20), axis=1), (4, 32))
@@ -32,3 +36,4 @@ FAMILY.case("mm-transposed", WithWeight(lambda x, w, b: torch.mm(x, w.t()), rand
 FAMILY.case("addmm", WithWeight(lambda x, w, b: torch.addmm(b, x, w.t()), randn(20, 32), randn(20)), (4, 32))
 
 judged, test_equals_eager = FAMILY.equals_eager()
+test_equals_eager_for_any_scales = FAMILY.sweep()

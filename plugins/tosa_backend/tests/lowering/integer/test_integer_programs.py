@@ -75,3 +75,14 @@ def test_floats_at_the_border_stay_outside_of_integers():
         lowered = delegraph.lower(Function(program).eval(), (x,), backends=["tosa"], options={"tosa": {"spec": spec}})
         assert len(lowered.delegates) == 1 and len(lowered.report.refusals) == left
         torch.testing.assert_close(lowered(x), program(x), rtol=0, atol=0.051)
+
+
+def test_the_report_has_the_scales_of_what_enters_and_leaves():
+    def program(x):
+        return quantize(torch.tanh(dequantize(x, 0.1, 3)), 1 / 128, -7, torch.int8)
+
+    lowered = delegraph.lower(Function(program).eval(), (whole(2, 3),), backends=["tosa"])
+    facts = lowered.report.delegates[0].facts
+    assert facts["input args_0"] == "int8, scale 0.1, zero point 3"
+    assert facts["output 0"] == "int8, scale 0.0078125, zero point -7"
+    assert "int8, scale 0.1, zero point 3" in str(lowered.report)

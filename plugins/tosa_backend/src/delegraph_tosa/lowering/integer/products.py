@@ -184,6 +184,25 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
 _multiplies(aten.matmul.default, aten.mm.default, aten.bmm.default)
 
 
+def _spreads(*overloads: Any) -> None:
+    for overload in overloads:
+
+        def spread(
+            t: Tosa, input: Value, weight: Value, bias: Value | None, *settings: Any, of: Any = overload
+        ) -> Lazy:
+            """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
+            x, w = operand(t, input, "its input"), _constant_weight(t, weight, 1)
+            groups = settings[3]
+            t.require(w.axis is None or groups == 1, "its groups of channels have one scale for several channels")
+            y, scale = _summed(t, of, x, w, bias, *settings)
+            return Scaled(y, scale, axis=y.rank - (w.rank - 1))
+
+        lowers_quantized(overload)(spread)
+
+
+_spreads(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+
+
 @lowers_quantized(aten.addmm.default)
 def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Lazy:
     """self [M], mat1 [L,K], mat2 [K,M] -> [L,M]"""
