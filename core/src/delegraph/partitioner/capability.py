@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
@@ -206,7 +207,9 @@ class _Search:
     def _why_no_bytes(self, node: Node) -> str | None:
         for value in (*node.all_input_nodes, node):
             val = value.meta.get("val")
-            if value in self.unreadable or is_traceable_wrapper_subclass(val):
+            # nearly all are plain fake tensors, which is much faster to see
+            wraps = type(val) is not FakeTensor and is_traceable_wrapper_subclass(val)
+            if value in self.unreadable or wraps:
                 self.final.add(node)
                 wrapped = f"{value.name} is a {type(val).__name__}, and delegates pass plain tensors"
                 return self.unreadable.get(value, wrapped)

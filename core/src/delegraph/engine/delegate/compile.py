@@ -132,7 +132,7 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
     """Call the backend with ``work``, check what it did, and note the results."""
     by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
     work = [item for items in by_method.values() for item in items]
-    before = [(Snapshot(w.program), _handles(w.program)) for w in work]
+    before = [(Snapshot(w.program, w.plan.snapshot), _handles(w.program)) for w in work]
     programs = {m: [w.program for w in items] for m, items in by_method.items()}
     specs: dict[str, Sequence[list[CompileSpec]]] = {
         m: [list(w.partition.spec.compile_specs) for w in items] for m, items in by_method.items()

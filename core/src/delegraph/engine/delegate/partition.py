@@ -17,6 +17,7 @@ from ...program.lowered_module import LoweredBackendModule
 from ...report.collect import is_operator
 from ...source import source_of
 from ..subgraphs import Subgraph
+from .snapshot import Snapshot
 
 Tags = dict[Node, tuple[str | None, ...]]
 """Node -> where it is computed: partitions, by tag, and None for the host."""
@@ -49,8 +50,9 @@ Unit = Partition | Node
 class Plan:
     """The partitions of one program, who provides each delegated value, and what stayed behind.
 
-    ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of. ``units``: the
-    order in which host calls and partitions run. ``inner``: the plans of subgraphs whose calls the host makes.
+    ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of. ``snapshot``:
+    the program as the partitioner was given it. ``units``: the order in which host calls and partitions run. ``inner``:
+    the plans of subgraphs whose calls the host makes.
 
     A buffer that the program writes stays with the host, which passes it to delegates as an input and stores what they
     return, unless the partitioner tagged its placeholder. Then the one delegate that reads and writes it owns it: it is
@@ -62,6 +64,7 @@ class Plan:
     tags: Tags
     provider: dict[Node, Partition]
     refusals: list[Refusal]
+    snapshot: Snapshot
     units: list[Unit] = field(default_factory=list)
     inner: list[tuple[Subgraph, Plan]] = field(default_factory=list)
 

@@ -34,7 +34,7 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     returned = returned_values(program, {n for p in partitions.values() for n in p.state})
     for partition in partitions.values():
         _connect(partition, tags, position, returned)
-    return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals))
+    return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
 
 
 def _check_untouched(who: str, before: Snapshot) -> None:

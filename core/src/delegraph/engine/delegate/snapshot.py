@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from ...io.weights import is_written, state_of
+from ...io.weights import State, is_written, state_of
 from ..graph_equality import same_arguments
 
 Row = tuple[Any, ...]
@@ -17,15 +17,17 @@ Row = tuple[Any, ...]
 class Snapshot:
     """The graph of a program, the subgraphs of its calls and its tensors, as they are when the snapshot is taken.
 
-    Takes time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed.
+    Takes time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed. What an
+    ``earlier`` snapshot knows of a tensor holds for this one, too.
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
         self._program, self._graph = program, _rows(program.graph)
         modules = program.graph_module.named_modules()
         self._subgraphs = [(name, m, _rows(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
         self._tensors = _tensors(program)
-        self._states = {name: state_of(t) for name, t in self._tensors.items()}
+        known: dict[int, State] = earlier._states if earlier else {}
+        self._states: dict[int, State] = {id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()}
 
     def is_rewritten(self) -> bool:
         """Whether the program's own graph, literal arguments included, or its table of tensors has changed."""
@@ -39,7 +41,7 @@ class Snapshot:
 
     def written_tensors(self) -> list[str]:
         """Names of the tensors that were written since, of those that were there."""
-        return [name for name, t in self._tensors.items() if is_written(t, self._states[name])]
+        return [name for name, t in self._tensors.items() if is_written(t, self._states[id(t)])]
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:

@@ -166,7 +166,7 @@ class DryRun(Interpreter):
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
         """The refusal, or the facts of the results."""
         try:
-            return _summarize(self.templates.apply(self.t, rule_of(node), node, arguments))
+            return _summarize(self.templates.outline(self.t, rule_of(node), node, arguments))
         except Unsupported as refusal:
             return refusal.message
         finally:

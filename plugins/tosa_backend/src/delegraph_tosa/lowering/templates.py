@@ -39,7 +39,7 @@ class Template:
     """What a rule makes of ``operands``: the operators of ``t``, folded ones too, and the ``result``."""
 
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
-        self._operands, self._result = list(operands), result
+        self._operands, self.result = list(operands), result
         self._made: dict[Value, bool] = dict.fromkeys(self._operands, True)
         self._operators: list[Operator] = []
         self.is_usable = True
@@ -80,9 +80,9 @@ class Template:
         for old in self._operators:
             outputs = t.copied(old, tuple([new.get(v, v) for v in old.inputs]))
             new.update(zip(old.outputs, outputs, strict=True))
-        if isinstance(self._result, tuple):
-            return tuple([v and new.get(v, v) for v in self._result])
-        return self._result and new.get(self._result, self._result)
+        if isinstance(self.result, tuple):
+            return tuple([v and new.get(v, v) for v in self.result])
+        return self.result and new.get(self.result, self.result)
 
 
 class Templates:
@@ -95,17 +95,27 @@ class Templates:
     def apply(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """As ``registry.apply``."""
         operands: dict[Value, int] = {}
+        template = self._find(rule, node, arguments, operands)
+        return template.copy(t, operands) if template else apply(t, rule, node, arguments)
+
+    def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
+        """A result of which only the types and what is constant are those of ``apply``."""
+        template = self._find(rule, node, arguments, {})
+        return template.result if template else apply(t, rule, node, arguments)
+
+    def _find(self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]) -> Template | None:
+        """The template for a call, and its ``operands``; None if there can be none."""
         key = (rule.function, *[_key(a, operands) for a in arguments])
         for value in operands:
             if value.type.dtype not in COPIED or type(value) is not Value:
-                return apply(t, rule, node, arguments)
+                return None
         template = self._known.get(key)
         if template is None:
             template = self._make(rule, node, arguments, list(operands))
             if len(self._known) >= MOST:
                 self._known.clear()
             self._known[key] = template
-        return template.copy(t, operands) if template.is_usable else apply(t, rule, node, arguments)
+        return template if template.is_usable else None
 
     def _make(self, rule: Rule, node: Node, arguments: list[Any], operands: Sequence[Value]) -> Template:
         stand_ins = {v: Value(v.type, None if v.constant is None else ABSENT) for v in operands}
