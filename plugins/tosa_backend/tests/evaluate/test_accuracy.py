@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from delegraph_tosa.evaluate import KERNELS, evaluate, why_not
-from delegraph_tosa.evaluate.kernels import _encoded
+from delegraph_tosa.evaluate.kernels import stored_numbers
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Literal, Value
 from delegraph_tosa.ir.operators import OPERATORS
@@ -41,7 +41,7 @@ def enlarged(graph: Graph, kind, random: np.random.Generator) -> Graph:
 def stored(numbers: np.ndarray, dtype: DType) -> np.ndarray:
     """Numbers as memory holds them, rounded."""
     with np.errstate(over="ignore"):
-        return _encoded(np.asarray(numbers, np.float32), dtype)
+        return stored_numbers(np.asarray(numbers, np.float32), dtype)
 
 
 def numbers(type: Type, random: np.random.Generator) -> np.ndarray:

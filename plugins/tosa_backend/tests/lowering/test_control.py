@@ -5,6 +5,7 @@ from __future__ import annotations
 import delegraph
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
 from delegraph_tosa.backend import compile_program
 from delegraph_tosa.evaluate import bounded_iterations, evaluate
 from delegraph_tosa.ir.operators import COND_IF
@@ -234,3 +235,31 @@ def test_passes_reach_into_graphs():
     (call,) = (op for op in read(made.delegates[0].processed_bytes).operators if isinstance(op, COND_IF))
     assert [op.name for op in call.then_graph.operators] == ["MUL", "ADD"]
     assert [op.name for op in call.else_graph.operators] == ["IDENTITY", "IDENTITY"]
+
+
+def rounded(x):
+    """As if stored in int8."""
+    quantized = torch.ops.quantized_decomposed
+    limits = (0.05, 3, -128, 127, torch.int8)
+    return quantized.dequantize_per_tensor.default(quantized.quantize_per_tensor.default(x, *limits), *limits)
+
+
+QUANTIZED = {
+    "cond": lambda p, x: torch.cond(p, lambda x: rounded(torch.relu(x)), lambda x: rounded(x * 0.5), (x,)),
+    "while": lambda p, x: while_loop(
+        lambda i, x: i < 3, lambda i, x: (i + 1, rounded(torch.relu(x) * 0.5)), (zero(torch.int32), x)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_what_is_quantized_crosses_as_integers(name):
+    function = lambda p, x: rounded(QUANTIZED[name](p, rounded(x)).reshape(8))  # noqa: E731
+    inputs = (torch.tensor(True), x)
+    made = lowered(function, *inputs, target="TOSA-1.0+INT+controlflow")
+    (delegate,) = made.delegates
+    assert {r.operator.split(".")[1] for r in made.report.refusals} == {"quantize_per_tensor", "dequantize_per_tensor"}
+    reference_tools.check_strictly(delegate.processed_bytes, "pro_int", "controlflow")
+    for each in (inputs, (torch.tensor(False), -x)):
+        torch.testing.assert_close(made(*each), function(*each), rtol=0, atol=0)
+    assert "true_graph_0" not in dict(made.exported_program().graph_module.named_modules())

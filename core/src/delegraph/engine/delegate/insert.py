@@ -40,9 +40,15 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int]) -
     for unit in plan.units:
         if isinstance(unit, Partition):
             host.call(unit, modules[unit.tag], next(handles))
-        else:
+        elif not _is_delegated(plan, unit):
             host.copy(unit)
     return host.build()
+
+
+def _is_delegated(plan: Plan, node: Node) -> bool:
+    """Whether a node fetches a subgraph of calls that only delegates make, which have it."""
+    fetches = node.op == "get_attr" and bool(node.users)
+    return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
 
 
 class _HostProgram:

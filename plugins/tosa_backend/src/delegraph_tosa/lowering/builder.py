@@ -138,16 +138,26 @@ class Tosa:
     @contextmanager
     def inside(self, operators: list[Operator]) -> Iterator[None]:
         """Operators are appended to those of a graph of control flow; Unsupported if it lies too deep in others."""
-        outer, source = self.operators, self.source
         deep = (
             f"control flow is nested {self._depth + 1} deep, and MAX_NESTING of the target is {self.spec.max_nesting}"
         )
         self.require(self._depth + 1 < self.spec.max_nesting, deep)  # as ``validate`` counts
-        self.operators, self._depth = operators, self._depth + 1
+        self._depth += 1
+        try:
+            with self.appending_to(operators):
+                yield
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def appending_to(self, operators: list[Operator]) -> Iterator[None]:
+        """Operators are appended to another list; afterwards to the one before, with the source before."""
+        outer, source = self.operators, self.source
+        self.operators = operators
         try:
             yield
         finally:
-            self.operators, self.source, self._depth = outer, source, self._depth - 1
+            self.operators, self.source = outer, source
 
     def control(self, cls: type[Operator], inputs: Sequence[Value], **graphs: Graph) -> tuple[Value, ...]:
         """The results of COND_IF or WHILE_LOOP; int64 is narrowed by the caller."""

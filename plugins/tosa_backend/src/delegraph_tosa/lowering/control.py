@@ -5,13 +5,13 @@ out. The calls in a subgraph are lowered by the rules that they have elsewhere, 
 refused, so is the whole call, and the core lowers the subgraph as a program of its own.
 
 What a call passes and is constant, such as a weight, is a constant of the graph that uses it. Everything else arrives
-as an input, because graphs of TOSA do not see the values around them.
+as an input, because graphs of TOSA do not see the values around them. What is quantized crosses as its integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from delegraph.errors import Unsupported
@@ -22,7 +22,7 @@ from ..ir.graph import Graph, Operator, Value
 from ..ir.types import INTEGERS, DType
 from .builder import Tosa
 from .conditions import assumed
-from .lazy import real
+from .lazy import Scaled, real
 from .ranges import INT32, Range, inside, range_of, range_of_type, union
 from .torch_types import DTYPES, refused, type_of
 
@@ -65,23 +65,28 @@ class Subgraph:
         value = self.given(self.position[node])
         if value.constant is not None:
             return _own(value)
-        return self.t.seen(self.input(self.position[node]), value.type, value.range)
+        return _seen(self.t, self.input(self.position[node]), value, value.range)
 
     def input(self, position: int) -> Value:
         """The input of the graph at that position of the call, used or not."""
         if position not in self.inputs:
-            arrives = self.t.held_type(self.given(position).type)
+            arrives = self.t.held_type(_held(self.given(position)).type)
             why = self.t.spec.why_not_tensor(arrives)
             self.t.require(why is None, f"an input of {self.name}: {why}")
             self.inputs[position] = Value(arrives, name=f"{self.name}_{position}")
         return self.inputs[position]
+
+    def compute(self, position: int) -> None:
+        """Let a result be computed, which is quantized."""
+        with self.t.inside(self.operators):
+            self.results[position] = real(self.t, self.results[position])
 
     def graph(self, positions: Sequence[int], passed: Sequence[int] = ()) -> Graph:
         """The graph with inputs for ``positions``; it returns its results, and those of ``passed`` as they came."""
         inputs = [self.input(k) for k in positions]
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
         with self.t.inside(self.operators):
-            returned = [(n, self.t.held(v)) for n, v in zip(nodes, self.results, strict=True)]
+            returned = [(n, self.t.held(_held(v))) for n, v in zip(nodes, self.results, strict=True)]
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[k]) for k in passed]
         return Graph(inputs, outputs, self.operators, self.name)
@@ -123,11 +128,46 @@ def _needed_for(values: Iterable[Any]) -> list[Node]:
 def _value(interpreter: Interpreter, argument: Any, what: str) -> Value:
     if not isinstance(argument, Node):
         raise refused(f"{what} the Python value {argument!r}, not a tensor")
-    return real(interpreter.t, interpreter.value_of(argument))
+    value = interpreter.value_of(argument)
+    return value if _is_quantized(value) else real(interpreter.t, value)
+
+
+def _is_quantized(value: Value) -> TypeGuard[Scaled]:
+    """Whether it is quantized as activations are, so that its integers say all."""
+    return isinstance(value, Scaled) and value.is_small and value.constant is None
+
+
+def _held(value: Value) -> Value:
+    """What the graph has for a value, but for int64: the integers of what is quantized."""
+    return value.q if _is_quantized(value) else value
+
+
+def _seen(t: Tosa, held: Value, like: Value, range: Range | None) -> Value:
+    """The way back, of a value that is as ``like`` is and whose integers are in ``range``."""
+    if _is_quantized(like):
+        return Scaled(held, like.scale, like.zero_point)
+    return t.seen(held, like.type, range)
+
+
+def _is_alike(first: Value, second: Value) -> bool:
+    """Whether two values cross in the same form: both computed, or in the same quantization."""
+    if not (_is_quantized(first) and _is_quantized(second)):
+        return _is_quantized(first) == _is_quantized(second)
+    return (first.scale, first.zero_point, first.q.dtype) == (second.scale, second.zero_point, second.q.dtype)
 
 
 def _operands(outer: Interpreter, listed: Any) -> Given:
-    return lambda position: _value(outer, listed[position], "a subgraph is given")
+    """What has to be computed for them belongs to the graph around the call, wherever they are asked for."""
+    operators = outer.t.operators
+    known: dict[int, Value] = {}
+
+    def given(position: int) -> Value:
+        if position not in known:
+            with outer.t.appending_to(operators):
+                known[position] = _value(outer, listed[position], "a subgraph is given")
+        return known[position]
+
+    return given
 
 
 def _own(constant: Value) -> Value:
@@ -143,14 +183,12 @@ def _expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
     t.require(why is None, f"{why}")
 
 
-def _results(t: Tosa, call: Node, found: Sequence[Value], ranges: Ranges) -> tuple[Value, ...]:
-    """Results of an operator as rules see them: in the types that the call has, in these ranges."""
-    results = []
-    for k, (value, range, val) in enumerate(zip(found, ranges, call.meta["val"], strict=True)):
+def _results(t: Tosa, call: Node, found: Sequence[Value], like: Sequence[Value], ranges: Ranges) -> tuple[Value, ...]:
+    """Results of an operator as rules see them: as ``like`` are, in these ranges."""
+    results = [_seen(t, v, as_this, range) for v, as_this, range in zip(found, like, ranges, strict=True)]
+    for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
         wanted = type_of(val, f"result {k}")
-        expected = t.held_type(wanted)
-        t.require(value.type == expected, f"result {k} is {value.type}, and torch expects {expected}")
-        results.append(t.seen(value, wanted, range))
+        t.require(value.type == wanted, f"result {k} is {value.type}, and torch expects {wanted}")
     return tuple(results)
 
 
@@ -165,12 +203,17 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     condition, given = _value(outer, predicate, "the predicate is"), _operands(outer, listed)
     _expect_taken(t, tosa.COND_IF, condition)
     branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
+    for k, pair in enumerate(zip(*(branch.results for branch in branches), strict=True)):
+        if not _is_alike(*pair):
+            for branch in branches:
+                branch.compute(k)
     used = sorted(branches[0].inputs.keys() | branches[1].inputs.keys())
     then, other = (branch.graph(used) for branch in branches)
-    inputs = [condition, *(t.held(given(k)) for k in used)]
+    inputs = [condition, *(t.held(_held(given(k))) for k in used)]
     found = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
     pairs = zip(*([_range(v) for v in branch.results] for branch in branches), strict=True)
-    return _results(t, call, found, [union(a, b) if a and b else None for a, b in pairs])
+    ranges = [union(a, b) if a and b else None for a, b in pairs]
+    return _results(t, call, found, branches[0].results, ranges)
 
 
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
@@ -181,6 +224,7 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     t = outer.t
     _expect_taken(t, tosa.WHILE_LOOP)
     loop = _Loop(outer, call)
+    loop.settle()
     ranges = loop.invariant()
     for k, range in enumerate(ranges):
         if loop.start[k].dtype is DType.INT64 and range is not None and not t.has_int64:
@@ -190,8 +234,9 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     passed = sorted(k for k in condition.inputs.keys() | body.inputs.keys() if k >= len(ranges))
     carried = [*(k for k, _ in enumerate(ranges)), *passed]
     graphs = {"cond_graph": condition.graph(carried), "body_graph": body.graph(carried, passed)}
-    inputs = [t.held(v) for v in (*loop.start, *map(loop.given, passed))]
-    return _results(t, call, t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)], ranges)
+    inputs = [t.held(_held(v)) for v in (*loop.start, *map(loop.given, passed))]
+    found = t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)]
+    return _results(t, call, found, loop.start, ranges)
 
 
 class _Loop:
@@ -226,11 +271,22 @@ class _Loop:
         def given(position: int) -> Value:
             if position >= len(ranges):
                 return self.given(position)
-            value = Value(self.start[position].type)
-            value.range = ranges[position]
-            return value
+            like = self.start[position]
+            return _seen(self.outer.t, Value(_held(like).type), like, ranges[position])
 
         return given
+
+    def settle(self) -> None:
+        """Let what the loop carries be computed, unless the body returns it in the quantization in which it starts."""
+        quantized = {k for k, v in enumerate(self.start) if _is_quantized(v)}
+        while quantized:
+            body = self.subgraphs([None if k in quantized else _range(v) for k, v in enumerate(self.start)])[1]
+            others = {k for k in quantized if not _is_alike(self.start[k], body.results[k])}
+            if not others:
+                return
+            for k in others:
+                self.start[k] = real(self.outer.t, self.start[k])
+            quantized -= others
 
     def invariant(self) -> Ranges:
         """Ranges that hold before the first step and, if they hold before a step, after it.

@@ -21,6 +21,7 @@ from .complex_numbers import apply_lazy
 from .control import CONTROL
 from .hints import int64_value
 from .interpreter import Interpreter
+from .lazy import Lazy
 from .quantized_calls import any_lazy
 from .ranges import INT32, READ, Range, inside, range_of
 from .registry import Result, Rule, apply, bind, is_empty, is_unpacking, rule_of
@@ -142,8 +143,8 @@ class DryRun(Interpreter):
     def _run_control(self, node: Node) -> Result:
         """Not remembered as a whole: what the calls in its subgraphs come to is."""
         try:
-            result: Result = _revive(_summarize(CONTROL[node.target](self, node)))
-            self.values[node] = result
+            made = CONTROL[node.target](self, node)
+            result = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in made])
             return result
         finally:
             self.t.operators.clear()
