@@ -17,7 +17,7 @@ from .lowering.borders import quantization_of
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
 from .serialize import TosaFile
-from .spec import TosaSpec, required
+from .spec import TosaSpec, required, required_version
 from .validate import validate
 
 __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
@@ -40,7 +40,7 @@ class TOSABackend(BackendDetails):
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
         file = TosaFile(graph, options.spec, locations=options.locations)
-        facts = {"needs": str(required(graph))} | quantization_of(edge_program)
+        facts = {"needs": str(required(graph, required_version(graph)))} | quantization_of(edge_program)
         return PreprocessResult(file, _debug_handles(file.numbers), _delegate_info_meta=facts)
 
 

@@ -13,6 +13,7 @@ from delegraph.errors import Unsupported
 from delegraph.formats import DelegateFormat, Verdict
 
 from .evaluate import bounded_iterations, evaluate, numbers_of
+from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
 from .serialize import read
@@ -91,8 +92,8 @@ class TosaFormat(DelegateFormat):
         return TosaInspection(
             name=graph.name,
             bytes=path.stat().st_size,
-            inputs=tuple(map(repr, graph.inputs)),
-            outputs=tuple(map(repr, graph.outputs)),
+            inputs=tuple(map(_declared, graph.inputs)),
+            outputs=tuple(map(_declared, graph.outputs)),
             operators=counted.operators,
             constants=counted.constants,
             constant_bytes=sum(counted.constant_bytes.values()),
@@ -118,7 +119,7 @@ class TosaFormat(DelegateFormat):
         """What other tools that are installed say about the file, for the smallest target that takes it."""
         graph = _graph(path)
         with _within_memory(graph):
-            inputs = sample(graph, 0)
+            inputs = [] if is_dynamic(graph) else sample(graph, 0)
         return verdicts(path, graph, _smallest_target(graph), inputs)
 
     @staticmethod
@@ -183,6 +184,10 @@ def _within_memory(graph: Graph) -> Iterator[None]:
 
 def _by_type(counted: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counted.items()) or "none"
+
+
+def _declared(value: Value) -> str:
+    return repr(value).replace(str(value.type), value.type.written)
 
 
 def _name(position: int, value: Value) -> str:

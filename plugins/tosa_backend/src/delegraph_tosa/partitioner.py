@@ -14,15 +14,17 @@ from torch.fx import Node
 
 from .ir.graph import Value
 from .ir.operators import VARIABLE
-from .ir.types import DType
+from .ir.types import DType, Type
+from .ir.witnesses import why_untold
 from .lowering.bounds import bounds_of
 from .lowering.builder import Tosa
 from .lowering.complex_numbers import Complex
 from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
-from .lowering.hints import int64_result, no_dtype
+from .lowering.hints import dynamic, int64_result, no_dtype
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
-from .lowering.torch_types import type_of, why_not_static
+from .lowering.torch_sizes import is_dynamic_shape, shape_of_tensor
+from .lowering.torch_types import type_of
 from .options import Options
 from .spec import TosaSpec
 
@@ -37,6 +39,7 @@ class TOSASupport:
         self._copied: set[Node] = set()
         self._weights: Collection[Node] = ()
         self._constant: Constants = lambda node: None
+        self._has_sizes = False
         self._run = self._fresh({}, lambda node: None)
 
     def _fresh(self, bounds: Mapping[Node, Range], arriving: Callable[[Node], Range | None]) -> DryRun:
@@ -47,6 +50,7 @@ class TOSASupport:
         self._accepted, self._copied = set(), set()
         self._weights = constant_placeholders(exported_program)
         self._constant = facts_of_constants(exported_program)
+        self._has_sizes = bool(exported_program.range_constraints)
         bounds = bounds_of(exported_program.graph.nodes)
         self._run = self._fresh(bounds, bounds.get)
 
@@ -73,8 +77,11 @@ class TOSASupport:
         """
         run, inside = self._fresh(bounds_of(nodes), self._known), set(nodes)
         found: dict[Node, str] = {}
+        inputs = self._inputs(nodes, inside) if self._has_sizes else []
         for node in nodes:
             why = self._why_not_empty(node, inside) or run.why_not(node) or self._why_not_result(run, node, inside)
+            if why is None and self._has_sizes:
+                why = why_untold(inputs, _sizes(node))
             if why is not None:
                 found[node] = why
                 run.values.pop(node, None)
@@ -85,6 +92,12 @@ class TOSASupport:
         """Why an empty tensor cannot enter the partition, also where the rule leaves it out; TOSA has none."""
         arriving = (i for i in node.all_input_nodes if i not in inside and is_empty(i) and i not in self._weights)
         return next((f"the input {i.name} is empty, and TOSA has no empty tensors" for i in arriving), None)
+
+    def _inputs(self, nodes: Sequence[Node], inside: set[Node]) -> list[Value]:
+        """The tensors that arrive at a partition, as far as sizes can be read off them."""
+        given = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside and not self._constant(i))
+        tensors = [n.meta["val"] for n in given if isinstance(n.meta.get("val"), torch.Tensor)]
+        return [Value(Type(shape_of_tensor(val.shape), DType.INT32)) for val in tensors]
 
     def _known(self, node: Node) -> Range | None:
         """The range of a value in the whole program; Unsupported if nothing is known of it there."""
@@ -100,14 +113,18 @@ class TOSASupport:
             return refusal.message
         if isinstance(value, Complex):
             return no_dtype(torch.complex64, "the result leaves the delegate")
+        if not self._leaves(node, value, inside):
+            return None
+        if not isinstance(value, Value):
+            return f"the size {value} leaves the delegate: TOSA returns tensors"
         fact = Fact.of(value)
-        why = fact.why_not_result(self._t.spec) if self._leaves(node, value, inside) else None
+        why = fact.why_not_result(self._t.spec)
         text = why and f"the result leaves the delegate: {why}"
         return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
 
-    def _leaves(self, node: Node, value: Value, inside: set[Node]) -> bool:
+    def _leaves(self, node: Node, value: Value | int, inside: set[Node]) -> bool:
         """Whether somebody outside needs the value. Who else uses a constant that a partition uses has its own."""
-        if value.constant is None or _call(node) not in self._copied:
+        if not _all_constant(value) or _call(node) not in self._copied:
             return any(u not in inside for u in node.users)
         return not any(u.op == "call_function" and not self._is_refused(u) for u in node.users)
 
@@ -121,11 +138,20 @@ def _call(node: Node) -> Node:
     return _call(node.args[0]) if is_unpacking(node) else node  # type: ignore[arg-type]
 
 
-def _all_constant(result: Result) -> bool:
-    """Whether every result that is there is constant."""
+def _sizes(node: Node) -> list[int]:
+    """The sizes that a call makes."""
+    val = node.meta.get("val")
+    several = val if isinstance(val, (tuple, list)) else (val,)
+    numbers = [v for v in several if isinstance(v, torch.SymInt)]
+    sizes = [size for v in several if isinstance(v, torch.Tensor) for size in v.shape]
+    return list(shape_of_tensor([*numbers, *sizes]))
+
+
+def _all_constant(result: Result | int) -> bool:
+    """Whether every result that is there is constant, or a size, which each partition takes from its own inputs."""
     values = result if isinstance(result, tuple) else (result,)
     there = [value for value in values if value is not None]
-    return bool(there) and all(value.constant is not None for value in there)
+    return bool(there) and all(not isinstance(value, Value) or value.constant is not None for value in there)
 
 
 class TOSAPartitioner(CapabilityPartitioner):
@@ -148,7 +174,7 @@ class TOSAPartitioner(CapabilityPartitioner):
             TOSASupport(options.spec),
             "TOSABackend",
             options.compile_specs(),
-            additional_checks=(why_not_dynamic,),
+            additional_checks=() if options.spec.takes_dynamic else (why_not_dynamic,),
             spec={"spec": options.spec},
         )
 
@@ -188,8 +214,8 @@ def _is_int64(val: Any) -> bool:
 
 
 def why_not_dynamic(node: Node) -> str | None:
-    """Refuses calls on sizes that are known at run time only, for good: their pieces have the same sizes."""
+    """Refuses dynamic sizes for TOSA 1.0. Nobody takes apart what a check refuses: pieces have sizes too."""
     named = [*((i, f"the input {i.name}", i) for i in node.all_input_nodes), (node, "its result", None)]
     tensors = [(n.meta["val"], what, of) for n, what, of in named if isinstance(n.meta.get("val"), torch.Tensor)]
-    found = (why_not_static(*tensor) for tensor in tensors)
+    found = (dynamic(*tensor) for tensor in tensors if is_dynamic_shape(tensor[0].shape))
     return next((why for why in found if why is not None), None)

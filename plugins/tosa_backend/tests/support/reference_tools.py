@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -70,6 +70,19 @@ def run_all(
     if refused:
         raise Refused(f"reference model: {refused}: {done.stdout[-500:]}{done.stderr[-1500:]}")
     return [outputs for outputs, _ in results]
+
+
+def resolved(tosa: bytes, shapes: Mapping[str, Sequence[int]]) -> bytes:
+    """The file for inputs of these shapes, as the official tool infers all others: the reference model wants them."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "file.tosa").write_bytes(tosa)
+        (place / "desc.json").write_text(json.dumps({"tosa_file": "file.tosa", "shapes": shapes}))
+        done = _call([tools() / "infer_shapes", "desc.json"], cwd=place)
+        found = place / "resolved_file.tosa"
+        if done.returncode or not found.exists():
+            raise Refused(f"infer_shapes, exit {done.returncode}: {done.stdout[-500:]}{done.stderr[-1500:]}")
+        return found.read_bytes()
 
 
 _RUN_EACH = """

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 from delegraph.errors import InputError, InternalError
 
 from ..ir.graph import Array, Graph, Value
+from ..ir.sizes import agree
 from ..ir.types import ARRAY_DTYPES, DType
 from .constants import materialize
 from .kernels import compute, expect_computable
+from .specialize import is_dynamic, specialized
 from .variable import variables
+
+KEPT_SIZES = 8
+"""Combinations of input shapes for which a program of dynamic shapes stays ready to run."""
 
 
 class Program:
@@ -23,16 +30,21 @@ class Program:
     Raises Unsupported, naming the operator, for a graph that cannot be computed here.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, constants: Mapping[Value, Array] = MappingProxyType({})) -> None:
         self.graph = graph
         for operator in graph.operators:
             expect_computable(operator)
         # In order and aligned, once, so that no call rearranges a weight; most are already and stay where they are.
         self.constants: dict[Value, Array] = {
-            v: np.require(materialize(v), None, ["C", "A"]) for v in graph.constants()
+            v: constants[v] if v in constants else np.require(materialize(v), None, ["C", "A"])
+            for v in graph.constants()
         }
         self._dead = _last_uses(graph)
         self._inner: dict[Graph, Program] = {}
+        self._of_size = lru_cache(maxsize=KEPT_SIZES)(self._specialized) if is_dynamic(graph) else None
+
+    def _specialized(self, *shapes: tuple[int, ...]) -> Program:
+        return Program(specialized(self.graph, shapes), self.constants)
 
     def __call__(self, inputs: Sequence[Array], held: dict[str, Array] | None = None) -> list[Array]:
         """Outputs in order; they may be views of inputs, of constants, of variables and of each other.
@@ -41,6 +53,8 @@ class Program:
         added. Without it they start from their initial values. Raises InputError.
         """
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
+        if self._of_size is not None:
+            return self._of_size(*[x.shape for x in inputs])(inputs, held)
         values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
         with np.errstate(all="ignore"), variables(held), self._within():
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
@@ -90,7 +104,7 @@ def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...],
         raise InputError("input-invalid", f"{len(wanted)} inputs are wanted, {len(given)} were given")
     for position, (value, (shape, dtype)) in enumerate(zip(wanted, given, strict=True)):
         expected = ARRAY_DTYPES[value.dtype].name
-        if tuple(shape) != value.shape or dtype != expected:
+        if not agree(tuple(shape), value.shape) or 0 in shape or dtype != expected:
             name = f" ({value.name})" if value.name else ""
             kind = f"bfloat16 (as {expected})" if value.dtype is DType.BF16 else expected
             text = f"{kind} {list(value.shape)} is wanted, {dtype} {list(shape)} was given"

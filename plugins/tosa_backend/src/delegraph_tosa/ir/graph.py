@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .blocks import paired
+from .illegal import Illegal, Undecided
+from .sizes import is_dynamic
 from .types import DType, Type
 
+__all__ = [
+    "LONGEST_NAME", "Array", "Constant", "Deferred", "Entries", "Folded", "Graph", "Illegal", "Ints", "Literal",
+    "Number", "Operator", "ResultDType", "ResultTypes", "Scaled", "Undecided", "Value", "Values", "check", "infer_all",
+    "literal", "note", "shape_of", "shape_value",
+]  # fmt: skip
+
 Array = npt.NDArray[Any]
-
-
-class Illegal(ValueError):
-    """An operator breaks a rule of the specification: the text says how, ``rule`` is its name in ``ir.rulebook``."""
-
-    def __init__(self, text: str, rule: str = "unnamed") -> None:
-        super().__init__(text)
-        self.rule = rule
 
 
 _NOTED: ContextVar[list[Illegal] | None] = ContextVar("_NOTED", default=None)
@@ -261,6 +261,28 @@ class Graph:
         """Constants that an operator or an output uses, each once, in order of first use."""
         used = [v for op in self.operators for v in op.inputs] + self.outputs
         return list(dict.fromkeys(v for v in used if v.constant is not None))
+
+
+class Entries(Operator):
+    """Stands for the shape operators that compute a SHAPE with sizes that are known at run time only.
+
+    Rules and passes see the entries; the pass ``compute_shapes`` puts the operators of TOSA in its place.
+    """
+
+    def __init__(self, entries: tuple[int, ...]) -> None:
+        super().__init__(())
+        self.entries = entries
+        self.outputs = (Value(Type((len(entries),), DType.SHAPE), producer=self),)
+
+    def infer(self) -> tuple[Type, ...]:
+        return (self.outputs[0].type,)
+
+
+def shape_value(entries: Sequence[int]) -> Value:
+    """A SHAPE with these entries: a constant if they are known."""
+    if any(map(is_dynamic, entries)):
+        return Entries(tuple(entries)).outputs[0]
+    return literal(entries, DType.SHAPE, np.int64)
 
 
 def literal(elements: Any, dtype: DType, numpy_dtype: npt.DTypeLike) -> Value:

@@ -42,6 +42,7 @@ RULES: dict[str, Rule] = {
     "profile": Rule(DATA_TYPES, "the target has a profile or extension that allows these element types"),
     "constant-operand": Rule(CONSTANTS, "the operand is a compile-time constant"),
     "size-positive": Rule("Tensors", "sizes are at least 1"),
+    "size-known": Rule("Tensors", "sizes are known at compile time where the version or the operator asks for them"),
     "level-rank": Rule("Levels", "ranks do not exceed MAX_RANK"),
     "level-tensor-size": Rule("Levels", "tensors take less than 2**MAX_LOG2_SIZE bytes"),
     "level-shape-length": Rule("Levels", "shapes have at most MAX_SHAPE_LEN entries"),

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .sizes import agree, is_dynamic, symbol
+
 
 class DType(enum.IntEnum):
     """An element type. The number is the flatbuffer schema's, the name in lower case is the specification's.
@@ -69,6 +71,10 @@ BLOCK_SCALED: dict[DType, Blocks] = {
 of the last axis stands for its value times scale ``i // size``. The shape counts the values."""
 
 
+UNKNOWN = -1
+"""What files have in place of a size that is known at run time only."""
+
+
 class Type(NamedTuple):
     """Shape and element type of a value. A SHAPE value of rank 1 has shape ``(length,)``."""
 
@@ -77,6 +83,36 @@ class Type(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{'x'.join(map(str, self.shape))}]{self.dtype}"
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether one of its sizes is known at run time only (see ``sizes``)."""
+        return any(map(is_dynamic, self.shape))
+
+    @property
+    def declared(self) -> tuple[int, ...]:
+        """The shape as files have it."""
+        return tuple([UNKNOWN if is_dynamic(size) else size for size in self.shape]) if self.is_dynamic else self.shape
+
+    @property
+    def written(self) -> str:
+        """The type as the text form has it, with ``?`` for sizes that are known at run time only."""
+        sizes = ["?" if is_dynamic(size) else str(size) for size in self.shape]
+        return f"[{'x'.join(sizes)}]{self.dtype}"
+
+    def named(self, name: str) -> Type:
+        """The type of the tensor ``name`` that a file declares: each unknown size is a symbol of its own."""
+        if UNKNOWN not in self.shape:
+            return self
+        sizes = [symbol(f"{name}.{axis}") if size == UNKNOWN else size for axis, size in enumerate(self.shape)]
+        return Type(tuple(sizes), self.dtype)
+
+    def reconciled(self, declared: Type) -> Type | None:
+        """The inferred type of a result together with its declaration; None if they contradict each other."""
+        if self.dtype is not declared.dtype or not agree(self.shape, declared.shape):
+            return None
+        pairs = zip(self.shape, declared.shape, strict=True)
+        return Type(tuple([inferred if is_dynamic(said) else said for inferred, said in pairs]), self.dtype)
 
 
 ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {

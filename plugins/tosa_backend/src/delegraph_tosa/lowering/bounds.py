@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from ..ir.sizes import range_of
 from ..ir.types import DType
 from .ranges import COUNTED, Range, inside, meet, range_of_type
+from .torch_sizes import shape_of_tensor
 from .torch_types import DTYPES
 
 aten = torch.ops.aten
@@ -51,7 +53,7 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 
 def _shape(node: Node) -> list[Any]:
-    return list(node.meta["val"].shape)
+    return list(shape_of_tensor(node.meta["val"].shape))
 
 
 def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
@@ -59,10 +61,9 @@ def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
 
 
 def _below(size: Any, negative: bool = False) -> Range:
-    """Indices of an axis; those that may count from its end. A size that is not known says nothing."""
-    if not isinstance(size, int):
-        return range_of_type(DType.INT64)
-    return (-size if negative else 0), max(size - 1, 0)
+    """Indices of an axis; those that may count from its end."""
+    _, most = range_of(size)
+    return (-most if negative else 0), max(most - 1, 0)
 
 
 def _table(node: Node) -> Found:
@@ -71,7 +72,7 @@ def _table(node: Node) -> Found:
 
 def _bags(node: Node) -> Found:
     """(weight, indices, offsets, ..): rows of the table, and where bags of indices begin."""
-    return [*_table(node), (node.args[2], (0, math.prod(_shape(node.args[1]))))]  # type: ignore[arg-type]
+    return [*_table(node), (node.args[2], (0, range_of(math.prod(_shape(node.args[1])))[1]))]  # type: ignore[arg-type]
 
 
 def _along(negative: bool = False) -> Callable[[Node], Found]:

@@ -14,26 +14,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ..evaluate.kernels import stored_numbers
 from ..ir import operators as tosa
-from ..ir.graph import Folded, Graph, Illegal, Literal, Operator, Value, literal
+from ..ir.graph import Folded, Graph, Illegal, Literal, Operator, Value, literal, shape_value
+from ..ir.sizes import Share, is_dynamic, products
+from ..ir.sizes import range_of as size_range
 from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, SHORT_FLOATS, DType, NanMode, ResizeMode, RoundingMode, Type
 from ..spec import TosaSpec
 from ..spec.target import alternatives
 from .as_floats import INDICES, runs_as_floats
 from .hints import int64_result, other_target
-from .ranges import COUNTED, INT32, Range, inside, range_of, result_range
+from .ranges import COUNTED, INT32, Range, inside, meet, range_of, result_range
 from .torch_types import TORCH_DTYPES, refused
 
 Operand = Value | float
 """A value, or a Python number that becomes a constant of the other operand's type."""
 Shape = tuple[int, ...]
 
+MOST_NUMBERS = 1 << 16
+"""The longest row 0, 1, 2, .. that is stored, to take a part of it at run time; a longer one is made of rows."""
+ROW = 1 << 15
+"""Numbers in such a row: MOST_NUMBERS of them are as many as a tensor can have along one axis."""
 FOLDED_BYTES = 64 * 1024
 """A folded constant may be this large even if its operands are smaller; a larger one would make the file explode."""
 
@@ -50,6 +56,7 @@ class Tosa:
         self.operators: list[Operator] = []
         self.source: Any = None
         self._constants: dict[Any, Value] = {}
+        self._proven: Range | None = None
         self._narrow: dict[Value, Value] = {}
         self._floats: dict[Value, Value] = {}
         self._depth = 0
@@ -104,6 +111,9 @@ class Tosa:
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         _bound_results(operator)
+        if self._proven is not None:
+            for value in operator.outputs:
+                value.range = value.range and meet(value.range, self._proven)
         is_wide = any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)])
         if is_wide and not self.has_int64:
             return self._appended_narrow(operator)
@@ -132,6 +142,15 @@ class Tosa:
             new.outputs = tuple([Value(v.type, Folded(new, i)) for i, v in enumerate(old.outputs)])
             self._constants[key] = new.outputs[0]
         return self._constants[key].constant.operator.outputs  # type: ignore[union-attr]
+
+    @contextmanager
+    def proven(self, range: Range) -> Iterator[None]:
+        """Integers that are computed inside lie in ``range``, whatever the ranges of their operands prove."""
+        self._proven, before = range, self._proven
+        try:
+            yield
+        finally:
+            self._proven = before
 
     # ---- control flow
 
@@ -284,14 +303,21 @@ class Tosa:
         return self._constants.setdefault(key, literal)
 
     def shape(self, entries: Sequence[int]) -> Value:
-        """A SHAPE constant."""
+        """A SHAPE with these entries; Unsupported if they are not known and the target does not compute with sizes."""
         key = tuple(entries)
         if key not in self._constants:
-            self._constants[key] = literal(key, DType.SHAPE, np.int64)
+            made = shape_value(key)
+            if made.constant is None and (why := self.spec.why_not_sizes()):
+                raise refused(f"{why}: {list(key)}")
+            self._constants[key] = made
         return self._constants[key]
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A constant filled with ``number``, made once; 0.0 and -0.0 are two."""
+        if is_dynamic(number):
+            return self._counted(cast(int, number), dtype, shape)
+        if isinstance(number, Share):
+            return self.mul(self.reciprocal(self._counted(number.size, dtype, shape)), number.number)
         number = float(number) if dtype in FLOATS else int(number)
         key = (repr(number), dtype, shape)
         if key not in self._constants:
@@ -300,9 +326,33 @@ class Tosa:
             self.rounded_number |= number != float(torch.tensor(number, dtype=TORCH_DTYPES[dtype]))
         return self._constants[key]
 
+    def _counted(self, size: int, dtype: DType, shape: Shape) -> Value:
+        """A tensor of a size that is known at run time only: so many ones are added up. Floats count up to 2**24."""
+        counting = DType.FP32 if dtype in FLOATS else DType.INT32
+        total: Value | None = None
+        for count, factor in products(size):
+            ones = self.tile(self.constant(1, counting), (count,))
+            part = self.mul(self.reduce_sum(ones, 0), factor)
+            total = part if total is None else self.add(total, part)
+        assert total is not None
+        return self.tile(self.reshape(self.cast(total, dtype), (1,) * len(shape)), shape)
+
     def like(self, number: float, value: Value) -> Value:
         """``number`` as a constant that broadcasts with ``value``."""
         return self.constant(number, value.dtype, (1,) * value.rank)
+
+    def numbers(self, count: int, dtype: DType) -> Value:
+        """0, 1, .., count - 1 [count]; of a count that is known at run time only, the beginning of the longest row."""
+        _, longest = size_range(count)
+        if is_dynamic(count) and longest > MOST_NUMBERS:
+            rows = -(-count // ROW)
+            starts = self.mul(self.reshape(self.numbers(rows, dtype), (rows, 1)), ROW)
+            every = self.add(starts, self.numbers(ROW, dtype))
+            return self.slice(self.reshape(every, (rows * ROW,)), (0,), (count,))
+        key = ("numbers", longest, dtype)
+        if key not in self._constants:
+            self._constants[key] = literal(np.arange(longest), dtype, ARRAY_DTYPES[dtype])
+        return self.slice(self._constants[key], (0,), (count,))
 
     def zero(self, value: Value) -> Value:
         """The zero point of a value that is not quantized, [1]."""

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from ..ir import operators as tosa
 from ..ir.graph import Graph, Operator, Value
 from ..ir.types import INTEGERS, DType
+from ..ir.witnesses import why_not_told
 from .builder import Tosa
 from .conditions import assumed
 from .lazy import Scaled, real
@@ -89,6 +90,8 @@ class Subgraph:
             returned = [(n, self.t.held(_held(v))) for n, v in zip(nodes, self.results, strict=True)]
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[k]) for k in passed]
+        why = why_not_told(inputs, self.operators)
+        self.t.require(why is None, f"{self.name}: {why}")
         return Graph(inputs, outputs, self.operators, self.name)
 
 
@@ -129,6 +132,8 @@ def _value(interpreter: Interpreter, argument: Any, what: str) -> Value:
     if not isinstance(argument, Node):
         raise refused(f"{what} the Python value {argument!r}, not a tensor")
     value = interpreter.value_of(argument)
+    if not isinstance(value, Value):
+        raise refused(f"{what} the size {value}, not a tensor")
     return value if _is_quantized(value) else real(interpreter.t, value)
 
 

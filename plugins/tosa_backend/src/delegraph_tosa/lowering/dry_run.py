@@ -118,8 +118,8 @@ class DryRun(Interpreter):
         self.expect_tensor(node, Type(arrives.shape, DType.INT32))
         return Fact(arrives, False, INT32).value()
 
-    def run(self, node: Node) -> Result:
-        if is_unpacking(node):
+    def run(self, node: Node) -> Result | int:
+        if is_unpacking(node) or isinstance(node.meta.get("val"), torch.SymInt):
             return super().run(node)
         if node.target in CONTROL:
             return self._run_control(node)

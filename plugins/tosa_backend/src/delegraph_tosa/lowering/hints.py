@@ -25,7 +25,10 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
     if any(free_unbacked_symbols(size) for size in val.shape):
         return data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}; {_MEANT}", of)
     text = f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time"
-    hint = "export with static sizes (without these dynamic_shapes), once for each size that you need"
+    hint = (
+        "lower for spec=TOSA-1.1+FP+INT+shape, which computes with sizes, or export with static sizes (without these"
+        " dynamic_shapes), once for each size that you need"
+    )
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 

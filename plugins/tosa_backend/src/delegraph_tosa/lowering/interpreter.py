@@ -30,12 +30,13 @@ from .bounds import bounds_of
 from .builder import Tosa
 from .complex_numbers import apply_lazy
 from .control import CONTROL
-from .hints import other_target
+from .hints import dynamic, no_rule, other_target
 from .lazy import real
 from .quantized_calls import any_lazy
 from .ranges import Range, meet, range_of
 from .registry import Result, bind, is_empty, is_unpacking, rule_of
 from .templates import templates_for
+from .torch_sizes import depends_on_data, size_of
 from .torch_types import constant_of, memory_of, refused, type_of
 
 R = TypeVar("R", bound=Result)
@@ -76,7 +77,8 @@ class Interpreter:
         self, t: Tosa, constant: Callable[[Node], Value | None], bounds: Mapping[Node, Range] | None = None
     ) -> None:
         self.t, self.constant, self.bounds = t, constant, bounds or {}
-        self.values: dict[Node, Result] = {}
+        self.values: dict[Node, Result | int] = {}
+        """What each node stands for; an int is a size."""
         self.templates = templates_for(t.spec)
 
     def value_of(self, node: Node) -> Value:
@@ -121,15 +123,19 @@ class Interpreter:
 
     def expect_tensor(self, node: Node, type: Type) -> None:
         """Raise Unsupported unless the target has inputs of this type, as which the value of ``node`` arrives."""
+        if type.is_dynamic and not self.t.spec.takes_dynamic:
+            raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
         why = self.t.spec.why_not_tensor(type)
         if why is not None:
             ways = value_alternatives(type.dtype, self.t.spec.version)
             raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
 
-    def run(self, node: Node) -> Result:
+    def run(self, node: Node) -> Result | int:
         """Lower one call; Unsupported says why it cannot be."""
         if is_unpacking(node):
             return None  # when it is used: of several results, those that nobody uses need not be there
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            return self.size(node)
         if node.target in CONTROL:
             self.values[node] = results = CONTROL[node.target](self, node)
             return results
@@ -171,6 +177,13 @@ class Interpreter:
         """Let the variable hold ``value`` in the next call."""
         self.t.source = Origin.of(value)
         self.t.variable_write(name, self.value_of(value))
+
+    def size(self, node: Node) -> int:
+        """What a call on sizes returns: torch knows of which symbols it is made, and the operands are those already."""
+        if depends_on_data([node.meta["val"]]):
+            raise refused(no_rule(node.target))
+        found = self.values[node] = size_of(node.meta["val"])
+        return found
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
         """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""

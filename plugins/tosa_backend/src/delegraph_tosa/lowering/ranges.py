@@ -13,6 +13,7 @@ from functools import reduce
 import numpy as np
 
 from ..ir import operators as tosa
+from ..ir import sizes
 from ..ir.graph import Deferred, Literal, Operator, Value
 from ..ir.types import ARRAY_DTYPES, BYTES, INTEGERS, DType
 
@@ -121,14 +122,20 @@ def _negated(operator: Operator) -> Range:
     return -high, -low
 
 
+def _size_range(size: int) -> Range:
+    """The range of a size; one that is known at run time only may be 1, whatever torch takes it for."""
+    low, high = sizes.range_of(size)
+    return (min(low, 1), high) if sizes.is_dynamic(size) else (low, high)
+
+
 def _sum(operator: Operator) -> Range:
-    count = operator.inputs[0].shape[operator.axis]  # type: ignore[attr-defined]
+    least, most = _size_range(operator.inputs[0].shape[operator.axis])  # type: ignore[attr-defined]
     low, high = range_of(operator.inputs[0])
-    return low * count, high * count
+    return min(low * least, low * most), max(high * least, high * most)
 
 
 def _position(operator: Operator) -> Range:
-    return 0, operator.inputs[0].shape[operator.axis] - 1  # type: ignore[attr-defined]
+    return 0, _size_range(operator.inputs[0].shape[operator.axis])[1] - 1  # type: ignore[attr-defined]
 
 
 def _cast(operator: Operator) -> Range:

@@ -18,7 +18,7 @@ from delegraph.errors import InternalError
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ..ir.graph import Value
+from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
 from .hints import no_rule
@@ -28,7 +28,7 @@ from .torch_types import refused, type_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 Result = Value | tuple[Value | None, ...] | None
-"""What a node stands for: a value, several, or nothing."""
+"""What a rule makes: a value, several, or nothing."""
 
 
 class Rule(NamedTuple):
@@ -152,7 +152,10 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
     val: Any = node.meta.get("val")
     several = isinstance(val, (tuple, list))
     wanted = None if several or val is None else _result_type(rule, val)
-    result = call()
+    try:
+        result = call()
+    except Undecided as why:
+        raise refused(str(why)) from why
     if not several:
         _check(rule, node, result, wanted)
         return result  # type: ignore[no-any-return]
@@ -175,6 +178,8 @@ def _result_type(rule: Rule, val: Any) -> Type:
 def _check(rule: Rule, node: Node, value: Any, wanted: Any) -> None:
     found = None if value is None else value.type
     if found != wanted:
+        if found is not None and wanted is not None and found.reconciled(wanted):
+            raise refused(f"nothing proves that the sizes of {found} and of torch's result, {wanted}, are equal")
         raise _defect(rule, node, str(found), str(wanted))
 
 

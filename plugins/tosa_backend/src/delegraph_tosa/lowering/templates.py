@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..ir.graph import Array, Deferred, Folded, Literal, Operator, Value
+from ..ir.graph import Array, Deferred, Entries, Folded, Literal, Operator, Value
 from ..ir.types import FLOATS, DType
 from ..spec import TosaSpec
 from .builder import Tosa
@@ -60,7 +60,7 @@ class Template:
             constant, depends = value.constant, False
             if isinstance(constant, Folded):
                 depends = any([self._is_made(v) for v in constant.operator.inputs])
-            elif not isinstance(constant, Literal):
+            elif not isinstance(constant, Literal) and not isinstance(value.producer, Entries):
                 self.is_usable = False
             if depends and value not in self._made:
                 self._add(constant.operator)  # type: ignore[union-attr]

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.partitioner import Reason
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from ..ir.graph import Array, Deferred, Value
+from ..ir.sizes import exceeds
 from ..ir.types import DType, Type
-from .hints import dynamic, no_dtype
+from .hints import data_dependent, no_dtype
+from .torch_sizes import depends_on_data, shape_of_tensor
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.FP32,
@@ -44,7 +45,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 
 def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
-    """The type of a fake (or real) tensor; Unsupported if it is no tensor of known, positive sizes.
+    """The type of a fake (or real) tensor; Unsupported if it is no tensor of positive sizes.
 
     ``of``: the operand that it is the type of, if it is one's.
     """
@@ -52,12 +53,11 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
         raise refused(_no_tensor(val, what))
     if val.layout is not torch.strided:
         raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
-    shape = tuple(val.shape)
-    why = why_not_static(val, what, of)
-    if why is not None:
-        raise refused(why)
+    if depends_on_data(val.shape):
+        raise refused(data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}", of))
+    shape = shape_of_tensor(val.shape)
     for size in shape:
-        if size < 1:
+        if exceeds(1, size):
             raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
     dtype = DTYPES.get(val.dtype)
     if dtype is None:
@@ -65,14 +65,9 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
     return Type(shape, dtype)
 
 
-def why_not_static(val: torch.Tensor, what: str, of: Node | None = None) -> Reason | None:
-    """What to say of a size that is known at run time only; None if there is none."""
-    return None if all(type(size) is int for size in val.shape) else dynamic(val, what, of)
-
-
 def _no_tensor(val: Any, what: str) -> str:
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return f"{what} is the symbolic number {val}; TOSA 1.0 wants every size at compile time"
+        return f"{what} is the symbolic number {val}; TOSA takes and returns tensors"
     return f"{what} is {val!r}, not a tensor"
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..ir.graph import Value
+from ..ir.sizes import is_dynamic
+from ..ir.types import FLOATS
 from .builder import Operand, Tosa
 
 Pad = tuple[int, ...]
@@ -49,19 +51,33 @@ def windows(
     return [Window(k, s, p, p, d, ceil) for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)]
 
 
-def exact(t: Tosa, x: Value, axes: Sequence[Window]) -> tuple[Value, Pad]:
+def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) -> tuple[Value, Pad]:
     """x [N,*S,C] -> (x' [N,*S',C], pad (before, after) an axis), with which TOSA's windows are torch's.
 
-    What torch's rounding ignores is taken off the trailing padding, and what is left of it off the input.
+    What torch's rounding ignores is taken off the trailing padding, and what is left of it off the input. Where it is
+    known at run time only how much that is, the trailing padding becomes part of the input: floats of ``fill``.
     """
+    x, axes = _with_trailing(t, x, axes, fill)
     size, pad = list(x.shape), []
     for axis, window in enumerate(axes, start=1):
         last = (window.count(x.shape[axis]) - 1) * window.stride - window.before
-        t.require(last < x.shape[axis], "ceil_mode makes a window of padding only, for which TOSA has no value")
+        whole = (is_dynamic(last) and not window.ceil) or last < x.shape[axis]
+        t.require(whole, "ceil_mode makes a window of padding only, for which TOSA has no value")
         trailing = window.trailing(x.shape[axis])
-        pad += [window.before, max(trailing, 0)]
-        size[axis] += min(trailing, 0)
+        pad += [window.before, 0 if is_dynamic(trailing) else max(trailing, 0)]
+        size[axis] += trailing if is_dynamic(trailing) else min(trailing, 0)
     return t.slice(x, [0] * x.rank, size), tuple(pad)
+
+
+def _with_trailing(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None) -> tuple[Value, Sequence[Window]]:
+    """x and its windows without trailing padding along axes where not all of it may be used."""
+    padding, moved = [0] * (2 * x.rank), list(axes)
+    for axis, window in enumerate(axes, start=1):
+        if window.after and is_dynamic(window.trailing(x.shape[axis])):
+            why = f"where windows of stride {window.stride} end in {x.shape[axis]} elements is known at run time only"
+            t.require(fill is not None and x.dtype in FLOATS, why)
+            padding[2 * axis + 1], moved[axis - 1] = window.after, window._replace(after=0)
+    return t.pad(x, padding, fill or 0), moved
 
 
 def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:

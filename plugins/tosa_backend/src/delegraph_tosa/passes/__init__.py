@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..ir.graph import Graph
 from ..spec import TosaSpec
+from .compute_shapes import compute_shapes
 from .cse import merge_equal
 from .dce import drop_dead
 from .fold_affine import fold_affine
@@ -25,6 +26,7 @@ PASSES = (
     transpose_products,
     drop_dead,  # what nobody uses must not count as a use
     fold_affine,
+    compute_shapes,  # before duplicates are looked for, of which there may be some among the sizes
     merge_equal,
     drop_dead,
 )

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TypeVar
 
+from ..ir.sizes import is_dynamic
+
 Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
 Entry = TypeVar("Entry")
@@ -103,13 +105,26 @@ def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
     """The smallest piece that starts at ``old[i]`` and ``new[j]``, whose sizes differ."""
     taken, given, first = old[i], new[j], (i, j)
     while taken != given:
-        if taken < given:
+        smaller = _is_part(taken, given)
+        if smaller is None or (i + 1 == len(old) if smaller else j + 1 == len(new)):
+            i, j = len(old) - 1, len(new) - 1  # sizes that are known at run time only: all the rest is one piece
+            break
+        if smaller:
             i += 1
             taken *= old[i]
         else:
             j += 1
             given *= new[j]
     return tuple(range(first[0], i + 1)), tuple(range(first[1], j + 1))
+
+
+def _is_part(taken: int, given: int) -> bool | None:
+    """Whether ``taken`` has less elements than ``given``, which may be a multiple of it; None if nobody knows."""
+    if not is_dynamic(taken) and not is_dynamic(given):
+        return taken < given
+    if given % taken == 0:
+        return True
+    return False if taken % given == 0 else None
 
 
 def renamed(found: list[Piece], axes: Axes, rank: int) -> Axes | None:

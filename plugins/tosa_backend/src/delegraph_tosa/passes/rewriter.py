@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from ..ir.graph import Folded, Graph, Operator, Value, literal
+from ..ir.graph import Folded, Graph, Operator, Value, shape_value
 from ..ir.operators import RESHAPE, TRANSPOSE
-from ..ir.types import DType, Type
+from ..ir.types import Type
 from .axes import Shape, plain
 
 
@@ -107,9 +105,9 @@ class Rewrite:
         return result
 
     def shape(self, entries: Shape) -> Value:
-        """A SHAPE constant."""
+        """A SHAPE with these entries."""
         if entries not in self._shapes:
-            self._shapes[entries] = literal(entries, DType.SHAPE, np.int64)
+            self._shapes[entries] = shape_value(entries)
         return self._shapes[entries]
 
     def reshape(self, value: Value, shape: Shape, source: Any) -> Value:

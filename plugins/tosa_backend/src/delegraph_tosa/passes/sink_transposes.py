@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..ir import operators as tosa
 from ..ir.graph import Graph, Operator, Value, shape_of
 from ..ir.operators import RESHAPE, TRANSPOSE
+from ..ir.sizes import range_of
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from . import axes as ax
@@ -154,7 +155,7 @@ class Sweep(Rewrite):
             return float(ax.viewed(base.shape, axes) != base.shape)
         if len(axes) == base.rank and (TRANSPOSE, (base,), ax.completed(axes)) in self._made:
             return 0.0
-        return 1.0 + math.prod(base.shape) if self.movable(base.dtype) else math.inf
+        return 1.0 + range_of(math.prod(base.shape))[0] if self.movable(base.dtype) else math.inf
 
     def follow(self, operand: Value, lead: View, source: Any) -> Value:
         """``operand`` in the arrangement of ``lead``."""

@@ -209,6 +209,8 @@ class _Block:
 
     def constant(self, name: str, declared: Table) -> Value:
         type = self.type_of(name)
+        if type.is_dynamic:
+            raise declared.damaged(f"the constant {name!r} has sizes that are not known")
         return Value(type, constant_of(declared, name, type), name)
 
     # -- operators -------------------------------------------------------------------------------------------------
@@ -275,11 +277,12 @@ class _Block:
 
     def declare_results(self, operator: Operator, names: list[str], declared: list[Type], table: Table) -> None:
         inferred = [v.type for v in operator.outputs]
-        if inferred != declared:
+        agreed = [i.reconciled(d) for i, d in zip(inferred, declared, strict=False)]
+        if len(inferred) != len(declared) or None in agreed:
             wanted, found = ", ".join(map(str, inferred)) or "nothing", ", ".join(map(str, declared)) or "nothing"
             raise table.damaged(f"{operator.name} gives {wanted}, the file says {found}")
-        for name, value in zip(names, operator.outputs, strict=True):
-            value.name = name
+        for name, value, type in zip(names, operator.outputs, agreed, strict=True):
+            value.name, value.type = name, cast(Type, type)
             self.define(name, value)
 
     def attributes(self, kind: type[Operator], table: Table, operands: list[Value]) -> dict[str, Any]:

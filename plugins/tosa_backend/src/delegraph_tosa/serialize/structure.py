@@ -11,6 +11,7 @@ from delegraph.errors import InternalError, Unsupported
 
 from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from ..ir.sizes import LARGEST_SIZE
 from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
 from .building import Field, SharingBuilder
 from .elements import pack_number, size_in_file
@@ -36,8 +37,6 @@ MAIN = "main"
 """Name of the first region, which is the program; the others are bodies of control flow."""
 
 
-LARGEST_SIZE = (1 << 31) - 1
-"""Of a tensor along one axis; level NONE has no such limit, but the format has 32 bits."""
 LENGTH_BYTES = 4
 """Of a vector's length, which lies before its elements."""
 
@@ -268,11 +267,12 @@ class _Block:
         self.shapes.append(self.build.table(3, fields))
 
     def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
-        if max(value.shape, default=0) > LARGEST_SIZE:
+        shape = value.type.declared
+        if max(shape, default=0) > LARGEST_SIZE:
             raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
         fields = [
             Field(TensorField.NAME, "offset", self.build.string(name or self.names[value])),
-            Field(TensorField.SHAPE, "offset", self.build.int32s(value.shape)),
+            Field(TensorField.SHAPE, "offset", self.build.int32s(shape)),
             *_element_fields(value.dtype),
         ]
         if variable is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from delegraph.io.flatbuffer import Table
 
 from ..ir.graph import Array, Constant, Illegal, Literal, Scaled
-from ..ir.types import BLOCK_SCALED, DType, Mode, Type, stored_types, why_not_blocks
+from ..ir.types import BLOCK_SCALED, UNKNOWN, DType, Mode, Type, stored_types, why_not_blocks
 from .elements import size_in_file, stays_in_file, unpack
 from .schema import ShapeField, TensorField
 
@@ -23,13 +23,13 @@ def type_of_tensor(tensor: Table, name: str) -> Type:
     """The declared type. Raises FormatError for one that no tensor has."""
     dtype = _element_type(tensor, name)
     shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
-    if tensor.flag(TensorField.IS_UNRANKED) or len(shape) > MAX_RANK or min(shape, default=1) < 1:
-        raise tensor.damaged(f"{name!r} has no static shape of positive sizes and a rank up to {MAX_RANK}")
+    if tensor.flag(TensorField.IS_UNRANKED) or len(shape) > MAX_RANK or min(shape, default=1) < UNKNOWN or 0 in shape:
+        raise tensor.damaged(f"{name!r} has no shape of positive sizes and a rank up to {MAX_RANK}")
     if dtype is DType.SHAPE:
         raise tensor.damaged(f"{name!r} has element type {dtype}, which no tensor has")
     if why := why_not_blocks(Type(shape, dtype)):
         raise tensor.damaged(f"{name!r}: {why}")
-    return Type(shape, dtype)
+    return Type(shape, dtype).named(name)
 
 
 def _element_type(tensor: Table, name: str) -> DType:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.graph import Illegal, Operator, Value, shape_of
+from ..ir.sizes import exceeds, is_dynamic
 from ..ir.types import BYTES, DType, Type
 from .table import Row, Version, load
 
@@ -65,6 +66,7 @@ class Level:
 
     def __init__(self, name: str, version: Version) -> None:
         self.name = name
+        self.takes_dynamic = version > (1, 0)
         self.limits: dict[str, int] = next(e for e in load(version)["levels"] if e["name"].upper() == name)
         self._accepted: set[Type] = set()
         self._compiled: dict[str, tuple[Limit, ...]] = {}
@@ -113,10 +115,12 @@ class Level:
     def _tensor(self, type: Type) -> Iterator[Breach]:
         if len(type.shape) > self.limits["max_rank"]:
             yield "level-rank", f"{type} has rank {len(type.shape)}, MAX_RANK is {self.limits['max_rank']}"
-        if min(type.shape, default=1) < 1:
-            yield "size-positive", f"{type} has a size below 1; TOSA has no empty or dynamic tensors"
+        if any(exceeds(1, size) for size in type.shape):
+            yield "size-positive", f"{type} has a size below 1; TOSA has no empty tensors"
+        if type.is_dynamic and not self.takes_dynamic:
+            yield "size-known", f"{type} has a dynamic shape; TOSA 1.0 wants every size at compile time, 1.1 does not"
         power = self.limits["max_log2_size"]
-        if math.prod(type.shape) * BYTES.get(type.dtype, 1) >= 1 << power:
+        if exceeds(math.prod(type.shape) * BYTES.get(type.dtype, 1), (1 << power) - 1):
             yield "level-tensor-size", f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)"
 
     def _compile(self, row: Row) -> tuple[Limit, ...]:
@@ -178,8 +182,11 @@ def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _at(entries: Sequence[int], position: int) -> int:
-    """An entry; 0, which exceeds nothing, where there is none: ``infer`` says what is wrong with those operators."""
-    return int(entries[position]) if position < len(entries) else 0
+    """An entry; 0, which exceeds nothing, where there is none: ``infer`` says what is wrong with those operators.
+
+    0 as well for one that is known at run time only.
+    """
+    return int(entries[position]) if position < len(entries) and not is_dynamic(entries[position]) else 0
 
 
 def _known_entries(value: Value) -> Sequence[int]:

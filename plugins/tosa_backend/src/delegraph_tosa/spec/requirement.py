@@ -42,6 +42,8 @@ def _has(graph: Graph, version: Version) -> bool:
     if any(isinstance(alternatives(operator, version), str) for operator in graph.operators):
         return False
     values = (*graph.inputs, *graph.outputs, *graph.constants())
+    if version == (1, 0) and any(v.type.is_dynamic for v in values):
+        return False
     return all(v.dtype is DType.SHAPE or value_alternatives(v.dtype, version) for v in values)
 
 

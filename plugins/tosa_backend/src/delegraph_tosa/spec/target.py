@@ -94,6 +94,11 @@ class TosaSpec:
         return self.why_not_tensor(Type((1,), DType.INT64)) is None
 
     @property
+    def takes_dynamic(self) -> bool:
+        """Whether tensors may have sizes that are known at run time only."""
+        return self.version > (1, 0)
+
+    @property
     def max_nesting(self) -> int:
         """How deep graphs of control flow may contain each other (MAX_NESTING of the level)."""
         return _level(self.level, self.version).limits["max_nesting"]
@@ -124,6 +129,12 @@ class TosaSpec:
                 if position < len(inputs) and inputs[position].constant is None:
                     return False
         return _level(self.level, self.version).admits(operator, row)
+
+    def why_not_sizes(self) -> str | None:
+        """Why this target does not compute with sizes that are known at run time only, or None."""
+        if "EXT-SHAPE" in self.names:
+            return None
+        return f"to compute sizes at run time needs EXT-SHAPE of TOSA 1.1; target is {'+'.join(sorted(self.names))}"
 
     def violations(self, operator: Operator) -> list[str]:
         """Everything that this target refuses about ``operator``, where ``why_not`` gives the first."""

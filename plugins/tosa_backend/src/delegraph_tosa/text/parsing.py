@@ -15,6 +15,7 @@ from ..ir.operators import OPERATORS
 from ..ir.types import (
     ARRAY_DTYPES,
     BLOCK_SCALED,
+    UNKNOWN,
     BlockSize,
     DType,
     NanMode,
@@ -29,6 +30,7 @@ from .literals import from_base64, from_numbers, from_splat, number_of
 T = TypeVar("T")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _NAME = rf"(?:{_STRING}|[A-Za-z0-9_.$/\-]+)"
+_SIZE = r"(?:[0-9]{1,10}|\?)"
 _TOKEN = re.compile(
     rf"""
     (?P<space>[ \t\r]+|(?P<newline>\n))
@@ -36,7 +38,7 @@ _TOKEN = re.compile(
   | (?P<value>%{_NAME})
   | (?P<graph>@{_NAME})
   | (?P<string>{_STRING})
-  | (?P<type>\[(?:[0-9]{{1,10}}(?:x[0-9]{{1,10}})*)?\][a-z][a-z0-9_]*)
+  | (?P<type>\[(?:{_SIZE}(?:x{_SIZE})*)?\][a-z][a-z0-9_]*)
   | (?P<number>[+-]?(?:[0-9][0-9.]*(?:e[+-]?[0-9]+)?|inf|nan)(?![A-Za-z0-9_]))
   | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<mark>\.\.\.|[\[\](){{}},:=])
@@ -187,14 +189,14 @@ class _Parser:
         """Type, no constant and printed name: the arguments of ``Value``."""
         name = self.take("value")
         self.take("mark", ":")
-        return self.declared_type(), None, name
+        return self.declared_type().named(name[1:]), None, name
 
     def declared_type(self) -> Type:
         text = self.take("type")
         sizes, _, dtype = text[1:].partition("]")
         if dtype.upper() not in DType.__members__ or DType[dtype.upper()] not in ARRAY_DTYPES:
             raise self.wrong(f"{dtype!r} is no element type")
-        type = Type(tuple(int(s) for s in sizes.split("x") if s), DType[dtype.upper()])
+        type = Type(tuple(UNKNOWN if s == "?" else int(s) for s in sizes.split("x") if s), DType[dtype.upper()])
         if why := why_not_blocks(type):
             raise self.wrong(why)
         return type
@@ -218,6 +220,8 @@ class _Parser:
         if len(declared) != 1:
             raise self.wrong("a constant has one name")
         type, _, name = declared[0]
+        if type.is_dynamic:
+            raise self.wrong("the sizes of a constant are known")
         self.define(Value(type, self.constant_elements(type), name))
 
     def constant_elements(self, type: Type) -> Constant:
@@ -287,9 +291,11 @@ class _Parser:
 
     def results(self, operator: Operator, declared: list[tuple[Type, None, str]]) -> None:
         inferred = self.legal(operator.infer)
-        if inferred != tuple(d[0] for d in declared):
+        agreed = [i.reconciled(d[0]) for i, d in zip(inferred, declared, strict=False)]
+        if len(inferred) != len(declared) or None in agreed:
             raise self.wrong(f"{operator.name} gives {', '.join(map(str, inferred)) or 'nothing'}")
-        operator.outputs = tuple(self.define(Value(*d, producer=operator)) for d in declared)
+        named = [Value(type, name=d[2], producer=operator) for type, d in zip(agreed, declared, strict=True) if type]
+        operator.outputs = tuple(map(self.define, named))
 
     def implied(self, kind: type[Operator], types: list[Type]) -> dict[str, Any]:
         """Attributes that the types of the results say."""

@@ -80,7 +80,7 @@ class _Printer:
         return text if self.elide is None or len(text) <= longest else f"{text[:longest]}..."
 
     def declaration(self, value: Value) -> str:
-        return f"{self.name(value)}: {value.type}"
+        return f"{self.name(value)}: {value.type.written}"
 
     def elements(self, value: Value) -> str:
         if self.elide is not None and math.prod(value.shape) > self.elide:

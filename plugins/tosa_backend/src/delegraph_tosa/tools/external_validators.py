@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from delegraph.formats import Verdict
 
+from ..evaluate.specialize import is_dynamic
 from ..ir.graph import Array, Graph
 from ..ir.operators import CUSTOM
 from ..ir.types import BLOCK_SCALED, DType
@@ -85,6 +86,8 @@ def _why_not_run(graph: Graph) -> str | None:
     """Why the reference model cannot be asked about a graph, which says nothing against the graph."""
     if strange := [v.dtype for v in graph.inputs if v.dtype in (DType.INT4, DType.INT48, *BLOCK_SCALED)]:
         return f"its Python binding does not take inputs of {strange[0]}"
+    if is_dynamic(graph):
+        return "it wants every size at compile time"
     if any(isinstance(op, CUSTOM) for g in graph.reachable() for op in g.operators):
         return "it does not run CUSTOM, which only its implementation knows"
     return None

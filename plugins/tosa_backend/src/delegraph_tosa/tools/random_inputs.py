@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from delegraph.errors import InputError
 
 from ..evaluate.small_floats import encoded
+from ..evaluate.specialize import is_dynamic, specialized
 from ..ir import operators as ops
 from ..ir.blocks import paired
 from ..ir.graph import Array, Graph, Operator, Value
-from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, DType, Type, stored_types
+from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, UNKNOWN, DType, Type, stored_types
 
 _GATHERING = (ops.GATHER, ops.ROW_GATHER, ops.ROW_GATHER_BLOCK_SCALED)
 _MOVING = (ops.IDENTITY, ops.RESHAPE, ops.TRANSPOSE, ops.REVERSE, ops.TILE, ops.SLICE, ops.CONCAT)
@@ -18,11 +20,24 @@ def sample(graph: Graph, seed: int) -> list[Array]:
     """One array an input: standard normal for floating point, small numbers for integers.
 
     Inputs that choose rows, directly or after they were only moved, have indices of rows; those that SCATTER takes
-    itself name none twice.
+    itself name none twice. Sizes that are known at run time only are 2, or 1 if they cannot all be 2.
     """
+    graph = _static(graph)
     rng, rows = np.random.default_rng(seed), _rows(graph)
     distinct = {op.indices for op in graph.operators if isinstance(op, ops.SCATTER)}
     return [_indices(v, rows[v], v in distinct, rng) if v in rows else _elements(v.type, rng) for v in graph.inputs]
+
+
+def _static(graph: Graph) -> Graph:
+    """The graph with a number for each size; InputError if no number does for all of them."""
+    if not is_dynamic(graph):
+        return graph
+    given = [v.type.declared for v in graph.inputs]
+    twos, ones = ([tuple([n if size == UNKNOWN else size for size in shape]) for shape in given] for n in (2, 1))
+    try:
+        return specialized(graph, twos)
+    except InputError:
+        return specialized(graph, ones)
 
 
 def _rows(graph: Graph) -> dict[Value, int]:

@@ -1,4 +1,7 @@
-"""Figures of a graph: multiply-accumulates, bytes by element type, and what is alive at once."""
+"""Figures of a graph: multiply-accumulates, bytes by element type, and what is alive at once.
+
+A size that is known at run time only counts as the least that it can be.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 
 from ..ir import operators as ops
 from ..ir.graph import Graph, Operator, Value
+from ..ir.sizes import range_of
 from ..ir.types import DType
 from ..serialize.elements import size_in_file
 
@@ -49,10 +53,14 @@ def figures(graph: Graph) -> Figures:
     )
 
 
+def _bytes(value: Value) -> int:
+    return range_of(size_in_file(value.type))[0]
+
+
 def _bytes_by_type(values: list[Value]) -> dict[str, int]:
     counted: Counter[str] = Counter()
     for value in values:
-        counted[str(value.dtype)] += size_in_file(value.type)
+        counted[str(value.dtype)] += _bytes(value)
     return dict(counted.most_common())
 
 
@@ -62,7 +70,7 @@ def multiply_accumulates(operator: Operator) -> int:
     if terms is None:
         return 0
     counted = operator.inputs[0] if isinstance(operator, ops.TRANSPOSE_CONV2D) else operator.outputs[0]
-    return math.prod(counted.shape) * terms(operator)
+    return range_of(math.prod(counted.shape) * terms(operator))[0]
 
 
 def _kernel_and_channels(operator: Operator) -> int:
@@ -91,13 +99,13 @@ def _largest(graphs: list[Graph]) -> int:
 def largest_live_bytes(graph: Graph, of_bodies: dict[Graph, int]) -> int:
     """The most bytes of inputs and results that some operator of the graph leaves alive or uses."""
     dead = _last_uses(graph)
-    live = sum(size_in_file(v.type) for v in dict.fromkeys(graph.inputs))
+    live = sum(_bytes(v) for v in dict.fromkeys(graph.inputs))
     largest = live
     for operator, ends in zip(graph.operators, dead, strict=True):
-        live += sum(size_in_file(v.type) for v in operator.outputs)
+        live += sum(_bytes(v) for v in operator.outputs)
         bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
         largest = max(largest, live + max((of_bodies[b] for b in bodies), default=0))
-        live -= sum(size_in_file(v.type) for v in ends)
+        live -= sum(_bytes(v) for v in ends)
     return largest
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Graph, Operator, Value, literal
+from delegraph_tosa.ir.sizes import symbol
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
 from delegraph_tosa.spec.table import rows
 
@@ -117,6 +118,12 @@ def of_size_0(op: Operator) -> Iterator[Graph]:
         yield again(op, {0: of_shape(op.inputs[0], (1, 1, 1, 3))}, out_pad=(-1, -2, 0, 0))
     if op.name in WINDOWED:
         yield again(op, image(op, (*[1] * (op.inputs[0].rank - 1), op.inputs[0].shape[-1])))
+
+
+def of_unknown_size(op: Operator) -> Iterator[Graph]:
+    """Only 1.0 minds."""
+    if isinstance(op, ops.ABS | ops.ADD | ops.IDENTITY | ops.REVERSE | ops.CAST | ops.CLAMP):
+        yield again(op, {i: of_shape(v, (symbol("n"), *v.shape[1:])) for i, v in enumerate(op.inputs)})
 
 
 # -- rules of lists and shapes ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ BREAKS: dict[str, Change] = {
     "data-types": general.another_type,
     "constant-operand": both(general.at_runtime, blocks.gathered(count=Value(Type((1,), I32)))),
     "size-positive": both(general.of_size_0, single.resized(offset=(3, 0)), blocks.reshaped(0, 64)),
+    "size-known": general.of_unknown_size,
     "level-rank": both(general.seven_axes, blocks.seven_axes),
     "level-tensor-size": general.of_two_gibibytes,
     "level-shape-length": general.seventeen_entries,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph import Illegal, Ints, Operator, Value, check, note
+from ..sizes import differ, exceeds
 from ..types import DType, Type
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv
 
@@ -28,13 +29,13 @@ class Convolution(Operator):
 
     def expect_channels(self, given: int, wanted: int) -> None:
         """The weight must have the input's channels."""
-        if given != wanted:
+        if differ(given, wanted):
             text = f"weight {self.weight.type} does not have the {wanted} channels of input {self.input.type}"
             note(False, text, "channels")
 
     def result(self, batch: int, spatial: Sequence[int], channels: int) -> tuple[Type, ...]:
         bias = expect_rank(self.bias, 1, "bias")
-        if bias[0] not in (1, channels):
+        if bias[0] != 1 and differ(bias[0], channels):
             note(False, f"bias must have 1 or {channels} elements, is {self.bias.type}", "bias")
         dtype = self.input.type.dtype
         expect_zero_point(self.input_zp, dtype, "input_zp")
@@ -82,7 +83,7 @@ def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list
 def _window(axes: int, axis: int, size: int, pad: Ints, reach: int, stride: int) -> int:
     before, after = pad[2 * axis], pad[2 * axis + 1]
     span = size + before + after - reach
-    if span < 0 or span % stride:
+    if exceeds(0, span) or differ(span % stride, 0):
         idiv(span, stride, f"{AXES[axes][axis]} {size} + padding {before} + {after} - kernel reach {reach}")
     return span // stride + 1
 
@@ -142,5 +143,5 @@ class TRANSPOSE_CONV2D(Convolution):
         out_pad = list(self.out_pad)
         note(min(before, after) > -kernel, f"out_pad {out_pad} takes away a whole kernel of {kernel}", "out-pad")
         out = (size - 1) * self.stride[axis] + before + after + kernel
-        note(out >= 1, f"out_pad {out_pad} leaves no output {AXES[2][axis]}", "size-positive")
+        note(not exceeds(1, out), f"out_pad {out_pad} leaves no output {AXES[2][axis]}", "size-positive")
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Ints, Operator, Value, check, note
+from ..sizes import exceeds
 from ..types import BLOCK_SCALED, DType, NanMode, ResizeMode, Type
 from .convolution import AXES, windows
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv, shape_operand
@@ -106,7 +107,11 @@ class RESIZE(Operator):
         offset, border = shape_operand(self.offset, 2, "offset"), shape_operand(self.border, 2, "border")
         check(min(scale) > 0, f"scale {list(scale)} has an entry below 1", "scale")
         out = [_resized(i, size[i], scale[2 * i : 2 * i + 2], offset[i], border[i]) for i in (0, 1)]
-        note(max(*size, *out) < 16384, f"image sizes must be below 16384: {size} -> {out}", "image-size")
+        note(
+            not any(exceeds(n, 16383) for n in (*size, *out)),
+            f"image sizes must be below 16384: {size} -> {out}",
+            "image-size",
+        )
         dtype = self.input.dtype
         nearest = self.mode is ResizeMode.NEAREST
         note(nearest or dtype not in BLOCK_SCALED, f"{dtype} is resized to the NEAREST element only", "block-mode")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ..graph import Illegal, Ints, Operator, Value, Values, check, note, shape_of
+from ..sizes import agree, differ, exceeds
 from ..types import BLOCK_SCALED, DType, Type
 from .rules import (
     Shape,
@@ -31,15 +32,16 @@ class CONCAT(Operator):
         check(bool(self.inputs), "CONCAT needs at least one tensor", "list-not-empty")
         first = self.inputs[0].type
         expect_axis(self.axis, len(first.shape))
-        if len({_without(v.type.shape, self.axis) for v in self.inputs}) != 1:
+        rest = _without(first.shape, self.axis)
+        if not all(agree(_without(v.type.shape, self.axis), rest) for v in self.inputs[1:]):
             types = ", ".join(str(v.type) for v in self.inputs)
             raise Illegal(f"tensors differ outside of axis {self.axis}: {types}", "concat-shapes")
         joined = sum(v.type.shape[self.axis] for v in self.inputs)
         return (Type((*first.shape[: self.axis], joined, *first.shape[self.axis + 1 :]), first.dtype),)
 
 
-def _without(shape: Shape, axis: int) -> tuple[int, Shape]:
-    return len(shape), shape[:axis] + shape[axis + 1 :]
+def _without(shape: Shape, axis: int) -> Shape:
+    return shape[:axis] + shape[axis + 1 :]
 
 
 class PAD(Operator):
@@ -52,7 +54,7 @@ class PAD(Operator):
     def infer(self) -> tuple[Type, ...]:
         shape = self.input1.shape
         padding = shape_operand(self.padding, 2 * len(shape), "padding")
-        note(min(padding, default=0) >= 0, f"padding {list(padding)} has a negative entry", "pad")
+        note(not any(exceeds(0, entry) for entry in padding), f"padding {list(padding)} has a negative entry", "pad")
         expect_single(self.pad_const, "pad_const")
         padded = tuple(size + padding[2 * i] + padding[2 * i + 1] for i, size in enumerate(shape))
         return (Type(padded, self.input1.dtype),)
@@ -66,7 +68,7 @@ class RESHAPE(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         shape = without_zero_sizes(shape_of(self.shape), "shape")
-        if math.prod(shape) != math.prod(self.input1.type.shape) and min(shape, default=1) > 0:
+        if differ(math.prod(shape), math.prod(self.input1.type.shape)) and not any(exceeds(1, n) for n in shape):
             wanted = f"the {math.prod(shape)} elements of shape {list(shape)}"
             note(False, f"{self.input1.type} does not have {wanted}", "element-count")
         return (whole_blocks(Type(shape, self.input1.type.dtype)),)
@@ -97,7 +99,7 @@ class SLICE(Operator):
         shape = self.input1.type.shape
         start = shape_operand(self.start, len(shape), "start")
         size = without_zero_sizes(shape_operand(self.size, len(shape), "size"), "size")
-        if any(s < 0 or s + n > whole for s, n, whole in zip(start, size, shape, strict=True)):
+        if any(exceeds(0, s) or exceeds(s + n, whole) for s, n, whole in zip(start, size, shape, strict=True)):
             note(False, f"start {list(start)} and size {list(size)} are not inside {self.input1.type}", "slice-inside")
         result = whole_blocks(Type(size, self.input1.type.dtype))
         expect_block(start, result.dtype)
@@ -168,7 +170,7 @@ def expect_gather_indices(indices: Value, values: Value) -> Shape:
     """Shape [N,W] of the indices into values [N,K,C]."""
     n, _, _ = expect_rank(values, 3, "values")
     shape = expect_rank(indices, 2, "indices")
-    note(shape[0] == n, f"indices {indices.type} and values {values.type} differ in the batch", "batch")
+    note(not differ(shape[0], n), f"indices {indices.type} and values {values.type} differ in the batch", "batch")
     return shape
 
 
@@ -189,6 +191,10 @@ class SCATTER(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, _, c = expect_rank(self.values_in, 3, "values_in")
         rows, w = expect_rank(self.indices, 2, "indices")
-        note(rows == n, f"indices {self.indices.type} and values_in {self.values_in.type} differ in the batch", "batch")
-        note(self.input.shape == (n, w, c), f"input must be [{n}x{w}x{c}], is {self.input.type}", "scatter-input")
+        note(
+            not differ(rows, n),
+            f"indices {self.indices.type} and values_in {self.values_in.type} differ in the batch",
+            "batch",
+        )
+        note(agree(self.input.shape, (n, w, c)), f"input must be [{n}x{w}x{c}], is {self.input.type}", "scatter-input")
         return (self.values_in.type,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Operator, ResultDType, Value, note
+from ..sizes import agree, differ, is_dynamic
 from ..types import DType, NanMode, Type
 from .rules import expect_axis, expect_rank, expect_zero_point
 
@@ -76,7 +77,7 @@ class MATMUL(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, depth, w = expect_rank(self.B, 3, "B")
-        note((batch, depth) == (n, c), f"{self.A.type} and {self.B.type} do not multiply", "matmul-shapes")
+        note(agree((batch, depth), (n, c)), f"{self.A.type} and {self.B.type} do not multiply", "matmul-shapes")
         expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
         expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
         return (Type((n, h, w), self.dtype),)
@@ -94,7 +95,7 @@ class MATMUL_T(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, w, depth = expect_rank(self.B, 3, "B")
-        fits = depth == c and batch in (1, n)
+        fits = not differ(depth, c) and (batch == 1 or not differ(batch, n))
         note(fits, f"{self.A.type} and {self.B.type} (transposed) do not multiply", "matmul-shapes")
         expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
         expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
@@ -102,7 +103,7 @@ class MATMUL_T(Operator):
 
 
 def _expect_power_of_two(*sizes: int) -> None:
-    powers = all(n > 0 and n & (n - 1) == 0 for n in sizes)
+    powers = all(is_dynamic(n) or (n > 0 and n & (n - 1) == 0) for n in sizes)
     note(powers, f"sizes {list(sizes)} must be powers of two", "power-of-two")
 
 
@@ -116,7 +117,7 @@ class FFT2D(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         _, h, w = expect_rank(self.input_real, 3, "input_real")
-        equal = self.input_imag.shape == self.input_real.shape
+        equal = agree(self.input_imag.shape, self.input_real.shape)
         note(equal, f"{self.input_real.type} and {self.input_imag.type} differ", "same-shape")
         _expect_power_of_two(h, w)
         return (self.input_real.type, self.input_real.type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Illegal, Literal, Operator, Value, check, note, shape_of
+from ..sizes import differ, exceeds, is_dynamic
 from ..types import BLOCK_SCALED, DType, Type, why_not_blocks
 
 Shape = tuple[int, ...]
@@ -18,8 +19,8 @@ def broadcast(*operands: Value) -> Shape:
 
 
 def _pair(left: Shape, right: Shape, operands: tuple[Value, ...]) -> Shape:
-    if len(left) == len(right) and all(a == b or 1 in (a, b) for a, b in zip(left, right, strict=True)):
-        return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+    if len(left) == len(right) and all(1 in (a, b) or not differ(a, b) for a, b in zip(left, right, strict=True)):
+        return tuple(b if a == 1 or (is_dynamic(a) and b != 1) else a for a, b in zip(left, right, strict=True))
     types = ", ".join(str(v.type) for v in operands)
     if len(left) != len(right):
         raise Illegal(f"ranks differ: {types}", "same-rank")
@@ -83,9 +84,9 @@ def expect_zero_point(zero_point: Value, dtype: DType, name: str) -> None:
 
 def idiv(dividend: int, divisor: int, what: str) -> int:
     """The exact quotient (``idiv_check``); TOSA refuses windows that do not divide evenly."""
-    if dividend < 0:
+    if exceeds(0, dividend):
         note(False, f"{what} = {dividend} is negative", "size-positive")
-    elif dividend % divisor:
+    elif differ(dividend % divisor, 0):
         note(False, f"{what} = {dividend} is not a multiple of {divisor}", "exact-division")
     return dividend // divisor
 
@@ -97,7 +98,7 @@ def same_type(operator: Operator) -> tuple[Type, ...]:
 
 def without_zero_sizes(shape: Shape, name: str) -> Shape:
     """A shape whose sizes must be positive: TOSA has no empty tensors."""
-    note(all(size > 0 for size in shape), f"{name} {list(shape)} has a size below 1", "size-positive")
+    note(not any(exceeds(1, size) for size in shape), f"{name} {list(shape)} has a size below 1", "size-positive")
     return shape
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from ..graph import Operator, Value, Values, check, note, shape_of
+from ..sizes import differ, exceeds, is_dynamic, largest, smallest, symbol
 from ..types import DType, Type
 from .rules import Shape, constant_element, expect_axis
 
@@ -24,7 +25,7 @@ class ShapeOperator(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         self.entries = self.compute()
-        fits = all(-LARGEST <= entry <= LARGEST for entry in self.entries)
+        fits = not any(exceeds(-LARGEST, entry) or exceeds(entry, LARGEST) for entry in self.entries)
         note(fits, f"{self.name} gives {list(self.entries)}, which 64 bits do not hold", "shape-overflow")
         return (Type((len(self.entries),), DType.SHAPE),)
 
@@ -46,7 +47,7 @@ class ShapeBinary(ShapeOperator):
         pairs = _pairs(self)
         if self.smallest is not None:
             low, high = self.smallest
-            within = all(a >= low and b >= high for a, b in pairs)
+            within = not any(exceeds(low, a) or exceeds(high, b) for a, b in pairs)
             check(within, f"entries {pairs} must be at least {low} on the left and {high} on the right", "shape-range")
         return tuple(self.combine(a, b) for a, b in pairs)
 
@@ -86,7 +87,7 @@ class MAX_SHAPE(ShapeBinary):
 
     @staticmethod
     def combine(left: int, right: int) -> int:
-        return max(left, right)
+        return largest(left, right)
 
 
 class MIN_SHAPE(ShapeBinary):
@@ -94,7 +95,7 @@ class MIN_SHAPE(ShapeBinary):
 
     @staticmethod
     def combine(left: int, right: int) -> int:
-        return min(left, right)
+        return smallest(left, right)
 
 
 class MOD_SHAPE(ShapeBinary):
@@ -135,9 +136,13 @@ class ShapeUnary(ShapeOperator):
     def each(self, lowest: int, highest: int, function: Callable[[int], int]) -> Shape:
         """``function`` of every entry, all of which must lie in the range."""
         entries = shape_of(self.input)
-        within = all(lowest <= entry <= highest for entry in entries)
+        within = not any(exceeds(lowest, entry) or exceeds(entry, highest) for entry in entries)
         check(within, f"entries {list(entries)} are outside {lowest} .. {highest}", "shape-range")
-        return tuple(map(function, entries))
+        return tuple([self._named(entry) if is_dynamic(entry) else function(entry) for entry in entries])
+
+    def _named(self, entry: int) -> int:
+        """The result of an entry that is not known: a size of its own, which has the operator in its name."""
+        return symbol(f"{self.name}({entry})", 0, LARGEST)
 
 
 class EXP2_SHAPE(ShapeUnary):
@@ -205,6 +210,6 @@ class ASSERT_EQUAL_SHAPE(Operator):
     allow_broadcast: bool
 
     def infer(self) -> tuple[Type, ...]:
-        equal = all(a == b or (self.allow_broadcast and 1 in (a, b)) for a, b in _pairs(self))
+        equal = all(not differ(a, b) or (self.allow_broadcast and 1 in (a, b)) for a, b in _pairs(self))
         note(equal, f"{list(shape_of(self.input1))} and {list(shape_of(self.input2))} are not equal", "shapes-equal")
         return ()

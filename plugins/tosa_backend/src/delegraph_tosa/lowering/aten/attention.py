@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ...ir.graph import Literal, Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Tosa
 from ..promotion import converted
@@ -41,7 +42,7 @@ def scaled_dot_product_attention(
     scores = batched_product(t, t.mul(query, factor), transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:
-        scores = t.add(scores, t.ranked(_causal(*scores.shape[-2:]), scores.rank))
+        scores = t.add(scores, t.ranked(_causal(t, *scores.shape[-2:]), scores.rank))
     weights = softmax_of(t, scores, -1) if attn_mask is None else _masked_softmax(t, scores, attn_mask)
     return batched_product(t, converted(t, weights, query.dtype), value)
 
@@ -59,8 +60,11 @@ def repeated(t: Tosa, x: Value, query: Value) -> Value:
     return t.reshape(spread, (*batch, heads * times, length, width))
 
 
-def _causal(rows: int, columns: int) -> Value:
-    """The constant [L,S] that hides from a position what comes after it. It sees itself, so no row is hidden whole."""
+def _causal(t: Tosa, rows: int, columns: int) -> Value:
+    """[L,S] that hides from a position what comes after it. It sees itself, so no row is hidden whole."""
+    if is_dynamic(rows) or is_dynamic(columns):
+        position, seen = t.numbers(rows, DType.FP32), t.numbers(columns, DType.FP32)
+        return t.select(t.greater(seen, t.reshape(position, (rows, 1))), t.constant(-inf, DType.FP32, (1, 1)), 0.0)
     after = np.triu(np.full((rows, columns), -inf, ARRAY_DTYPES[DType.FP32]), 1)
     return Value(Type((rows, columns), DType.FP32), Literal(after))
 

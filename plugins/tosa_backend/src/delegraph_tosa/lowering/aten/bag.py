@@ -53,7 +53,7 @@ def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> 
     begin = t.slice(offsets, (0,), (bags,))
     rest = [t.slice(offsets, (1,), (bags - 1,))] if bags > 1 else []
     end = t.concat([*rest, t.constant(count, offsets.dtype, (1,))], 0)
-    place = converted(t, counted(count, (1, count, 1)), offsets.dtype)
+    place = converted(t, counted(t, count, (1, count, 1)), offsets.dtype)
     after, before = (t.reshape(v, (bags, 1, 1)) for v in (begin, end))
     return t.logical_and(t.greater_equal(place, after), t.greater(before, place))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from ...ir.graph import Value, literal
+from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Operand, Tosa
 from ..promotion import converted, promoted
@@ -100,22 +99,31 @@ def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value
     return t.select(mask, converted(t, value, self.dtype), self)
 
 
-# ---- triangles: a constant mask of the last two axes
+# ---- triangles: a mask of the last two axes, constant if their sizes are known
 
 
-def triangle(t: Tosa, x: Value, kept: Any) -> Value:
+def triangle(t: Tosa, x: Value, kept: Value) -> Value:
     """x [*S,H,W] where ``kept`` [H,W] is true, else 0"""
-    mask = literal(kept.reshape((1,) * (x.rank - 2) + kept.shape), DType.BOOL, np.bool_)
+    mask = t.ranked(kept, x.rank)
     return t.logical_and(mask, x) if x.dtype is DType.BOOL else t.select(mask, x, 0)
+
+
+def _lower(t: Tosa, x: Value, diagonal: int) -> Value:
+    """[H,W] for x [*S,H,W]: whether an element is not above the diagonal"""
+    rows, columns = x.shape[-2:]
+    if is_dynamic(rows) or is_dynamic(columns):
+        row = t.reshape(t.numbers(rows, DType.FP32), (rows, 1))
+        return t.greater_equal(t.add(row, diagonal), t.numbers(columns, DType.FP32))
+    return literal(np.tri(rows, columns, diagonal), DType.BOOL, np.bool_)
 
 
 @lowers(aten.tril.default)
 def tril(t: Tosa, self: Value, diagonal: int) -> Value:
     """[*S,H,W] -> [*S,H,W]; 0 above the diagonal"""
-    return triangle(t, self, np.tri(self.shape[-2], self.shape[-1], diagonal, dtype=np.bool_))
+    return triangle(t, self, _lower(t, self, diagonal))
 
 
 @lowers(aten.triu.default)
 def triu(t: Tosa, self: Value, diagonal: int) -> Value:
     """[*S,H,W] -> [*S,H,W]; 0 below the diagonal"""
-    return triangle(t, self, ~np.tri(self.shape[-2], self.shape[-1], diagonal - 1, dtype=np.bool_))
+    return triangle(t, self, t.logical_not(_lower(t, self, diagonal - 1)))

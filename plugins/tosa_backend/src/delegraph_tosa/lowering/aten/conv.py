@@ -20,7 +20,7 @@ def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Seq
     """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three axes"""
     t.expect_one_type("a convolution", input, weight, bias)
     bias = t.no_bias(input) if bias is None else bias
-    x, pad = exact(t, t.transpose(input, channels_last(input.rank)), axes)
+    x, pad = exact(t, t.transpose(input, channels_last(input.rank)), axes, fill=0)
     settings = pad, tuple([a.stride for a in axes]), tuple([a.dilation for a in axes])
     conv = t.conv2d if len(axes) == 2 else t.conv3d
     kernel = channels_last(weight.rank)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ...ir.graph import Literal, Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..registry import lowers
@@ -22,7 +23,7 @@ LARGEST = 1 << 20
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
     """A tensor of ``number``; without a dtype, of the one that torch gives such a number."""
     if dtype is None:
-        dtype = torch.tensor(number).dtype
+        dtype = torch.int64 if is_dynamic(number) else torch.tensor(number).dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
 
@@ -163,7 +164,7 @@ def eye(t: Tosa, n: int, dtype: torch.dtype | None, layout: Any, device: Any, pi
 @lowers(aten.eye.m)
 def eye_m(t: Tosa, n: int, m: int, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
     """-> [n,m]"""
-    return _literal(t, torch.eye(n, m, dtype=dtype), "eye")
+    return _literal(t, torch.eye(int(n), int(m), dtype=dtype), "eye")
 
 
 @lowers(aten.linspace.default)
@@ -178,7 +179,7 @@ def linspace(
     pin_memory: Any,
 ) -> Value:
     """-> [steps]"""
-    return _literal(t, torch.linspace(start, end, steps, dtype=dtype), "linspace")
+    return _literal(t, torch.linspace(start, end, int(steps), dtype=dtype), "linspace")
 
 
 def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
@@ -190,7 +191,18 @@ def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
 
 def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
     """start, start + step, ... before ``end``; whole numbers make int64"""
+    if is_dynamic(start) or is_dynamic(end) or is_dynamic(step):
+        return _counted_at_run_time(t, start, end, step, dtype)
     return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
+
+
+def _counted_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
+    whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
+    t.require(whole and step > 0, "an arange of sizes that are known at run time only counts upwards, in whole steps")
+    found = torch.int64 if dtype is None else dtype
+    row = t.numbers(cast(int, -((start - end) // step)), dtype_of(found))
+    row = row if step == 1 else t.mul(row, step)
+    return row if start == 0 else t.add(row, start)
 
 
 @lowers(aten.arange.default)

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
+from ...ir.sizes import LARGEST_SIZE
+from ...ir.sizes import range_of as size_range
 from ...ir.types import DType
 from ..builder import Shape, Tosa
 from ..layout import axis_of
 from ..promotion import converted
-from ..ranges import range_of
+from ..ranges import Range, range_of
 from ..registry import lowers
 from .shape import expanded
 
@@ -39,9 +41,9 @@ def taken(t: Tosa, values: Value, indices: Value) -> Value:
     return converted(t, moved, values.dtype)
 
 
-def counted(size: int, shape: Sequence[int]) -> Value:
-    """The constant 0 .. size - 1, int64, in ``shape``"""
-    return literal(np.arange(size).reshape(shape), DType.INT64, np.int64)
+def counted(t: Tosa, size: int, shape: Sequence[int]) -> Value:
+    """0 .. size - 1, int64, in ``shape``"""
+    return t.reshape(t.numbers(size, DType.INT64), shape)
 
 
 def along(rank: int, axis: int, size: int) -> Shape:
@@ -57,6 +59,11 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
     return t.select(t.greater(0, index), t.add(index, size), index)
 
 
+def addresses(shape: Shape) -> Range:
+    """The range of addresses of the elements of a tensor, of which there are no more than an axis can have."""
+    return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
+
+
 def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
     """x [*A,K,*B] as [N,K',1], and the addresses [N,W] in it of what ``index`` [*A',W',*B'] names along ``dim``.
 
@@ -67,10 +74,11 @@ def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
     batch = math.prod(x.shape[:axis]) if batched else 1
     strides = [math.prod(x.shape[a + 1 :]) for a in range(x.rank)]
     place = converted(t, index, DType.INT64)
-    place = place if strides[axis] == 1 else t.mul(place, strides[axis])
-    for a in range(axis if batched else 0, x.rank):
-        if a != axis and index.shape[a] > 1:
-            place = t.add(place, t.mul(counted(index.shape[a], along(x.rank, a, index.shape[a])), strides[a]))
+    with t.proven(addresses(x.shape)):
+        place = place if strides[axis] == 1 else t.mul(place, strides[axis])
+        for a in range(axis if batched else 0, x.rank):
+            if a != axis and index.shape[a] > 1:
+                place = t.add(place, t.mul(counted(t, index.shape[a], along(x.rank, a, index.shape[a])), strides[a]))
     return _columns(t, x, batch), t.reshape(place, (batch, math.prod(index.shape) // batch))
 
 
@@ -117,7 +125,8 @@ def _place(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
     for index, size in zip(indices, sizes, strict=True):
         t.require(index.dtype is not DType.BOOL, "the shape of what a mask selects depends on the data")
         own = from_start(t, index, size)
-        place = own if place is None else t.add(t.mul(place, size), own)
+        with t.proven(addresses(sizes)):
+            place = own if place is None else t.add(t.mul(place, size), own)
     assert place is not None
     return place
 
@@ -183,5 +192,7 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
 def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
     """[*S] -> [*S,num_classes]; int64, 1 at the place of the element and else 0"""
     t.require(num_classes > 0, "the shape of one_hot without num_classes depends on the data")
-    hit = t.equal(t.reshape(self, (*self.shape, 1)), counted(num_classes, along(self.rank + 1, self.rank, num_classes)))
+    hit = t.equal(
+        t.reshape(self, (*self.shape, 1)), counted(t, num_classes, along(self.rank + 1, self.rank, num_classes))
+    )
     return converted(t, hit, DType.INT64)

@@ -44,7 +44,7 @@ def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
         return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
     wide, size = comparable(t, x), x.shape[axis]
     hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
-    return _dropped(t, t.reduce_min(t.select(hit, counted(size, along(x.rank, axis, size)), size - 1), axis), axis)
+    return _dropped(t, t.reduce_min(t.select(hit, counted(t, size, along(x.rank, axis, size)), size - 1), axis), axis)
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
@@ -105,7 +105,7 @@ def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
     least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
     best = scanned(t, wide, axis, t.maximum, least) if largest else scanned(t, wide, axis, t.minimum, most)
     reached = _same(t, wide, best)
-    index = t.select(reached, counted(size, along(x.rank, axis, size)), 0)
+    index = t.select(reached, counted(t, size, along(x.rank, axis, size)), 0)
     return converted(t, best, x.dtype), scanned(t, index, axis, t.maximum, 0)
 
 
@@ -145,8 +145,8 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
         t.require(count <= ONE_BY_ONE, f"sorting {rows} times {size} elements takes too many comparisons")
         return _one_by_one(t, x, descending, count)
     place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
-    here = t.equal(place, converted(t, counted(count, (1, 1, count)), DType.INT32))
-    found = t.reduce_sum(t.select(here, converted(t, counted(size, (1, size, 1)), DType.INT32), 0), 1)
+    here = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
+    found = t.reduce_sum(t.select(here, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0), 1)
     index = converted(t, t.reshape(found, (rows, count)), DType.INT64)
     return t.minimum(index, size - 1)
 
@@ -154,7 +154,7 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
 def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     """As ``places``: each time the first extreme of what is left. NaN is found before or after all other elements."""
     wide, size = comparable(t, x), x.shape[1]
-    here = counted(size, (1, size))
+    here = counted(t, size, (1, size))
     nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
     least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
     taken, found = t.constant(0, DType.BOOL, (1, 1)), []
@@ -183,7 +183,7 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
         greater, smaller = (other_nan, nan) if descending else (nan, other_nan)
         before = t.logical_or(before, t.logical_and(greater, t.logical_not(smaller)))
         tie = t.logical_or(tie, t.logical_and(nan, other_nan))
-    earlier = t.greater(counted(size, (1, size, 1)), counted(size, (1, 1, size)))
+    earlier = t.greater(counted(t, size, (1, size, 1)), counted(t, size, (1, 1, size)))
     return t.logical_or(before, t.logical_and(tie, earlier))
 
 

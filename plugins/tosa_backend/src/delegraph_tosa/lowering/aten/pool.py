@@ -67,7 +67,7 @@ def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
     def pool(image: Value, windows: list[Window]) -> Value:
         if any(w.dilation > 1 for w in windows):
             return _dilated(t, _dilated(t, image, 1, windows[0]), 2, windows[1])
-        image, pad = exact(t, image, windows)
+        image, pad = exact(t, image, windows, fill=-math.inf)
         return t.max_pool2d(image, *_kernel(windows), pad)
 
     return pooled(t, x, axes, pool)

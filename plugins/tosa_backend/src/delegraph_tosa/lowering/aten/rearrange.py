@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import Type
 from ..builder import Tosa
 from ..layout import axis_of, pair
@@ -80,6 +81,8 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
     back = shift % size
     if back == 0:
         return x
+    if is_dynamic(size):  # of which an end may be empty
+        return cut(t, t.concat([x, x], axis), axis, size - back, size)
     return t.concat([cut(t, x, axis, size - back, back), cut(t, x, axis, 0, size - back)], axis)
 
 

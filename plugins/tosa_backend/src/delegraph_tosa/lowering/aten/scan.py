@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic, range_of
 from ...ir.types import SHORT_FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
@@ -27,14 +28,20 @@ from .shape import expanded
 aten = torch.ops.aten
 inf = math.inf
 
+LONGEST = 1 << 16
+"""Of a size that is known at run time only: there are as many steps as the largest one takes."""
+
 
 def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
     """x [*A,N,*B] -> [*A,N,*B]; element n is ``step`` over elements 0 .. n, of which ``neutral`` changes nothing."""
     if x.rank == 0:
         return x
     axis = axis_of(dim, x.rank)
+    _, longest = range_of(x.shape[axis])
+    known = not is_dynamic(x.shape[axis])
+    t.require(known or longest <= LONGEST, f"a scan of a size up to {longest} is not lowered; give the dimension a max")
     distance = 1
-    while distance < x.shape[axis]:
+    while distance < longest:
         x = step(_before(t, x, axis, distance, neutral), x)
         distance *= 2
     return x
@@ -43,9 +50,11 @@ def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], 
 def _before(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
     """x [*A,N,*B], each element moved ``distance`` back along ``axis``; ``neutral`` comes in"""
     size = list(x.shape)
-    size[axis] -= distance
     padding = [0] * (2 * x.rank)
     padding[2 * axis] = distance
+    if is_dynamic(size[axis]):  # which may be less than the distance
+        return t.slice(t.pad(x, padding, neutral), [0] * x.rank, size)
+    size[axis] -= distance
     return t.pad(t.slice(x, [0] * x.rank, size), padding, neutral)
 
 

@@ -69,7 +69,7 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
     size = x.shape[axis]
     compared = size * math.prod(index.shape)
     t.require(compared <= COMPARISONS, f"{compared} comparisons of {count} indices with {size} places are too many")
-    return t.equal(t.reshape(index, (*before, 1, count, *after)), counted(size, along(x.rank + 1, axis, size)))
+    return t.equal(t.reshape(index, (*before, 1, count, *after)), counted(t, size, along(x.rank + 1, axis, size)))
 
 
 def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: str, include_self: bool = True) -> Value:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..layout import axis_of
@@ -68,6 +69,9 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
 
 def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     """x without those of ``axes`` that have size 1"""
+    for axis in axes:
+        why = f"whether an axis of the size {x.shape[axis]} is dropped is known at run time only"
+        t.require(not is_dynamic(x.shape[axis]), why)
     return t.reshape(x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import FLOATS, DType
-from ..builder import Tosa
+from ..builder import Operand, Tosa
 from ..promotion import converted
 from ..registry import lowers
 from .elementwise import sqrt
@@ -32,7 +33,7 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
     wide, axes = converted(t, x, DType.FP32), axes_of(dims, x.rank)
     count = math.prod([x.shape[axis] for axis in axes])
     divisor = max(count - correction, 0)
-    share = math.sqrt(1 / divisor) if divisor else inf
+    share = _root_of_share(t, divisor, wide)
     if not root:
         mean = reduced(t, t.mul(wide, 1 / count), t.reduce_sum, axes, True)
         return _squares(t, t.mul(t.sub(wide, mean), share), axes), mean
@@ -43,6 +44,13 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
     unit = t.select(t.greater(inf, largest), t.maximum(largest, SMALLEST), 1.0)
     scaled = t.mul(t.mul(centred, t.reciprocal(unit)), share)
     return t.mul(t.mul(sqrt(t, _squares(t, scaled, axes)), unit), 4), t.mul(mean, 4)
+
+
+def _root_of_share(t: Tosa, divisor: float, x: Value) -> Operand:
+    """The root of 1 / divisor."""
+    if is_dynamic(divisor):
+        return t.rsqrt(t.like(divisor, x))
+    return math.sqrt(1 / divisor) if divisor else inf
 
 
 def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:

@@ -1,0 +1,18 @@
+"""What is wrong with an operator, as its inference says it."""
+
+from __future__ import annotations
+
+
+class Illegal(ValueError):
+    """An operator breaks a rule of the specification: the text says how, ``rule`` is its name in ``ir.rulebook``."""
+
+    def __init__(self, text: str, rule: str = "unnamed") -> None:
+        super().__init__(text)
+        self.rule = rule
+
+
+class Undecided(Illegal):
+    """Something depends on a size that is known at run time only."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "size-known")

@@ -1,0 +1,82 @@
+"""torch's symbolic sizes as sizes of the graph: the same expressions of the same symbols, with the ranges torch knows.
+
+torch takes a dynamic size for at least 2 when it compares, and so do rules, which follow what it traced. What they make
+is right for a size of 1 as well: it is what broadcasting and the like do in general.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ..ir.sizes import LARGEST_SIZE, largest, smallest, symbol
+
+_FOLDED: dict[str, Callable[[int, int], int]] = {
+    "Add": lambda x, y: x + y,
+    "Mul": lambda x, y: x * y,
+    "Max": largest,
+    "Min": smallest,
+}
+_CALLED: dict[str, Callable[[int, int], int]] = {
+    "FloorDiv": lambda x, y: x // y,
+    "CleanDiv": lambda x, y: x // y,
+    "IntTrueDiv": lambda x, y: x // y,
+    "Mod": lambda x, y: x % y,
+    "PythonMod": lambda x, y: x % y,
+}
+"""Functions of torch.utils._sympy, by name; IntTrueDiv stands inside of FloorToInt only."""
+
+
+def size_of(size: int | torch.SymInt) -> int:
+    """A size of a fake tensor. What TOSA has no shape operators for is a symbol by itself, which no input tells."""
+    if type(size) is int:
+        return size
+    node = size.node  # type: ignore[union-attr]
+    return _of_expression(node.expr, node.shape_env.var_to_range)
+
+
+def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:
+    """Whether a fake tensor has a size that is known at run time only."""
+    return not all([type(n) is int for n in shape])
+
+
+def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
+    """Whether a size is no input's, and may be 0: how many elements there are is in the data."""
+    return is_dynamic_shape(shape) and any(free_unbacked_symbols(n) for n in shape)
+
+
+def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
+    """The shape of a fake tensor."""
+    return tuple(shape) if all([type(n) is int for n in shape]) else tuple(map(size_of, shape))  # type: ignore[arg-type]
+
+
+def _of_expression(expression: Any, ranges: Any) -> int:
+    """Of a sympy expression, whose classes are known by their names here: nothing else needs sympy."""
+    if isinstance(expression, int) or expression.is_Integer:
+        return int(expression)
+    if expression.is_Symbol:
+        return _symbol(expression, ranges)
+    parts = [_of_expression(part, ranges) for part in expression.args]
+    name = type(expression).__name__
+    if name in _FOLDED:
+        return reduce(_FOLDED[name], parts)
+    if name in _CALLED and len(parts) == 2:
+        return _CALLED[name](*parts)
+    if name == "Pow" and type(parts[1]) is int and parts[1] > 0:
+        return math.prod([parts[0]] * parts[1])
+    if name == "FloorToInt" and type(expression.args[0]).__name__ == "IntTrueDiv":
+        return parts[0]
+    return symbol(str(expression), 0)
+
+
+def _symbol(one: Any, ranges: Any) -> int:
+    known = ranges.get(one)
+    if known is None:
+        return symbol(str(one))
+    low, high = max(known.lower, 0), min(known.upper, LARGEST_SIZE)
+    return symbol(str(one), int(low), int(high))

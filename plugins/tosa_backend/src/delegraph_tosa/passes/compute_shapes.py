@@ -1,0 +1,150 @@
+"""Shapes of sizes that are known at run time only are computed, by the shape operators of TOSA 1.1 (EXT-SHAPE)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ir import operators as tosa
+from ..ir.graph import Entries, Graph, Operator, Undecided, Value, shape_value
+from ..ir.sizes import Extreme, Quotient, Symbol, atom, is_dynamic, products
+from ..ir.types import DType, Type
+from ..ir.witnesses import witnesses
+from ..spec import TosaSpec
+from .rewriter import replaced
+
+
+def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
+    """Put shape operators in the place of shapes that only have entries.
+
+    before: RESHAPE (x, [n, 64]), where x is an input of shape [n, 8, 8]
+    after:  n = DIM x, s = CONCAT_SHAPE (n, [64]), RESHAPE (x, s)
+
+    Every symbol is read off the size of an input. Raises Undecided for one that no input tells.
+    """
+    if not any(isinstance(v.producer, Entries) for op in graph.operators for v in op.inputs):
+        return graph
+    return _Computed(graph, spec).graph()
+
+
+class _Computed:
+    """The operators of the new graph; each size and each shape is computed once, before its first use."""
+
+    def __init__(self, graph: Graph, spec: TosaSpec) -> None:
+        self.old = graph
+        self.spec = spec
+        self.witnesses = witnesses(sorted(graph.inputs, key=lambda v: not self.readable(v)))
+        self.operators: list[Operator] = []
+        self.source: Any = None
+        self.sizes: dict[int, Value] = {}
+        self.shapes: dict[tuple[int, ...], Value] = {}
+        self.values: dict[Value, Value] = {}
+        self.floats: dict[Value, Value] = {}
+
+    def graph(self) -> Graph:
+        for operator in self.old.operators:
+            self.source = operator.source
+            inputs = [self.value(v) for v in operator.inputs]
+            new = operator
+            if any(a is not b for a, b in zip(inputs, operator.inputs, strict=True)):
+                new = replaced(operator, inputs)
+                self.values.update(zip(operator.outputs, new.outputs, strict=True))
+            self.operators.append(new)
+        outputs = [self.values.get(v, v) for v in self.old.outputs]
+        return Graph(self.old.inputs, outputs, self.operators, self.old.name)
+
+    def value(self, old: Value) -> Value:
+        if isinstance(old.producer, Entries):
+            return self.shape(old.producer.entries or ())
+        return self.values.get(old, old)
+
+    def shape(self, entries: tuple[int, ...]) -> Value:
+        """A SHAPE of several sizes: neighbours that are known are one constant."""
+        if entries not in self.shapes:
+            parts: list[Value] = []
+            known: list[int] = []
+            for entry in (*entries, None):
+                if type(entry) is int:
+                    known.append(entry)
+                    continue
+                if known:
+                    parts.append(_constant(*known))
+                    known = []
+                if entry is not None:
+                    parts.append(self.size(entry))
+            self.shapes[entries] = parts[0] if len(parts) == 1 else self.make(tosa.CONCAT_SHAPE, *parts)
+        return self.shapes[entries]
+
+    def size(self, size: int) -> Value:
+        """A SHAPE of one size."""
+        if size not in self.sizes:
+            self.sizes[size] = self.sum(size) if is_dynamic(size) else _constant(size)
+        return self.sizes[size]
+
+    def sum(self, size: int) -> Value:
+        """What is subtracted comes last, so that nothing in between is negative."""
+        total: Value | None = None
+        for product, factor in sorted(products(size), key=lambda term: term[1] < 0):
+            part = self.scaled(product, abs(factor))
+            if total is None:
+                total = part if factor > 0 else self.make(tosa.SUB_SHAPE, _constant(0), part)
+            else:
+                total = self.make(tosa.ADD_SHAPE if factor > 0 else tosa.SUB_SHAPE, total, part)
+        assert total is not None
+        return total
+
+    def scaled(self, product: int, factor: int) -> Value:
+        if not is_dynamic(product):
+            return _constant(product * factor)
+        (monomial,) = product.terms  # type: ignore[attr-defined]
+        made = self.atom(monomial[0])
+        for one in monomial[1:]:
+            made = self.make(tosa.MUL_SHAPE, made, self.atom(one))
+        return made if factor == 1 else self.make(tosa.MUL_SHAPE, made, _constant(factor))
+
+    def atom(self, one: Symbol | Quotient | Extreme) -> Value:
+        key = atom(one)
+        if key not in self.sizes:
+            self.sizes[key] = self.symbol(one) if isinstance(one, Symbol) else self.function(one)
+        return self.sizes[key]
+
+    def function(self, one: Quotient | Extreme) -> Value:
+        if isinstance(one, Quotient):
+            return self.make(tosa.DIV_FLOOR_SHAPE, self.size(one.dividend), self.size(one.divisor))
+        return self.make(tosa.MAX_SHAPE if one.larger else tosa.MIN_SHAPE, self.size(one.left), self.size(one.right))
+
+    def symbol(self, one: Symbol) -> Value:
+        if one not in self.witnesses:
+            raise Undecided(f"no input of the delegate has the size {one}")
+        input, axis, factor, rest = self.witnesses[one]
+        read = self.make(tosa.DIM, input if self.readable(input) else self.as_float(input), axis=axis)
+        read = read if rest == 0 else self.make(tosa.SUB_SHAPE, read, self.size(rest))
+        return read if factor == 1 else self.make(tosa.DIV_FLOOR_SHAPE, read, self.size(factor))
+
+    def readable(self, value: Value) -> bool:
+        """Whether the target has DIM for the element type: for int32 it needs PRO-INT."""
+        return self.spec.why_not(_dim(value)) is None
+
+    def as_float(self, value: Value) -> Value:
+        """``value`` in an element type whose sizes any target with PRO-FP reads."""
+        if value not in self.floats:
+            self.floats[value] = self.append(tosa.CAST((value,), self.source, dtype=DType.FP32))
+        return self.floats[value]
+
+    def make(self, cls: type[Operator], *operands: Value, **attributes: Any) -> Value:
+        return self.append(cls(operands, self.source, **attributes))
+
+    def append(self, operator: Operator) -> Value:
+        (type,) = operator.infer()
+        operator.outputs = (Value(type, producer=operator),)
+        self.operators.append(operator)
+        return operator.outputs[0]
+
+
+def _constant(*entries: int) -> Value:
+    return shape_value(entries)
+
+
+def _dim(value: Value) -> Operator:
+    operator = tosa.DIM((value,), axis=0)
+    operator.outputs = (Value(Type((1,), DType.SHAPE), producer=operator),)
+    return operator

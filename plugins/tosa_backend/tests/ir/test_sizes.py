@@ -1,0 +1,135 @@
+"""Arithmetic on sizes that are known at run time only, against Python's on ints."""
+
+import operator
+import random
+
+import numpy as np
+import pytest
+from delegraph_tosa.ir.graph import Undecided, Value
+from delegraph_tosa.ir.operators.rules import broadcast
+from delegraph_tosa.ir.sizes import (
+    Extreme,
+    Quotient,
+    Share,
+    Size,
+    agree,
+    differ,
+    exceeds,
+    largest,
+    range_of,
+    smallest,
+    symbol,
+)
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.ir.witnesses import witnesses
+
+n, m = symbol("n", 2, 64), symbol("m", 2, 64)
+
+
+def at(size, **sizes):
+    """The number that a size is."""
+    if not isinstance(size, Size):
+        return size
+    total = 0
+    for monomial, factor in size.terms.items():
+        for one in monomial:
+            factor *= atom_at(one, sizes)
+        total += factor
+    return total
+
+
+def atom_at(one, sizes):
+    if isinstance(one, Quotient):
+        return at(one.dividend, **sizes) // at(one.divisor, **sizes)
+    if isinstance(one, Extreme):
+        return (max if one.larger else min)(at(one.left, **sizes), at(one.right, **sizes))
+    return sizes[one.name]
+
+
+OPERATORS = {operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul} | {
+    operator.floordiv: operator.floordiv, operator.mod: operator.mod, largest: max, smallest: min,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_any_expression_is_what_python_computes_and_in_its_range(seed):
+    draw = random.Random(seed)
+    sizes = {"n": draw.randint(2, 64), "m": draw.randint(2, 64)}
+    known = [(n, sizes["n"]), (m, sizes["m"]), *((k, k) for k in (1, 2, 3, 5, -1, 0, 7))]
+    for _ in range(8):
+        (left, x), (right, y) = draw.choice(known), draw.choice(known)
+        apply = draw.choice(list(OPERATORS))
+        if apply in (operator.floordiv, operator.mod) and range_of(right)[0] <= 0:
+            continue
+        found, wanted = apply(left, right), OPERATORS[apply](x, y)
+        assert at(found, **sizes) == wanted
+        low, high = range_of(found)
+        assert low <= wanted <= high
+        known.append((found, wanted))
+
+
+def test_what_is_equal_is_written_alike():
+    assert (n + 1) * 64 // (n + 1) == 64
+    assert n * m * 4 // m == 4 * n
+    assert -(-n // 2) == (n + 1) // 2 == (n - 1) // 2 + 1
+    assert ((n - 1) // 2) // 2 + 1 == (n + 3) // 4
+    assert (2 * n) % 2 == n - n == 0
+    assert type(n - n + 3) is int
+    assert n != m
+    assert hash(n * m) == hash(m * n)
+
+
+def test_what_ranges_decide_is_decided():
+    assert n > 1
+    assert n <= 64
+    assert n - n // 2 > 0
+    assert max(1, n) == n
+    assert differ(n, 65)
+    assert exceeds(n * m, 3)
+    assert not differ(n, m)
+    assert agree((n, 3), (m, 3))
+    assert not agree((n, 3), (m, 4))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: n < 5, lambda: n > m, lambda: bool(n - 2), lambda: int(n), lambda: float(n), lambda: range(n),
+        lambda: np.arange(n), lambda: np.zeros((n, 2)), lambda: np.arange(3) * n, lambda: np.arange(3) < n,
+        lambda: n / 2, lambda: n * 0.5, lambda: float(1 / n), lambda: 2**n, lambda: [0] * n,
+    ],
+)  # fmt: skip
+def test_what_needs_the_number_says_so(ask):
+    with pytest.raises(Undecided, match="known at run time only"):
+        ask()
+
+
+def test_a_number_divided_by_a_size_waits():
+    assert Share(1, n) == 1 / n
+
+
+def test_sizes_do_not_grow_without_end():
+    """A short file can square a size again and again."""
+    size = n + m + 1
+    with pytest.raises(Undecided, match="not followed any further"):
+        for _ in range(20):
+            size = size * size
+
+
+def value(*shape):
+    return Value(Type(shape, DType.FP32))
+
+
+def test_symbols_are_read_off_the_plainest_size():
+    a, b, c = value(n * m, 4), value(2 * n + 3), value(m + n)
+    found = witnesses([a, b, c])
+    assert {one.name: (w.input, w.axis, w.factor, w.rest) for one, w in found.items()} == {
+        "n": (b, 0, 2, 3), "m": (c, 0, 1, n),
+    }  # fmt: skip
+    assert witnesses([value(n // 2), value(n * m)]) == {}
+
+
+def test_sizes_broadcast_as_far_as_they_are_known():
+    assert broadcast(value(n, 1), value(1, m)) == (n, m)
+    assert broadcast(value(n), value(3)) == (3,)
+    assert broadcast(value(n), value(m)) in [(n,), (m,)]

@@ -1,0 +1,264 @@
+"""Programs whose sizes are known at run time only: one delegate for all sizes, equal to eager at each of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.errors import InputError
+from delegraph_tosa.runtime import TOSARuntime
+from delegraph_tosa.serialize import read
+from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.text import parse, render
+from torch import nn
+from torch.export import Dim
+from torch.utils._pytree import tree_leaves
+
+from ..support import reference_tools
+
+SPEC = "TOSA-1.1+FP+INT+shape"
+BOUND = 1e-5
+"""Largest error relative to the largest output."""
+SIZES = [(1, 1), (2, 3), (7, 4)]
+N, M = Dim("n", max=64), Dim("m", max=64)
+LONG = Dim("long", min=3, max=70)
+"""What a slice or a window takes some elements off."""
+randn = torch.randn
+
+
+class Function(nn.Module):
+    """A function of modules and tensors as a module."""
+
+    def __init__(self, function, *modules):
+        super().__init__()
+        self.function, self.inner = function, nn.ModuleList(modules)
+
+    def forward(self, *args):
+        return self.function(*self.inner, *args)
+
+
+def of(function, *modules):
+    return lambda: Function(function, *modules).eval()
+
+
+def whole(high, *shape):
+    return torch.randint(0, high, shape)
+
+
+ROWS, BOTH = {0: N}, {0: N, 1: M}
+CASES = {
+    "relu": (of(torch.relu), lambda n, m: (randn(n, 4),), [ROWS]),
+    "softmax": (of(lambda x: x.softmax(-1)), lambda n, m: (randn(n, m),), [BOTH]),
+    "linear": (of(lambda w, x: w(x), nn.Linear(4, 5)), lambda n, m: (randn(n, m, 3, 4),), [BOTH]),
+    "flatten": (
+        of(lambda x: (x.flatten(1), x.flatten(0, 1), x.flatten())),
+        lambda n, m: (randn(n, m, 4),),
+        [BOTH],
+    ),
+    "image": (
+        of(lambda c, w, x: w(c(x).mean((2, 3))).softmax(-1), nn.Conv2d(3, 4, 3, 2), nn.Linear(4, 5)),
+        lambda n, m: (randn(n, 3, 8, 8),),
+        [ROWS],
+    ),
+    "windows": (
+        of(lambda c, x: (c(x), F.max_pool2d(x, 2)), nn.Conv2d(3, 4, 3, 2, padding=1)),
+        lambda n, m: (randn(2, 3, n + 4, m + 4),),
+        [{2: Dim("h", min=4, max=70), 3: Dim("w", min=4, max=70)}],
+    ),
+    "cat": (of(lambda x, y: torch.cat([x, y, x], 1)), lambda n, m: (randn(n, m), randn(n, 4)), [BOTH, ROWS]),
+    "slice": (
+        of(lambda x: (x[:, 1:], x[:, :-1], x[:, -1])),
+        lambda n, m: (randn(n, m + 3),),
+        [{0: N, 1: LONG}],
+    ),
+    "expand": (of(lambda x: x[:, None].expand(-1, x.shape[0], -1)), lambda n, m: (randn(n, 4),), [ROWS]),
+    "arange": (
+        of(lambda x: x * torch.arange(2, 2 + 2 * x.shape[1], 2) + torch.arange(x.shape[0])[:, None]),
+        lambda n, m: (randn(n, m),),
+        [{0: Dim("without_max"), 1: M}],
+    ),
+    "mask": (
+        of(lambda x: x.masked_fill(torch.arange(x.shape[1]) > torch.arange(x.shape[0])[:, None], -1.0).tril(1)),
+        lambda n, m: (randn(n, m),),
+        [BOTH],
+    ),
+    "attention": (
+        of(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)),
+        lambda n, m: (randn(n, 2, m, 4),),
+        [{0: N, 2: M}],
+    ),
+    "norms": (
+        of(lambda a, b, x: (a(x), b(x)), nn.LayerNorm(8), nn.GroupNorm(1, 8)),
+        lambda n, m: (randn(n, 8, 8),),
+        [ROWS],
+    ),
+    "statistics": (
+        of(lambda x: (x.mean(), x.mean(1), x.sum((0, 1)), x.amax(0), x.var(1), x.std())),
+        lambda n, m: (randn(n + 1, m + 2),),
+        [{0: Dim("a", min=2, max=70), 1: LONG}],
+    ),
+    "sizes as numbers": (
+        of(lambda x: x / x.shape[0] + x * x.shape[1] - x.shape[0] + (x.shape[0] * 2 - 3) * x),
+        lambda n, m: (randn(n, m),),
+        [BOTH],
+    ),
+    "made": (
+        of(lambda x: (torch.zeros(x.shape[0], 3) + 1, torch.ones_like(x), x.new_full((2 * x.shape[0],), x.shape[1]))),
+        lambda n, m: (randn(n, m),),
+        [BOTH],
+    ),
+    "derived": (
+        of(lambda x, y: (torch.cat([x, x]) + y, y.view(-1, 2, 4).sum(1))),
+        lambda n, m: (randn(n, 4), randn(2 * n, 4)),
+        [ROWS, {0: 2 * N}],
+    ),
+    "views": (
+        of(lambda x: (x.view(-1, 2, 2), x.view(x.shape[0], -1), x.permute(2, 0, 1).reshape(4, -1))),
+        lambda n, m: (randn(n, m, 4),),
+        [BOTH],
+    ),
+    "batch and index": (
+        of(lambda x, i: (x[i], x[:, i], x[torch.arange(x.shape[0]), torch.arange(x.shape[0]) % 4])),
+        lambda n, m: (randn(n, n, 4)[:, :].repeat(1, 4, 1), whole(n, m)),
+        [{0: N, 1: 4 * N}, {0: M}],
+    ),
+    "products": (
+        of(lambda x, y: (x @ y, x @ x.mT, torch.einsum("ij,kj->ik", x, x))),
+        lambda n, m: (randn(n, m), randn(m, 3)),
+        [BOTH, {0: M}],
+    ),
+    "tokens": (
+        of(lambda w, i: (w(i), F.one_hot(i, 10), i.cumsum(1)), nn.Embedding(10, 4)),
+        lambda n, m: (whole(10, n, m),),
+        [BOTH],
+    ),
+    "moved": (
+        of(lambda x: (x.flip(0), x.roll(1, 1), x.repeat(2, 1), F.pad(x, (1, 2)), x.cumsum(1))),
+        lambda n, m: (randn(n, m),),
+        [BOTH],
+    ),
+}  # fmt: skip
+
+
+def lower(make, inputs, dynamic, spec=SPEC):
+    torch.manual_seed(0)
+    module = make()
+    program = torch.export.export(module, inputs(3, 5), dynamic_shapes=(tuple(dynamic),), strict=False)
+    return module, delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+
+
+def check(module, lowered, inputs, sizes):
+    for size in sizes:
+        args = inputs(*size)
+        with torch.no_grad():
+            wanted = tree_leaves(module(*args))
+        for mine, theirs in zip(tree_leaves(lowered(*args)), wanted, strict=True):
+            expect_equal(mine, theirs, size)
+
+
+def expect_equal(mine, theirs, size):
+    assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), size
+    mine, theirs = mine.double(), theirs.double()
+    assert torch.equal(mine.isnan(), theirs.isnan()), size
+    error = (mine - theirs).nan_to_num().abs().max()
+    assert error <= BOUND * theirs.nan_to_num().abs().max().clamp_min(1e-6), size
+
+
+@cache
+def case(name):
+    return lower(*CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_delegate_for_all_sizes(name):
+    module, result = case(name)
+    assert (len(result.delegates), result.report.host_operators) == (1, 0), result.report
+    check(module, result, CASES[name][1], SIZES)
+
+
+def blob(result):
+    return result.delegates[0].processed_bytes
+
+
+JUDGED = ["windows", "batch and index", "statistics"]
+
+
+@pytest.mark.parametrize("name", [n if n in JUDGED else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_the_reference_tools_agree(name):
+    """tosa-opt takes the file as it is; infer_shapes says all shapes for the reference model, which wants them."""
+    module, result = case(name)
+    reference_tools.judge(blob(result), TosaSpec.parse(SPEC))
+    args = CASES[name][1](2, 3)
+    names = [v.name for v in read(blob(result)).inputs]
+    given = [a.int() if a.dtype is torch.int64 else a for a in args]
+    static = reference_tools.resolved(blob(result), {k: list(a.shape) for k, a in zip(names, given, strict=True)})
+    found = reference_tools.run(static, [np.ascontiguousarray(a.numpy()) for a in given])
+    for mine, theirs in zip(found, tree_leaves(module(*args)), strict=True):
+        expect_equal(torch.from_numpy(mine).to(theirs.dtype), theirs.detach(), (2, 3))
+
+
+@pytest.mark.parametrize("name", ["attention", "views"])
+def test_the_text_form_is_read_back(name):
+    graph = read(blob(case(name)[1]))
+    text = render(graph)
+    assert "?" in text
+    assert render(parse(text)) == text
+
+
+def test_sizes_that_do_not_go_together_are_the_callers_fault():
+    _, result = case("cat")
+    with pytest.raises(InputError, match=r"\[2, 3\], \[5, 4\] do not go through the program: CONCAT"):
+        read_and_run(result, randn(2, 3), randn(5, 4))
+    with pytest.raises(InputError, match=r"input 0 \(.*\): float32 \[.*\] is wanted, float32 \[2\] was given"):
+        read_and_run(result, randn(2), randn(2, 4))
+    with pytest.raises(InputError, match=r"float32 \[0, 3\] was given"):
+        read_and_run(result, randn(0, 3), randn(0, 4))
+
+
+def read_and_run(result, *inputs):
+    return TOSARuntime.load(blob(result), [], {})(*inputs)
+
+
+# ---- what is refused
+
+
+def refusals(function, inputs, dynamic, spec=SPEC):
+    _, result = lower(of(function), lambda n, m: inputs, dynamic, spec)
+    return [(r.operator, str(r.reason)) for r in result.report.refusals]
+
+
+def test_tosa_1_0_wants_sizes_at_compile_time():
+    found = refusals(torch.relu, (randn(3, 4),), [ROWS], "TOSA-1.0+FP+INT")
+    assert [operator for operator, _ in found] == ["aten.relu.default"]
+    assert found[0][1].endswith("TOSA 1.0 wants every size at compile time")
+
+
+def test_without_the_extension_only_what_computes_sizes_is_refused():
+    found = refusals(lambda x: x.relu().flatten(1), (randn(3, 4, 2),), [BOTH], "TOSA-1.1+FP+INT")
+    assert [operator for operator, _ in found] == ["aten.view.default"]
+    assert "EXT-SHAPE of TOSA 1.1" in found[0][1]
+
+
+def test_what_depends_on_the_size_is_refused_with_the_reason():
+    found = dict(refusals(lambda x: (x.squeeze(0), x.unbind(1)), (randn(3, 4),), [ROWS]))
+    assert "is dropped is known at run time only" in found["aten.squeeze.dim"]
+
+
+def test_a_size_that_the_host_makes_stays_there():
+    found = dict(refusals(lambda x: torch.where(x > 0, x, x.shape[0] * 0.5), (randn(3, 4),), [ROWS]))
+    assert any("symbolic number" in reason or "no TOSA lowering" in reason for reason in found.values())
+
+
+# ---- a decoder's int32 ids alone tell the sizes, under FP alone as well
+
+
+def test_sizes_are_read_off_what_the_profile_reads():
+    make = of(lambda w, i: w(i).sum(1), nn.Embedding(10, 4))
+    module, result = lower(make, lambda n, m: (whole(10, n, m).int(),), [BOTH], "TOSA-1.1+FP+shape")
+    assert (len(result.delegates), result.report.host_operators) == (1, 0), result.report
+    check(module, result, lambda n, m: (whole(10, n, m).int(),), SIZES)
+    assert "CAST" in {op.name for op in read(blob(result)).operators}
