@@ -32,7 +32,7 @@ CASES = {
     "bits": (lambda i: (i & 3, i ^ 6, i | LARGE, i << 2, i >> 1, i >> 40, ~i), (large,)),
     "comparisons": (lambda i: (i == 7, i > LARGE, torch.where(i > 3, i, -1), i.clamp(2, LARGE), i.bool()), (large,)),
     "casts": (lambda i: (i.int(), i.to(torch.int8), (i > 0).long(), i.int().long()), (large,)),
-    "reductions": (lambda i: (i.sum(), i.amax(1), i.argmax(1), i.any()), (large,)),
+    "reductions": (lambda i: (i.sum(), i.amax(1), i.argmax(1), i.any(), i.prod(1)), (large,)),
     "layout": (lambda i: (i.t(), torch.cat([i, i]), i.repeat(2, 2), F.pad(i, (1, 1)), i[:, 1:].flip(1)), (large,)),
     "indices": (lambda i, j: (i.gather(1, j), i[:, j[0]], i.scatter(1, j, 5)), (large, torch.tensor([[0, 2, 1]]))),
     "places": (lambda x: (x.argmax(1), *x.max(1), *x.topk(2), F.one_hot(x.argmax(1), 4)), (randn(2, 4),)),

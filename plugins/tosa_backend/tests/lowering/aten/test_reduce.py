@@ -26,6 +26,8 @@ FAMILY.cases("mean-as-float", lambda x: x.mean(dtype=torch.float32), half(2, 3),
 FAMILY.cases("max-min-all", lambda x: torch.max(x) - torch.min(x), x, whole(2, 3), torch.tensor(3.0))
 FAMILY.cases("prod", lambda x: x.prod(), x[0, 0], half(2, 3), torch.tensor(2.0), torch.tensor([inf, 0.0]))
 FAMILY.cases("prod-axis", lambda x: x.prod(1) + x.prod(1, keepdim=True).squeeze(1), x, half(2, 3))
+FAMILY.cases("prod-of-ints", lambda x: x.prod(1, dtype=torch.int32), whole(2, 5), whole(2, 5).to(torch.int8))
+FAMILY.cases("prod-int64", lambda x: x.prod(), truth(5), whole(2, 2).to(torch.int8), torch.tensor(3, dtype=torch.int8))
 FAMILY.cases("prod-as-float", lambda x: x.prod(dtype=torch.float32), whole(2, 3), truth(3))
 for name in ("any", "all"):
     function = getattr(torch, name)

@@ -14,6 +14,7 @@ from ..layout import axis_of
 from ..promotion import converted
 from ..registry import lowers
 from .cast import to_torch
+from .elementwise import product
 
 aten = torch.ops.aten
 
@@ -106,10 +107,26 @@ def min_default(t: Tosa, self: Value) -> Value:
     return reduced(t, self, t.reduce_min, None, False)
 
 
+def _halved(t: Tosa, x: Value, axis: int) -> Value:
+    """x [*A,N,*B] -> [*A,1,*B], the product of integers, of which TOSA has no reduction: one half times the other."""
+
+    def part(start: int, count: int) -> Value:
+        first, size = [0] * x.rank, list(x.shape)
+        first[axis], size[axis] = start, count
+        return t.slice(x, first, size)
+
+    while (size := x.shape[axis]) > 1:
+        half = size // 2
+        rest = [part(2 * half, 1)] if size % 2 else []
+        x = t.concat([product(t, part(0, half), part(half, half)), *rest], axis)
+    return x
+
+
 def multiplied(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The product over ``dims``, of floats. fp16 is multiplied in fp32, as in torch."""
-    wanted = x if dtype is None else to_torch(t, x, dtype)
-    t.require(wanted.dtype in FLOATS, f"the product of {x.dtype} is int64 in torch, which TOSA lacks")
+    """The product over ``dims``. fp16 and bf16 are multiplied in fp32, and integers in int64, as in torch."""
+    wanted = summand(t, x, dtype)
+    if wanted.dtype not in FLOATS:
+        return reduced(t, wanted, lambda v, axis: _halved(t, v, axis), dims, keepdim)
     wide = converted(t, wanted, DType.FP32)
     return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), wanted.dtype)
 
