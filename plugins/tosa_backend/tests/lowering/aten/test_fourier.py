@@ -37,6 +37,8 @@ for name, function, over_two in (("fft", fft.fft, fft.fft2), ("ifft", fft.ifft, 
         FAMILY.case(f"{name}-{norm}", lambda x, f=function, n=norm: real(f(f(x, norm=n), dim=0, norm=n)), signal)
     FAMILY.case(f"{name}2", lambda x, f=over_two: torch.view_as_real(f(x)), image)
     FAMILY.case(f"{name}2-of-complex", lambda x, f=over_two: real(f(half(x))), image)
+for norm in (None, "ortho", "forward"):
+    FAMILY.case(f"rfft-{norm}", lambda x, n=norm: fft.rfft(x, dim=1, norm=n).abs(), image)
 for n in (None, 12, 13):
     FAMILY.case(f"back-{n}", lambda x, n=n: fft.irfft(half(x), n=n, norm="ortho"), signal)
 FAMILY.case("back-inner", lambda x: aten._fft_c2r(half(x, (1, 2)), [1, 2], 2, 6), image)

@@ -144,6 +144,13 @@ def _expect_size(t: Tosa, sizes: Any) -> None:
     t.require(sizes is None, "only a Fourier transform of the size of its input is lowered")
 
 
+@lowers(aten.fft_rfft.default, lazy=True)
+def fft_rfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
+    """real [*S] -> complex [*S'], N / 2 + 1 elements along ``dim``"""
+    _expect_size(t, n)
+    return _fft_r2c(t, self, [dim], _normalization(norm, True), True)
+
+
 @lowers_complex(aten.fft_fft.default)
 @lowers(aten.fft_fft.default, lazy=True)
 def fft_fft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
