@@ -11,9 +11,9 @@ from delegraph.errors import DelegraphError, WriteError
 from delegraph.formats import write_whole
 from torch.export import ExportedProgram
 
+from .borders import quantization_of
 from .ir.graph import Graph, Operator
 from .lowering import Origin, Tosa, lower_program
-from .lowering.borders import quantization_of
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
 from .serialize import TosaFile

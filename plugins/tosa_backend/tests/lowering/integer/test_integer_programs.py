@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from delegraph.errors import Unsupported
 from delegraph_tosa.backend import compile_program
+from delegraph_tosa.borders import integer_borders
 from torch import nn
 
 from ...support.quantized_cases import SPECS, WithWeight, dequantize, quantize
@@ -86,3 +87,28 @@ def test_the_report_has_the_scales_of_what_enters_and_leaves():
     assert facts["input args_0"] == "int8, scale 0.1, zero point 3"
     assert facts["output 0"] == "int8, scale 0.0078125, zero point -7"
     assert "int8, scale 0.1, zero point 3" in str(lowered.report)
+
+
+def bordered(x, y):
+    first = dequantize(quantize(x, 0.1, 3, torch.int8), 0.1, 3)
+    both = first + dequantize(quantize(y, 0.2, 0, torch.int8), 0.2, 0)
+    return dequantize(quantize(both, 0.25, -5, torch.int8), 0.25, -5), first > 0
+
+
+def test_a_program_can_take_and_return_integers():
+    module, reals = Function(bordered).eval(), (randn(2, 3), randn(2, 3, seed=1))
+    lowered = delegraph.lower(
+        module, reals, backends=["tosa"], options={"tosa": {"spec": str(INT8)}}, transforms=[integer_borders]
+    )
+    assert not lowered.report.refusals and len(lowered.delegates) == 1
+    integers = quantize(reals[0], 0.1, 3, torch.int8), quantize(reals[1], 0.2, 0, torch.int8)
+    found, positive = lowered(*integers)
+    wanted, _ = module(*reals)
+    assert found.dtype is torch.int8 and positive.dtype is torch.bool
+    torch.testing.assert_close(dequantize(found, 0.25, -5), wanted, rtol=0, atol=0)
+    assert lowered.report.delegates[0].facts["output 0"] == "int8, scale 0.25, zero point -5"
+
+
+def test_integer_borders_of_a_program_without_any_are_refused():
+    with pytest.raises(Unsupported, match="quantizes no input"):
+        delegraph.lower(nn.ReLU().eval(), (randn(2),), backends=["tosa"], transforms=[integer_borders])
