@@ -44,6 +44,9 @@ moves = {
     "broadcast-to": lambda x: x[:, :1].broadcast_to(2, 6, 4, 5),
     "repeat": lambda x: x.repeat(2, 1, 1, 3, 1),
     "tile": lambda x: x.tile((2, 1)),
+    "view-copy": lambda x: aten.unsqueeze_copy(aten.permute_copy(aten.view_copy(x, [6, 4, 5]), [1, 0, 2]), 1),
+    "slice-copy": lambda x: aten.expand_copy(aten.squeeze_copy(aten.slice_copy(x, 1, 1, 2), [1]), [3, 2, 4, 5]),
+    "select-copy": lambda x: aten.select_copy(x, 1, -1),
 }
 for name, move in moves.items():
     FAMILY.cases(name, move, x, half(2, 3, 4, 5), whole(2, 3, 4, 5), truth(2, 3, 4, 5) if name not in UNEQUAL else x)

@@ -27,7 +27,7 @@ def resolved(size: Sequence[int], elements: int) -> list[int]:
     return [elements // known if n == -1 else n for n in size]
 
 
-@lowers(aten.view.default, aten._unsafe_view.default)
+@lowers(aten.view.default, aten._unsafe_view.default, aten.view_copy.default)
 def view(t: Tosa, self: Value, size: Sequence[int]) -> Value:
     """[*S] -> [*S']"""
     return t.reshape(self, resolved(size, math.prod(self.shape)))
@@ -60,7 +60,7 @@ def unflatten(t: Tosa, self: Value, dim: int, sizes: Sequence[int]) -> Value:
     return t.reshape(self, (*self.shape[:axis], *resolved(sizes, self.shape[axis]), *self.shape[axis + 1 :]))
 
 
-@lowers(aten.unsqueeze.default)
+@lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
 def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
     """[*A,*B] -> [*A,1,*B]"""
     axis = dim % (self.rank + 1)
@@ -87,7 +87,7 @@ def squeeze_dim(t: Tosa, self: Value, dim: int) -> Value:
     return without(t, self, [axis_of(dim, self.rank)])
 
 
-@lowers(aten.squeeze.dims)
+@lowers(aten.squeeze.dims, aten.squeeze_copy.dims)
 def squeeze_dims(t: Tosa, self: Value, dim: Sequence[int]) -> Value:
     """[*S] -> [*S'] without those axes of ``dim`` that have size 1"""
     return without(t, self, [axis_of(d, self.rank) for d in dim])
@@ -96,7 +96,7 @@ def squeeze_dims(t: Tosa, self: Value, dim: Sequence[int]) -> Value:
 # ---- another order of the axes
 
 
-@lowers(aten.permute.default)
+@lowers(aten.permute.default, aten.permute_copy.default)
 def permute(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
     """[*S] -> [*S']"""
     return t.transpose(self, [axis_of(d, self.rank) for d in dims])
@@ -200,7 +200,7 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
     return t.reshape(first, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
-@lowers(aten.slice.Tensor)
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
     """[*A,N,*B] -> [*A,N',*B]; bounds count from the end if negative, and are cut to the size"""
     axis = axis_of(dim, self.rank)
@@ -222,7 +222,7 @@ def narrow(t: Tosa, self: Value, dim: int, start: int, length: int) -> Value:
     return cut(t, self, axis, start % self.shape[axis] if start < 0 else start, length)
 
 
-@lowers(aten.select.int)
+@lowers(aten.select.int, aten.select_copy.int)
 def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
     """[*A,N,*B] -> [*A,*B]"""
     axis = axis_of(dim, self.rank)
@@ -282,7 +282,7 @@ def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
     return t.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
 
 
-@lowers(aten.expand.default)
+@lowers(aten.expand.default, aten.expand_copy.default)
 def expand(t: Tosa, self: Value, size: Sequence[int], implicit: bool) -> Value:
     """[*S] -> [*size]; -1 keeps a size"""
     own = (1,) * (len(size) - self.rank) + self.shape

@@ -23,6 +23,7 @@ MOVES = (
     " feature_dropout flatten flip fliplr flipud lift_fresh_copy mH mT matrix_H movedim moveaxis narrow numpy_T permute"
     " positive repeat reshape roll rot90 select slice split split_with_sizes squeeze swapaxes swapdims t tile transpose"
     " unbind unflatten unfold unsqueeze view view_as"
+    " expand_copy permute_copy select_copy slice_copy squeeze_copy unsqueeze_copy view_copy"
     " embedding index_select index gather take take_along_dim"
     " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
     " amax amin max min argmax argmin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices"
@@ -62,7 +63,10 @@ def _turned(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any
         first, second = settings
         axes[first], axes[second] = axes[second], axes[first]
     else:
-        t.require(overload is aten.permute.default, "a weight with scales for its channels only changes its axes")
+        t.require(
+            overload in (aten.permute.default, aten.permute_copy.default),
+            "a weight with scales for its channels only changes its axes",
+        )
         axes = [axis % x.rank for axis in settings[0]]
     assert x.axis is not None
     return Scaled(move(t, x.q), x.scale, x.zero_point, axes.index(x.axis))
