@@ -8,8 +8,9 @@ of the plugin's tests, and the full-size ones of examples/. From one exported pr
 `XnnpackPartitioner` and `to_executorch`. CPU seconds, median of the repeats, which take turns in one process, after a
 throw-away model, with Python's garbage collector off: else what collects ExecuTorch's objects is counted where it
 happens to run. Of ours it is told what ExecuTorch's partitioner, its `preprocess` and its conversion to edge dialect
-take; the rest is delegraph's own. Then both files run in ExecuTorch's own runtime, in turns, in processes of their own;
-milliseconds are the median of a process, and the ratio is the median over processes.
+take, and torch's tracer of decompositions, which ExecuTorch runs as well; the rest is delegraph's own. Then both files
+run in ExecuTorch's own runtime, in turns, in processes of their own; milliseconds are the median of a process, and the
+ratio is the median over processes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def main() -> None:
 
 HEADER = (
     *("model", "on the host", "ExecuTorch's", "delegates", "its", "error", "compile, s", "its", "ratio"),
-    *("partitioner", "preprocess", "to edge", "ours, of all", "run, ms", "its", "ratio"),
+    *("partitioner", "preprocess", "to edge", "torch's tracer", "ours, of all", "run, ms", "its", "ratio"),
 )
 
 
@@ -140,12 +141,13 @@ def _theirs(program: Any) -> dict[str, Any]:
     return {"content": content, "seconds": seconds, "host": host, "delegates": delegates}
 
 
-PARTS = ("partitioner", "preprocess", "to edge")
+PARTS = ("partitioner", "preprocess", "to edge", "tracer")
 
 
 @contextlib.contextmanager
 def _timed_parts() -> Iterator[dict[str, float]]:
-    """CPU seconds that go by in ExecuTorch's code while delegraph lowers."""
+    """CPU seconds that go by in ExecuTorch's code, and in torch's tracer, while delegraph lowers."""
+    from delegraph.engine.decompose import trace
     from delegraph_executorch.bridging import xnnpack
     from executorch.exir.program import _program
 
@@ -161,10 +163,12 @@ def _timed_parts() -> Iterator[dict[str, float]]:
 
         return call
 
+    make_fx = trace.make_fx
     places = [
         (xnnpack.TheirPartitioner, "partition", timed("partitioner", xnnpack.TheirPartitioner.partition)),
         (xnnpack.TheirBackend, "preprocess", staticmethod(timed("preprocess", xnnpack.TheirBackend.preprocess))),
         (_program, "_generate_edge_program", timed("to edge", _program._generate_edge_program)),
+        (trace, "make_fx", lambda *how: timed("tracer", make_fx(*how))),
     ]
     before = [vars(owner)[name] for owner, name, _ in places]
     for owner, name, replacement in places:
