@@ -29,6 +29,7 @@ def lower(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     transforms: Sequence[Transform] = (),
     require_full: bool = False,
+    fold_constants: bool = True,
     on_missing_runtime: OnMissingRuntime = "error",
     registry: Registry | None = None,
     executor: Executor | None = None,
@@ -39,7 +40,9 @@ def lower(
     (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by method too). ``backends``: names in order
     of preference, Partitioners, or both; [] leaves everything on the host. ``options``: {backend name: {option:
     value}}. ``transforms``: functions from program to program, run on the normalized program. ``require_full`` makes
-    an operator left to the host an error that lists all of them. The model is never changed, its weights never copied.
+    an operator left to the host an error that lists all of them. Calls on constants alone that a backend refuses are
+    computed now, values up to 16 MiB each, unless ``fold_constants`` is False. The model is never changed, its weights
+    never copied.
     ``executor`` (a ``concurrent.futures`` executor of threads) compiles the partitions of backends that say they are
     thread-safe side by side, to the same bytes.
 
@@ -57,6 +60,7 @@ def lower(
             Round(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
             for given, (name, partitioner) in zip(backends, named, strict=True)
         ],
+        folds_constants=fold_constants,
         executor=executor,
         notifies=True,
     )

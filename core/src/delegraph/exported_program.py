@@ -6,12 +6,14 @@ torch has no public way to build an ExportedProgram from a graph, so ``build_pro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch._export.verifier import Verifier
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
@@ -36,6 +38,7 @@ __all__ = [
     "CONSTANT_KINDS",
     "MUTATIONS",
     "STATE_WRITES",
+    "add_constant",
     "argument_of",
     "build_program",
     "constant_placeholders",
@@ -126,6 +129,28 @@ def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
     target = str(spec.target)
     tensor: Any = program.state_dict[target] if target in program.state_dict else program.constants[target]
     return tensor  # type: ignore[no-any-return]
+
+
+def add_constant(program: ExportedProgram, tensor: torch.Tensor, name: str = "constant") -> Node:
+    """Give ``program`` one more constant, by reference; returns its placeholder, for calls to use.
+
+    The name is made unique. A transform may do it to the program that it is given.
+    """
+    graph, signature = program.graph, program.graph_signature
+    mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])
+    taken = {*program.constants, *program.state_dict, *(n.name for n in graph.nodes)}
+    names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
+    target = next(free for free in names if free not in taken)
+    given = placeholders(program)
+    first = next((k for k, (_, spec) in enumerate(given) if spec.kind is InputKind.USER_INPUT), len(given))
+    after = given[first][0] if first < len(given) else next(n for n in graph.nodes if n.op != "placeholder")
+    with graph.inserting_before(after):
+        node: Node = graph.placeholder(target)
+    node.name = target
+    node.meta["val"] = tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
+    signature.input_specs.insert(first, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), target))
+    program.constants[target] = tensor
+    return node
 
 
 def output_node(graph: Graph) -> Node:

@@ -36,6 +36,7 @@ class Lower:
         add("--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text")
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
+        add("--no-fold-constants", action="store_true", help="leave calls on constants alone, if refused, to the host")
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
         add("--junit", type=output_path, metavar="FILE", help="write what passed and failed as JUnit XML")
@@ -60,7 +61,7 @@ class Lower:
 
 
 def _run(args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]) -> Outcome:
-    settings = {"backends": backends, "options": options}
+    settings = {"backends": backends, "options": options, "fold_constants": not args.no_fold_constants}
     known = kept_rows(args.rows, settings) if args.rows else {}
     attempts: list[Attempt] = []
     for model in args.model:
@@ -100,6 +101,7 @@ def _lower_one(
                 transforms=given.transforms,
                 backends=backends,
                 options=options,
+                fold_constants=not args.no_fold_constants,
             )
         made.report = lowered.report
         _check(made, lowered, given, args)

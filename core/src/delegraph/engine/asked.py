@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputSpec
 from torch.fx import Graph, Node
-from torch.utils import _pytree as pytree
 
 from ..errors import DelegraphError
 from ..exported_program import argument_of, build_program, copy_node, output_values, placeholders, root_call
@@ -60,10 +59,11 @@ class _Impossible(Exception):
 
 def _static(program: ExportedProgram) -> ExportedProgram:
     """``program`` with the sizes of its example inputs, which torch remembers as the hints of symbolic sizes."""
-    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Any]()
+    graph, copies, sized = Graph(owning_module=program.graph_module), dict[Node, Any](), _Sized()
     for node in program.graph.nodes:
-        val = pytree.tree_map_only((torch.Tensor, *_SYMBOLIC), _sized, node.meta.get("val"))
-        if isinstance(node.meta.get("val"), _SYMBOLIC) and node.op == "call_function":
+        recorded = node.meta.get("val")
+        val = [sized(v) for v in recorded] if isinstance(recorded, (list, tuple)) else sized(recorded)
+        if isinstance(recorded, _SYMBOLIC) and node.op == "call_function":
             copies[node] = val
         elif node.op != "output":
             copies[node] = copy = copy_node(graph, node, copies.__getitem__)
@@ -72,18 +72,31 @@ def _static(program: ExportedProgram) -> ExportedProgram:
     return _program(program, graph, copies)
 
 
-def _sized(val: Any) -> Any:
-    """A value with numbers in place of its symbols."""
-    if isinstance(val, _SYMBOLIC):
-        hint = val.node.hint
-        if hint is None:
-            raise _Impossible(f"{val} depends on the data")
-        return hint
-    if all(type(size) is int for size in (*val.shape, *val.stride(), val.storage_offset())):
-        return val
-    sizes, strides = pytree.tree_map_only(torch.SymInt, _sized, (tuple(val.shape), val.stride()))
-    meta = torch.empty_strided(sizes, strides, dtype=val.dtype, device="meta")
-    return FakeTensor(detect_fake_mode([val]), meta, val.device)
+class _Sized:
+    """Gives values with numbers in place of their symbols; one tensor for all of one shape and type."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, FakeTensor] = {}
+
+    def __call__(self, val: Any) -> Any:
+        if isinstance(val, _SYMBOLIC):
+            return _number(val)
+        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+            return val
+        sizes, strides = tuple(map(_number, val.shape)), tuple(map(_number, val.stride()))
+        key = sizes, strides, val.dtype, val.device
+        if key not in self._made:
+            meta = torch.empty_strided(sizes, strides, dtype=val.dtype, device="meta")
+            self._made[key] = FakeTensor(detect_fake_mode([val]), meta, val.device)
+        return self._made[key]
+
+
+def _number(number: Any) -> Any:
+    if not isinstance(number, _SYMBOLIC):
+        return number
+    if number.node.hint is None:
+        raise _Impossible(f"{number} depends on the data")
+    return number.node.hint
 
 
 def _retyped(program: ExportedProgram, of: Node | None, dtype: Any) -> ExportedProgram:

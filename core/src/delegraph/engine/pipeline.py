@@ -26,6 +26,7 @@ from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
+from .constants import compute_constants
 from .decompose.on_demand import Decomposer, rebuild
 from .delegate.compile import compile_all
 from .delegate.extract import begin_work
@@ -57,9 +58,10 @@ class Lowering:
 
     The first group is what the face sets: ``sources`` for the export step or, where that is skipped, ``programs``;
     ``transforms`` by method; one round for each backend, in order of preference; whether operators that no backend
-    keeps are ``decomposed`` for it, and operators that even the last step is to ``keep`` whole; an ``executor`` to
-    compile in; whether plugins that listen are told of each round (``notifies``). The second group is what steps leave
-    for later steps and for the report. ``plans`` and ``work`` are those of the current round.
+    keeps are ``decomposed`` for it, and operators that even the last step is to ``keep`` whole; whether calls on
+    constants alone that a backend refuses are computed now (``folds_constants``); an ``executor`` to compile in;
+    whether plugins that listen are told of each round (``notifies``). The second group is what steps leave for later
+    steps and for the report. ``plans`` and ``work`` are those of the current round.
     """
 
     registry: Registry
@@ -69,6 +71,7 @@ class Lowering:
     rounds: Sequence[Round] = ()
     decomposed: bool = True
     keep: Collection[object] = ()
+    folds_constants: bool = False
     executor: Executor | None = None
     notifies: bool = False
 
@@ -122,7 +125,16 @@ def _normalized(lowering: Lowering, method: str, program: ExportedProgram) -> Ex
 def _partition(lowering: Lowering) -> None:
     asked = lowering.rounds[lowering.turn].partitioners
     with attributing(lowering.registry):
-        lowering.plans = {m: _plan(lowering, m, p) for m, p in lowering.programs.items() if m in asked}
+        lowering.plans = {m: _plan_all(lowering, m, p) for m, p in lowering.programs.items() if m in asked}
+
+
+def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
+    """The plan of a method's program, without calls on constants alone that the backend left to the host."""
+    plan = _plan(lowering, method, program)
+    while lowering.folds_constants and (computed := compute_constants(plan)):
+        lowering.notes.append(f"{method}: {computed}")
+        plan = _plan(lowering, method, rebuild(plan.program))
+    return plan
 
 
 def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:

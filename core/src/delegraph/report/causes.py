@@ -35,38 +35,61 @@ def find_causes(method: str, left: Sequence[Left], origin: ReportOrigin) -> list
 
     Every backend that was asked has its own.
     """
-    reasons = origin.reasons.get(method, {})
     found: list[Cause] = []
     for backend in origin.backends:
-        members = [_member(one, backend, reasons) for one in left]
+        roots = _Roots(backend, origin.reasons.get(method, {}))
         groups: dict[tuple[str, ...], list[_Member]] = {}
-        for member in members:
+        for one in left:
+            member = roots.member(one)
             groups.setdefault(member.root.key, []).append(member)
         ordered = sorted(groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group)))
         found += [_cause(method, backend, group, k < ASKED, left, origin) for k, group in enumerate(ordered)]
     return found
 
 
-def _member(left: Left, backend: str, reasons: Reasons) -> _Member:
-    found = refused(left.node, backend, reasons)
-    return _Member(left, found, _root(found, backend, reasons))
+class _Roots:
+    """Where the reasons of one backend begin; each is followed once."""
 
+    def __init__(self, backend: str, reasons: Reasons) -> None:
+        self.backend, self.reasons = backend, reasons
+        self._known: dict[int, _Root] = {}
 
-def _root(found: Refused, backend: str, reasons: Reasons) -> _Root:
-    """Where the reason comes from: from operand to operand, as long as each is refused for the same cause."""
-    reason = found.reason
-    if not isinstance(reason, Reason) or not reason.cause:
-        return _Root((found.operator, in_full(found)), in_full(found), "")
-    seen = {id(reason)}
-    while reason.of is not None:
+    def member(self, left: Left) -> _Member:
+        """An operator that is left, with where the reason against it begins."""
+        found = refused(left.node, self.backend, self.reasons)
+        if isinstance(found.reason, Reason) and found.reason.cause:
+            return _Member(left, found, self._root(found.reason))
+        return _Member(left, found, _Root((found.operator, in_full(found)), in_full(found), ""))
+
+    def _root(self, reason: Reason) -> _Root:
+        """From operand to operand, as long as each is refused for the same cause."""
+        path: dict[int, Reason] = {}
+        while id(reason) not in self._known:
+            path[id(reason)] = reason
+            before = self._before(reason)
+            if not isinstance(before, Reason) or before.cause != reason.cause or id(before) in path:
+                self._known[id(reason)] = _begin(reason, before)
+            else:
+                reason = before
+        root = self._known[id(reason)]
+        self._known.update(dict.fromkeys(path, root))
+        return root
+
+    def _before(self, reason: Reason) -> str | None:
+        """Why the operand that a reason is about was refused, if it was."""
+        if reason.of is None:
+            return None
         producer = unpacked(reason.of) or reason.of
-        before = reasons.get((backend, producer.meta.get("debug_handle", 0), operator_name(producer)))
-        if not isinstance(before, Reason) or before.cause != reason.cause or id(before) in seen:
-            place = operator_name(producer) if producer.op == "call_function" else producer.name
-            return _Root((reason.cause, place), reason, place if before is not None else "")
-        seen.add(id(before))
-        reason = before
-    return _Root((reason.cause,), reason, "")
+        return self.reasons.get((self.backend, producer.meta.get("debug_handle", 0), operator_name(producer)))
+
+
+def _begin(reason: Reason, before: str | None) -> _Root:
+    """The root of a reason that no operand has passed on; ``before``: why its operand is refused, if it is."""
+    if reason.of is None:
+        return _Root((reason.cause,), reason, "")
+    producer = unpacked(reason.of) or reason.of
+    place = operator_name(producer) if producer.op == "call_function" else producer.name
+    return _Root((reason.cause, place), reason, place if before is not None else "")
 
 
 def _cause(

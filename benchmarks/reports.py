@@ -1,0 +1,83 @@
+"""What reports cost beside the lowering that they are of: text, JSON, the page and a diff, of programs of 2,000 nodes.
+
+    python benchmarks/reports.py
+
+Three programs: one that TOSA takes except for an operator in every
+thirtieth call, the same with a dynamic size, so that all is left to the host and the report asks the backend about
+static sizes, and one in int64. ``lower`` is `delegraph.lower` without the export. CPU seconds of one run after a run of
+each, on one thread; rows of a report are built when it is first read, and so with its text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import delegraph
+import torch
+from delegraph.cli.diff import compare
+from torch.export import Dim, ExportedProgram, export
+
+LAYERS = 650
+
+
+class Layers(torch.nn.Module):
+    """``LAYERS`` times linear, relu, add, and a sort now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k, layer in enumerate(self.layers):
+            x = torch.relu(layer(x)) + x
+            x = torch.linalg.inv_ex(x[:, :4, :4])[0].sum() + x if k % 10 == 0 else x
+        return x
+
+
+class Counts(torch.nn.Module):
+    """``3 * LAYERS`` calls on int64."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k in range(LAYERS):
+            x = (x + k) * 2 - x
+        return x
+
+
+def programs() -> Iterator[tuple[str, ExportedProgram]]:
+    """Name -> program."""
+    x = torch.randn(2, 8, 8)
+    yield "with a refusal in every thirtieth call", export(Layers().eval(), (x,))
+    yield "with a dynamic size", export(Layers().eval(), (x,), dynamic_shapes=({0: Dim("batch")},))
+    yield "in int64", export(Counts().eval(), (torch.arange(8),))
+
+
+def main() -> None:
+    """Print the table."""
+    print("| program | nodes | causes | lower s | text s | JSON s | page s | diff s | text, JSON and diff / lower |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, program in programs():
+        delegraph.lower(program, backends=["tosa"]).report.to_html()
+        seconds, lowered = timed(lambda program=program: delegraph.lower(program, backends=["tosa"]))
+        report = lowered.report
+        parts = [seconds]
+        for read in (report.to_text, report.to_json, report.to_html):
+            parts.append(timed(read)[0])
+        data = report.to_json()
+        parts.append(timed(lambda data=data: list(compare(data, data)))[0])
+        nodes = sum(n.op == "call_function" for n in program.graph.nodes)
+        share = (parts[1] + parts[2] + parts[4]) / parts[0]
+        print(f"| {name} | {nodes:,} | {len(report.causes)} | {' | '.join(f'{p:.3f}' for p in parts)} | {share:.0%} |")
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of a call, and its result."""
+    start = time.process_time()
+    result = run()
+    return time.process_time() - start, result
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
