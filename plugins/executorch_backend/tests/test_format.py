@@ -229,6 +229,18 @@ def test_a_kernel_that_the_device_lacks_is_found_here(registry: delegraph.Regist
     assert not (tmp_path / "net.pte").exists()
 
 
+def test_a_loop_over_rows_that_may_be_none_is_refused(registry: delegraph.Registry) -> None:
+    """PyTorch's own map refuses no rows when it is called."""
+    from torch._higher_order_ops.map import map as over_rows
+
+    module = p.Function(lambda x: over_rows(lambda row: row.sin() + 1, x))
+    shapes = {"inputs": ({0: torch.export.Dim("n", min=0, max=8)},)}
+    exported = torch.export.export(module, (torch.ones(3, 4),), dynamic_shapes=shapes)
+    with pytest.raises(Unsupported, match="which may have no rows") as raised:
+        emit_program(delegraph.lower(exported, backends=[], registry=registry))
+    assert "Dim with min=1" in str(raised.value)
+
+
 def test_what_no_kernel_computes_is_refused_with_its_line(registry: delegraph.Registry) -> None:
     lowered = _lower(registry, (), p.Function(lambda x: torch.linalg.svd(x)))
     with pytest.raises(Unsupported, match=r"no kernel that computes aten\._linalg_svd") as raised:
