@@ -22,7 +22,7 @@ from .torch_types import refused
 class Scale(NamedTuple):
     """What one step of an integer is in real units: a number, times one number for each index of an axis.
 
-    ``tensors`` are constants [C] of floats, all of one length.
+    ``tensors`` are constants of floats, [C] or [1].
     """
 
     factor: float
@@ -37,7 +37,7 @@ class Scale(NamedTuple):
     @property
     def channels(self) -> int:
         """How many numbers it is."""
-        return self.tensors[0].shape[0] if self.tensors else 1
+        return max([tensor.shape[0] for tensor in self.tensors], default=1)
 
     def elements(self) -> Array:
         """The numbers, float64 [1] or [C]; reads the tensors."""

@@ -45,4 +45,4 @@ FAMILY.case(
 )
 
 judged, test_equals_eager = FAMILY.equals_eager()
-test_equals_eager_for_any_scales = FAMILY.sweep()
+test_equals_eager_for_any_scales = FAMILY.sweep(most=-0.5)  # larger scores than exp has digits for in fp32

@@ -36,4 +36,4 @@ FAMILY.case("mm-transposed", WithWeight(lambda x, w, b: torch.mm(x, w.t()), rand
 FAMILY.case("addmm", WithWeight(lambda x, w, b: torch.addmm(b, x, w.t()), randn(20, 32), randn(20)), (4, 32))
 
 judged, test_equals_eager = FAMILY.equals_eager()
-test_equals_eager_for_any_scales = FAMILY.sweep()
+test_equals_eager_for_any_scales = FAMILY.sweep(most=-0.5)  # a bias is rounded to steps of the product

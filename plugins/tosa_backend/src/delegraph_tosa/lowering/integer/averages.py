@@ -49,7 +49,7 @@ class Averaged(Lazy):
         inside = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(inside, self.of.q)
         t.require(inside.count is not None, "its windows have different sizes")
-        return Scaled(sums, self.of.scale.over((inside.count or 1) / 2.0 ** (inside.dropped or 0)))
+        return Scaled(sums, self.of.scale.times(inside.unit).over(inside.count or 1))
 
     def real(self, t: Tosa) -> Value:
         return self.average(t, self.of.real(t))

@@ -36,12 +36,13 @@ class Accumulating(Tosa):
     it takes is not; padding is that one's zero point, too.
     """
 
-    dropped: int | None = None
-    """Low bits that sums of int48 have lost."""
+    unit: Scale = Scale(1.0)
+    """Steps of the sums in one of the results: a power of two, where sums of int48 have lost low bits."""
+    terms: int | None = None
 
-    def __init__(self, t: Tosa, dtype: DType, *zero_points: int) -> None:
+    def __init__(self, t: Tosa, dtype: DType, left: int, right: int, bias: Value | None = None) -> None:
         self.__dict__.update(t.__dict__)
-        self.sums, (self._left, self._right) = dtype, zero_points
+        self.sums, self._left, self._right, self._bias = dtype, left, right, bias
 
     def zero(self, value: Value) -> Value:
         return self.constant(self._zero_point(value), value.dtype)
@@ -70,11 +71,17 @@ class Accumulating(Tosa):
         """
         if sums.dtype is not DType.INT48:
             return sums
-        dropped = max(0, math.ceil(math.log2(terms)) + bits - 29)
-        self.require(self.dropped in (None, dropped), "its sums have different lengths")
-        self.dropped = dropped
-        multiplier, shift = multipliers(self, Scale(2.0**-dropped), 15)
-        return self.rescale(sums, multiplier, shift, 0, 0, DType.INT32)
+        self.require(self.terms in (None, terms), "its sums have different lengths")
+        self.terms, products = terms, 2.0 ** (math.ceil(math.log2(terms)) + bits)
+        if self._bias is None:
+            self.unit = Scale(_unit(products))
+            return self._rescaled(sums, Scale(1 / self.unit.factor))
+        up, down = _unit_of(self._bias, products, 1), _unit_of(self._bias, products, -1)
+        self.unit = Scale(1.0, (up,))
+        return self._rescaled(sums, Scale(1.0, (down,)))
+
+    def _rescaled(self, sums: Value, ratio: Scale) -> Value:
+        return self.rescale(sums, *multipliers(self, ratio, 15), 0, 0, DType.INT32)
 
     def no_bias(self, x: Value) -> Value:
         return self.constant(0, self.sums)
@@ -94,10 +101,25 @@ def _summed(
     """The sums of the rule for floats, and what one step of them is."""
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
-    inside = Accumulating(t, sums, x.zero_point, weight.zero_point)
-    function = RULES[overload].function
-    y = function(inside, x.q, weight.q, bias_in_steps(t, bias, scale, sums), *settings)
-    return y, scale.over(2.0 ** -(inside.dropped or 0))
+    steps = bias_in_steps(t, bias, scale, sums)
+    inside = Accumulating(t, sums, x.zero_point, weight.zero_point, steps)
+    y = RULES[overload].function(inside, x.q, weight.q, steps, *settings)
+    return y, scale.times(inside.unit)
+
+
+def _unit(largest: float) -> float:
+    """The least power of two in steps of which sums of int48 up to ``largest`` are below 2**30."""
+    return 2.0 ** max(0, math.ceil(math.log2(largest)) - 29)
+
+
+def _unit_of(bias: Value, products: float, sign: int) -> Value:
+    """That unit, or 1 / it, for sums of products and a bias, fp32 [1]; the bias is read when the file is written."""
+
+    def load() -> Array:
+        largest = products + float(np.abs(materialize(bias)).max())
+        return np.array([_unit(largest) ** sign], np.float32)
+
+    return Value(Type((1,), DType.FP32), Deferred(load))
 
 
 def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Value | None:
@@ -178,7 +200,7 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
     sums = WIDE[left.q.dtype]
     inside = Accumulating(t, sums, left.zero_point, right.zero_point)
     y: Value = RULES[overload].function(inside, left.q, right.q)
-    return Scaled(y, left.scale.times(right.scale).over(2.0 ** -(inside.dropped or 0)), axis=y.rank - 1)
+    return Scaled(y, left.scale.times(right.scale).times(inside.unit), axis=y.rank - 1)
 
 
 _multiplies(aten.matmul.default, aten.mm.default, aten.bmm.default)
