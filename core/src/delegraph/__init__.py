@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         register,
     )
     from .program.verify import Verification
+    from .quantization.flow import quantize
+    from .quantization.layer_errors import QuantizationErrors, quantization_errors
 
 __version__ = "0.1.0"
 
@@ -64,6 +66,7 @@ __all__ = [
     "PluginConflict",
     "PluginIncompatible",
     "PluginUnavailable",
+    "QuantizationErrors",
     "Registry",
     "UnknownMethod",
     "Unsupported",
@@ -77,10 +80,13 @@ __all__ = [
     "get_runtime",
     "load",
     "lower",
+    "quantization_errors",
+    "quantize",
     "register",
 ]
 
 _HOME = {
+    "QuantizationErrors": "quantization.layer_errors",
     "Registry": "discovery.registry",
     "Verification": "program.verify",
     "backends": "discovery.registry",
@@ -91,6 +97,8 @@ _HOME = {
     "load": "api",
     "default_registry": "discovery.registry",
     "lower": "api",
+    "quantization_errors": "quantization.layer_errors",
+    "quantize": "quantization.flow",
 }
 """Public name -> the module that has it, imported when the name is first used."""
 

@@ -130,11 +130,15 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class QuantizerSpec:
-    """The quantizer of ``backend``."""
+    """The quantizer of ``backend``: a class of torchao's ``Quantizer`` that can be made without arguments.
+
+    ``requires`` names modules that must be importable (as a rule torchao), ``install_hint`` how to get them.
+    """
 
     backend: str
     target: str
     requires: tuple[str, ...] = ()
+    install_hint: str = ""
 
     def __post_init__(self) -> None:
         _check(self, target=_TARGET)

@@ -13,6 +13,7 @@ from ..io.atomic_write import expect_writable
 from ..program.files import FileFormat
 from . import terminal
 from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_report
+from .calibration import check_calibration, quantize_given
 from .command import parse_options
 from .model import check_model, read_model
 from .outcome import Failed, Outcome, natural_number, output_path, progress
@@ -31,6 +32,8 @@ class Lower:
         add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
+        calibrating = "quantize it with the backend's quantizer: an .npz file, one array [batches, *input] an input"
+        add("--quantize", type=Path, metavar="CALIBRATION", help=calibrating)
         add("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
         add("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
         add("--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text")
@@ -51,6 +54,8 @@ class Lower:
         _expect_places(args)
         backends = args.backend or _choose_backends(registry, args.output)
         options = parse_options(backends, args.option)
+        if args.quantize:
+            check_calibration(args.quantize, args.model, backends)
         _check_output(registry, backends, args.output)
         for path in (args.report, args.output):
             for model in args.model if path else ():
@@ -62,6 +67,8 @@ class Lower:
 
 def _run(args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]) -> Outcome:
     settings = {"backends": backends, "options": options, "fold_constants": not args.no_fold_constants}
+    if args.quantize:
+        settings["quantize"] = str(args.quantize)
     known = kept_rows(args.rows, settings) if args.rows else {}
     attempts: list[Attempt] = []
     for model in args.model:
@@ -92,6 +99,8 @@ def _lower_one(
             from ..api import lower
 
             given = read_model(model)
+        if args.quantize:
+            quantize_given(given, args.quantize, backends[0])
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             lowered = lower(
                 given.programs,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from importlib_metadata import EntryPoint
 
-from ..errors import DelegraphWarning, NoRuntime, PluginBroken, PluginConflict
+from ..errors import DelegraphWarning, NoRuntime, PluginBroken, PluginConflict, PluginUnavailable
 from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork
 from .entry_points import Discovery, Key, discover, loadable
@@ -153,11 +153,15 @@ class Registry:
         return runtime
 
     def get_quantizer(self, name: str) -> Any:
-        """The backend's quantizer class. Raises PluginBroken if it declares none."""
+        """The backend's quantizer class. PluginBroken if it declares none, PluginUnavailable without its modules."""
         entry = self._index().usable(name)
         found = self._index().only(entry, QuantizerSpec)
         if found is None:
             raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no quantizer")
+        spec = found[0]
+        if absent := missing(spec.requires):
+            text = f"the quantizer of backend {entry.full_name} needs {', '.join(absent)}, which is not installed"
+            raise PluginUnavailable("plugin-unavailable", text, hint=spec.install_hint or None)
         return self.resolve(*found)
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    FormatSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 
 OPTIONS = (
     OptionSpec("spec", str, "TOSA-1.0+FP+INT", help="target: version, profiles, extensions, level (TOSA-1.0+FP+8k)"),
@@ -37,6 +45,12 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     return [RuntimeSpec("tosa", target="delegraph_tosa.runtime:TOSARuntime")]
+
+
+@hookimpl
+def delegraph_quantizers() -> list[QuantizerSpec]:
+    hint = "pip install 'delegraph-tosa[quantize]'"
+    return [QuantizerSpec("tosa", "delegraph_tosa.quantizer:TOSAQuantizer", requires=("torchao",), install_hint=hint)]
 
 
 @hookimpl

@@ -1,0 +1,158 @@
+"""Whole models quantized by TOSAQuantizer: how near the TOSA file is to the Q/DQ graph in eager, and to floats.
+
+Run: python benchmarks/quantizing.py [MODEL ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import delegraph
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+OPTIONS = {"tosa": {"spec": "TOSA-1.0+INT"}}
+BATCHES = 8
+CLASSES = 10
+
+
+class KeywordSpotter(nn.Module):
+    """DS-CNN: x [N,1,49,10] -> [N,12]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [layer for _ in range(4) for layer in (*_convolution(64, 64, 3, 1, 1, 64), *_convolution(64, 64, 1))]
+        self.features = nn.Sequential(*_convolution(1, 64, (10, 4), (2, 2), (5, 1)), *blocks)
+        self.classifier = nn.Linear(64, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+def _convolution(
+    inputs: int, outputs: int, kernel: Any, stride: Any = 1, padding: Any = 0, groups: int = 1
+) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+    return convolution, nn.BatchNorm2d(outputs), nn.ReLU()
+
+
+class Tagger(nn.Module):
+    """LSTM: x [N,T,16] -> [N,T,8]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 32, batch_first=True)
+        self.out = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(x)[0])
+
+
+def mobilenet_v2() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    from mobilenet_v2 import mobilenet_v2 as make
+
+    return make()[0], _images(224)
+
+
+def resnet18() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    from resnet import resnet18 as make
+
+    return make()[0], _images(224)
+
+
+def keyword_spotter() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    model = KeywordSpotter()
+    with torch.no_grad():
+        model(torch.randn(32, 1, 49, 10))  # statistics for the batch norms
+    return model.eval(), [(torch.randn(1, 1, 49, 10),) for _ in range(BATCHES)]
+
+
+def vit_tiny() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    from transformer import vit_b16
+
+    return vit_b16(layers=4, width=192)[0], _images(224)
+
+
+def bert_tiny() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    from transformer import bert_base
+
+    model, (ids, mask) = bert_base(layers=2, width=128, length=64)
+    return model, [(torch.randint_like(ids, 1000), mask) for _ in range(BATCHES)]
+
+
+def lstm() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    return Tagger().eval(), [(torch.randn(1, 12, 16),) for _ in range(BATCHES)]
+
+
+def _images(size: int) -> list[tuple[Tensor, ...]]:
+    return [(torch.randn(1, 3, size, size),) for _ in range(BATCHES)]
+
+
+MODELS = (mobilenet_v2, resnet18, keyword_spotter, vit_tiny, bert_tiny, lstm)
+
+
+def main() -> None:
+    """Print a row for each model."""
+    warnings.simplefilter("ignore")
+    head = (
+        "model",
+        "quantize s",
+        "lower s",
+        "delegates",
+        "host",
+        "equal",
+        "within a step",
+        "SNR dB",
+        "to float dB",
+        "top-1",
+    )
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    wanted = sys.argv[1:]
+    for build in MODELS:
+        if not wanted or build.__name__ in wanted:
+            torch.manual_seed(0)
+            print("| " + " | ".join([build.__name__, *measure(*build())]) + " |", flush=True)
+
+
+def measure(model: nn.Module, batches: list[tuple[Tensor, ...]]) -> list[str]:
+    """The cells of a row."""
+    start = time.perf_counter()
+    quantized = delegraph.quantize(model, batches)
+    quantizing = time.perf_counter() - start
+    start = time.perf_counter()
+    lowered = delegraph.lower(quantized, options=OPTIONS)
+    lowering = time.perf_counter() - start
+    eager = quantized.module(check_guards=False)
+    with torch.no_grad():
+        rows = [tuple(_first(run(*b)) for run in (lowered, eager, model)) for b in batches]
+    got, expected, floats = (torch.stack(column) for column in zip(*rows, strict=True))
+    step = _step(quantized)
+    off = ((got - expected) / step).abs()
+    same = (got.argmax(-1) == expected.argmax(-1)).double().mean()
+    border = ("quantize_per_tensor", "dequantize_per_tensor")
+    left = sum(not any(name in refusal.operator for name in border) for refusal in lowered.report.refusals)
+    figures = [f"{(off < 0.5).double().mean():.2%}", f"{(off < 1.5).double().mean():.2%}"]
+    ratios = [f"{_ratio(got, expected):.1f}", f"{_ratio(got, floats):.1f}", f"{same:.0%}"]
+    return [f"{quantizing:.1f}", f"{lowering:.2f}", str(len(lowered.delegates)), str(left), *figures, *ratios]
+
+
+def _first(result: Any) -> Tensor:
+    return (result if isinstance(result, Tensor) else result[0]).double()
+
+
+def _step(quantized: Any) -> float:
+    (result, *_) = quantized.graph.output_node().args[0]
+    return float(result.args[1]) if "dequantize" in str(result.target) else float("nan")
+
+
+def _ratio(got: Tensor, wanted: Tensor) -> float:
+    return float(10 * torch.log10(wanted.square().sum() / (got - wanted).square().sum()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""``delegraph lower --quantize calibration.npz``: the file, and the bar that shows how far calibration is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import FormatError, InputError, UsageError
+from . import terminal
+from .outcome import expect_file, progress
+
+BAR = 20
+"""Characters of the bar."""
+
+
+def check_calibration(path: Path, models: Sequence[str], backends: Sequence[str]) -> None:
+    """Raise UsageError for what cannot work, before torch is imported."""
+    if path.suffix != ".npz":
+        raise UsageError("usage-invalid", f"--quantize takes an .npz file, not {str(path)!r}", hint=_HOW)
+    expect_file(path)
+    if len(models) > 1:
+        raise UsageError("usage-invalid", "--quantize takes one MODEL: each has calibration data of its own")
+    if not backends:
+        raise UsageError("usage-invalid", "--quantize needs a backend, whose quantizer it takes", hint="--backend NAME")
+
+
+_HOW = "numpy.savez('calibration.npz', x=inputs): one array for each input of the model, of shape [batches, *input]"
+
+
+def quantize_given(given: Any, path: Path, backend: str) -> None:
+    """Put the quantized program in the place of the only method of a ``GivenModel``."""
+    from ..quantization.flow import quantize
+
+    if list(given.programs) != ["forward"] or given.kwargs["forward"]:
+        text = "--quantize takes a model with one method and without keyword arguments"
+        raise InputError("input-invalid", text, hint="delegraph.quantize, from Python, takes each method for itself")
+    batches = read_batches(path)
+    with progress(f"quantizing for {backend}"):
+        shapes = given.dynamic_shapes["forward"]
+        program = quantize(
+            given.programs["forward"], batches, backend=backend, dynamic_shapes=shapes, progress=_show_progress
+        )
+    given.add("forward", program, batches[0])
+
+
+def read_batches(path: Path) -> list[tuple[Any, ...]]:
+    """The batches of an .npz file: the k-th row of each of its arrays. Raises FormatError or InputError."""
+    import numpy as np
+    import torch
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = [torch.from_numpy(file[name]) for name in file.files]
+    except Exception as e:  # whatever zip, numpy and torch raise for a damaged file or for types that are no numbers
+        raise FormatError("format-invalid", f"{path} is no .npz file of numbers: {e}", hint=_HOW) from e
+    if any(column.dim() == 0 for column in columns) or len({len(column) for column in columns}) != 1:
+        shapes = ", ".join(str(list(column.shape)) for column in columns) or "none"
+        text = f"{path}: its arrays have different numbers of batches, or none (shapes: {shapes})"
+        raise InputError("input-invalid", text, hint=_HOW)
+    return list(zip(*columns, strict=True))
+
+
+def _show_progress(done: int, total: int | None) -> None:
+    if not terminal.is_watched():
+        return
+    full = BAR if not total else BAR * done // total
+    terminal.clear_line()
+    terminal.tell(f"calibrating [{'#' * full}{'.' * (BAR - full)}] {done} of {total}", end="")

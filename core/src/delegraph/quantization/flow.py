@@ -1,0 +1,123 @@
+"""``delegraph.quantize``: export, prepare, calibrate, convert, export again; torchao's PT2E flow in one call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from ..discovery.loading import missing
+from ..discovery.registry import Registry, default_registry
+from ..engine.decompose.tables import RECURRENT, to_core
+from ..engine.export import Source, export_method
+from ..engine.tracing import TRACING
+from ..errors import PluginUnavailable
+from ..program.types import Program
+from .calibration import Progress, calibrate, checked
+
+LAYER = "delegraph.layer"
+"""Key in the ``custom`` metadata of a node of a quantized program: its name in the program before."""
+
+
+def quantize(
+    program: Program,
+    calibration_batches: Iterable[Any],
+    *,
+    backend: str = "tosa",
+    quantizer: Any = None,
+    dynamic_shapes: Any = None,
+    progress: Progress | None = None,
+    registry: Registry | None = None,
+) -> ExportedProgram:
+    """Quantize a model after training, as the integer units of a backend want it; what returns is for ``lower``.
+
+    ``program``: an nn.Module in eval mode, or an ExportedProgram. ``calibration_batches``: tuples of its arguments (or
+    tensors, if it takes one) as it will see them; the scales follow from them. ``quantizer``: one of torchao's, with
+    settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it the backend's, as it is made.
+    ``progress(done, total)`` is called after each batch; the total is None for a generator. The model is not changed.
+
+    Raises InputError for batches that do not fit, have NaN or show nothing; PluginUnavailable without torchao; what
+    the registry raises for a backend that has no quantizer.
+    """
+    expect_torchao()
+    if quantizer is None:
+        quantizer = (registry or default_registry()).get_quantizer(backend)()
+    batches, total = checked(calibration_batches, dynamic_shapes is not None)
+    first = next(batches)
+    exported = export_whole(program, first, dynamic_shapes)
+    with TRACING, _quiet():
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+        prepared = prepare_pt2e(exported.module(check_guards=False), quantizer)
+        calibrate(prepared, chain([first], batches), total, progress)
+        _name_layers(prepared)
+        converted = convert_pt2e(prepared)
+        _drop_unused(converted)
+        with torch.no_grad():
+            return torch.export.export(converted, first, dynamic_shapes=dynamic_shapes)
+
+
+def export_whole(program: Program, inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
+    """The program whose calls are quantized: recurrent layers are written out, step by step.
+
+    A layer of them is one call for torch, inside of which a quantizer could say nothing.
+    """
+    exported = export_method("forward", Source(program, inputs, None, dynamic_shapes))
+    targets = {node.target for node in exported.graph.nodes if isinstance(node.target, OpOverload)}
+    table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
+    if not table:
+        return exported
+    with TRACING:
+        unrolled: ExportedProgram = exported.run_decompositions(table)
+    return unrolled
+
+
+def expect_torchao() -> None:
+    """Raise PluginUnavailable unless torchao can be imported; what it logs about its kernels is no matter here."""
+    if missing(["torchao"]):
+        text = "quantizing needs torchao, which is not installed"
+        raise PluginUnavailable("plugin-unavailable", text, hint="pip install torchao==0.18.0")
+    with _quiet():
+        import torchao.quantization.pt2e  # noqa: F401
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torchao says while it is imported which of its kernels for GPUs do not load, and warns of its own calls."""
+    import warnings
+
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _name_layers(prepared: GraphModule) -> None:
+    """Note in each call its name; torch keeps ``custom`` through conversion, export and files."""
+    for node in prepared.graph.nodes:
+        if node.op == "call_function":
+            node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
+
+
+def _drop_unused(converted: GraphModule) -> None:
+    """Remove the weights in floats that conversion left behind."""
+    used = {str(node.target) for node in converted.graph.nodes if node.op == "get_attr"}
+    for names in (converted.named_parameters(), converted.named_buffers()):
+        for name, _ in list(names):
+            if name not in used:
+                owner, _, attribute = name.rpartition(".")
+                delattr(converted.get_submodule(owner), attribute)

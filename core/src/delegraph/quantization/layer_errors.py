@@ -1,0 +1,239 @@
+"""What quantizing costs, layer by layer: signal-to-noise of the lowered program against floats."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+from torch.fx import Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from ..api import lower
+from ..discovery.registry import Registry
+from ..engine.tracing import TRACING
+from ..errors import InputError
+from ..exported_program import build_program, flat_call, output_node
+from ..program.types import Program
+from ..source import source_of
+from .calibration import checked
+from .flow import LAYER, export_whole
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """A layer of a quantized program beside the same layer in floats, over all batches.
+
+    ``snr`` is the signal-to-noise ratio in dB: 10 log10(sum of squares in floats / sum of squared differences), of all
+    that was lost up to this layer; infinite if nothing was. ``node`` is its name in the quantized program.
+    """
+
+    layer: str
+    node: str
+    operator: str
+    source: str
+    snr: float
+    max_abs_error: float
+    max_abs_value: float
+
+
+@dataclass(frozen=True)
+class QuantizationErrors:
+    """The errors of all quantized layers, in the order of the program; the outputs come last."""
+
+    layers: tuple[LayerError, ...]
+
+    def worst(self, count: int = 5) -> list[LayerError]:
+        """The layers with the lowest signal-to-noise ratio, lowest first."""
+        return sorted(self.layers, key=lambda row: row.snr)[:count]
+
+    def to_text(self) -> str:
+        """A table; the worst layers are named below it."""
+        head = ("layer", "operator", "SNR dB", "max error", "max value", "source")
+        cells = [head, *[_cells(row) for row in self.layers]]
+        widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        worst = ", ".join(f"{row.layer} ({_decibels(row.snr)} dB)" for row in self.worst(3))
+        return "\n".join([*lines, f"worst: {worst}"])
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary; an infinite ratio becomes None."""
+        rows = [{**asdict(row), "snr": row.snr if math.isfinite(row.snr) else None} for row in self.layers]
+        return {"schema": "delegraph.quantization-errors/1", "layers": rows}
+
+    def to_model_explorer(self, graph: str = "main") -> str:
+        """Node data for Model Explorer, JSON: the ratio of each node of the quantized program, from red to green.
+
+        Load the program's ``.pt2`` file and this one beside it. ``graph`` is the id of the graph there.
+        """
+        results = {row.node: {"value": row.snr} for row in self.layers if row.node and math.isfinite(row.snr)}
+        gradient = [
+            {"stop": 0, "bgColor": "#d73027"},
+            {"stop": 0.5, "bgColor": "#fee08b"},
+            {"stop": 1, "bgColor": "#1a9850"},
+        ]
+        return json.dumps({graph: {"results": results, "gradient": gradient}}, indent=2)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def _cells(row: LayerError) -> tuple[str, ...]:
+    figures = _decibels(row.snr), f"{row.max_abs_error:.3g}", f"{row.max_abs_value:.3g}"
+    return row.layer, row.operator, *figures, row.source
+
+
+def _decibels(snr: float) -> str:
+    return f"{snr:.1f}"
+
+
+def quantization_errors(
+    program: Program,
+    quantized: ExportedProgram,
+    batches: Iterable[Any],
+    *,
+    backends: Sequence[str] = ("tosa",),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    registry: Registry | None = None,
+) -> QuantizationErrors:
+    """Compare each quantized layer, as the lowered program computes it, with the same layer of ``program`` in floats.
+
+    ``quantized`` is what ``quantize(program, ...)`` returned. It is lowered once more, with the layers as outputs.
+    Raises InputError if the two do not belong together, and what ``lower`` raises.
+    """
+    given, _ = checked(batches, any_shape=False)
+    first = next(given)
+    exported = export_whole(program, first)
+    tapped, taps = _tapped(quantized)
+    with TRACING:
+        wanted = _Recorder(exported.module(check_guards=False), [tap.layer for tap in taps])
+    lowered = lower(tapped, backends=backends, options=options, registry=registry)
+    sums: list[_Sums] = []
+    for batch in (first, *given):
+        outputs = lowered(*batch)
+        floats, values = wanted.values(batch)
+        ends, integers = outputs[: -len(taps)], outputs[-len(taps) :]
+        pairs = list(zip(ends, pytree.tree_leaves(floats), strict=True))
+        pairs += [(_real(q, tap), values[tap.layer]) for q, tap in zip(integers, taps, strict=True)]
+        sums = sums or [_Sums() for _ in pairs]
+        for total, (got, value) in zip(sums, pairs, strict=True):
+            total.add(got, value)
+    count = len(sums) - len(taps)
+    rows = [total.row(tap) for tap, total in zip(taps, sums[count:], strict=True)]
+    rows += [total.row(_Tap(f"output {k}", "", "", "", 1.0, 0)) for k, total in enumerate(sums[:count])]
+    return QuantizationErrors(tuple(rows))
+
+
+class _Tap(NamedTuple):
+    """A layer whose integers become an output."""
+
+    layer: str
+    node: str
+    operator: str
+    source: str
+    scale: float
+    zero_point: int
+
+
+def _tapped(quantized: ExportedProgram) -> tuple[ExportedProgram, list[_Tap]]:
+    """The program that returns a flat tuple: its own outputs and then the integers of its layers."""
+    graph = copy.deepcopy(quantized.graph)
+    found = {n: tap for n in graph.nodes if (tap := _tap(n)) is not None}
+    if not found:
+        text = "there is no quantized layer in the program"
+        raise InputError("input-invalid", text, hint="it is to be what delegraph.quantize returned")
+    output, signature = output_node(graph), quantized.graph_signature
+    output.args = ((*output.args[0], *found),)  # type: ignore[misc]
+    added = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in found]
+    outputs = [*signature.output_specs, *added]
+    (call,) = flat_call(0, sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs))
+    assert call.signature is not None
+    call.signature.in_spec = quantized.call_spec.in_spec
+    root = quantized.graph_module
+    program = build_program(root, graph, signature.input_specs, outputs, quantized, [call], check=False)
+    return program, list(found.values())
+
+
+def _tap(node: Node) -> _Tap | None:
+    """What a quantize says of the layer before it."""
+    if node.target is not torch.ops.quantized_decomposed.quantize_per_tensor.default:
+        return None
+    made = node.args[0]
+    assert isinstance(made, Node)
+    layer = made.meta.get("custom", {}).get(LAYER)
+    if layer is None or made.target is operator.getitem:  # one of several results, which a layer only moved
+        return None
+    scale, zero_point = node.args[1:3]
+    source = source_of(made)
+    place = "" if source is None else source.place
+    return _Tap(layer, made.name, str(made.target), place, float(scale), int(zero_point))  # type: ignore[arg-type]
+
+
+def _real(integers: torch.Tensor, tap: _Tap) -> torch.Tensor:
+    return (integers.double() - tap.zero_point) * tap.scale
+
+
+class _Recorder(Interpreter):
+    """Runs a program in floats and keeps the values of some calls, by name."""
+
+    def __init__(self, module: Any, names: Sequence[str]) -> None:
+        super().__init__(module)
+        by_name = {node.name: node for node in module.graph.nodes}
+        for name in names:
+            if name not in by_name:
+                text = f"the quantized program has a layer {name}, which the program in floats does not have"
+                raise InputError("input-invalid", text, hint="give the module that was quantized")
+        self._names = {_normalized(by_name[name]): name for name in names}
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def values(self, batch: tuple[Any, ...]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The program's results, and the values by name."""
+        self._kept = {}
+        with torch.no_grad():
+            return self.run(*pytree.tree_leaves(batch)), self._kept
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n in self._names:
+            self._kept[self._names[n]] = value.clone()  # it may be written later
+        return value
+
+
+def _normalized(node: Node) -> Node:
+    """The batch norm behind a convolution, which preparing makes part of it; else the node."""
+    users = list(node.users)
+    if "conv" in node.name and len(users) == 1 and "batch_norm" in str(users[0].target):
+        return users[0]
+    return node
+
+
+class _Sums:
+    """Squares of a layer's values and of their differences."""
+
+    def __init__(self) -> None:
+        self.signal = self.noise = self.error = self.value = 0.0
+
+    def add(self, got: torch.Tensor, wanted: torch.Tensor) -> None:
+        a, b = got.double(), wanted.double()
+        self.signal += float(b.square().sum())
+        self.noise += float((a - b).square().sum())
+        if b.numel():
+            self.error = max(self.error, float((a - b).abs().max()))
+            self.value = max(self.value, float(b.abs().max()))
+
+    def row(self, tap: _Tap) -> LayerError:
+        ratio = (
+            math.inf
+            if self.noise == 0
+            else -math.inf
+            if self.signal == 0
+            else 10 * math.log10(self.signal / self.noise)
+        )
+        return LayerError(tap.layer, tap.node, tap.operator, tap.source, ratio, self.error, self.value)

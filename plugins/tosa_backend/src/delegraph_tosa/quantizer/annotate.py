@@ -1,0 +1,223 @@
+"""``TOSAQuantizer``: says of each call of an exported graph what is quantized, as the integer rules want it.
+
+What can be computed in integers, what shares its input's quantization, and which limits become part of the operator
+before them, all that is asked of the registry that lowers (``computes_in_integers``, ``INTEGER_RULES``, ``MOVES``).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import (
+    QuantizationAnnotation,
+    QuantizationSpecBase,
+    Quantizer,
+    SharedQuantizationSpec,
+)
+
+from ..lowering import INTEGER_RULES, RULES, computes_in_integers
+from ..lowering.integer import activations, moves
+from ..lowering.quantized_calls import is_pointwise
+from . import specs
+from .settings import Precision, Setting, Settings, expect_operator, expect_setting, type_name
+
+aten = torch.ops.aten
+KEY = "quantization_annotation"
+NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm")
+"""Their weight and bias are folded exactly, as floats."""
+JOINS = ("cat", "concat", "concatenate", "stack")
+
+
+class TOSAQuantizer(Quantizer):  # type: ignore[misc]
+    """Quantizes what the TOSA backend computes in integers, and nothing else.
+
+    ``qat=True`` is for ``prepare_qat_pt2e``. The setting of a module's name goes before that of its type, that before
+    the operator's, that before the one for all; None leaves floats. Each ``set_`` returns the quantizer.
+    """
+
+    def __init__(self, precision: Setting = Precision(), *, qat: bool = False) -> None:  # noqa: B008
+        super().__init__()
+        expect_setting(precision)
+        self._settings = Settings(precision)
+        self._qat = qat
+        self._inputs = self._outputs = True
+
+    def set_global(self, setting: Setting) -> TOSAQuantizer:
+        """For everything that nothing else is set for."""
+        expect_setting(setting)
+        self._settings.overall = setting
+        return self
+
+    def set_operator_type(self, target: Any, setting: Setting) -> TOSAQuantizer:
+        """For all calls of an operator, such as ``torch.ops.aten.add.Tensor``. Raises OptionError."""
+        expect_setting(setting)
+        expect_operator(target, computes_in_integers)
+        self._settings.operators[target] = setting
+        return self
+
+    def set_module_type(self, kind: type[torch.nn.Module], setting: Setting) -> TOSAQuantizer:
+        """For all modules of a class. Raises OptionError."""
+        expect_setting(setting)
+        self._settings.module_types[type_name(kind)] = setting
+        return self
+
+    def set_module_name(self, name: str, setting: Setting) -> TOSAQuantizer:
+        """For the module of that name, such as ``"features.0"``, and all in it."""
+        expect_setting(setting)
+        self._settings.module_names[name] = setting
+        return self
+
+    def set_io(self, *, inputs: bool = True, outputs: bool = True) -> TOSAQuantizer:
+        """Whether what uses the program's inputs, and what makes its outputs, is quantized."""
+        self._inputs, self._outputs = inputs, outputs
+        return self
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Called by ``prepare_pt2e``."""
+        chosen = {n: precision for n in model.graph.nodes if (precision := self._precision(n)) is not None}
+        for node, precision in chosen.items():
+            node.meta[KEY] = _Call(node, precision, chosen, self._qat).annotation()
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Nothing: what is annotated is what the rules take."""
+
+    def _precision(self, node: Node) -> Setting:
+        """The setting of a call that is quantized; None for what is not."""
+        if node.op != "call_function":
+            return None
+        if node.target is operator.getitem:
+            source = node.args[0]
+            return self._precision(source) if isinstance(source, Node) and is_float(node) else None
+        target = functional(node.target)
+        if not computes_in_integers(target) and not belongs_to_convolution(node):
+            return None
+        if not any(map(is_float, node.all_input_nodes)):
+            return None
+        at_input = any(n.op == "placeholder" for n in node.all_input_nodes)
+        at_output = any(n.op == "output" for n in node.users)
+        if (at_input and not self._inputs) or (at_output and not self._outputs):
+            return None
+        return self._settings.of(node, target)
+
+
+class _Call:
+    """One call, with what is quantized around it."""
+
+    def __init__(self, node: Node, precision: Precision, chosen: dict[Node, Precision], qat: bool) -> None:
+        self.node, self.precision, self.chosen, self.qat = node, precision, chosen, qat
+        self.target = functional(node.target)
+
+    def annotation(self) -> QuantizationAnnotation:
+        return QuantizationAnnotation(self._operands(), self._result(), _annotated=True)
+
+    def _operands(self) -> dict[Node, QuantizationSpecBase | None]:
+        if self.target is operator.getitem:
+            return {}
+        named = arguments(self.node)
+        plain = specs.activation(self.precision, self.qat)
+        x, weight = named.get("input"), named.get("weight")
+        if _packet(self.target) in NORMS:
+            return self._unless_joined({x: plain})
+        if isinstance(x, Node) and isinstance(weight, Node):
+            return self._weighted(x, weight, named.get("bias"))
+        floats = [n for n in self.node.all_input_nodes if is_float(n)]
+        if _packet(self.target) in JOINS:
+            shared = SharedQuantizationSpec((floats[0], self.node))
+            return {n: shared if k else plain for k, n in enumerate(floats)}
+        return self._unless_joined(dict.fromkeys(floats, plain))
+
+    def _weighted(self, x: Node, weight: Node, bias: Any) -> dict[Node, QuantizationSpecBase | None]:
+        turned = _packet(self.target).startswith("conv_transpose")
+        found: dict[Node, QuantizationSpecBase | None] = {
+            x: specs.activation(self.precision, self.qat),
+            weight: specs.weight(self.precision, 1 if turned else 0, self.qat),
+        }
+        if isinstance(bias, Node):
+            found[bias] = specs.bias(self.precision, x, weight, self.node)
+        return found
+
+    def _unless_joined(self, operands: dict[Any, QuantizationSpecBase | None]) -> dict[Node, Any]:
+        """The operands but for those that an operator before hands on without rounding."""
+        return {n: spec for n, spec in operands.items() if not self._continues(n, self.node)}
+
+    def _result(self) -> QuantizationSpecBase | None:
+        if not is_float(self.node):
+            return None
+        if len(self.node.users) == 1 and self._continues(self.node, next(iter(self.node.users))):
+            return None
+        source = self.node.args[0]
+        if self.target is operator.getitem:
+            assert isinstance(source, Node)
+            first = next(n for n in source.all_input_nodes if is_float(n))
+            return SharedQuantizationSpec((first, source))
+        if _packet(self.target) in (*moves.MOVES, *JOINS):
+            first = next(n for n in self.node.all_input_nodes if is_float(n))
+            return SharedQuantizationSpec((first, self.node))
+        return specs.fixed(self.precision, self.target) or specs.activation(self.precision, self.qat)
+
+    def _continues(self, before: Node, after: Node) -> bool:
+        """Whether ``after`` alone uses ``before``, and works on its sums or is in the same table."""
+        if len(before.users) > 1 or self.chosen.get(before) != self.chosen.get(after):
+            return False
+        if before not in self.chosen or before.target is operator.getitem:
+            return False
+        made, uses = functional(before.target), functional(after.target)
+        if _packet(uses) == "batch_norm":
+            return True  # it was chosen, so it is that of a convolution
+        if is_limit(uses):
+            return _packet(made) not in moves.MOVES
+        return is_table(before) and is_table(after) and not is_limit(made)
+
+
+def functional(target: Any) -> Any:
+    """``relu_.default`` -> ``relu.default``: a program is lowered without writes."""
+    packet = _packet(target)
+    if packet.endswith("_") and not packet.startswith("_"):
+        return getattr(getattr(aten, packet[:-1], None), target._overloadname, target)
+    return target
+
+
+def _packet(target: Any) -> str:
+    """``conv2d`` of ``aten.conv2d.default``."""
+    return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """A call's arguments by the schema's names."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [a.name for a in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def is_float(node: Node) -> bool:
+    """Whether its value is a tensor of float32."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
+
+
+def is_limit(target: Any) -> bool:
+    """relu, clamp and the like, whose integer rule limits what is before them."""
+    rule = INTEGER_RULES.get(target)
+    return rule is not None and getattr(rule, "__module__", "") == activations.__name__
+
+
+def is_table(node: Node) -> bool:
+    """Whether a call becomes a TABLE: a function of each element of one tensor."""
+    target = functional(node.target)
+    tensors = [n for n in node.all_input_nodes if is_float(n)]
+    return len(tensors) == 1 and target in RULES and is_pointwise(target, RULES[target])
+
+
+def belongs_to_convolution(node: Node) -> bool:
+    """Whether a batch norm becomes part of the convolution before it, as torchao does when training ends."""
+    source = node.args[0]
+    return (
+        _packet(node.target) == "batch_norm"
+        and isinstance(source, Node)
+        and _packet(source.target).startswith("conv")
+        and len(source.users) == 1
+    )

@@ -1,0 +1,99 @@
+"""How precise quantized numbers are, and which part of a program a setting is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from delegraph.errors import OptionError
+from torch.fx import Node
+
+OBSERVERS = ("minmax", "histogram")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The types of quantized numbers.
+
+    ``activations``: torch.int8 (affine) or torch.int16 (symmetric; needs EXT-INT16). ``weight_bits``: 8, or 4, which
+    weights are rounded to; they are symmetric, with a scale for each output channel if ``per_channel``. ``observer``
+    chooses the limits of activations: ``"minmax"`` takes all that calibration showed, ``"histogram"`` those with the
+    smallest squared error (int8 only).
+    """
+
+    activations: torch.dtype = torch.int8
+    weight_bits: int = 8
+    per_channel: bool = True
+    observer: str = "minmax"
+
+    def __post_init__(self) -> None:
+        if self.activations not in (torch.int8, torch.int16):
+            raise _wrong(f"activations are torch.int8 or torch.int16, not {self.activations}")
+        if self.weight_bits not in (4, 8):
+            raise _wrong(f"weight_bits is 4 or 8, not {self.weight_bits}")
+        if self.observer not in OBSERVERS:
+            raise _wrong(f"observer is one of {', '.join(OBSERVERS)}, not {self.observer!r}")
+        if self.observer == "histogram" and self.activations is torch.int16:
+            raise _wrong("the histogram observer has as many bins as int8 has values; int16 takes 'minmax'")
+
+
+Setting = Precision | None
+"""None leaves a part of the program in floats."""
+
+
+@dataclass
+class Settings:
+    """Settings by what they are for; the most specific one holds: name of a module, its type, operator, all."""
+
+    overall: Setting = field(default_factory=Precision)
+    operators: dict[Any, Setting] = field(default_factory=dict)
+    module_types: dict[str, Setting] = field(default_factory=dict)
+    module_names: dict[str, Setting] = field(default_factory=dict)
+
+    def of(self, node: Node, target: Any) -> Setting:
+        """The setting of a call of ``target``."""
+        modules = [(_dotted(path), _name(kind)) for path, kind in (node.meta.get("nn_module_stack") or {}).values()]
+        for path, _ in reversed(modules):
+            if path in self.module_names:
+                return self.module_names[path]
+        for _, kind in reversed(modules):
+            if kind in self.module_types:
+                return self.module_types[kind]
+        return self.operators.get(target, self.overall)
+
+
+def _name(kind: Any) -> str:
+    """``torch.nn.modules.linear.Linear``, which torch has as text or as the class."""
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def type_name(kind: type[torch.nn.Module]) -> str:
+    """How a module's class is called in ``nn_module_stack``."""
+    if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
+        raise _wrong(f"a module type is a class of modules, not {kind!r}")
+    return _name(kind)
+
+
+def _dotted(path: str) -> str:
+    """``L['self'].block.0`` and ``block.0`` -> ``block.0``"""
+    return path.replace("L['self'].", "", 1)
+
+
+def expect_setting(setting: Any) -> None:
+    """Raise OptionError for what is no setting."""
+    if setting is not None and not isinstance(setting, Precision):
+        raise _wrong(f"a setting is a Precision, or None for floats, not {setting!r}")
+
+
+def expect_operator(target: Any, known: Callable[[Any], bool]) -> None:
+    """Raise OptionError unless integers can compute ``target``."""
+    if not isinstance(target, torch._ops.OpOverload):
+        raise _wrong(f"an operator is one like torch.ops.aten.add.Tensor, not {target!r}")
+    if not known(target):
+        raise _wrong(f"{target} is not computed in integers: it stays in floats, whatever is set")
+
+
+def _wrong(why: str) -> OptionError:
+    return OptionError("option-invalid", f"TOSAQuantizer: {why}")

@@ -1,0 +1,202 @@
+"""What TOSAQuantizer quantizes, how, and that the rules for integers take it."""
+
+from __future__ import annotations
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.errors import OptionError
+from delegraph_tosa.ir.types import DType
+from delegraph_tosa.serialize import read
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+aten = torch.ops.aten
+INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
+
+
+def quantizer(*args, **kwargs):
+    from delegraph_tosa.quantizer import TOSAQuantizer
+
+    return TOSAQuantizer(*args, **kwargs)
+
+
+def precision(**settings):
+    from delegraph_tosa.quantizer import Precision
+
+    return Precision(**settings)
+
+
+class Net(nn.Module):
+    """Every way in which operators hang together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.other = nn.Conv2d(3, 4, 1)
+        self.line = nn.Linear(8, 5)
+
+    def forward(self, x):
+        a = F.relu(self.norm(self.conv(x)), inplace=True)
+        b = F.hardtanh(a + self.other(x), -1.0, 1.0)
+        c = torch.cat([F.max_pool2d(a, 2), F.max_pool2d(b, 2)], 1)
+        first, second = c.mean((2, 3)).chunk(2, 1)
+        return self.line(torch.cat([F.silu(first) * 2, second], 1)).softmax(-1)
+
+
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def batches(count=3):
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(2, 3, 8, 8, generator=generator),) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def program():
+    return delegraph.quantize(net(), batches())
+
+
+def calls(program, name):
+    return [n for n in program.graph.nodes if n.op == "call_function" and name in str(n.target)]
+
+
+def integers_of(node):
+    """(scale, zero point) that a result is quantized to, or None."""
+    (user,) = node.users
+    return user.args[1:3] if "quantize_per_tensor" in str(user.target) else None
+
+
+def test_limits_and_batch_norms_belong_to_what_is_before_them(program):
+    assert not calls(program, "batch_norm")
+    (relu,), (hardtanh,) = calls(program, "relu"), calls(program, "hardtanh")
+    assert "conv2d" in str(relu.args[0].target) and "add" in str(hardtanh.args[0].target)
+
+
+def test_what_moves_values_keeps_their_quantization(program):
+    for pool in calls(program, "max_pool2d"):
+        assert integers_of(pool) == pool.args[0].args[1:3]
+
+
+def test_functions_of_one_value_are_one_table(program):
+    (silu,) = calls(program, "silu")
+    assert "mul" in str(next(iter(silu.users)).target)
+
+
+def test_known_limits_are_not_measured(program):
+    (softmax,) = calls(program, "softmax")
+    assert integers_of(softmax) == (1 / 256, -128)
+
+
+def test_integers_leave_no_float_in_the_file(program):
+    lowered = delegraph.lower(program, options=INT)
+    (delegate,) = lowered.delegates
+    left = {refusal.operator for refusal in lowered.report.refusals}
+    assert all("quantize_per_tensor" in name for name in left), "only the border stays on the host"
+    made = read(bytes(delegate.processed_bytes)).operators
+    assert all(value.dtype not in (DType.FP32, DType.FP16) for op in made for value in op.outputs)
+    (x,) = batches(1)[0]
+    with torch.no_grad():
+        step = (lowered(x) - program.module(check_guards=False)(x)).abs() * 256
+    assert step.max() <= 1.01
+
+
+def test_a_bias_is_in_steps_of_the_product(program):
+    bias = calls(program, "linear")[0].args[2]
+    assert bias.args[6] is torch.int32
+
+
+@pytest.mark.parametrize(
+    ("settings", "low", "high", "per_channel"),
+    [({"weight_bits": 4}, -7, 7, True), ({"per_channel": False}, -127, 127, False)],
+)
+def test_weights(settings, low, high, per_channel):
+    module = nn.Linear(6, 4).eval()
+    found = delegraph.quantize(module, [torch.randn(2, 6)], quantizer=quantizer(precision(**settings)))
+    weight = calls(found, "linear")[0].args[1]
+    assert ("per_channel" in str(weight.target)) is per_channel and (low, high) == weight.args[-3:-1]
+    lowered = delegraph.lower(found, options=INT)
+    assert len(lowered.delegates) == 1
+
+
+def test_int16_activations_have_no_zero_point():
+    module, x = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval(), torch.randn(3, 6)
+    found = delegraph.quantize(module, [x], quantizer=quantizer(precision(activations=torch.int16)))
+    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+INT16"}})
+    assert len(lowered.delegates) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0.02)  # weights have 8 bits
+    assert {n.args[2] for n in calls(found, ".quantize_per_tensor")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "floats"),
+    [
+        (lambda q: q.set_module_name("line", None), "linear"),
+        (lambda q: q.set_module_type(nn.Conv2d, None), "conv2d"),
+        (lambda q: q.set_operator_type(aten.linear.default, None), "linear"),
+        (lambda q: q.set_global(None).set_module_name("conv", precision()), "linear"),
+    ],
+    ids=["name", "type", "operator", "all but one"],
+)
+def test_settings_choose_what_stays_in_floats(change, floats):
+    found = delegraph.quantize(net(), batches(1), quantizer=change(quantizer()))
+    for call in calls(found, floats)[-1:]:
+        assert "dequantize" not in str(call.args[1].target), "its weight is in floats"
+    assert calls(found, "dequantize_per_channel")
+
+
+def test_the_most_specific_setting_holds():
+    chosen = quantizer().set_module_type(nn.Conv2d, None).set_module_name("other", precision(weight_bits=4))
+    found = delegraph.quantize(net(), batches(1), quantizer=chosen)
+    first, second = calls(found, "conv2d")
+    assert "dequantize" not in str(first.args[1].target) and second.args[1].args[-2] == 7
+
+
+def test_inputs_and_outputs_may_stay_floats():
+    module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)).eval()
+    found = delegraph.quantize(module, [torch.randn(2, 6)], quantizer=quantizer().set_io(inputs=False, outputs=False))
+    assert ["dequantize" in str(n.args[1].target) for n in calls(found, "linear")] == [False, True, False]
+
+
+@pytest.mark.slow  # torchao exports a dozen patterns of convolutions first: 20 s
+def test_training_with_quantization_takes_a_step_and_is_lowered():
+    from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
+
+    module, (x,) = net().train(), batches(1)[0]
+    prepared = prepare_qat_pt2e(torch.export.export(module, (x,)).module(check_guards=False), quantizer(qat=True))
+    move_exported_model_to_train(prepared)
+    before = [p.detach().clone() for p in prepared.parameters()]
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.1)
+    prepared(x).square().sum().backward()
+    optimizer.step()
+    assert any((a != b).any() for a, b in zip(before, prepared.parameters(), strict=True))
+    move_exported_model_to_eval(prepared)
+    trained = torch.export.export(convert_pt2e(prepared), (x,))
+    (relu,) = calls(trained, "relu")
+    assert "conv2d" in str(relu.args[0].target), "the batch norm became part of the convolution"
+    lowered = delegraph.lower(trained, options=INT)
+    assert len(lowered.delegates) == 1
+    with torch.no_grad():
+        step = (lowered(x) - trained.module(check_guards=False)(x)).abs() * 256
+    assert step.max() <= 1.01
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: precision(weight_bits=3), "weight_bits is 4 or 8, not 3"),
+        (lambda: precision(activations=torch.uint8), "activations are torch.int8 or torch.int16"),
+        (lambda: precision(observer="best"), "observer is one of minmax, histogram"),
+        (lambda: quantizer("int8"), "a setting is a Precision"),
+        (lambda: quantizer().set_module_type("Linear", None), "a class of modules, not 'Linear'"),
+        (lambda: quantizer().set_operator_type(aten.cumsum.default, None), "it stays in floats"),
+    ],
+)
+def test_wrong_settings(wrong, message):
+    with pytest.raises(OptionError, match=message):
+        wrong()

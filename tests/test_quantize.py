@@ -1,0 +1,185 @@
+"""``delegraph.quantize`` and ``delegraph.quantization_errors`` with the TOSA backend."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import InputError, PluginBroken
+from torch import nn
+
+INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def batches(count=3):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(2, 6, generator=generator),) for _ in range(count)]
+
+
+def test_batches_are_counted_and_the_model_is_not_changed():
+    module, seen = net(), []
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    delegraph.quantize(module, batches(), progress=lambda done, total: seen.append((done, total)))
+    delegraph.quantize(module, iter(batches(2)), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3), (1, None), (2, None)]
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+
+
+def test_scales_come_from_all_batches():
+    small, large = torch.full((2, 6), 0.5), torch.full((2, 6), 4.0)
+    steps = []
+    for given in ([small], [small, large]):
+        program = delegraph.quantize(net(), given)
+        steps.append(next(n.args[1] for n in program.graph.nodes if "quantize_per_tensor" in str(n.target)))
+    assert steps == pytest.approx([0.5 / 255, 4 / 255])
+
+
+def test_weights_in_floats_are_gone():
+    program = delegraph.quantize(net(), batches())
+    floats = [v for v in program.state_dict.values() if v.dtype is torch.float32 and v.dim() > 1]
+    assert not floats
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "there are no calibration batches"),
+        (torch.randn(2, 6), "a series of batches, not Tensor"),
+        ([torch.randn(2, 6), torch.randn(3, 6)], r"batch 1 has float32\[3, 6\], and the first one float32\[2, 6\]"),
+        ([torch.randn(2, 6), torch.zeros(2, 6, dtype=torch.int64)], "batch 1 has int64"),
+        ([torch.randn(2, 6), torch.full((2, 6), math.nan)], "tensor 0 of calibration batch 1 has NaN or infinity"),
+        ([torch.zeros(0, 6)], "calibration never showed a value of x"),
+        ([torch.randn(2, 5)], "torch.export could not export Net"),
+    ],
+)
+def test_batches_that_do_not_fit(given, message):
+    with pytest.raises(InputError, match=message):
+        delegraph.quantize(net(), given)
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(InputError, match="training mode"):
+        delegraph.quantize(net().train(), batches())
+
+
+def test_a_backend_without_a_quantizer():
+    with pytest.raises(PluginBroken, match="declares no quantizer"):
+        delegraph.quantize(net(), batches(), backend="demo")
+
+
+def test_errors_name_the_worst_layer():
+    module = net()
+    with torch.no_grad():
+        module.second.weight[0] *= 1000  # per tensor, this row takes the steps of all others
+        module.second.bias.zero_()
+    from delegraph_tosa.quantizer import Precision, TOSAQuantizer
+
+    quantizer = TOSAQuantizer(Precision(per_channel=False))
+    program = delegraph.quantize(module, batches(), quantizer=quantizer)
+    errors = delegraph.quantization_errors(module, program, batches(), options=INT)
+    assert [row.layer for row in errors.layers] == ["relu", "linear_1", "output 0"]
+    relu, linear, output = errors.layers
+    assert relu.snr > 30 and errors.worst(1)[0].snr == min(relu.snr, linear.snr)
+    assert linear.source.startswith("tests/test_quantize.py:") and linear.snr == pytest.approx(output.snr, abs=1e-3)
+    with torch.no_grad():
+        lowered = delegraph.lower(program, options=INT)
+        got, wanted = (torch.cat([f(*b) for b in batches()]).double() for f in (lowered, module))
+    noise = (got - wanted).square().sum()
+    assert output.snr == pytest.approx(float(10 * torch.log10(wanted.square().sum() / noise)))
+    assert output.max_abs_error == pytest.approx(float((got - wanted).abs().max()))
+    assert errors.worst(1)[0].layer in errors.to_text().splitlines()[-1]
+    rows = errors.to_json()["layers"]
+    assert rows[0]["snr"] == relu.snr
+    data = json.loads(errors.to_model_explorer())
+    assert data["main"]["results"]["relu"]["value"] == relu.snr
+    names = {node.name for node in program.graph.nodes}
+    assert set(data["main"]["results"]) <= names
+
+
+def test_errors_of_a_program_that_was_not_quantized():
+    module, given = net(), batches()
+    with pytest.raises(InputError, match="no quantized layer"):
+        delegraph.quantization_errors(module, torch.export.export(module, given[0]), given)
+    other = delegraph.quantize(net(), given)
+    with pytest.raises(InputError, match="has a layer relu, which the program in floats does not have"):
+        delegraph.quantization_errors(nn.Linear(6, 4).eval(), other, given)
+
+
+def test_values_that_overflow_inside():
+    class Square(nn.Module):
+        def forward(self, x):
+            return x * x
+
+    with pytest.raises(InputError, match=r"mul was NaN or infinite during calibration[^$]*return x \* x"):
+        delegraph.quantize(Square().eval(), [torch.full((2, 6), 3e38)])
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's, of its own LSTM
+def test_a_recurrent_layer_is_quantized_step_by_step():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    torch.manual_seed(0)
+    module, given = Tagger().eval(), [torch.randn(1, 3, 4) for _ in range(3)]
+    program = delegraph.quantize(module, given)
+    lowered = delegraph.lower(program, options=INT)
+    assert len(lowered.delegates) == 1
+    errors = delegraph.quantization_errors(module, program, given, options=INT)
+    assert errors.layers[-1].snr > 25
+
+
+def test_a_trained_network_keeps_its_accuracy():
+    torch.manual_seed(0)
+    model, images, labels = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(16, 4),
+    ), *stripes(512)  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(12):
+        for part, wanted in zip(images.split(64), labels.split(64), strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(part), wanted).backward()
+            optimizer.step()
+    model.eval()
+    lowered = delegraph.lower(delegraph.quantize(model, images[:256].split(64)), options=INT)
+    images, labels = stripes(512, seed=1)
+    with torch.no_grad():
+        floats = torch.cat([model(part) for part in images.split(64)]).argmax(1)
+        found = torch.cat([lowered(part) for part in images.split(64)]).argmax(1)
+    accuracy = [(guess == labels).double().mean().item() for guess in (floats, found)]
+    assert accuracy[0] > 0.9 and accuracy[1] >= accuracy[0] - 0.01
+
+
+def stripes(count, seed=0):
+    """Noisy stripes in four directions, at any place: images [count,1,12,12] and their directions [count]."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (count,), generator=generator)
+    angles = labels * torch.pi / 4
+    y, x = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
+    along = x * angles.cos()[:, None, None] + y * angles.sin()[:, None, None]
+    shift = 6.3 * torch.rand(count, 1, 1, generator=generator)
+    noise = 0.9 * torch.randn(count, 12, 12, generator=generator)
+    return ((along * 1.6 + shift).sin() + noise)[:, None], labels
