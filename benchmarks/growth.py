@@ -1,11 +1,12 @@
 """What a whole lowering costs as programs grow: time and memory of large graphs, many partitions, one large weight.
 
-    python benchmarks/growth.py [graphs] [partitions] [weight] [--largest 32000] [--repeats 3]
+    python benchmarks/growth.py [graphs] [layers] [partitions] [weight] [--largest 32000] [--repeats 3]
                                 [--rival-python OTHER/bin/python]
 
 ``graphs``: `delegraph.lower` of graphs that torch.fx builds, of 1,000 nodes and twice as many each time, with a backend
 that takes every operator but one, which is every tenth call, and compiles nothing. Each in a fresh process, after a
 small run: the median time of ``repeats`` runs, and the memory of the first, because later ones find what it left.
+``layers``: the decoder of examples/transformer.py with ever more layers, lowered by tosa; the least of ``repeats``.
 ``partitions``: 1,000 nodes in a chain, every fourth refused, so 250 partitions; ExecuTorch, once, with a partitioner
 that tags the same groups. ``weight``: a linear layer of 8192 by 8192 floats, lowered whole and written to a file, by
 backends that give their blob as bytes, as a `Blob` and as named data, and by tosa.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +31,8 @@ from typing import Any
 import graphs
 import measuring
 
-PARTS = ("graphs", "partitions", "weight")
+PARTS = ("graphs", "layers", "partitions", "weight")
+LAYERS = (4, 8, 16, 32)
 GROUPS = 250
 SIDE = 8192
 HEADER = b"the weight of one linear layer: "
@@ -82,6 +85,12 @@ def _runs(kind: str, name: str, repeats: int, python: str | None = None) -> list
     return runs
 
 
+def _layers_table(given: argparse.Namespace) -> str:
+    seconds = [min(run["seconds"] for run in _runs("layers", str(n), given.repeats)) for n in LAYERS]
+    header = ("decoder", *(f"{n} layers" for n in LAYERS), "exponent")
+    return measuring.table(header, [["tosa, s", *(f"{s:.3f}" for s in seconds), _exponent(LAYERS, seconds)]])
+
+
 def _partitions_table(given: argparse.Namespace) -> str:
     name = str(GROUPS)
     ours = median(run["seconds"] for run in _runs("partitions", name, given.repeats))
@@ -117,6 +126,22 @@ def _lowerings(name: str) -> measuring.Run:
     """``name``: the shape and the number of nodes."""
     shape, nodes = name.split(":")
     return _counted(graphs.program(shape, int(nodes), graphs.every(10)))
+
+
+def _layers(name: str) -> measuring.Run:
+    import torch
+
+    def program(layers: int) -> Any:
+        return torch.export.export(*measuring.example("transformer.py").llama_8(layers=layers, width=128, length=32))
+
+    _tosa(program(1))
+    larger = program(int(name))
+
+    def run() -> dict[str, float]:
+        gc.collect()
+        return {"seconds": measuring.cpu_seconds(lambda: _tosa(larger))[1]}
+
+    return run
 
 
 def _partitions(name: str) -> measuring.Run:
@@ -343,9 +368,15 @@ def _groups(compiled: Callable[[Any], bytes]) -> Any:
     return Groups()
 
 
-TABLES = {"graphs": _graphs_table, "partitions": _partitions_table, "weight": _weight_table}
+TABLES = {
+    "graphs": _graphs_table,
+    "layers": _layers_table,
+    "partitions": _partitions_table,
+    "weight": _weight_table,
+}
 WORKERS = {
     "graphs": _lowerings,
+    "layers": _layers,
     "partitions": _partitions,
     "partitions-executorch": _partitions_executorch,
     "weight": _weight,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import delegraph
 import pytest
 import torch
 
@@ -17,9 +18,9 @@ PARAMETERS = {
 }
 
 
-def example(name):
+def example(name, **sizes):
     file, function = name.split(":")
-    return runpy.run_path(str(ROOT / "examples" / file))[function]()
+    return runpy.run_path(str(ROOT / "examples" / file))[function](**sizes)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -61,6 +62,15 @@ def test_the_partitioning_benchmark_runs():
 def test_the_growth_benchmark_runs():
     output = run("benchmarks/growth.py", "partitions", "--repeats", "1")
     assert "| 1,000 nodes, 250 partitions | s | ratio |" in output
+
+
+@pytest.mark.parametrize("name", ["vit_b16", "bert_base", "llama_8"])
+def test_a_transformer_is_one_delegate(name):
+    module, inputs = example(f"transformer.py:{name}", layers=1, width=128)
+    lowered = delegraph.lower(torch.export.export(module, inputs), backends=["tosa"])
+    assert len(lowered.delegates) == 1
+    assert {row.operator for row in lowered.report.refusals} <= {"aten.to.dtype"}  # of BERT's mask, which is int64
+    assert lowered.verify(*inputs).relative_error < 1e-5
 
 
 def test_backends_can_be_compared():
