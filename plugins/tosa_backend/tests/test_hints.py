@@ -100,6 +100,35 @@ def test_element_types(function, changed, dtype):
     one_delegate(changed, torch.ones(3))
 
 
+class Constants(nn.Module):
+    """Position and type ids, a mask in double, and a matrix that TOSA has no operator for."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+        self.places, self.types = nn.Embedding(32, 8), nn.Embedding(2, 8)
+        self.register_buffer("ids", torch.arange(32).unsqueeze(0), persistent=False)
+
+    def forward(self, x):
+        count = x.shape[1]
+        types = self.types(torch.zeros(1, count, dtype=torch.long))
+        mask = torch.triu(torch.full((count, count), -1e9, dtype=torch.float64), 1).float()
+        steps = torch.linspace(0, 1, self.size)[-8:]
+        x = x + self.places(self.ids[:, :count]) + types
+        return torch.softmax(x @ x.mT + mask, -1) @ x @ torch.linalg.inv(2 * torch.eye(8)) * steps
+
+
+def test_constants():
+    x = torch.randn(1, 6, 8)
+    made = delegraph.lower(Constants(100).eval(), (x,), backends=["tosa"])
+    assert len(made.delegates) == 1 and not made.report.causes, made.report
+    assert made.verify(x).relative_error < 1e-5
+    large = delegraph.lower(Constants(5_000_000).eval(), (x,), backends=["tosa"]).report
+    assert [(c.hint, c.operators) for c in large.causes] == [
+        ("make it once, in the module's __init__, and register it as a buffer", {"aten.linspace.default": 1})
+    ], large
+
+
 def test_another_target():
     made = lowered(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+INT"}})
     (cause,) = made.report.causes

@@ -22,6 +22,7 @@ from ..partitioner import Partitioner
 from ..partitioner.contract import Reason
 from .decompose.on_demand import Decomposer
 from .delegate.partition import Plan
+from .gc_pause import pause_collection
 from .tracing import TRACING, unlogged
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -44,7 +45,7 @@ class Asked:
         if (method, backend) not in self._kept:
             return None
         program, partitioner = self._kept[method, backend]
-        with self._lock, TRACING, unlogged():
+        with self._lock, TRACING, unlogged(), pause_collection():
             try:
                 changed = _static(program) if reason.unless == "static" else _retyped(program, reason.of, reason.unless)
                 plan = Decomposer().plan(changed, partitioner)

@@ -63,6 +63,11 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
     return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)
 
 
+def too_large(text: str) -> Reason:
+    """A constant that a rule would have to spell out."""
+    return Reason(text, hint="make it once, in the module's __init__, and register it as a buffer")
+
+
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
     """What another target takes: ``ways`` are the profiles and extensions, any of which would do."""
     if not ways or any(names <= spec.names for names in ways):

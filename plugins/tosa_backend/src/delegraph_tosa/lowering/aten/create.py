@@ -11,8 +11,9 @@ from ...ir.graph import Literal, Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import Type
 from ..builder import Shape, Tosa
+from ..hints import too_large
 from ..registry import lowers
-from ..torch_types import TORCH_DTYPES, array_of, dtype_of
+from ..torch_types import TORCH_DTYPES, array_of, dtype_of, refused
 
 aten = torch.ops.aten
 
@@ -185,7 +186,8 @@ def linspace(
 def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
     """A tensor that was computed here as a constant. What only its use reads stays small in the file if that folds."""
     count = made.numel()
-    t.require(count <= LARGEST, f"{name} of {count} elements is too large for a constant")
+    if count > LARGEST:
+        raise refused(too_large(f"{name} of {count} elements is too large for a constant that is made here"))
     return Value(Type(tuple(made.shape), dtype_of(made.dtype)), Literal(array_of(made)))
 
 
