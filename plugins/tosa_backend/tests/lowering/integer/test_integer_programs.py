@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from delegraph.errors import Unsupported
 from delegraph_tosa.backend import compile_program
 from delegraph_tosa.borders import integer_borders
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.ir.types import DType
+from delegraph_tosa.serialize import TosaFile, read
+from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
-from ...support.quantized_cases import SPECS, WithWeight, dequantize, quantize
+from ...support.quantized_cases import SPECS, WithWeight, check, dequantize, quantize, quantized_decomposed
 from ...support.rule_cases import SPEC, Function, randn
 
 INT8 = SPECS[torch.int8]
@@ -87,6 +91,32 @@ def test_the_report_has_the_scales_of_what_enters_and_leaves():
     assert facts["input args_0"] == "int8, scale 0.1, zero point 3"
     assert facts["output 0"] == "int8, scale 0.0078125, zero point -7"
     assert "int8, scale 0.1, zero point 3" in str(lowered.report)
+
+
+@pytest.mark.parametrize("function", [F.conv2d, lambda x, w, b: F.conv2d(x, w, b, groups=3)])
+def test_weights_of_int4_take_half_a_byte(function):
+    class FourBits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            shape = (4, 3, 3, 3) if function is F.conv2d else (12, 1, 3, 3)
+            integers = torch.randint(-7, 8, shape, generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+            self.register_buffer("weight", integers)
+            self.register_buffer("scales", torch.rand(shape[0]) / 10 + 0.01)
+            self.register_buffer("zero_points", torch.zeros(shape[0], dtype=torch.int64))
+
+        def forward(self, x):
+            weight = quantized_decomposed.dequantize_per_channel(
+                self.weight, self.scales, self.zero_points, 0, -7, 7, torch.int8
+            )
+            return quantize(function(dequantize(x, 0.02, 5), weight, None), 0.05, -3, torch.int8)
+
+    module, x = FourBits().eval(), whole(1, 3, 6, 6)
+    spec = TosaSpec.parse("TOSA-1.0+INT+int4")
+    graph = compile_program(torch.export.export(module, (x,)), spec)
+    assert DType.INT4 in [v.dtype for op in graph.operators for v in op.inputs]
+    blob = TosaFile(graph, spec).join()
+    again = read(blob)
+    check(evaluate(again, [x.numpy()])[0], module(x))
 
 
 def bordered(x, y):

@@ -11,7 +11,7 @@ from ..builder import Tosa
 from ..lazy import Lazy, Scaled, quantized
 from ..promotion import converted
 from ..quantization import Quantization, Scale, expect_scale
-from ..ranges import inside, range_of, range_of_type
+from ..ranges import inside, meet, range_of, range_of_type
 from ..registry import lowers, lowers_quantized
 from ..torch_types import dtype_of
 
@@ -57,7 +57,7 @@ def dequantize_per_tensor(
     """integers [*S] -> [*S], nothing computed"""
     expect_scale(scale)
     _expect_fp32(t, out_dtype)
-    return Scaled(input, Scale(scale), zero_point)
+    return Scaled(_within(input, quant_min, quant_max), Scale(scale), zero_point)
 
 
 @lowers(quantized_decomposed.dequantize_per_channel.default, lazy=True)
@@ -77,7 +77,14 @@ def dequantize_per_channel(
     t.require(scales.constant is not None, "its scales are computed at run time")
     low, high = (0, 0) if zero_points is None else range_of(zero_points)
     t.require(low == high, "its channels have different zero points, or none that are known; TOSA has one for all")
-    return Scaled(input, Scale(1.0, (scales,)), low, axis % input.rank)
+    return Scaled(_within(input, quant_min, quant_max), Scale(1.0, (scales,)), low, axis % input.rank)
+
+
+def _within(input: Value, quant_min: int, quant_max: int) -> Value:
+    """A weight with what the program says of its integers; what arrives may be anything."""
+    if input.constant is not None:
+        input.range = meet(range_of(input), (quant_min, quant_max))
+    return input
 
 
 def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:

@@ -19,6 +19,7 @@ from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Operand, Shape, Tosa
 from ..lazy import Lazy, Scaled, operand
 from ..quantization import Scale, multipliers
+from ..ranges import inside, range_of
 from ..registry import RULES, lowers_quantized
 from ..torch_types import refused
 
@@ -102,9 +103,11 @@ def _summed(
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
     steps = bias_in_steps(t, bias, scale, sums)
-    inside = Accumulating(t, sums, x.zero_point, weight.zero_point, steps)
-    y = RULES[overload].function(inside, x.q, weight.q, steps, *settings)
-    return y, scale.times(inside.unit)
+    building = Accumulating(t, sums, x.zero_point, weight.zero_point, steps)
+    small = "int4" in t.spec.extensions and x.q.dtype is DType.INT8 and inside(range_of(weight.q), INT4)
+    kernel = _as_int4(t, weight.q) if small and weight.zero_point == 0 else weight.q
+    y = RULES[overload].function(building, x.q, kernel, steps, *settings)
+    return y, scale.times(building.unit)
 
 
 def _unit(largest: float) -> float:
@@ -162,6 +165,23 @@ def _constant_weight(t: Tosa, weight: Value, axis: int) -> Scaled:
     return found
 
 
+INT4 = (-7, 7)
+"""Integers of int4 (specification: Supported Number Formats), of which -8 is none."""
+
+
+def _as_int4(t: Tosa, weight: Value) -> Value:
+    """A constant of int8 that takes half a byte each in the file."""
+
+    def load() -> Array:
+        elements = materialize(weight)
+        if np.abs(elements).max(initial=0) > INT4[1]:
+            raise refused("a weight that is quantized to int4 has integers beyond -7 to 7")
+        return elements
+
+    made: Value = t.once(("int4", weight), lambda: Value(Type(weight.shape, DType.INT4), Deferred(load)))
+    return made
+
+
 def _convolves(*overloads: Any) -> None:
     for overload in overloads:
 
@@ -198,9 +218,9 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
     columns = right.rank - 1
     t.require(right.axis in (None, columns), f"the right matrix has scales along axis {right.axis}, not {columns}")
     sums = WIDE[left.q.dtype]
-    inside = Accumulating(t, sums, left.zero_point, right.zero_point)
-    y: Value = RULES[overload].function(inside, left.q, right.q)
-    return Scaled(y, left.scale.times(right.scale).times(inside.unit), axis=y.rank - 1)
+    building = Accumulating(t, sums, left.zero_point, right.zero_point)
+    y: Value = RULES[overload].function(building, left.q, right.q)
+    return Scaled(y, left.scale.times(right.scale).times(building.unit), axis=y.rank - 1)
 
 
 _multiplies(aten.matmul.default, aten.mm.default, aten.bmm.default)
