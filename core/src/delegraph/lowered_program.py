@@ -22,8 +22,10 @@ from .program.delegates import DelegateInfo, MethodPrograms
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
+from .program.reference import Reference
 from .program.types import Program
 from .program.verify import Verification
+from .program.watching import WatchedExecutable
 from .report.model import Report
 
 
@@ -83,22 +85,45 @@ class LoweredProgram(MethodPrograms):
         other._methods = methods
         return other
 
-    def verify(self, *args: Any, method: str | None = None, runtime: str | None = None, **kwargs: Any) -> Verification:
+    def verify(
+        self,
+        *args: Any,
+        method: str | None = None,
+        runtime: str | None = None,
+        per_operator: bool = False,
+        **kwargs: Any,
+    ) -> Verification:
         """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both.
 
+        Both begin with the same random seed. ``per_operator``: every value of the program is compared as well, with a
+        run in float64 as reference; ``operators`` of the result says where accuracy is lost. Of delegates whose runtime
+        has no ``observe``, these are the values at the border.
         ``runtime`` names one that executes files of a format (``"executorch"``): the program is saved in that format
-        and run there instead. Raises NoRuntime if it is not there.
+        and run there instead. Raises NoRuntime if it is not there, InputError for ``per_operator`` there.
         The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
         """
         name = self._known(method or self._only())
         given = copy.deepcopy(args), copy.deepcopy(kwargs)
-        got = self._run_in(runtime, name, *given) if runtime else self._methods[name].instance()(*given[0], **given[1])
+        reference = Reference(name, self._programs[name]) if per_operator else None
+        seed = torch.get_rng_state()
+        if runtime:
+            if reference is not None:
+                text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
+                hint = "without runtime=, delegates run in the runtimes of their backends"
+                raise InputError("input-invalid", text, hint=hint)
+            got = self._run_in(runtime, name, *given)
+        else:
+            start = self._methods[name]
+            run = start.instance() if reference is None else WatchedExecutable(start, reference)
+            got = run(*given[0], **given[1])
+        torch.set_rng_state(seed)
         written = {target for d in self.delegates if d.method == name for target in d.module.state}
         written |= written_targets(self._programs[name])
         with TRACING, torch.no_grad(), _state_kept(self._eager[name], written) as eager:
             returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
-        return Verification.of(got, wanted)
+        found = Verification.of(got, wanted)
+        return found if reference is None else reference.added_to(found, got)
 
     def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:

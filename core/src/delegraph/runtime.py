@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendRuntime",
     "Delegate",
+    "ObservedDelegate",
 ]
 
 
@@ -23,12 +24,26 @@ class Delegate(Protocol):
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]: ...
 
 
+class ObservedDelegate(Protocol):
+    """As a ``Delegate``; returns a tuple of its outputs, and what was computed on the way to them.
+
+    That is: delegate debug identifier, a key of the ``debug_handle_map`` that the backend returned -> the values that
+    the operator of this identifier made. They may be in another memory layout than in the program (NHWC), and need not
+    be there for all.
+    """
+
+    def __call__(
+        self, *args: torch.Tensor | int | float | bool
+    ) -> tuple[tuple[Any, ...], Mapping[Any, Sequence[torch.Tensor]]]: ...
+
+
 class BackendRuntime:
     """Loads blobs of one backend; declared with a ``RuntimeSpec``. Never instantiated."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_called_on_class(cls, "load", ("processed_bytes", "compile_specs", "named_data"))
+        for name in ("load", "observe"):
+            check_called_on_class(cls, name, ("processed_bytes", "compile_specs", "named_data"))
 
     thread_safe: ClassVar[bool] = False
     """Whether delegates may be loaded and called in several threads at once, each call returning tensors of its own.
@@ -49,3 +64,18 @@ class BackendRuntime:
         other outputs.
         """
         raise NotImplementedError
+
+    @staticmethod
+    def observe(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> ObservedDelegate:
+        """As ``load``, for ``verify(per_operator=True)``: what is returned also tells values inside of the delegate.
+
+        Optional: without it the values at the delegate's border are compared.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def observes(cls) -> bool:
+        """Whether ``observe`` is there."""
+        return cls.observe is not BackendRuntime.observe

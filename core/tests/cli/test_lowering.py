@@ -1,11 +1,13 @@
 """``delegraph lower`` where something fails, with gates, with what a model file may return, and with several models."""
 
 import json
+import math
 import textwrap
 from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
+import numpy as np
 import pytest
 
 from .test_main import echo, fails, model, run
@@ -177,6 +179,23 @@ def test_several_models_need_several_files(more, model, capsys):
     wrong = fails(capsys, *given, "-o", "net.echo", code=2, error="usage-invalid")
     assert "needs {} in its name" in wrong and "{}.echo" in wrong
     assert "not lowered" not in fails(capsys, *given, "--rows", model, error="input-invalid")
+
+
+def test_verify_operators_with_inputs_of_ones_own(more, tmp_path, capsys):
+    files = [tmp_path / f"{k}.npz" for k in range(2)]
+    for k, path in enumerate(files):
+        np.savez(path, **{("x", "arr_0")[k]: np.full((2, 3), k, np.float32), "scale": np.float32(3)})
+    given = ("lower", f"{more}:whole", *LOWER, "--verify-operators", "--report", tmp_path / "r.html")
+    code, found = as_data(capsys, *given, "--input", files[0], "--input", files[1])
+    values = found["verification"]["operators"]["values"]
+    assert code == 0 and [v["where"] for v in values] == ["host", "lowered_module_0", "host"]
+    assert found["verification"]["outputs"][0]["max_abs_value"] == pytest.approx(3 * math.sin(1)), "of the second file"
+    assert "Accuracy by operator" in (tmp_path / "r.html").read_text()
+    np.savez(files[0], y=np.zeros(1))
+    wrong = fails(capsys, *given, "--input", files[0], error="input-invalid")
+    assert "no array for the input x" in wrong and "it has y" in wrong
+    assert "not a readable .npz" in fails(capsys, *given, "--input", more, error="input-invalid")
+    assert "there is no file" in fails(capsys, *given, "--input", "none.npz", code=2, error="usage-invalid")
 
 
 def test_diff(model, tmp_path, capsys):

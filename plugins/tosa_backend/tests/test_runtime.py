@@ -127,6 +127,20 @@ def _named(dtype):
     return DType[str(dtype).removeprefix("torch.").upper()]
 
 
+def test_observed_values_by_the_numbers_of_the_file():
+    """CONSTs count, so that they are the identifiers of ``debug_handle_map``."""
+    x = Value(Type((2, 3), DType.FP32), name="x")
+    one = literal([[1.0, 2.0, 3.0]], DType.FP32, np.float32)
+    total = node(ops.ADD, x, one)
+    result = node(ops.TANH, total.outputs[0])
+    file = TosaFile(Graph([x], [result.outputs[0]], [total, result]), SPEC)
+    given = torch.randn(2, 3)
+    outputs, told = TOSARuntime.observe(file.join(), [], {})(given)
+    assert set(told) == {file.numbers[total], file.numbers[result]} and 0 not in told
+    assert torch.equal(told[file.numbers[total]][0], given + torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(told[file.numbers[result]][0], outputs[0])
+
+
 def test_threads_share_a_delegate(layer):
     delegate, *_ = layer
     inputs = [torch.randn(1, 6, 7, 2) for _ in range(16)]

@@ -90,7 +90,8 @@ def write_report(path: Path, made: Attempt, verbose: bool) -> None:
         content = {**report.to_json(), "verification": made.content()["verification"]}
         text = as_json(Outcome(content["schema"], content, ""))
     elif path.suffix in (".html", ".htm"):
-        text = report.to_html()
+        found = {m: v.operators for m, v in made.verifications.items() if v.operators is not None}
+        text = report.to_html(found)
     else:
         text = "\n".join([report.to_text(verbose), *map(str, made.verifications.values())])
     write_whole(path, f"{text}\n".encode())

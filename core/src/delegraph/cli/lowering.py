@@ -15,11 +15,9 @@ from . import terminal
 from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_report
 from .calibration import check_calibration, quantize_given
 from .command import parse_options
+from .inputs import read_inputs
 from .model import check_model, read_model
-from .outcome import Failed, Outcome, natural_number, output_path, progress
-
-TOLERANCE = 1e-3
-"""Largest difference from eager that ``--verify`` accepts, relative to the largest value of eager's output."""
+from .outcome import Failed, Outcome, expect_file, natural_number, output_path, progress
 
 
 class Lower:
@@ -35,7 +33,11 @@ class Lower:
         calibrating = "quantize it with the backend's quantizer: an .npz file, one array [batches, *input] an input"
         add("--quantize", type=Path, metavar="CALIBRATION", help=calibrating)
         add("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
-        add("--tolerance", type=float, default=TOLERANCE, help=f"for --verify (default {TOLERANCE})")
+        add("--verify-operators", action="store_true", help="the same, and say which operators differ, and where")
+        own = "verify with these inputs; each time it is given they are compared anew"
+        add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=own)
+        accepted = "difference from eager, by its largest value, that is accepted (default: by type, 1e-3 of float32)"
+        add("--tolerance", type=float, metavar="RATIO", help=accepted)
         add("--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text")
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
@@ -52,6 +54,10 @@ class Lower:
         for model in args.model:
             check_model(model)
         _expect_places(args)
+        for path in args.input:
+            expect_file(path)
+        if args.input and len(args.model) > 1:
+            raise UsageError("usage-invalid", "--input is for one MODEL", hint="lower each with its own inputs")
         backends = args.backend or _choose_backends(registry, args.output)
         options = parse_options(backends, args.option)
         if args.quantize:
@@ -124,9 +130,9 @@ def _lower_one(
 def _check(made: Attempt, lowered: Any, given: Any, args: argparse.Namespace) -> None:
     """Figures first, so that they are there whichever gate fails. Raises the first of the errors."""
     report = lowered.report
-    if args.verify:
+    if args.verify or args.verify_operators or args.input:
         with progress("comparing with eager"):
-            made.verifications = {m: _verify(lowered, m, given) for m in lowered.methods}
+            made.verifications = {m: _verify(lowered, m, given, args) for m in lowered.methods}
         made.gate("verify", lambda: _expect_agreement(made.verifications, args.tolerance))
     if args.require_full:
         made.gate("require-full", report.expect_full)
@@ -143,18 +149,25 @@ def _save(lowered: Any, output: Path) -> dict[str, Any]:
     return {"path": str(output), "bytes": size}
 
 
-def _verify(lowered: Any, method: str, given: Any) -> Any:
+def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> Any:
+    from ..program.verify import Verification
+
     if given.inputs[method] is None:
         hint = "export the program with example inputs, or give a path.py that returns them"
         raise InputError("input-invalid", "--verify needs inputs, and this .pt2 file has none", hint=hint)
-    return lowered.verify(*given.inputs[method], method=method, **given.kwargs[method])
+    example = (given.inputs[method], given.kwargs[method])
+    program = lowered.exported_program(method)
+    calls = [read_inputs(path, method, program, example) for path in args.input] or [example]
+    found = [lowered.verify(*a, method=method, per_operator=args.verify_operators, **k) for a, k in calls]
+    return Verification.worst_of(found)
 
 
-def _expect_agreement(verifications: dict[str, Any], tolerance: float) -> None:
+def _expect_agreement(verifications: dict[str, Any], tolerance: float | None) -> None:
     for verification in verifications.values():
-        if not verification.relative_error <= tolerance:
-            text = f"the lowered program does not agree with eager PyTorch within {tolerance:g}; {verification}"
-            hint = "nothing was written; --tolerance sets what is accepted"
+        if not verification.agrees(tolerance):
+            within = "the tolerance of its type" if tolerance is None else f"{tolerance:g}"
+            text = f"the lowered program does not agree with eager PyTorch within {within}; {verification}"
+            hint = "nothing was written; --verify-operators says where it begins, --tolerance what is accepted"
             raise DelegraphError("verification-failed", text, hint=hint)
 
 

@@ -116,9 +116,18 @@ class LoadedDelegate:
             if self._run is None:
                 load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
                 with load:
-                    run = call.around(runtime.load(module.processed_bytes, module.compile_specs, module.named_data()))
+                    opened = self._open(runtime)(module.processed_bytes, module.compile_specs, module.named_data())
+                    run = self._wrap(call.around(opened))
                 self._copies, self._run = not runtime.thread_safe, run
             return self._run
+
+    def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        """What of ``runtime`` makes the blob callable."""
+        return runtime.load
+
+    def _wrap(self, run: Callable[..., Any]) -> Delegate:
+        """What it made, as a delegate."""
+        return run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
         given: Any = type(results).__name__
@@ -160,6 +169,16 @@ class Method:
     @cached_property
     def code(self) -> GraphCode:
         """A function of the buffers that are written, and then of the user's inputs."""
+        return self.generate(watched=False)
+
+    @property
+    def parameters(self) -> list[Node]:
+        """What the code is called with."""
+        written = written_targets(self.program)
+        return [*(n for n, s in placeholders(self.program) if s.target in written), *user_inputs(self.program)]
+
+    def generate(self, watched: bool) -> GraphCode:
+        """The code, with or without a watch on its values."""
         written = written_targets(self.program)
         constants, state = {}, []
         for node, spec in placeholders(self.program):
@@ -169,7 +188,7 @@ class Method:
                 constants[node] = constant_tensor(self.program, spec)
         module = self.program.graph_module
         layouts = result_layouts(module, state)
-        return GraphCode(module, [*state, *user_inputs(self.program)], constants, layouts)
+        return GraphCode(module, self.parameters, constants, layouts, watched)
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
@@ -234,8 +253,11 @@ class Executable:
                 for name, (tensor, layout) in self._method.initial.items():
                     value = tensor.detach().clone()
                     self._state.setdefault(name, value if layout is None else arrange(value, layout))
-                self._run = self._method.code.function(self._bind)
+                self._run = self._function()
             return self._run
+
+    def _function(self) -> Callable[..., Any]:
+        return self._method.code.function(self._bind)
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
         assert self._delegates is not None, "a program with delegates is run without their runtimes"

@@ -14,19 +14,22 @@ from ..source import source_of
 from .layouts import Layout, arrange, subgraph_layouts
 from .lowered_module import LoweredBackendModule
 
-_RESHAPE = torch.ops.aten.reshape.default
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+RESHAPE = torch.ops.aten.reshape.default
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 """torch chose these by recorded strides; inputs, and results of delegates or of kernels, may have others."""
 _serial = itertools.count()
 Function = Callable[..., Any]
 BindDelegate = Callable[[LoweredBackendModule], Function]
+See = Callable[[Node, Any], None]
+"""Is told the value of each call as soon as it is computed."""
 
 
 class GraphCode:
     """The code of a graph and of the subgraphs in it; ``function`` binds it to delegates.
 
     ``parameters`` are the placeholders that a call passes, in order; ``constants`` gives the others their values.
-    ``layouts``: values that are brought into a layout as soon as they are computed.
+    ``layouts``: values that are brought into a layout as soon as they are computed. ``watched``: ``function`` wants a
+    ``see``, which is told the values of the graph, not of its subgraphs.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class GraphCode:
         parameters: Sequence[Node],
         constants: Mapping[Node, Any],
         layouts: Mapping[Node, Layout],
+        watched: bool = False,
     ) -> None:
-        self._module, self._layouts = module, layouts
+        self._module, self._layouts, self._watched = module, layouts, watched
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
         self._bound: dict[str, Any] = {"arrange": arrange, **{self._names[n]: v for n, v in constants.items()}}
         self._subgraphs: dict[str, GraphCode] = {}
@@ -47,9 +51,9 @@ class GraphCode:
         self._file = f"lowered graph {next(_serial)}"
         self._code = compile("\n".join(self._lines), self._file, "exec")
 
-    def function(self, bind: BindDelegate) -> Function:
+    def function(self, bind: BindDelegate, see: See | None = None) -> Function:
         """The graph as a function of its parameters that returns its outputs; any number of threads may call it."""
-        names = {"__name__": self._file, "__loader__": self, **self._bound}
+        names = {"__name__": self._file, "__loader__": self, "see": see, **self._bound}
         names |= {name: bind(module) for name, module in self._delegates.items()}
         names |= {name: subgraph.function(bind) for name, subgraph in self._subgraphs.items()}
         exec(self._code, names)
@@ -79,6 +83,8 @@ class GraphCode:
             elif node.op == "call_function":
                 alive.add(node)
                 self._line(f"{self._names[node]} = {self._call(node)}", node)
+                if self._watched:
+                    self._line(f"see({self._bind(node)}, {self._names[node]})", node)
                 done = [n for n in (*dying.get(node, ()), *([] if node in last else [node])) if n in alive]
                 if done:
                     self._line(f"del {', '.join(self._names[n] for n in done)}", node)
@@ -111,7 +117,7 @@ class GraphCode:
         else:
             given = [self._text(a) for a in node.args]
             given += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
-            text = f"{self._bind(_RESHAPE if node.target in _VIEWS else node.target)}({', '.join(given)})"
+            text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(given)})"
         return self._arrange(text, self._layouts.get(node))
 
     def _arrange(self, text: str, layout: Layout | None) -> str:

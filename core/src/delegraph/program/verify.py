@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from .operators import OperatorVerification
+
+TOLERANCES = {
+    "float64": 1e-6,
+    "complex128": 1e-6,
+    "float32": 1e-3,
+    "complex64": 1e-3,
+    "float": 1e-3,
+    "complex": 1e-3,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+"""Type -> difference, relative to the largest value, that counts as agreement. All other types have to be the same."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +31,8 @@ class OutputStatistics:
 
     ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
     outputs are compared exactly; their ``max_abs_error`` is of integers. What is no number, such as None, counts as one
-    element that is the same or not.
+    element that is the same or not. ``dtype`` is that of eager; ``remark`` says why a difference is nobody's error,
+    such as a tie in a top-k.
     """
 
     name: str
@@ -23,6 +40,8 @@ class OutputStatistics:
     max_abs_error: float
     max_abs_value: float
     mismatched: int
+    dtype: str = ""
+    remark: str = ""
 
     @property
     def relative_error(self) -> float:
@@ -31,23 +50,31 @@ class OutputStatistics:
             return 0.0
         return self.max_abs_error / self.max_abs_value if self.max_abs_value else float("inf")
 
+    def agrees(self, tolerance: float | None = None) -> bool:
+        """Whether the difference is within ``tolerance``, by default that of ``TOLERANCES``, or has a remark."""
+        accepted = TOLERANCES.get(self.dtype, 0.0) if tolerance is None else tolerance
+        return bool(self.remark) or (not self.mismatched and self.relative_error <= accepted)
+
     def __str__(self) -> str:
         odd = f", {self.mismatched} elements differ in being finite" if self.mismatched else ""
         largest = f"largest error {self.max_abs_error:.3g}, largest value {self.max_abs_value:.3g}"
-        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{odd}"
+        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{odd}" + (
+            f"; {self.remark}" if self.remark else ""
+        )
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How every output compares with eager."""
+    """How every output compares with eager, and every operator if that was asked for."""
 
     outputs: tuple[OutputStatistics, ...]
+    operators: OperatorVerification | None = None
 
     @classmethod
     def of(cls, got: Any, wanted: Any) -> Verification:
         """Compare two results of the same structure, output by output."""
         pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
-        return cls(tuple(_compare_one(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+        return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
     @property
     def relative_error(self) -> float:
@@ -59,29 +86,49 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         """As a dictionary; infinite ratios become None."""
         rows = [{**asdict(o), "relative_error": _finite(o.relative_error)} for o in self.outputs]
-        return {"relative_error": _finite(self.relative_error), "outputs": rows}
+        found = {"relative_error": _finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
+        return found if self.operators is None else {**found, "operators": self.operators.to_json()}
+
+    def agrees(self, tolerance: float | None = None) -> bool:
+        """Whether every output is within ``tolerance``, by default that of its type in ``TOLERANCES``."""
+        return all(o.agrees(tolerance) for o in self.outputs)
+
+    @classmethod
+    def worst_of(cls, several: Sequence[Verification]) -> Verification:
+        """Of one method with several inputs: the worst figures of each output and operator."""
+        first = several[0]
+        outputs = tuple(max(column, key=_badness) for column in zip(*(v.outputs for v in several), strict=True))
+        found = [v.operators for v in several if v.operators is not None]
+        return cls(outputs, first.operators.worst_of(found) if first.operators is not None else None)
 
     def __str__(self) -> str:
-        return "\n".join(["compared with eager:", *(f"  {o}" for o in self.outputs)])
+        lines = ["compared with eager:", *(f"  {o}" for o in self.outputs)]
+        return "\n".join(lines if self.operators is None else [*lines, str(self.operators)])
+
+
+def _badness(o: OutputStatistics) -> tuple[bool, int, float]:
+    return not o.agrees(), o.mismatched, o.relative_error
 
 
 def _finite(x: float) -> float | None:
     return x if x != float("inf") else None
 
 
-def _compare_one(name: str, got: Any, wanted: Any) -> OutputStatistics:
+def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
+    """The figures of one value; ``wanted`` is eager's."""
+    dtype = str(wanted.dtype).removeprefix("torch.") if isinstance(wanted, torch.Tensor) else type(wanted).__name__
     if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
-        return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted))
+        return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted), dtype)
     a, b = map(_wide, (got, wanted))
     if a.shape != b.shape:
-        return OutputStatistics(name, tuple(b.shape), float("inf"), _largest(b), b.numel())
+        return OutputStatistics(name, tuple(b.shape), float("inf"), _largest(b), b.numel(), dtype)
     same = (a == b) | (a.isnan() & b.isnan())
     finite = a.isfinite() & b.isfinite()
     error = torch.where(finite, (a - b).abs(), 0.0)
     if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:  # float64 holds 53 bits
         error = error.maximum((got != wanted).to(error.dtype))
     odd = int((~finite & ~same).sum())
-    return OutputStatistics(name, tuple(b.shape), _largest(error), _largest(torch.where(finite, b, 0.0)), odd)
+    return OutputStatistics(name, tuple(b.shape), _largest(error), _largest(torch.where(finite, b, 0.0)), odd, dtype)
 
 
 def _wide(value: Any) -> torch.Tensor:

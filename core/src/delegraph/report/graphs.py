@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..exported_program import CALL_DELEGATE, constant_placeholders, placeholders
+from ..program.delegates import DelegateInfo
 from ..program.lowered_module import LoweredBackendModule
+from ..program.operators import OperatorStatistics, OperatorVerification, severity
 from ..source import source_of
 from .collect import NOT_TAGGED, host_calls, operator_name, refused_by, unpacked
-from .drawing import Box, Picture, Wire
+from .drawing import HEATS, Box, Picture, Wire
 from .rows import DelegateRow, format_size, most_frequent, pluralize
 
 if TYPE_CHECKING:
@@ -46,18 +48,50 @@ def tones(report: Report) -> dict[str, int]:
     return {name: k for k, name in enumerate(dict.fromkeys(row.backend for row in report.delegates))}
 
 
-def method_pictures(report: Report, method: str, prefix: str) -> MethodPictures | None:
-    """The pictures of one method, with ids that begin with ``prefix``; None if there is no program to draw."""
+def method_pictures(
+    report: Report, method: str, prefix: str, found: OperatorVerification | None = None
+) -> MethodPictures | None:
+    """The pictures of one method, with ids that begin with ``prefix``; None if there is no program to draw.
+
+    ``found`` colours the operators by their errors.
+    """
     if method not in report.origin.programs:
         return None
-    return _Method(report, method, prefix).pictures()
+    return _Method(report, method, prefix, found).pictures()
+
+
+class _Errors:
+    """Figures of operators by where they run and their names."""
+
+    def __init__(self, found: OperatorVerification | None) -> None:
+        self._rows: dict[tuple[str, str], OperatorStatistics] = {}
+        for row in found.operators if found is not None else ():
+            for key in ((row.where, row.node), (row.where, "")):
+                self._rows[key] = max(self._rows.get(key, row), row, key=severity)
+
+    def heat(self, where: str, node: str = "") -> int:
+        """How wrong a value is, or the worst of a delegate: 0 where nothing was compared, else from 1 to ``HEATS``."""
+        row = self._rows.get((where, node))
+        if row is None:
+            return 0
+        differs, odd, ratio = severity(row)
+        if differs:
+            return HEATS if odd or ratio > 10 else HEATS - 1
+        return 1 if ratio <= 0.1 else 2
+
+    def lines(self, where: str, node: str) -> Iterator[str]:
+        """What a tooltip says of it."""
+        row = self._rows.get((where, node))
+        if row is not None:
+            remark = f" ({row.figures.remark})" if row.figures.remark else ""
+            yield f"differs from float64 by {row.figures.relative_error:.2g} of the largest value{remark}"
 
 
 class _Method:
     """What the pictures of one method share: who owns which delegate, and why operators were refused."""
 
-    def __init__(self, report: Report, method: str, prefix: str) -> None:
-        self.origin = report.origin
+    def __init__(self, report: Report, method: str, prefix: str, found: OperatorVerification | None) -> None:
+        self.origin, self.errors = report.origin, _Errors(found)
         self.method, self.prefix, self.tones = method, prefix, tones(report)
         rows = {(row.method, row.name): row for row in report.delegates}
         mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
@@ -71,10 +105,16 @@ class _Method:
         names = _output_names(program.graph_signature.output_specs)
         self.draw(f"method {self.method}", program.graph_module, hidden, names, dict(placeholders(program)))
         inside = {
-            row.name: Drawn(f"inside of {row.name}", _inside(row, info.nodes, self.tones[row.backend]), self.id(k))
+            row.name: Drawn(
+                f"inside of {row.name}", _inside(row, info.nodes, self.tones[row.backend], self.errors), self.id(k)
+            )
             for k, (row, info) in enumerate(self.delegates)
         }
         return MethodPictures(self.graphs, inside)
+
+    def inside(self, row: DelegateRow, info: DelegateInfo) -> Picture:
+        """The operators of a delegate."""
+        return _inside(row, info.nodes, self.tones[row.backend], self.errors)
 
     def id(self, delegate: int) -> str:
         """Where the page tells about a delegate."""
@@ -177,7 +217,8 @@ class _Host(_Graph):
         if number is None:
             return Box((node.name, "delegate"), (node.name,), owner="delegate")
         self.rows[node] = row = self.method.delegates[number][0]
-        return _delegate_box(row, self.method.tones[row.backend], self.method.id(number))
+        box = _delegate_box(row, self.method.tones[row.backend], self.method.id(number))
+        return replace(box, heat=self.method.errors.heat(row.name))
 
     def _operator(self, node: Node) -> Box:
         origin = self.method.origin
@@ -185,11 +226,15 @@ class _Host(_Graph):
         if self.is_subgraph:  # it need not have been offered to backends
             refusals = [r for r in refusals if r[1] != NOT_TAGGED]
         tooltip = [*describe(node, self.hidden), *(f"refused by {who}: {why}" for who, why in refusals)]
+        tooltip += self.method.errors.lines("host", node.name)
+        heat = self.method.errors.heat("host", node.name)
         held = [(n.name, _fetch(self.root, n)) for n in node.all_input_nodes]
         subgraphs = [(name, module) for name, module in held if isinstance(module, GraphModule)]
         ids = [self.method.draw(f"{name}, a body of {node.name}", module) for name, module in subgraphs]
         shown = (_stem(operator_name(node)), show_type(node, named=False))
-        return Box(shown, tuple(tooltip), marked=bool(refusals), link="".join(ids[:1]), owner="host operator")
+        return Box(
+            shown, tuple(tooltip), marked=bool(refusals), link="".join(ids[:1]), owner="host operator", heat=heat
+        )
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
         values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
@@ -199,7 +244,7 @@ class _Host(_Graph):
                 self.connect([value], self.add(_border("output", name, value)))
 
 
-def _inside(row: DelegateRow, operators: Sequence[Node], tone: int) -> Picture:
+def _inside(row: DelegateRow, operators: Sequence[Node], tone: int, errors: _Errors) -> Picture:
     """The operators of a delegate between its inputs and its outputs."""
     nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
     graph, mine = _Graph(), set(nodes)
@@ -212,9 +257,10 @@ def _inside(row: DelegateRow, operators: Sequence[Node], tone: int) -> Picture:
         if not graph.unpack(node):
             box = Box(
                 (_stem(operator_name(node)), show_type(node, named=False)),
-                tuple(describe(node, hidden)),
+                (*describe(node, hidden), *errors.lines(row.name, node.name)),
                 "backend",
                 tone,
+                heat=errors.heat(row.name, node.name),
             )
             graph.connect(node.all_input_nodes, graph.add(box, node))
     leaving = {a.name for a in row.outputs}

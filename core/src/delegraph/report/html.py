@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..program.operators import OperatorStatistics, OperatorVerification, severity
 from ..source import Source
 from .drawing import TONES, condense, figure, head, swatch, text
 from .graphs import Drawn, MethodPictures, method_pictures, tones
@@ -15,19 +16,22 @@ if TYPE_CHECKING:
 
 BOXES = 3000
 """Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
+_WORST = 20
+"""Operators with the largest errors that the page lists."""
 _FEW = 4
 """Entries that a cell of a table shows without being unfolded."""
 
 
-def page(report: Report) -> str:
-    """The whole page. Two runs of one lowering differ in the times only."""
-    return "".join(_Page(report).parts())
+def page(report: Report, operators: Mapping[str, OperatorVerification] | None = None) -> str:
+    """The whole page. Two runs of one lowering differ in the times only. ``operators``: figures of each, by method."""
+    return "".join(_Page(report, operators or {}).parts())
 
 
 class _Page:
     """One page while it is written."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, operators: Mapping[str, OperatorVerification]) -> None:
+        self.operators = operators
         self.report, self.tones, self.room = report, tones(report), BOXES
         self.ids = {method: f"m{k}" for k, method in enumerate(report.host)}
 
@@ -59,6 +63,9 @@ class _Page:
 
     def _legend(self) -> Iterator[str]:
         looks = [(f"t{tone % TONES}", backend) for backend, tone in self.tones.items()]
+        if self.operators:
+            degrees = ("agrees with float64", "near its tolerance", "differs", "differs by more than ten times that")
+            looks += [(f"host e{k}", degree) for k, degree in enumerate(degrees, start=1)]
         looks += [("host", "host"), ("host marked", "host, refused by a backend"), ("border", "input, output")]
         items = "".join(f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks)
         yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
@@ -66,8 +73,9 @@ class _Page:
         yield f'<p class="faint">{hint} An underlined box leads to what is inside.</p>\n'
 
     def _method(self, method: str) -> Iterator[str]:
-        rows, pictures = self._rows(method), method_pictures(self.report, method, self.ids[method])
+        rows, pictures = self._rows(method), self._pictures(method)
         yield from _graphs(pictures)
+        yield from self._accuracy(method)
         yield from self._left(method)
         insides = self._affordable(pictures.delegates) if pictures else {}
         if rows:
@@ -77,6 +85,25 @@ class _Page:
             yield from (_inside(row, insides[row.name]) for row in rows if row.name in insides)
         if insides and len(insides) < len(rows):
             yield f"<p>The inside of {len(rows) - len(insides):,} more is not drawn, to keep this page small.</p>\n"
+
+    def _pictures(self, method: str) -> MethodPictures | None:
+        return method_pictures(self.report, method, self.ids[method], self.operators.get(method))
+
+    def _accuracy(self, method: str) -> Iterator[str]:
+        """What differs from float64, the first operator and then the worst."""
+        found = self.operators.get(method)
+        if found is None:
+            return
+        differing = found.differing()
+        shown = [*differing[:1], *sorted(differing[1:], key=severity, reverse=True)[:_WORST]]
+        shown = shown or [o for o in (found.worst,) if o is not None]
+        rows = [_operator(o) for o in [*shown, *(o for o in found.remarked[:_WORST] if o not in shown)]]
+        missing = "".join(f"; {n:,} not compared: {text(why)}" for why, n in found.not_compared.items())
+        yield "<h3>Accuracy by operator</h3>\n"
+        yield f"<p>{len(found.operators):,} values compared with float64, {len(differing):,} differ{missing}.</p>\n"
+        yield _table(
+            ("operator", "in", "error", "error of eager", "first at"), rows, "text", "name", "number", "number", ""
+        )
 
     def _affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
         """The pictures that are drawn: as many as there is room for, from the first on."""
@@ -162,6 +189,13 @@ def _cause(cause: Cause) -> list[str]:
     remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
     why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (f"<ul>{remarks}</ul>" if remarks else "")
     return [f"{cause.count:,}", _cell(listed, pluralize(len(listed), "kind")), why, _where(cause.source)]
+
+
+def _operator(o: OperatorStatistics) -> list[str]:
+    remark = f"<br/>{text(o.figures.remark)}" if o.figures.remark else ""
+    odd = f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
+    errors = [f"{o.figures.relative_error:.2g}{odd}", f"{o.eager_error:.2g}"]
+    return [f"{_code(f'{o.node} = {o.operator}')}{remark}", text(o.where), *errors, _where(o.source)]
 
 
 def _where(source: Source | None) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
 from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, pluralize
+
+if TYPE_CHECKING:
+    from ..program.operators import OperatorVerification
 
 
 class Report:
@@ -115,11 +118,14 @@ class Report:
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
         }
 
-    def to_html(self) -> str:
-        """As one page with a picture of each method; it refers to nothing outside, and runs no script."""
+    def to_html(self, operators: Mapping[str, OperatorVerification] | None = None) -> str:
+        """As one page with a picture of each method; it refers to nothing outside, and runs no script.
+
+        ``operators``: by method what ``verify(per_operator=True)`` found, which colours the pictures.
+        """
         from .html import page
 
-        return page(self)
+        return page(self, operators or {})
 
     def to_text(self, verbose: bool = False) -> str:
         """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate.

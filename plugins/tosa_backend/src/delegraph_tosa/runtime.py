@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import InputError, Unsupported
-from delegraph.runtime import BackendRuntime, Delegate
+from delegraph.runtime import BackendRuntime, Delegate, ObservedDelegate
 
-from .evaluate import Program, check_inputs
-from .ir.graph import Array, Graph, Value
+from .evaluate import Program, See, check_inputs
+from .ir.graph import Array, Graph, Operator, Value
 from .ir.operators import VARIABLE
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
 from .lowering.torch_types import array_of
 from .options import Options
-from .serialize import read
+from .serialize import read, read_numbered
 
 Scalar = int | float | bool
 
@@ -38,6 +38,31 @@ class TOSARuntime(BackendRuntime):
         loaded = LoadedGraph(read(processed_bytes))
         order = Options.parse(compile_specs).input_order if compile_specs else None
         return loaded if order is None else lambda *args: loaded(*[args[position] for position in order])
+
+    @staticmethod
+    def observe(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> ObservedDelegate:
+        """As ``load``; each call also tells what the operators computed, by their numbers in the file.
+
+        Not told: operators in graphs of control flow, and types that torch does not have.
+        """
+        graph, numbers = read_numbered(processed_bytes)
+        loaded = LoadedGraph(graph)
+        order = Options.parse(compile_specs).input_order if compile_specs else None
+
+        def call(*args: torch.Tensor | Scalar) -> tuple[tuple[Any, ...], dict[Any, tuple[torch.Tensor, ...]]]:
+            seen: dict[Any, tuple[torch.Tensor, ...]] = {}
+
+            def see(operator: Operator, results: Sequence[Array]) -> None:
+                if all(value.dtype in _SHOWN for value in operator.outputs):
+                    pairs = zip(results, operator.outputs, strict=True)
+                    seen[numbers.get(operator, -1)] = tuple(_shown(array, value) for array, value in pairs)
+
+            given = args if order is None else [args[position] for position in order]
+            return loaded.observe(given, see), seen
+
+        return call
 
 
 class LoadedGraph:
@@ -59,16 +84,20 @@ class LoadedGraph:
         self._constants = frozenset(_root(array) for array in self.program.constants.values())
 
     def __call__(self, *args: torch.Tensor | Scalar) -> tuple[torch.Tensor, ...]:
+        return self.observe(args, None)
+
+    def observe(self, args: Sequence[torch.Tensor | Scalar], see: See | None) -> tuple[torch.Tensor, ...]:
+        """As a call; ``see`` is told what each operator computes."""
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
         wanted = self.program.graph.inputs
         check_inputs(wanted, [(tuple(t.shape), _held_as(t.dtype, k, wanted)) for k, t in enumerate(tensors)])
         with self._turn:
-            return self._run([array_of(tensor) for tensor in tensors])
+            return self._run([array_of(tensor) for tensor in tensors], see)
 
-    def _run(self, inputs: Sequence[Array]) -> tuple[torch.Tensor, ...]:
+    def _run(self, inputs: Sequence[Array], see: See | None) -> tuple[torch.Tensor, ...]:
         """Variables change if the whole call succeeds, and share no memory with what the caller has."""
         given, held = {_root(array) for array in inputs}, dict(self._variables)
-        outputs = self.program(inputs, held)
+        outputs = self.program(inputs, held, see)
         self._variables = {name: _owned(array, given) for name, array in held.items()}
         taken = self._constants | given | {_root(array) for array in self._variables.values()}
         results = []
@@ -77,6 +106,15 @@ class LoadedGraph:
             results.append(result.view(torch.bfloat16) if value.dtype is DType.BF16 else result)
             taken = taken | {_root(output)}
         return tuple(results)
+
+
+_SHOWN = frozenset({DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.FP16, DType.BF16, DType.FP32})
+
+
+def _shown(array: Array, value: Value) -> torch.Tensor:
+    """A copy as a tensor: the array may be a view of what changes."""
+    tensor = torch.from_numpy(np.array(array, order="C"))
+    return tensor.view(torch.bfloat16) if value.dtype is DType.BF16 else tensor
 
 
 def _has_variables(graph: Graph) -> bool:

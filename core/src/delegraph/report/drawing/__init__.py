@@ -2,11 +2,12 @@
 
 from ...io.escape import printable, text
 from .condense import condense
-from .picture import Box, Picture, Wire
+from .picture import HEATS, Box, Picture, Wire
 from .style import STYLE, TONES, head
 from .svg import figure, svg, swatch
 
 __all__ = [
+    "HEATS",
     "STYLE",
     "TONES",
     "Box",

@@ -120,4 +120,5 @@ def _merge_boxes(boxes: list[Box]) -> Box:
         marked=any(b.marked for b in boxes),
         owner=boxes[0].owner if len(owners) == 1 else "several",
         count=sum(owners.values()),
+        heat=max(b.heat for b in boxes),
     )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+HEATS = 4
+"""Degrees of ``Box.heat``."""
 Kind = Literal["border", "host", "backend", "several"]
 
 
@@ -16,7 +18,8 @@ class Box:
     ``border`` is an input or output of the graph; ``several`` holds boxes of different owners. ``tone`` numbers the
     backend, for its colour. A ``marked`` box is one to look at: its operator was refused. ``link`` is the id of the
     element of the page that tells more. ``owner`` (a noun) and ``count`` say what the box stands for when several are
-    drawn as one: ``3 host operators``.
+    drawn as one: ``3 host operators``. ``heat``, from 1 to ``HEATS``, colours it by how wrong its value is; 0 is not
+    known.
     """
 
     lines: tuple[str, ...]
@@ -27,6 +30,7 @@ class Box:
     link: str = ""
     owner: str = "operator"
     count: int = 1
+    heat: int = 0
 
 
 @dataclass(frozen=True, slots=True)

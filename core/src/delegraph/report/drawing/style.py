@@ -48,6 +48,8 @@ svg .border { --c: var(--faint); } svg .border rect { fill-opacity: 0; stroke-wi
 svg .host { --c: var(--host); } svg .several { --c: var(--faint); } svg .several rect { stroke-dasharray: 1 3; }
 svg .t0 { --c: var(--t0); } svg .t1 { --c: var(--t1); } svg .t2 { --c: var(--t2); } svg .t3 { --c: var(--t3); }
 svg .t4 { --c: var(--t4); }
+svg .e1 rect { fill: #2da44e; fill-opacity: .35; } svg .e2 rect { fill: #d4c400; fill-opacity: .4; }
+svg .e3 rect { fill: #f08000; fill-opacity: .6; } svg .e4 rect { fill: #d1242f; fill-opacity: .75; }
 svg .marked rect { stroke: var(--mark); stroke-width: 2; stroke-dasharray: 6 3; }
 svg .mark { fill: var(--mark); font-weight: bold; }
 svg path { fill: none; stroke: var(--wire); stroke-width: 1.2; }

@@ -57,7 +57,7 @@ def _box(box: Box, place: Place) -> str:
     mark = f'<text class="mark" x="{place.x + place.width - 13}" y="{place.y + LINE}">!</text>' if box.marked else ""
     tooltip = f"<title>{lines(box.tooltip or box.lines)}</title>"
     look = f"t{box.tone % TONES}" if box.kind == "backend" else box.kind
-    look += " marked" * box.marked
+    look += " marked" * box.marked + (f" e{box.heat}" if box.heat else "")
     drawn = f'<g class="{look}">{tooltip}{area}{shown}{mark}</g>'
     return f'<a href="#{box.link}">{drawn}</a>\n' if box.link else f"{drawn}\n"
 

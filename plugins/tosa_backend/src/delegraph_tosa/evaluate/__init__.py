@@ -19,11 +19,12 @@ from . import (  # noqa: F401 (registers)
 from .constants import materialize
 from .control import bounded_iterations
 from .kernels import KERNELS, computes, numbers_of, why_not
-from .program import Program, check_inputs, evaluate
+from .program import Program, See, check_inputs, evaluate
 
 __all__ = [
     "KERNELS",
     "Program",
+    "See",
     "bounded_iterations",
     "check_inputs",
     "computes",

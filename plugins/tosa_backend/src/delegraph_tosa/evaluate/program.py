@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -11,7 +11,8 @@ from types import MappingProxyType
 import numpy as np
 from delegraph.errors import InputError, InternalError
 
-from ..ir.graph import Array, Graph, Value
+from ..ir.graph import Array, Graph, Operator, Value
+from ..ir.operators.shape import ShapeOperator
 from ..ir.sizes import agree
 from ..ir.types import ARRAY_DTYPES, DType
 from .constants import materialize
@@ -21,6 +22,10 @@ from .variable import variables
 
 KEPT_SIZES = 8
 """Combinations of input shapes for which a program of dynamic shapes stays ready to run."""
+
+
+See = Callable[[Operator, Sequence[Array]], None]
+"""Is told an operator's results."""
 
 
 class Program:
@@ -46,25 +51,40 @@ class Program:
     def _specialized(self, *shapes: tuple[int, ...]) -> Program:
         return Program(specialized(self.graph, shapes), self.constants)
 
-    def __call__(self, inputs: Sequence[Array], held: dict[str, Array] | None = None) -> list[Array]:
+    def __call__(
+        self,
+        inputs: Sequence[Array],
+        held: dict[str, Array] | None = None,
+        see: See | None = None,
+    ) -> list[Array]:
         """Outputs in order; they may be views of inputs, of constants, of variables and of each other.
 
         ``held`` are the variables, by name, before the call and after it; initial values of those that it lacks are
-        added. Without it they start from their initial values. Raises InputError.
+        added. Without it they start from their initial values. ``see`` is told what each operator computes, but for
+        those in graphs of control flow. Raises InputError.
         """
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
         if self._of_size is not None:
-            return self._of_size(*[x.shape for x in inputs])(inputs, held)
+            specific = self._of_size(*[x.shape for x in inputs])
+            return specific(inputs, held, see and self._of_originals(specific, see))
         values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
         with np.errstate(all="ignore"), variables(held), self._within():
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
                 operands = [values[v] for v in operator.inputs]
                 results = compute(operator, operands, [v.type for v in operator.outputs])
                 values.update(zip(operator.outputs, results, strict=True))
+                if see is not None:
+                    see(operator, results)
                 del operands, results
                 for value in dead:
                     del values[value]
         return [values[v] for v in self.graph.outputs]
+
+    def _of_originals(self, specific: Program, see: See) -> See:
+        """``see`` for a specialized program: it is told the operators of this graph."""
+        originals = (o for o in self.graph.operators if not isinstance(o, ShapeOperator))
+        original = dict(zip(specific.graph.operators, originals, strict=True))
+        return lambda operator, results: see(original[operator], results)
 
     @contextmanager
     def _within(self) -> Iterator[None]:

@@ -51,13 +51,19 @@ ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
 
 def read(data: bytes | bytearray | memoryview) -> Graph:
     """The graph of a ``.tosa`` file of version 1.0 or 1.1. Raises FormatError."""
+    return read_numbered(data)[0]
+
+
+def read_numbered(data: bytes | bytearray | memoryview) -> tuple[Graph, dict[Operator, int]]:
+    """As ``read``, with the number in the file of each operator of the program, as a ``TosaFile`` counts them."""
     table = root(data, IDENTIFIER, "TOSA file")
     _check_version(table)
     _check_features(table)
     regions = _Regions(table)
     graph = regions.graph(None, ())
+    numbers = dict(zip(graph.operators, regions.numbers, strict=True))
     graph.operators[:0] = regions.declared_inside
-    return graph
+    return graph, numbers
 
 
 def _check_version(table: Table) -> None:
@@ -91,6 +97,8 @@ class _Regions:
         self.variables: dict[str, Type] = {}
         self.declared_inside: list[Operator] = []
         """Variables that only graphs of control flow name; the program declares them."""
+        self.numbers: list[int] = []
+        """Of the program's operators; -1 for a variable, which its tensor declares."""
         for region in table.each_table(GraphField.REGIONS, "region"):
             name = region.string(RegionField.NAME, "name")
             if name in self.tables:
@@ -130,8 +138,12 @@ class _Block:
     def graph(self, name: str) -> Graph:
         self.declare()
         inputs = [self.input(n) for n in self.table.strings(BlockField.INPUTS, "input")]
-        for operator in self.table.each_table(BlockField.OPERATORS, "operator"):
+        numbers = [-1] * len(self.operators)
+        for number, operator in enumerate(self.table.each_table(BlockField.OPERATORS, "operator")):
             self.operator(operator)
+            numbers += [number] * (len(self.operators) - len(numbers))
+        if len(self.within) == 1:
+            self.regions.numbers = numbers
         outputs = [self.output(n) for n in self.table.strings(BlockField.OUTPUTS, "output")]
         if len({*outputs}) != len(outputs):
             raise self.table.damaged("an output is there twice")

@@ -1,0 +1,64 @@
+"""Inputs of a method from ``.npz`` files: what ``numpy.savez`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch.export import ExportedProgram
+
+
+def read_inputs(path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Arguments and keyword arguments of ``method``, its tensors from the file.
+
+    Arrays are called ``arr_0``, ``arr_1``, ... in the order of the inputs, as ``numpy.savez(file, *arrays)`` does, or
+    as the inputs of the program are; ``method.name`` where several methods share the file. Inputs that are no tensors
+    are those of the example. Raises InputError.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from ..exported_program import user_inputs
+
+    arrays = _read(path)
+    leaves, spec = pytree.tree_flatten(example)
+    names = [node.name for node in user_inputs(program)]
+    wanted = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for position, k in enumerate(wanted):
+        found = next((key for key in _keys(method, names[k], position) if key in arrays), None)
+        if found is None:
+            text = f"{path} has no array for the input {names[k]} of method {method}; it has {', '.join(arrays)}"
+            raise InputError("input-invalid", text, hint=f"numpy.savez(file, {', '.join(names[j] for j in wanted)})")
+        leaves[k] = _tensor(path, found, arrays[found], leaves[k].dtype)
+    return tuple(pytree.tree_unflatten(leaves, spec))
+
+
+def _keys(method: str, name: str, position: int) -> Sequence[str]:
+    return (f"{method}.{name}", name, f"{method}.arr_{position}", f"arr_{position}")
+
+
+def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> Any:
+    import torch
+
+    try:
+        tensor = torch.from_numpy(array)
+    except TypeError as e:
+        raise InputError("input-invalid", f"{path}: the array {key} is no tensor: {e}") from e
+    return tensor.to(dtype) if dtype is torch.bfloat16 else tensor  # which numpy does not have
+
+
+def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        raise InputError("input-invalid", f"{path} is not a readable .npz file: {e}") from e

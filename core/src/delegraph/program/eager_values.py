@@ -1,0 +1,136 @@
+"""The values of a graph in eager PyTorch, and with float64 in place of its types, computed call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import GraphModule, Node, map_arg
+from torch.utils import _pytree as pytree
+
+from ..exported_program import STATE_WRITES, constant_tensor, output_values, placeholders
+from .executor import Executable
+from .graph_code import RESHAPE, VIEWS, GraphCode
+from .lowered_module import LoweredBackendModule
+from .ties import picks
+
+
+class Pair(NamedTuple):
+    """A value in eager, with the types of the program, and with float64 in their place."""
+
+    eager: Any
+    exact: Any
+
+
+class EagerValues:
+    """The values of the graph of ``program`` that are still needed; ``known`` has its inputs to begin with."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.known: dict[Node, Pair] = {}
+        self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        self._specs = dict(placeholders(program))
+        self._dying: dict[Node, list[Node]] = {}
+        kept = {call.args[0] for call in self.calls if picks(call)}  # a tie is seen in what was picked from
+        last = {used: user for user in program.graph.nodes for used in user.all_input_nodes}
+        for used, user in last.items():
+            if used not in kept:
+                self._dying.setdefault(user, []).append(used)
+
+    def pair(self, node: Node) -> Pair:
+        """The value of a node. Constants are widened anew for each use: weights in float64 are twice their size."""
+        if node in self.known:
+            return self.known[node]
+        if node.op == "placeholder":
+            return _paired(constant_tensor(self.program, self._specs[node]))
+        fetched: Any = self.program.graph_module
+        for part in str(node.target).split("."):
+            fetched = getattr(fetched, part)
+        return _paired(_as_function(fetched) if isinstance(fetched, GraphModule) else fetched)
+
+    def compute(self, node: Node) -> Pair:
+        """What a call makes. Where an operator is not there in float64, both are what eager makes."""
+        operands = {n: self.pair(n) for n in node.all_input_nodes}
+        eager = _call(node, {n: pair.eager for n, pair in operands.items()})
+        exact_operands = {n: pair.exact for n, pair in operands.items()}
+        if isinstance(node.target, HigherOrderOperator) or is_random(node):
+            return Pair(eager, widened(eager))
+        if not isinstance(node.target, OpOverload):  # it unpacks results, or computes with sizes
+            return Pair(eager, _call(node, exact_operands))
+        try:
+            exact = _call(node, exact_operands, widen=True)
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            IndexError,
+            AssertionError,
+        ):
+            exact = None  # there is no such kernel (NotImplementedError is a RuntimeError)
+        return Pair(eager, exact if _is_alike(eager, exact) else widened(eager))
+
+    def keep(self, node: Node, pair: Pair) -> None:
+        """Record the value of a call, and let go of what was needed last for it."""
+        self.known[node] = pair
+        for used in self._dying.get(node, ()):
+            self.known.pop(used, None)
+
+    def returned(self, mutations: Collection[OutputKind] = STATE_WRITES) -> list[Node | Any]:
+        """What the graph returns to its caller: not the new values of buffers, which are ``mutations``."""
+        specs = zip(self.program.graph_signature.output_specs, output_values(self.program), strict=True)
+        return [value for spec, value in specs if spec.kind not in mutations]
+
+
+def _call(node: Node, operands: Mapping[Node, Any], widen: bool = False) -> Any:
+    """The call with these values; with ``widen``, operators that are told a type are told the wide one."""
+    target: Any = RESHAPE if node.target in VIEWS else node.target
+    arguments: Any = map_arg((node.args, node.kwargs), operands.__getitem__)
+    args, kwargs = pytree.tree_map_only(torch.dtype, _wide_dtype, arguments) if widen else arguments
+    return target(*args, **kwargs)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a call may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def widened(value: Any) -> Any:
+    """With float64 in place of shorter floats, complex128 in place of shorter complex numbers."""
+    return pytree.tree_map_only(torch.Tensor, _wide_tensor, value)
+
+
+def _paired(value: Any) -> Pair:
+    return Pair(value, widened(value))
+
+
+def _wide_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(_wide_dtype(tensor.dtype))
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+
+
+def _is_alike(eager: Any, exact: Any) -> bool:
+    """Whether the shapes are the same, and the types but for their width."""
+    ours, theirs = pytree.tree_leaves(eager), pytree.tree_leaves(exact)
+    return len(ours) == len(theirs) and all(
+        isinstance(b, torch.Tensor) and a.shape == b.shape and _wide_dtype(a.dtype) is b.dtype
+        if isinstance(a, torch.Tensor)
+        else type(a) is type(b)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _as_function(module: GraphModule) -> Callable[..., Any]:
+    """A branch or loop body, with its delegates in eager too."""
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    return GraphCode(module, inputs, {}, {}).function(_in_eager)
+
+
+def _in_eager(module: LoweredBackendModule) -> Callable[..., Any]:
+    return Executable(module.original_module)

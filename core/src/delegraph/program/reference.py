@@ -1,0 +1,175 @@
+"""Eager PyTorch and float64 beside a lowered program, call by call: every value of the program is compared as it comes.
+
+Both follow the lowered program's own graph, and inside of delegates the programs that those were compiled from. Where
+eager decides and could as well decide otherwise, a tie in a top-k for instance, both go on with the decision of the
+lowered program, so that what follows stays comparable.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ..exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
+from ..source import source_of
+from .eager_values import EagerValues, Pair, is_random, widened
+from .inside import DelegateValues
+from .lowered_module import LoweredBackendModule
+from .operators import OperatorStatistics, OperatorVerification
+from .ties import picked_from, why_tied
+from .verify import OutputStatistics, Verification, compare
+from .watching import Inside
+
+RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"
+DECIDED = "eager gives the same where it decides as the program did: see the operators"
+UNDECIDED = "eager disagrees with itself: in float64 it decides otherwise there too"
+
+
+class _Place(NamedTuple):
+    """Where values are computed: the name of a delegate or ``"host"``, and eager's values there."""
+
+    where: str
+    values: EagerValues
+
+
+class Reference:
+    """The watcher of one run (``watching.Watcher``); ``verification`` is what it found."""
+
+    def __init__(self, method: str, program: ExportedProgram) -> None:
+        self._method = method
+        self._host = _Place("host", EagerValues(program))
+        self._rows: list[OperatorStatistics] = []
+        self._missing: Counter[str] = Counter()
+        self._inside: dict[LoweredBackendModule, Inside] = {}
+
+    @property
+    def verification(self) -> OperatorVerification:
+        """All values that were compared."""
+        return OperatorVerification(tuple(self._rows), dict(self._missing))
+
+    def added_to(self, found: Verification, got: Any) -> Verification:
+        """``found`` with all this. Outputs that agree with eager once it decides as the program did are remarked."""
+        values = self._host.values
+        wanted = [values.pair(v).eager if isinstance(v, Node) else v for v in values.returned(MUTATIONS)]
+        pairs = zip(found.outputs, Verification.of(pytree.tree_leaves(got), wanted).outputs, strict=True)
+        decided = any(row.figures.remark for row in self._rows)
+        outputs = [replace(a, remark=DECIDED) if decided and not a.agrees() and b.agrees() else a for a, b in pairs]
+        return replace(found, outputs=tuple(outputs), operators=self.verification)
+
+    def begin(self, values: Mapping[Node, Any]) -> None:
+        for node, value in values.items():
+            self._host.values.known[node] = Pair(value, widened(value))
+
+    def inside(self, module: LoweredBackendModule, values: Inside) -> None:
+        self._inside[module] = values
+
+    def see(self, node: Node, value: Any) -> None:
+        if node.target is CALL_DELEGATE:
+            pair = self._follow(node, value)
+        else:
+            pair = self._host.values.compute(node)
+            if node.target is not operator.getitem:  # its call was compared
+                pair = self._judge(node, value, pair, self._host)
+        self._host.values.keep(node, pair)
+
+    def _follow(self, call: Node, outputs: tuple[Any, ...]) -> Pair:
+        """The operators inside of a delegate, each compared with what its runtime told, and the results of the call."""
+        owner: Any = call.args[0]
+        module: LoweredBackendModule = getattr(self._host.values.program.graph_module, owner.target)
+        delegate = DelegateValues(module, self._inside.pop(module, None))
+        place = _Place(str(owner.target), delegate.values)
+        given = [self._host.values.pair(a) if isinstance(a, Node) else Pair(a, a) for a in call.args[1:]]
+        place.values.known.update(zip(user_inputs(module.original_module), given, strict=True))
+        shown = dict(zip(delegate.returned, outputs, strict=True))
+        first = len(self._rows)
+        for node in place.values.calls:
+            pair = place.values.compute(node)
+            got = shown[node] if node in shown else self._find(node, pair, delegate)
+            place.values.keep(node, pair if got is None else self._judge(node, got, pair, place))
+        self._drop_fused(first, place, shown)
+        pairs = [place.values.pair(n) if isinstance(n, Node) else Pair(n, n) for n in delegate.returned]
+        return Pair(tuple(p.eager for p in pairs), tuple(p.exact for p in pairs))
+
+    def _find(self, node: Node, pair: Pair, delegate: DelegateValues) -> torch.Tensor | None:
+        if not isinstance(pair.eager, torch.Tensor):
+            return None
+        found = delegate.find(node, pair)
+        if found is None:
+            self._missing[delegate.why_not] += 1
+        return found
+
+    def _drop_fused(self, first: int, place: _Place, shown: Mapping[Any, Any]) -> None:
+        """What differs inside of a delegate while all that uses it agrees is no value of the program.
+
+        A backend fuses and moves operators: what it computed under that debug handle was something else.
+        """
+        agreed = {row.node: row.agrees() for row in self._rows[first:]}
+        for node in place.values.calls:
+            users = [agreed[u.name] for u in node.users if u.name in agreed]
+            if not agreed.get(node.name, True) and node not in shown and users and all(users):
+                self._rows[first:] = [row for row in self._rows[first:] if row.node != node.name]
+                self._missing["the backend has fused or moved them"] += 1
+
+    def _judge(self, node: Node, got: Any, pair: Pair, place: _Place) -> Pair:
+        """Add a row for each tensor that ``node`` makes; what eager and float64 go on with."""
+        (eagers, spec), gots = pytree.tree_flatten(pair.eager), pytree.tree_leaves(got)
+        sides = zip(gots, eagers, pytree.tree_leaves(pair.exact), strict=True)
+        taken = []
+        for k, (value, eager, exact) in enumerate(sides):
+            name = f"{node.name}[{k}]" if len(gots) > 1 else node.name
+            tensors = isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor)
+            taken.append(self._judge_one(node, name, value, eager, exact, place) if tensors else Pair(eager, exact))
+        return Pair(*(pytree.tree_unflatten([one[side] for one in taken], spec) for side in (0, 1)))
+
+    def _judge_one(self, node: Node, name: str, got: Any, eager: Any, exact: Any, place: _Place) -> Pair:
+        if is_random(node):
+            self._add(node, replace(compare(name, got, got), remark=RANDOM), 0.0, place)
+            return Pair(got, widened(got))
+        if eager.is_floating_point() or eager.is_complex():
+            self._add(node, *_against(name, got, eager, exact), place)
+            return Pair(eager, exact)
+        figures = compare(name, got, eager)
+        differs = figures.max_abs_error > 0 or figures.mismatched > 0
+        remark = _why_undecided(node, got, eager, exact, place) if differs else ""
+        self._add(node, replace(figures, remark=remark), 0.0, place)
+        return Pair(got, got) if remark else Pair(eager, eager)
+
+    def _add(self, node: Node, figures: OutputStatistics, eager_error: float, place: _Place) -> None:
+        quantizes = str(node.target).startswith("quantized_decomposed.quantize")
+        handle, line = node.meta.get("debug_handle"), source_of(node)
+        self._rows.append(
+            OperatorStatistics(
+                self._method, node.name, str(node.target), handle, place.where, line, figures, eager_error, quantizes
+            )
+        )
+
+
+def _against(name: str, got: Any, eager: Any, exact: Any) -> tuple[OutputStatistics, float]:
+    """Figures against float64, or against eager where only eager is not finite; and the relative error of eager."""
+    ours, theirs = compare(name, got, exact), compare(name, eager, exact)
+    if ours.mismatched and theirs.mismatched:
+        ours, theirs = compare(name, got, eager), compare(name, eager, eager)
+    dtype = str(eager.dtype).removeprefix("torch.")
+    return replace(ours, dtype=dtype), theirs.relative_error
+
+
+def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) -> str:
+    """Why integers or truth values may differ, if they may."""
+    if got.shape != eager.shape:
+        return ""
+    maker = picked_from(node)
+    source = None if maker is None else maker.args[0]
+    if maker is not None and isinstance(source, Node):
+        tied = why_tied(maker, got, eager, place.values.pair(source).eager)
+        if tied:
+            return tied
+    comparable = isinstance(exact, torch.Tensor) and exact.shape == eager.shape
+    return UNDECIDED if comparable and bool((exact != eager)[got != eager].all()) else ""

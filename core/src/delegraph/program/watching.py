@@ -1,0 +1,71 @@
+"""Running a lowered program so that its values can be seen, also inside of delegates whose runtime tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from ..runtime import BackendRuntime, Delegate
+from .executor import Delegates, Executable, LoadedDelegate
+from .lowered_module import LoweredBackendModule
+
+Inside = Mapping[Any, Sequence[torch.Tensor]]
+"""Delegate debug identifier -> values that were computed there."""
+
+
+class Watcher(Protocol):
+    """Who is told of the values: of the parameters, then of calls in order, each delegate's inside before its call."""
+
+    def begin(self, values: Mapping[Node, Any]) -> None: ...
+
+    def inside(self, module: LoweredBackendModule, values: Inside) -> None: ...
+
+    def see(self, node: Node, value: Any) -> None: ...
+
+
+class WatchedExecutable(Executable):
+    """A method from its initial state, each call of which tells ``watcher`` what it computes."""
+
+    def __init__(self, executable: Executable, watcher: Watcher) -> None:
+        super().__init__(executable._method, executable._delegates)
+        self._watcher = watcher
+
+    def _function(self) -> Callable[..., Any]:
+        run = self._method.generate(watched=True).function(self._bind, self._watcher.see)
+
+        def watched(*values: Any) -> Any:
+            self._watcher.begin(dict(zip(self._method.parameters, values, strict=True)))
+            return run(*values)
+
+        return watched
+
+    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        assert self._delegates is not None
+        return _Observed(module, self._delegates, partial(self._watcher.inside, module))
+
+
+class _Observed(LoadedDelegate):
+    """A delegate that tells the values inside of it, if its runtime does."""
+
+    def __init__(self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[Inside], None]) -> None:
+        super().__init__(module, delegates)
+        self._tell, self._observes = tell, False
+
+    def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        self._observes = runtime.observes()
+        return runtime.observe if self._observes else runtime.load
+
+    def _wrap(self, run: Callable[..., Any]) -> Delegate:
+        if not self._observes:
+            return run
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            outputs, inside = run(*args)
+            self._tell(inside)
+            return outputs  # type: ignore[no-any-return]
+
+        return call

@@ -1,0 +1,182 @@
+"""Every value of a program against float64: where it begins to differ, and what is nobody's error."""
+
+import json
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import InputError
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.program.operators import severity
+from delegraph.program.verify import Verification
+from delegraph.runtime import BackendRuntime
+
+from ..conftest import COMPILED
+
+aten = torch.ops.aten
+
+
+class TellingBackend(BackendDetails):
+    """Its debug identifiers are the names of nodes."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        name = f"program {len(COMPILED)}".encode()
+        COMPILED[name] = edge_program
+        mapping = DelegateMappingBuilder()
+        for node in (n for n in edge_program.graph.nodes if n.op == "call_function"):
+            mapping.insert_delegate_mapping_entry(nodes=node, identifier=node.name)
+        return PreprocessResult(name, mapping.get_delegate_mapping())
+
+
+class Telling(torch.fx.Interpreter):
+    """Runs a program with a tanh that is a hundredth too large; tells values in a layout that is not torch's."""
+
+    def run_node(self, node):
+        value = super().run_node(node)
+        if node.target is aten.tanh.default:
+            value = value * 1.01
+        if node.target is aten.argmax.default:  # the last of those that are equal
+            value = node.args[1] * 0 + 2 - super().fetch_args_kwargs_from_env(node)[0][0].flip(1).argmax(1)
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            self.told[node.name] = (value.permute(0, 2, 3, 1) if value.dim() == 4 else value,)
+        return value
+
+
+class TellingRuntime(BackendRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        observed = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+        return lambda *args: observed(*args)[0]
+
+    @staticmethod
+    def observe(processed_bytes, compile_specs, named_data):
+        program = COMPILED[processed_bytes]
+
+        def call(*args):
+            run = Telling(program.graph_module)
+            run.told = {}
+            return tuple(run.run(*program.state_dict.values(), *args)), run.told
+
+        return call
+
+
+class SilentRuntime(BackendRuntime):
+    load = TellingRuntime.load
+
+
+def lower(model, inputs, runtime=TellingRuntime, why_not=lambda node: None):
+    registry = Registry(discover=False)
+    partitioner = CapabilityPartitioner(why_not, "TellingBackend")
+    registry.register(TellingBackend, partitioner=partitioner, runtime=runtime, name="telling")
+    return delegraph.lower(model.eval(), inputs, backends=["telling"], registry=registry)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(2, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x).relu().tanh().sigmoid().flatten(1)
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_first_and_worst_inside_of_a_delegate(image):
+    """NHWC of these sizes, [2, 4, 4, 4], has the shape of NCHW too."""
+    lowered = lower(Net(), (image,))
+    found = lowered.verify(image, per_operator=True)
+    operators = found.operators
+    assert [o.operator.split(".")[1] for o in operators.operators] == ["conv2d", "relu", "tanh", "sigmoid", "flatten"]
+    first = operators.first
+    assert (first.operator, first.where) == ("aten.tanh.default", "lowered_module_0")
+    assert operators.worst is first and first.figures.relative_error == pytest.approx(0.01, rel=0.1)
+    assert "test_operators.py" in first.source.file and "tanh()" in first.source.code
+    assert not found.agrees() and operators.not_compared == {}
+    content = json.loads(json.dumps(found.to_json()))["operators"]
+    assert content["first"]["node"] == "tanh" and content["differing"] == 3 and len(content["values"]) == 5
+    assert "first: tanh = aten.tanh.default" in str(found)
+    page = lowered.report.to_html({"forward": operators})
+    assert "Accuracy by operator" in page and ' e4"' in page and ' e1"' in page
+    assert "Accuracy by operator" not in lowered.report.to_html()
+
+
+def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
+    operators = lower(Net(), (image,), SilentRuntime).verify(image, per_operator=True).operators
+    assert [o.operator for o in operators.operators] == ["aten.flatten.using_ints"]
+    assert operators.not_compared == {"its runtime tells the border of the delegate only": 4}
+
+
+def test_hosts_operators_and_their_own_errors(image):
+    lowered = lower(Net(), (image,), why_not=lambda n: None if n.target is aten.tanh.default else "no")
+    operators = lowered.verify(image, per_operator=True).operators
+    assert [o.where for o in operators.operators] == ["host", "host", "lowered_module_0", "host", "host"]
+    assert operators.first.operator == "aten.tanh.default"
+    assert [severity(o)[0] for o in operators.operators[:2]] == [False, False]
+
+
+class Tied(torch.nn.Module):
+    def forward(self, x):
+        index = x.round().argmax(1)
+        return index, x.new_zeros(3)[index] + index * 2
+
+
+def test_a_tie_is_no_error_and_what_follows_is_compared():
+    x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
+    found = lower(Tied(), (x,)).verify(x, per_operator=True)
+    (tie,) = found.operators.remarked[:1]
+    assert tie.figures.remark.startswith("a tie in aten.argmax.default: 1 positions differ")
+    assert found.operators.differing() == [] and found.agrees() and not lower(Tied(), (x,)).verify(x).agrees()
+    assert all("decides as the program did" in o.remark for o in found.outputs)
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return (x + torch.rand_like(x)).relu()
+
+
+def test_random_operators_have_one_seed_and_are_said():
+    x = torch.zeros(4)
+    lowered = lower(Noisy(), (x,), why_not=lambda n: "no" if "rand" in str(n.target) else None)
+    assert lowered.verify(x).relative_error == 0
+    found = lowered.verify(x, per_operator=True)
+    (random,) = found.operators.remarked
+    assert random.figures.remark.startswith("random") and found.operators.differing() == []
+
+
+def test_what_eager_loses_itself_is_no_error():
+    class Cancelling(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1e8) - 1e8
+
+    x = torch.rand(8)
+    found = lower(Cancelling(), (x,)).verify(x, per_operator=True)
+    last = found.operators.operators[-1]
+    assert last.figures.relative_error > 0.5 and last.eager_error > 0.5 and last.agrees()
+
+
+def test_worst_of_several_inputs(image):
+    lowered = lower(Net(), (image,))
+    found = [lowered.verify(scale * image, per_operator=True) for scale in (0.0, 1.0)]
+    worst = Verification.worst_of(found)
+    assert worst.outputs == found[1].outputs
+    assert worst.operators.first.figures == found[1].operators.first.figures
+
+
+def test_a_runtime_of_whole_files_tells_no_values(image):
+    with pytest.raises(InputError, match="does not tell the values"):
+        lower(Net(), (image,)).verify(image, runtime="executorch", per_operator=True)
+
+
+def test_tolerance_is_that_of_the_type():
+    near, wanted = torch.tensor([1.005]), torch.tensor([1.0])
+    assert not Verification.of(near, wanted).agrees() and Verification.of(near, wanted).agrees(0.01)
+    assert Verification.of(near.half(), wanted.half()).agrees()
+    assert not Verification.of(torch.tensor([100001]), torch.tensor([100000])).agrees()
