@@ -139,8 +139,11 @@ def test_a_weight_is_a_constant_of_the_branch_that_uses_it():
 
 
 def lowered(function, *inputs, target=TARGET):
+    options = {"tosa": {"spec": target}}
+    if isinstance(function, torch.export.ExportedProgram):
+        return delegraph.lower(function, backends=["tosa"], options=options)
     module = function if isinstance(function, nn.Module) else Function(function)
-    return delegraph.lower(module.eval(), inputs, backends=["tosa"], options={"tosa": {"spec": target}})
+    return delegraph.lower(module.eval(), inputs, backends=["tosa"], options=options)
 
 
 def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_extension():
@@ -263,3 +266,20 @@ def test_what_is_quantized_crosses_as_integers(name):
     for each in (inputs, (torch.tensor(False), -x)):
         torch.testing.assert_close(made(*each), function(*each), rtol=0, atol=0)
     assert "true_graph_0" not in dict(made.exported_program().graph_module.named_modules())
+
+
+class Dynamic(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x.relu() + 1, lambda x: x * 2, (x,))
+
+
+def test_sizes_that_are_known_at_run_time_do_not_cross():
+    """The branches are lowered on their own then, with dynamic sizes."""
+    either = Dynamic().eval()
+    batch = ({0: torch.export.Dim("batch", min=2, max=9)},)
+    program = torch.export.export(either, (randn(3, 4),), dynamic_shapes=batch)
+    made = lowered(program, target="TOSA-1.1+FP+INT+shape+controlflow")
+    (reason,) = [r.reason for r in made.report.refusals if r.operator == "cond"]
+    assert "has a size that is known at run time only" in reason
+    for each in (randn(5, 4).abs(), -randn(2, 4).abs()):
+        torch.testing.assert_close(made(each), either(each))

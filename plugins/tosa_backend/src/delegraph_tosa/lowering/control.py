@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from ..ir import operators as tosa
 from ..ir.graph import Graph, Operator, Value
-from ..ir.types import INTEGERS, DType
+from ..ir.types import INTEGERS, DType, Type
 from ..ir.witnesses import why_not_told
 from .builder import Tosa
 from .conditions import assumed
@@ -72,6 +72,7 @@ class Subgraph:
         """The input of the graph at that position of the call, used or not."""
         if position not in self.inputs:
             arrives = self.t.held_type(_held(self.given(position)).type)
+            _expect_static(self.t, arrives, f"an input of {self.name}")
             why = self.t.spec.why_not_tensor(arrives)
             self.t.require(why is None, f"an input of {self.name}: {why}")
             self.inputs[position] = Value(arrives, name=f"{self.name}_{position}")
@@ -88,11 +89,18 @@ class Subgraph:
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
         with self.t.inside(self.operators):
             returned = [(n, self.t.held(_held(v))) for n, v in zip(nodes, self.results, strict=True)]
+            for _, value in returned:
+                _expect_static(self.t, value.type, f"a result of {self.name}")
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[k]) for k in passed]
         why = why_not_told(inputs, self.operators)
         self.t.require(why is None, f"{self.name}: {why}")
         return Graph(inputs, outputs, self.operators, self.name)
+
+
+def _expect_static(t: Tosa, type: Type, what: str) -> None:
+    """Unsupported for what graphs of control flow cannot pass: each graph of a file has sizes of its own."""
+    t.require(not type.is_dynamic, f"{what} has a size that is known at run time only, {type}: graphs cannot share it")
 
 
 def _module(owner: Node) -> GraphModule:
@@ -364,6 +372,8 @@ class _Steps:
     def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
         self.outer, self.name, self.nodes = outer, str(body.target), list(_module(body).graph.nodes)
         self.xs = [_value(outer, x, "a step takes a slice of") for x in xs]
+        for x in self.xs:
+            _expect_static(outer.t, x.type, "what is mapped over")
         self.count = self.xs[0].shape[0]
         outer.t.require(self.count <= MOST_STEPS, f"its {self.count} steps are more than the {MOST_STEPS} written out")
 
