@@ -192,9 +192,9 @@ def test_verify_operators_with_inputs_of_ones_own(more, tmp_path, capsys):
     assert found["verification"]["outputs"][0]["max_abs_value"] == pytest.approx(3 * math.sin(1)), "of the first file"
     assert "Accuracy by operator" in (tmp_path / "r.html").read_text()
     np.savez(files[0], y=np.zeros(1))
-    wrong = fails(capsys, *given, "--input", files[0], error="input-invalid")
-    assert "no array for the input x" in wrong and "it has y" in wrong
-    assert "not a readable .npz" in fails(capsys, *given, "--input", more, error="input-invalid")
+    for wrong, message in ((files[0], "no array for the input x of method forward; it has y"), (more, "readable .npz")):
+        code, found = as_data(capsys, *given, "--input", wrong)
+        assert (code, found["code"]) == (1, "input-invalid") and message in found["message"]
     assert "there is no file" in fails(capsys, *given, "--input", "none.npz", code=2, error="usage-invalid")
 
 
