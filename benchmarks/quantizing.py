@@ -21,26 +21,6 @@ BATCHES = 8
 CLASSES = 10
 
 
-class KeywordSpotter(nn.Module):
-    """DS-CNN: x [N,1,49,10] -> [N,12]"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        blocks = [layer for _ in range(4) for layer in (*_convolution(64, 64, 3, 1, 1, 64), *_convolution(64, 64, 1))]
-        self.features = nn.Sequential(*_convolution(1, 64, (10, 4), (2, 2), (5, 1)), *blocks)
-        self.classifier = nn.Linear(64, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).mean((2, 3)))
-
-
-def _convolution(
-    inputs: int, outputs: int, kernel: Any, stride: Any = 1, padding: Any = 0, groups: int = 1
-) -> tuple[nn.Module, ...]:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
-    return convolution, nn.BatchNorm2d(outputs), nn.ReLU()
-
-
 class Tagger(nn.Module):
     """LSTM: x [N,T,16] -> [N,T,8]"""
 
@@ -66,10 +46,9 @@ def resnet18() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
 
 
 def keyword_spotter() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    model = KeywordSpotter()
-    with torch.no_grad():
-        model(torch.randn(32, 1, 49, 10))  # statistics for the batch norms
-    return model.eval(), [(torch.randn(1, 1, 49, 10),) for _ in range(BATCHES)]
+    from quantized import keyword_spotter as make
+
+    return make()[0], [(torch.randn(1, 1, 49, 10),) for _ in range(BATCHES)]
 
 
 def vit_tiny() -> tuple[nn.Module, list[tuple[Tensor, ...]]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import delegraph
+import numpy as np
 import pytest
 import torch
+from delegraph.cli import main
 from delegraph.errors import InputError, PluginBroken
 from torch import nn
 
@@ -107,6 +110,7 @@ def test_errors_name_the_worst_layer():
     assert errors.worst(1)[0].layer in errors.to_text().splitlines()[-1]
     rows = errors.to_json()["layers"]
     assert rows[0]["snr"] == relu.snr
+    assert f"aria-label='{relu.snr:.1f} dB'" in errors.to_html() and "tests/test_quantize.py" in errors.to_html()
     data = json.loads(errors.to_model_explorer())
     assert data["main"]["results"]["relu"]["value"] == relu.snr
     names = {node.name for node in program.graph.nodes}
@@ -142,7 +146,7 @@ def test_a_recurrent_layer_is_quantized_step_by_step():
             return self.lstm(x)[0]
 
     torch.manual_seed(0)
-    module, given = Tagger().eval(), [torch.randn(1, 3, 4) for _ in range(3)]
+    module, given = Tagger().eval(), [torch.randn(1, 2, 4) for _ in range(3)]
     program = delegraph.quantize(module, given)
     lowered = delegraph.lower(program, options=INT)
     assert len(lowered.delegates) == 1
@@ -183,3 +187,52 @@ def stripes(count, seed=0):
     shift = 6.3 * torch.rand(count, 1, 1, generator=generator)
     noise = 0.9 * torch.randn(count, 12, 12, generator=generator)
     return ((along * 1.6 + shift).sin() + noise)[:, None], labels
+
+
+MODEL = """
+import torch
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(6, 4).eval(), (torch.randn(2, 6),)
+"""
+
+
+@pytest.fixture
+def command(tmp_path, capsys, monkeypatch):
+    """Runs ``delegraph lower m.py --quantize FILE``; gives its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text(MODEL)
+
+    def run(file, *words):
+        code = main(["lower", "m.py", "--backend", "tosa", "--quantize", file, *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_the_command_line_quantizes(command, tmp_path):
+    np.savez(tmp_path / "c.npz", x=np.random.default_rng(0).normal(size=(5, 2, 6)).astype("float32"))
+    code, out, err = command("c.npz", "-o", "m.tosa", "--verify")
+    assert (code, err) == (0, "") and "wrote m.tosa" in out
+    assert delegraph.load(tmp_path / "m.tosa")(torch.zeros(2, 6))[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("none.npz", "there is no file none.npz"),
+        ("m.py", "--quantize takes an .npz file, not 'm.py'"),
+        ("text.npz", "text.npz is no .npz file of numbers"),
+        ("rows.npz", "rows.npz: its arrays have different numbers of batches"),
+        ("empty.npz", "there are no calibration batches"),
+        ("dtype.npz", "calibration batch 0 does not fit the program: RuntimeError: mat1 and mat2 must have"),
+    ],
+)
+def test_calibration_files_that_do_not_fit(command, tmp_path, file, message):
+    (tmp_path / "text.npz").write_text("no zip")
+    np.savez(tmp_path / "rows.npz", x=np.zeros((5, 2, 6)), y=np.zeros((4, 2, 6)))
+    np.savez(tmp_path / "empty.npz", x=np.zeros((0, 2, 6), "float32"))
+    np.savez(tmp_path / "dtype.npz", x=np.zeros((1, 2, 6), "int64"))
+    code, _, err = command(file)
+    assert code != 0 and re.search(message, err) and err.count("error [") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -52,16 +53,38 @@ def quantize(
     batches, total = checked(calibration_batches, dynamic_shapes is not None)
     first = next(batches)
     exported = export_whole(program, first, dynamic_shapes)
-    with TRACING, _quiet():
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-        prepared = prepare_pt2e(exported.module(check_guards=False), quantizer)
+    with TRACING:
+        prepared = _prepared(exported, quantizer)
         calibrate(prepared, chain([first], batches), total, progress)
-        _name_layers(prepared)
-        converted = convert_pt2e(prepared)
-        _drop_unused(converted)
+        converted = _converted(prepared)
         with torch.no_grad():
             return torch.export.export(converted, first, dynamic_shapes=dynamic_shapes)
+
+
+def _prepared(exported: ExportedProgram, quantizer: Any) -> GraphModule:
+    """The program with observers. Each call has its name in its metadata; torch keeps that through all that follows."""
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+    with _quiet():
+        prepared: GraphModule = prepare_pt2e(exported.module(check_guards=False), quantizer)
+    for node in prepared.graph.nodes:
+        if node.op == "call_function":
+            node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
+    return prepared
+
+
+def _converted(prepared: GraphModule) -> GraphModule:
+    """The program with Q/DQ in the place of observers, and without the weights in floats, which torchao leaves."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+    with _quiet():
+        converted: GraphModule = convert_pt2e(prepared)
+    used = {str(node.target) for node in converted.graph.nodes if node.op == "get_attr"}
+    for name, _ in [*converted.named_parameters(), *converted.named_buffers()]:
+        if name not in used:
+            owner, _, attribute = name.rpartition(".")
+            delattr(converted.get_submodule(owner), attribute)
+    return converted
 
 
 def export_whole(program: Program, inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
@@ -91,8 +114,6 @@ def expect_torchao() -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """torchao says while it is imported which of its kernels for GPUs do not load, and warns of its own calls."""
-    import warnings
-
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     try:
@@ -104,20 +125,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _name_layers(prepared: GraphModule) -> None:
-    """Note in each call its name; torch keeps ``custom`` through conversion, export and files."""
-    for node in prepared.graph.nodes:
-        if node.op == "call_function":
-            node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
-
-
-def _drop_unused(converted: GraphModule) -> None:
-    """Remove the weights in floats that conversion left behind."""
-    used = {str(node.target) for node in converted.graph.nodes if node.op == "get_attr"}
-    for names in (converted.named_parameters(), converted.named_buffers()):
-        for name, _ in list(names):
-            if name not in used:
-                owner, _, attribute = name.rpartition(".")
-                delattr(converted.get_submodule(owner), attribute)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import operator
@@ -13,35 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
-from torch.fx import Interpreter, Node
+from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from ..api import lower
 from ..discovery.registry import Registry
 from ..engine.tracing import TRACING
 from ..errors import InputError
-from ..exported_program import build_program, flat_call, output_node
+from ..exported_program import build_program, copy_node, flat_call, output_node
 from ..program.types import Program
 from ..source import source_of
 from .calibration import checked
+from .error_page import LayerError, page
 from .flow import LAYER, export_whole
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """A layer of a quantized program beside the same layer in floats, over all batches.
-
-    ``snr`` is the signal-to-noise ratio in dB: 10 log10(sum of squares in floats / sum of squared differences), of all
-    that was lost up to this layer; infinite if nothing was. ``node`` is its name in the quantized program.
-    """
-
-    layer: str
-    node: str
-    operator: str
-    source: str
-    snr: float
-    max_abs_error: float
-    max_abs_value: float
 
 
 @dataclass(frozen=True)
@@ -67,6 +50,10 @@ class QuantizationErrors:
         """As a dictionary; an infinite ratio becomes None."""
         rows = [{**asdict(row), "snr": row.snr if math.isfinite(row.snr) else None} for row in self.layers]
         return {"schema": "delegraph.quantization-errors/1", "layers": rows}
+
+    def to_html(self) -> str:
+        """A page with a bar for each layer."""
+        return page(self.layers)
 
     def to_model_explorer(self, graph: str = "main") -> str:
         """Node data for Model Explorer, JSON: the ratio of each node of the quantized program, from red to green.
@@ -144,7 +131,9 @@ class _Tap(NamedTuple):
 
 def _tapped(quantized: ExportedProgram) -> tuple[ExportedProgram, list[_Tap]]:
     """The program that returns a flat tuple: its own outputs and then the integers of its layers."""
-    graph = copy.deepcopy(quantized.graph)
+    graph, copies = Graph(), dict[Node, Node]()
+    for node in quantized.graph.nodes:
+        copies[node] = copy_node(graph, node, copies.__getitem__)
     found = {n: tap for n in graph.nodes if (tap := _tap(n)) is not None}
     if not found:
         text = "there is no quantized layer in the program"
