@@ -89,11 +89,12 @@ class Lowering:
         """What went where so far, in the rounds up to the current one."""
         backends = [r.name for r in self.rounds[: self.turn + 1]]
         origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.asked)
-        registry = self.registry
+        # now, since a backend may be taken out of the registry before the report is read
+        names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
         def rows() -> Rows:
             nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
-            return build_rows(origin, nodes, registry)
+            return build_rows(origin, nodes, names)
 
         return Report(rows, self.notes, self.seconds, origin)
 

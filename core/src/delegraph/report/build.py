@@ -7,16 +7,18 @@ from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
-from ..discovery.registry import Registry
 from ..program.delegates import DelegateInfo
 from .causes import find_causes
 from .collect import count_operators, left_operators
 from .rows import DelegateRow, ReportOrigin, Rows
 
 
-def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], registry: Registry) -> Rows:
-    """Rows for the programs and delegates in ``origin``; ``nodes``: those of each method, subgraphs included."""
-    rows = Rows([_delegate_row(info, registry) for info in origin.delegates])
+def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backends: Mapping[str, str]) -> Rows:
+    """Rows for the programs and delegates in ``origin``.
+
+    ``nodes``: those of each method, subgraphs included. ``backends``: identifier of a backend -> its name.
+    """
+    rows = Rows([_delegate_row(info, backends[info.backend_id]) for info in origin.delegates])
     for method in origin.programs:
         left = left_operators(nodes[method])
         rows.host[method] = dict(Counter(one.operator for one in left))
@@ -24,13 +26,13 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], regist
     return rows
 
 
-def _delegate_row(info: DelegateInfo, registry: Registry) -> DelegateRow:
+def _delegate_row(info: DelegateInfo, backend: str) -> DelegateRow:
     module = info.module
     facts = module.meta.get("_delegate_info_meta")
     return DelegateRow(
         method=info.method,
         name=info.name,
-        backend=registry.spec(module.backend_id).name,
+        backend=backend,
         producer=info.producer,
         operators=count_operators(info.nodes),
         inputs=module.inputs,
