@@ -133,6 +133,29 @@ def test_int16_activations_have_no_zero_point():
 
 
 @pytest.mark.parametrize(
+    ("mask", "activations", "integers"),
+    [
+        (None, torch.int8, True),
+        (torch.ones(4, 4).tril().bool(), torch.int8, True),
+        (torch.ones(4, 4).tril().log(), torch.int8, False),
+        (None, torch.int16, False),
+    ],
+    ids=["whole", "hidden", "added", "int16"],
+)
+def test_attention_that_integers_refuse_stays_in_floats(mask, activations, integers):
+    class Attention(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    x = torch.randn(1, 4, 8)
+    found = delegraph.quantize(Attention().eval(), [x], quantizer=quantizer(precision(activations=activations)))
+    assert bool(calls(found, "quantize_per_tensor")) is integers
+    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+FP+INT+int16"}})
+    assert len(lowered.delegates) == 1
+    torch.testing.assert_close(lowered(x), found.module(check_guards=False)(x), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
     ("change", "floats"),
     [
         (lambda q: q.set_module_name("line", None), "linear"),

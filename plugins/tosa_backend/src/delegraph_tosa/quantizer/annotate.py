@@ -101,7 +101,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         at_output = any(n.op == "output" for n in node.users)
         if (at_input and not self._inputs) or (at_output and not self._outputs):
             return None
-        return self._settings.of(node, target)
+        setting = self._settings.of(node, target)
+        return None if setting is None or is_refused_attention(node, setting) else setting
 
 
 class _Call:
@@ -210,6 +211,14 @@ def is_table(node: Node) -> bool:
     target = functional(node.target)
     tensors = [n for n in node.all_input_nodes if is_float(n)]
     return len(tensors) == 1 and target in RULES and is_pointwise(target, RULES[target])
+
+
+def is_refused_attention(node: Node, precision: Precision) -> bool:
+    """Whether a call is attention that its integer rule refuses: of int16, or with a mask that is added."""
+    if node.target is not aten.scaled_dot_product_attention.default:
+        return False
+    mask = arguments(node).get("attn_mask")
+    return precision.activations is torch.int16 or (isinstance(mask, Node) and is_float(mask))
 
 
 def belongs_to_convolution(node: Node) -> bool:
