@@ -109,6 +109,8 @@ class Type(NamedTuple):
 
     def reconciled(self, declared: Type) -> Type | None:
         """The inferred type of a result together with its declaration; None if they contradict each other."""
+        if self == declared:
+            return self
         if self.dtype is not declared.dtype or not agree(self.shape, declared.shape):
             return None
         pairs = zip(self.shape, declared.shape, strict=True)
