@@ -45,6 +45,18 @@ def test_batches_are_counted_and_the_model_is_not_changed():
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
 
 
+def test_a_weight_that_two_convolutions_share_has_each_its_own_batch_norm():
+    torch.manual_seed(0)
+    conv, norms = nn.Conv2d(3, 3, 1), [nn.BatchNorm2d(3), nn.BatchNorm2d(3)]
+    nn.init.constant_(norms[0].weight, 3.0)
+    nn.init.constant_(norms[1].bias, 2.0)
+    module = nn.Sequential(conv, norms[0], conv, norms[1]).eval()
+    given = [torch.randn(2, 3, 4, 4) for _ in range(2)]
+    program = delegraph.quantize(module, given)
+    errors = delegraph.quantization_errors(module, program, given, options=INT)
+    assert all(row.snr > 30 for row in errors.layers)
+
+
 def test_scales_come_from_all_batches():
     small, large = torch.full((2, 6), 0.5), torch.full((2, 6), 4.0)
     steps = []

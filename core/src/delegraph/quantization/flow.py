@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -65,12 +66,31 @@ def _prepared(exported: ExportedProgram, quantizer: Any) -> GraphModule:
     """The program with observers. Each call has its name in its metadata; torch keeps that through all that follows."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
+    module: Any = exported.module(check_guards=False)
+    _unshare_weights(module)
     with _quiet():
-        prepared: GraphModule = prepare_pt2e(exported.module(check_guards=False), quantizer)
+        prepared: GraphModule = prepare_pt2e(module, quantizer)
     for node in prepared.graph.nodes:
         if node.op == "call_function":
             node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
     return prepared
+
+
+def _unshare_weights(module: GraphModule) -> None:
+    """Give each convolution that shares a weight, and has a batch norm behind it, a weight of its own.
+
+    torchao folds the batch norm into the weight in place: the other convolutions would compute with it as well.
+    """
+    for node in module.graph.find_nodes(op="get_attr"):
+        for user in list(node.users) if len(node.users) > 1 else ():
+            if any("batch_norm" in str(following.target) for following in user.users):
+                name = f"{node.target}_of_{user.name}".replace(".", "_")
+                tensor = attrgetter(str(node.target))(module)
+                module.register_parameter(name, torch.nn.Parameter(tensor.detach(), requires_grad=False))
+                with module.graph.inserting_before(user):
+                    own = module.graph.get_attr(name)
+                own.meta = dict(node.meta)
+                user.replace_input_with(node, own)
 
 
 def _converted(prepared: GraphModule) -> GraphModule:
