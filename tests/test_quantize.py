@@ -197,7 +197,7 @@ def stripes(count, seed=0):
     y, x = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
     along = x * angles.cos()[:, None, None] + y * angles.sin()[:, None, None]
     shift = 6.3 * torch.rand(count, 1, 1, generator=generator)
-    noise = 0.9 * torch.randn(count, 12, 12, generator=generator)
+    noise = 1.6 * torch.randn(count, 12, 12, generator=generator)
     return ((along * 1.6 + shift).sin() + noise)[:, None], labels
 
 
