@@ -74,7 +74,9 @@ def test_a_transformer_is_one_delegate(name):
 
 
 def test_backends_can_be_compared():
-    output = run("examples/compare_backends.py", "examples/two_partitions.py:two_partitions")
-    rows = {line.split()[0]: line for line in output.splitlines()}
-    assert "aten.linalg_cholesky_ex.default" in rows["tosa"]
-    assert rows["demo"].split()[1] == "2"
+    model = ("examples/two_partitions.py:two_partitions",)
+    output = run("-m", "delegraph", "compare", *model, "--backend", "tosa", "--backend", "demo")
+    rows = {line.split("  ")[0]: line for line in output.splitlines()}
+    assert rows["tosa"].split()[1:5] == ["92%", "of", "13", "2"] == rows["tosa + demo"].split()[3:7]
+    assert rows["demo"].split()[1:5] == ["15%", "of", "13", "1"]
+    assert any(line.startswith("only tosa takes: 2 x aten.flatten.using_ints") for line in rows)

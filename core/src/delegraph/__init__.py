@@ -33,6 +33,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import load, lower
+    from .comparison import Comparison, compare
     from .discovery.registry import (
         Registry,
         backends,
@@ -42,14 +43,18 @@ if TYPE_CHECKING:
         get_runtime,
         register,
     )
+    from .lowered_program import LoweredProgram
+    from .partitioner import Refusal
     from .program.verify import Verification
     from .quantization.flow import quantize
     from .quantization.layer_errors import QuantizationErrors, quantization_errors
+    from .report.model import Report
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BackendNotFound",
+    "Comparison",
     "ContractViolation",
     "DelegraphError",
     "DelegraphWarning",
@@ -57,6 +62,7 @@ __all__ = [
     "FormatNotFound",
     "InputError",
     "InternalError",
+    "LoweredProgram",
     "NamedDataError",
     "NamedDataTypeError",
     "NoRuntime",
@@ -67,13 +73,16 @@ __all__ = [
     "PluginIncompatible",
     "PluginUnavailable",
     "QuantizationErrors",
+    "Refusal",
     "Registry",
+    "Report",
     "UnknownMethod",
     "Unsupported",
     "Verification",
     "WriteError",
     "__version__",
     "backends",
+    "compare",
     "default_registry",
     "get_backend",
     "get_partitioner",
@@ -87,8 +96,13 @@ __all__ = [
 
 _HOME = {
     "QuantizationErrors": "quantization.layer_errors",
+    "Comparison": "comparison",
+    "LoweredProgram": "lowered_program",
+    "Refusal": "partitioner",
     "Registry": "discovery.registry",
+    "Report": "report.model",
     "Verification": "program.verify",
+    "compare": "comparison",
     "backends": "discovery.registry",
     "get_backend": "discovery.registry",
     "get_partitioner": "discovery.registry",

@@ -198,6 +198,14 @@ def test_verify_operators_with_inputs_of_ones_own(more, tmp_path, capsys):
     assert "there is no file" in fails(capsys, *given, "--input", "none.npz", code=2, error="usage-invalid")
 
 
+def test_compare(model, tmp_path, capsys):
+    code, found = as_data(capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.html")
+    (row,) = found["candidates"]
+    assert code == 0 and row["backends"] == ["echo"] and row["relative_error"] == 0 and found["only"] == {}
+    assert "Comparison of backends" in (tmp_path / "c.html").read_text()
+    assert "'nobody'" in fails(capsys, "compare", model, "--backend", "nobody", code=2, error="backend-not-found")
+
+
 def test_diff(model, tmp_path, capsys):
     reports = []
     for k, options in enumerate(([], ["--option", "echo.all=1"], [])):

@@ -28,6 +28,7 @@ BUILT_IN = {
         CommandSpec("backends", f"{__package__}.listing:Backends", "list the backends that are installed"),
         CommandSpec("doctor", f"{__package__}.listing:Doctor", "examine every plugin; exit code 1 if one is broken"),
         CommandSpec("lower", f"{__package__}.lowering:Lower", "lower a model and write what a backend makes of it"),
+        CommandSpec("compare", f"{__package__}.compare:Compare", "lower a model for several backends, side by side"),
         CommandSpec("diff", f"{__package__}.diff:Diff", "show what is other in one report than in another"),
         CommandSpec("run", f"{__package__}.files:Run", "run a file such as .tosa on this host"),
         CommandSpec("inspect", f"{__package__}.files:Inspect", "show what is in a file such as .tosa"),

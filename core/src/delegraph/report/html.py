@@ -27,6 +27,16 @@ def page(report: Report, operators: Mapping[str, OperatorVerification] | None = 
     return "".join(_Page(report, operators or {}).parts())
 
 
+def tables(title: str, sections: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]]) -> str:
+    """A page of tables alone: of each its title, heads and rows, of text. A table without rows is left out."""
+    parts = [head(title), f"<body>\n<h1>{text(title)}</h1>\n"]
+    for name, heads, rows in sections:
+        if rows:
+            cells = [[text(cell) for cell in row] for row in rows]
+            parts.append(f"<h2>{text(name)}</h2>\n{_table(heads, cells, *['text'] * len(heads))}")
+    return "".join([*parts, "</body></html>\n"])
+
+
 class _Page:
     """One page while it is written."""
 

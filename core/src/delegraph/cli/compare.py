@@ -1,0 +1,54 @@
+"""``delegraph compare``: one model for several backends, side by side."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..discovery.registry import default_registry
+from ..errors import UsageError
+from ..io.atomic_write import expect_writable, write_whole
+from .command import parse_options
+from .model import check_model, read_model
+from .outcome import Outcome, as_json, output_path, progress
+
+
+class Compare:
+    """``delegraph compare``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
+        add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: all)")
+        add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        add("--report", type=output_path, metavar="FILE", help="write the comparison: .json, .html, or else text")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        check_model(args.model)
+        backends = args.backend or [b.name for b in default_registry().backends() if b.usable]
+        if not backends:
+            raise UsageError("usage-invalid", "no backend is installed that can be used", hint="delegraph doctor")
+        options = parse_options(backends, args.option)
+        if args.report:
+            expect_writable(args.report)
+        with progress(f"comparing {', '.join(backends)}"):
+            from ..comparison import compare
+
+            given = read_model(args.model)
+            found = compare(
+                given.programs,
+                given.inputs,
+                example_kwargs=given.kwargs,
+                dynamic_shapes=given.dynamic_shapes,
+                transforms=given.transforms,
+                backends=backends,
+                options=options,
+            )
+        outcome = Outcome("delegraph.compare/1", found.to_json(), str(found))
+        if args.report:
+            suffix = args.report.suffix
+            html = suffix in (".html", ".htm")
+            text = found.to_html() if html else as_json(outcome) if suffix == ".json" else outcome.text
+            write_whole(args.report, f"{text}\n".encode())
+        return outcome

@@ -1,0 +1,87 @@
+"""``delegraph.compare``: one export, each backend alone and all in order."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import BackendNotFound, OptionError, Unsupported
+from delegraph.partitioner import CapabilityPartitioner
+
+from .conftest import EchoBackend, EchoRuntime
+
+
+class MuteBackend(BackendDetails):
+    """Has no runtime."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"mute")
+
+
+class BrokenBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        raise Unsupported("unsupported", "too large\nfor it")
+
+
+class Net(torch.nn.Module):
+    exports = 0
+
+    def forward(self, x):
+        Net.exports += torch.compiler.is_exporting()
+        return (x.sin() + 1).relu() * 2
+
+
+def refuse_others(names):
+    takes = {f"aten.{name}" for name in names.split()}
+    return lambda node: "no" if takes and str(node.target).rpartition(".")[0] not in takes else None
+
+
+@pytest.fixture(scope="module")
+def found():
+    registry = Registry(discover=False)
+    kinds = ((EchoBackend, "sin add", EchoRuntime), (MuteBackend, "relu add", None), (BrokenBackend, "", None))
+    for kind, names, runtime in kinds:
+        partitioner = CapabilityPartitioner(refuse_others(names), kind.__name__)
+        registry.register(kind, partitioner=partitioner, runtime=runtime)
+    backends = ["echobackend", "mutebackend", "brokenbackend"]
+    Net.exports = 0
+    return registry, delegraph.compare(Net().eval(), (torch.ones(3),), backends=backends, registry=registry)
+
+
+def test_a_row_for_each_backend_and_one_for_all(found):
+    _, comparison = found
+    echo, mute, broken, together = comparison.candidates
+    assert [c.backends for c in comparison.candidates[:3]] == [("echobackend",), ("mutebackend",), ("brokenbackend",)]
+    assert echo.report.delegated_share == 0.5 and echo.relative_error == 0 and echo.run_seconds > 0
+    assert mute.run_seconds is None and mute.error.code == "no-runtime" and mute.bytes == 4
+    assert broken.report is None and broken.error.code == "unsupported"
+    assert together.backends == ("echobackend", "mutebackend", "brokenbackend") and together.error is not None
+    assert comparison.alone == {"echobackend": {"aten.sin.default": 1}, "mutebackend": {"aten.relu.default": 1}}
+    assert comparison.eager_seconds > 0 and Net.exports == 1
+
+
+def test_text_and_page(found):
+    _, comparison = found
+    lines = str(comparison).splitlines()
+    assert lines[1].startswith("echobackend") and "50% of 4" in lines[1]
+    assert lines[3].endswith("unsupported: too large") and lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
+    page = comparison.to_html()
+    assert "Operators that only one takes" in page and "too large" in page and "<script" not in page
+
+
+def test_programs_without_inputs_are_lowered_and_not_run(found):
+    registry, _ = found
+    program = torch.export.export(Net().eval(), (torch.ones(3),))
+    program._example_inputs = None
+    (row,) = delegraph.compare(program, backends=["echobackend"], registry=registry).candidates
+    assert row.report.delegated_share == 0.5 and row.run_seconds is None and row.error is None
+
+
+@pytest.mark.parametrize(
+    "backends, error", [([], OptionError), ("echobackend", OptionError), (["no"], BackendNotFound)]
+)
+def test_wrong_backends(found, backends, error):
+    with pytest.raises(error):
+        delegraph.compare(Net().eval(), (torch.ones(3),), backends=backends, registry=found[0])
