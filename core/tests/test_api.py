@@ -516,7 +516,7 @@ BAD_PROGRAMS = {
     "no_examples": (lambda: (Middle().eval(), None), "input-invalid", "example_inputs are needed"),
     "training": (lambda: (Middle(), (torch.randn(3, 4),)), "training-mode", "training mode"),
     "not_a_module": (lambda: (lambda x: x, (torch.randn(3),)), "input-invalid", "an nn.Module or an ExportedProgram"),
-    "tensor_examples": (lambda: (Middle().eval(), torch.randn(3, 4)), "input-invalid", "is a tuple"),
+    "number_as_examples": (lambda: (Middle().eval(), 3), "input-invalid", "is a tuple"),
     "not_exportable": (lambda: (Breaks().eval(), (torch.randn(3),)), "export-failed", "could not export Breaks"),
     "no_methods": (lambda: ({}, None), "input-invalid", "no method to lower"),
 }
@@ -694,3 +694,15 @@ def test_inputs_that_are_no_plain_tensors_are_refused(registry, given, text, bac
     with pytest.raises(errors.InputError, match=text):
         lowered(given)
     assert torch.equal(lowered(torch.nn.Parameter(torch.eye(3))), torch.eye(3))
+
+
+def test_example_inputs_in_any_plain_form_and_what_a_notebook_shows(registry):
+    x = torch.randn(3, 4)
+    given = [api.lower(Middle().eval(), inputs, backends=[echo()], registry=registry) for inputs in (x, [x], (x,))]
+    assert len({str(lowered.exported_program().graph) for lowered in given}) == 1
+    lowered = given[0]
+    assert repr(lowered) == f"<LoweredProgram forward: {lowered.report.summary()}>"
+    assert repr(lowered.report) == f"<Report: {lowered.report.summary()}>" and "\n" not in repr(lowered.verify(x))
+    shown = lowered._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and "Delegation report" in shown and "<svg" not in shown
+    assert lowered.verify(x)._repr_html_().startswith("<pre>compared with eager")

@@ -16,12 +16,12 @@ from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
 from .program.executor import OnMissingRuntime
 from .program.files import FileFormat, LoadedProgram
-from .program.types import Program, Transform
+from .program.types import ExampleInputs, Program, Transform
 
 
 def lower(
     program: Program | Mapping[str, Program],
-    example_inputs: Any = None,
+    example_inputs: ExampleInputs = None,
     *,
     example_kwargs: Any = None,
     dynamic_shapes: Any = None,
@@ -36,8 +36,9 @@ def lower(
 ) -> LoweredProgram:
     """Lower a model, and say what went where and why not elsewhere.
 
-    ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple), an ExportedProgram, or {method: either}
-    (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by method too). ``backends``: names in order
+    ``program``: an nn.Module in eval mode with ``example_inputs`` (its arguments; a tensor alone is one), an
+    ExportedProgram, or {method: either} (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by
+    method too). ``backends``: names in order
     of preference, Partitioners, or both; [] leaves everything on the host. ``options``: {backend name: {option:
     value}}. ``transforms``: functions from program to program, run on the normalized program. ``require_full`` makes
     an operator left to the host an error that lists all of them. Calls on constants alone that a backend refuses are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import statistics
 import time
 from collections import Counter
@@ -13,11 +14,11 @@ from torch.export import ExportedProgram
 
 from .api import lower
 from .discovery.registry import Registry, default_registry
-from .engine.export import Source, export_method, sources_by_method
+from .engine.export import Source, arguments_of, export_method, sources_by_method
 from .engine.subgraphs import all_nodes
 from .errors import DelegraphError, InputError, OptionError
 from .lowered_program import LoweredProgram
-from .program.types import Program, Transform
+from .program.types import ExampleInputs, Program, Transform
 from .program.verify import Verification
 from .report.collect import left_operators, operator_name
 from .report.html import tables
@@ -115,6 +116,9 @@ class Comparison:
         eager = "-" if self.eager_seconds is None else format_seconds(self.eager_seconds)
         return [*(c.cells() for c in self.candidates), ["eager", "-", "-", "-", "-", eager, "-", ""]]
 
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{html.escape(self.to_html())}" style="width: 100%; height: 30rem; border: 0"></iframe>'
+
     def __str__(self) -> str:
         rows = [list(map(str.upper, _HEADS)), *self._rows()]
         widths = [max(len(row[k]) for row in rows) for k in range(len(_HEADS))]
@@ -124,7 +128,7 @@ class Comparison:
 
 def compare(
     program: Program | Mapping[str, Program],
-    example_inputs: Any = None,
+    example_inputs: ExampleInputs = None,
     *,
     backends: Sequence[str],
     example_kwargs: Any = None,
@@ -173,8 +177,10 @@ _Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def _call_of(source: Source, program: ExportedProgram) -> _Call | None:
-    given = (source.inputs or (), source.kwargs or {}) if source.inputs is not None or source.kwargs else None
-    return given or program.example_inputs
+    if source.inputs is None and not source.kwargs:
+        stored: _Call | None = program.example_inputs
+        return stored
+    return arguments_of(source.inputs), source.kwargs or {}
 
 
 def _measure(

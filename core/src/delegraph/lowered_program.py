@@ -47,6 +47,12 @@ class LoweredProgram(MethodPrograms):
         loaded = Delegates(registry, on_missing_runtime)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
 
+    def __repr__(self) -> str:
+        return f"<LoweredProgram {', '.join(self.methods)}: {self.report.summary()}>"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
     @property
     def methods(self) -> list[str]:
         """Names of the methods, in the order in which they were given."""

@@ -58,17 +58,25 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     if inputs is None and not kwargs:
         hint = "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes and dtypes"
         raise InputError("input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint)
-    if not isinstance(inputs, tuple | None):
-        raise InputError("input-invalid", f"example_inputs is a tuple of arguments, not {type(inputs).__name__}")
+    args = arguments_of(inputs)
     try:
         with TRACING:
-            return torch.export.export(module, inputs or (), kwargs, dynamic_shapes=shapes)
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:
         first, _, rest = str(e).strip().partition("\n")
         text = f"torch.export could not export {kind}: {type(e).__name__}: {first}"
         fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
         suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None
         raise InputError("export-failed", text, source=_user_line(e), hint=suggested) from e
+
+
+def arguments_of(inputs: Any) -> tuple[Any, ...]:
+    """The arguments that ``example_inputs`` are: a tensor alone is one, a list is as a tuple, None is none."""
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,)
+    if not isinstance(inputs, tuple | list | None):
+        raise InputError("input-invalid", f"example_inputs is a tuple of arguments, not {type(inputs).__name__}")
+    return tuple(inputs or ())
 
 
 def _user_line(error: BaseException) -> SourceLine | None:

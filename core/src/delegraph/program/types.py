@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
 Program = torch.nn.Module | ExportedProgram
 
-
+Arguments = Sequence[Any] | torch.Tensor
+"""The positional arguments of a call; a tensor alone is the only one."""
+ExampleInputs = Arguments | Mapping[str, Arguments | None] | None
+"""Of one method, or of several by name."""
 Transform = Callable[[ExportedProgram], ExportedProgram]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from ..io.escape import printable
 
 if TYPE_CHECKING:
     from .operators import OperatorVerification
@@ -63,7 +66,7 @@ class OutputStatistics:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """How every output compares with eager, and every operator if that was asked for."""
 
@@ -75,6 +78,12 @@ class Verification:
         """Compare two results of the same structure, output by output."""
         pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
         return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+
+    def __repr__(self) -> str:
+        return f"<Verification: {len(self.outputs)} outputs, largest ratio {self.relative_error:.2g}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(printable(str(self), kept=chr(10)))}</pre>"
 
     @property
     def relative_error(self) -> float:

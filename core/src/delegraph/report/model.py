@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,13 @@ class Report:
 
     def __str__(self) -> str:
         return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, which keeps its style and the notebook's apart."""
+        return f'<iframe srcdoc="{html.escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
     def summary(self) -> str:
         """How much of the program is delegated, in one line."""
