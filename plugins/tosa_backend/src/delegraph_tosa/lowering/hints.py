@@ -34,16 +34,26 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
 
 def data_dependent(text: str = f"the shape of its result depends on the data, and {_MEANT}", of: Any = None) -> Reason:
     """The result has as many elements as the data say."""
-    hint = "keep the shape: torch.where(mask, x, 0) for x[mask], torch.topk for nonzero, or do it before the model"
+    hint = (
+        "keep the shape: torch.where(mask, x, 0) or the best by torch.topk instead of x[mask] and nonzero; or do it"
+        " before or after the model"
+    )
     return Reason(text, hint=hint, cause="data-dependent", of=of)
 
 
 def int64_value(node: Node, why: str) -> Reason:
     """An int64 that is made elsewhere and that may not fit into 32 bits."""
-    given = node.op == "placeholder"
-    cast = f"pass {node.name} as int32, or write {node.name}.int()" if given else "write .int() behind what makes it"
+    cast = "write .int() behind what makes it"
+    if node.op == "placeholder":
+        cast = f"{_from_the_start(node, torch.int32, '.int()')}; a mask can be bool"
     text, hint = f"the input {node.name}: {why}", f"if its values fit into 32 bits, {cast}"
     return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
+
+
+def _from_the_start(given: Node, other: torch.dtype, cast: str) -> str:
+    """Of an input or a buffer: a cast inside of the model is itself an operator on what TOSA does not take."""
+    name = str(other).removeprefix("torch.")
+    return f"let {given.name} be {name} from the start ({given.name}{cast} in the model stays on the host)"
 
 
 def int64_result(text: str) -> Reason:
@@ -55,9 +65,13 @@ def int64_result(text: str) -> Reason:
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
     """TOSA has no such elements."""
     name = str(dtype).removeprefix("torch.")
-    instead, other = _INSTEAD.get(dtype, ("", None))
-    text = f"TOSA has no {dtype}"
-    hint = f"write {instead} behind what makes it" if instead else ""
+    cast, other = _INSTEAD.get(dtype, ("", None))
+    text, hint = f"TOSA has no {dtype}", ""
+    if other is not None and of is None:
+        hint = f"let it be {other}: without casts to {dtype}, and without buffers or constants of it"
+    elif other is not None and of is not None:
+        given = of.op == "placeholder"
+        hint = _from_the_start(of, other, cast) if given else f"write {cast} behind what makes it"
     if dtype.is_complex:
         hint = "compute real and imaginary parts apart, as torch.view_as_real gives them"
     return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)

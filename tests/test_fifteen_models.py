@@ -1,0 +1,103 @@
+"""Fifteen models through the command line; what a report says to change of one makes it a single file.
+
+``fifteen/`` has them as their authors write them, and for each that is not one delegate, ``NAME_changed`` with the one
+change that the hint names.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+HERE = Path(__file__).parent / "fifteen"
+SCHEMA = json.loads((HERE.parents[1] / "docs/schema.json").read_text("utf-8"))
+WHOLE = ["images.py:efficientnet", "images.py:vit"]
+WHOLE += [f"sequences.py:{name}" for name in ("whisper", "keyword_spotter", "clip_text")]
+"""One delegate as they are."""
+
+STATIC, SHAPE = "export with static sizes (without these dynamic_shapes)", "TOSA-1.1+FP+INT+shape"
+DYNAMIC = ["images.py:mobilenet_v2", "images.py:unet", "sequences.py:gpt2"]
+"""What computes with sizes has a second way: another target."""
+
+CAUSES = {
+    "images.py:mobilenet_v2": ("self.features(x)", STATIC),
+    "images.py:resnet": ("image.permute", "let image be int32 from the start"),
+    "images.py:unet": ("self.down(x)", STATIC),
+    "images.py:yolo": ("boxes[found], scores[found]", "the best by torch.topk"),
+    "images.py:diffusion": ("torch.randn_like(x)", "pass the random numbers to the model as an input"),
+    "sequences.py:bert": ("1 - attention_mask", "let attention_mask be int32 from the start"),
+    "sequences.py:gpt2": ("torch.cat((past[0], key), 2)", STATIC),
+    "sequences.py:llama": ("attention_mask[0].cumsum(-1)", "a mask can be bool"),
+    "sequences.py:dlrm": ("kind % 30", "let ids be int32 from the start"),
+    "sequences.py:time_series": ("wide = x.to(self.dtype)", "let it be torch.float32: without casts to torch.float64"),
+}
+"""Model -> the code at which the one cause begins, and what to do about it."""
+
+
+def lower(folder, models, *options):
+    """One process for all: its exit code, and what ``--json`` printed."""
+    command = [sys.executable, "-m", "delegraph", "lower", *models, "--backend", "tosa", "--json", *options]
+    command += ["--verify", "--require-full", "--max-delegates", "1", "--rows", str(folder / "rows.jsonl")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    jsonschema.validate(found, SCHEMA)
+    return done.returncode, found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fifteen")
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    """Model -> its row; a text report and, of one delegate, a .tosa file of each are in ``folder``."""
+    models = [*WHOLE, *CAUSES, *(f"{name}_changed" for name in CAUSES)]
+    assert len(WHOLE) + len(CAUSES) == 15
+    code, found = lower(folder, models, "--report", str(folder / "{}.txt"), "-o", str(folder / "{}.tosa"))
+    assert code == 1 and found["failed"] == len(CAUSES), [row["error"] for row in found["models"]]
+    return {row["model"]: row for row in found["models"]}
+
+
+@pytest.mark.parametrize("model", [*WHOLE, *(f"{name}_changed" for name in CAUSES)])
+def test_a_single_file(rows, folder, model):
+    report = rows[model]["report"]
+    assert rows[model]["error"] is None and not report["causes"] and not report["host_operators"]
+    assert len(report["delegates"]) == 1 and rows[model]["verification"]["relative_error"] < 1e-5
+    assert Path(rows[model]["output"]["path"]).read_bytes()[4:8] == b"TOSA"
+    text = (folder / f"{model.split(':')[1]}.txt").read_text("utf-8")
+    assert " operators delegated, in 1 delegate; 0 on the host" in text and "hint:" not in text
+
+
+@pytest.mark.parametrize("model", CAUSES)
+def test_the_report_names_the_one_change(rows, folder, model):
+    row, (code, hint) = rows[model], CAUSES[model]
+    assert row["error"]["code"] == "not-fully-delegated" and row["output"] is None
+    (cause,) = row["report"]["causes"]
+    assert cause["count"] == row["report"]["host_operators"] > 0
+    assert hint in cause["hint"] and code in cause["source"]["code"]
+    text = (folder / f"{model.split(':')[1]}.txt").read_text("utf-8")
+    assert text.count("hint: ") == 1 and f"hint: {cause['hint']}" in text
+    assert f"first at {model.split(':')[0]}:{cause['source']['line']}" in text
+    assert row["verification"]["relative_error"] < 1e-5
+
+
+def test_dynamic_sizes_for_the_target_that_the_hint_names(rows, tmp_path):
+    assert all(f"spec={SHAPE}" in rows[model]["report"]["causes"][0]["hint"] for model in DYNAMIC)
+    code, found = lower(tmp_path, DYNAMIC, "--option", f"tosa.spec={SHAPE}")
+    assert code == 0, found
+    assert [len(row["report"]["delegates"]) for row in found["models"]] == [1, 1, 1]
+
+
+def test_nothing_failed_of_those_that_were_changed(rows, folder):
+    """The rows are there already: nothing is lowered again."""
+    before = (folder / "rows.jsonl").read_bytes()
+    code, found = lower(folder, [*WHOLE, *(f"{name}_changed" for name in CAUSES)])
+    assert code == 0 and found["failed"] == 0
+    assert (folder / "rows.jsonl").read_bytes() == before
