@@ -4,6 +4,7 @@ A guide is executed from top to bottom in an empty folder. What is done with a f
 
     python            runs; all such blocks of a page share one namespace
     python file=PATH  becomes a file
+    python compiled   is only compiled: it needs a package that the tests do not have
     python in=PATH    (also toml) is an excerpt: the file has these lines
     diff              is applied to the files that it names
     sh                runs in a virtual environment of its own, laid over the one that runs the tests; without network
@@ -39,14 +40,14 @@ PAGES = [
     for p in ROOT.glob(pattern)
 ]
 DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend"]
-GUIDES = ["README.md", "docs/user-guide.md", "docs/backend-authors.md", "docs/compatibility.md"]
+GUIDES = ["README.md", "docs/user-guide.md", "docs/recipes.md", "docs/backend-authors.md", "docs/compatibility.md"]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
 """What a shell block may call."""
 FIRST = "## A first backend in ten minutes\n"
 """The section whose commands test_scaffold_end_to_end.py runs; what comes after it goes on with its package."""
 BEFORE = {"docs/backend-authors.md": ("delegraph new-backend my-npu", "pip install -q -e ./my-npu")}
-KINDS = re.compile(r"python|python (file|in)=\S+|(toml|cpp) in=\S+|diff|sh|sh slow|sh ci|text")
+KINDS = re.compile(r"python|python compiled|python (file|in)=\S+|(toml|cpp) in=\S+|diff|sh|sh slow|sh ci|text")
 
 
 class Block(NamedTuple):
@@ -232,6 +233,7 @@ class Guide:
         {
             "python": self._python,
             "python file": self._file,
+            "python compiled": self._compiled,
             "python in": self._excerpt,
             "toml in": self._excerpt,
             "cpp in": self._excerpt,
@@ -248,6 +250,10 @@ class Guide:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(block.text, name, "exec", dont_inherit=True), self.names)
         self.printed = printed.getvalue()
+
+    def _compiled(self, block, _):
+        compile(block.text, f"{self.page}:{block.line}", "exec", dont_inherit=True)
+        self.printed = None
 
     def _file(self, block, path):
         path.parent.mkdir(parents=True, exist_ok=True)
