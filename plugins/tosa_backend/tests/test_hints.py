@@ -110,6 +110,15 @@ def test_element_types(function, changed, dtype, hint):
     one_delegate(changed, torch.ones(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_a_cast_inside_of_the_model_stays_on_the_host(dtype):
+    """As the hint says; otherwise it would name the better change too late."""
+    made = lowered(lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=dtype))
+    assert made.report.host == {"forward": {"aten.to.dtype": 1}}
+    assert "(args_0.int() in the model stays on the host)" in made.report.causes[0].hint
+    one_delegate(lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.int32))
+
+
 class Constants(nn.Module):
     """Position and type ids, a mask in double, and a matrix that TOSA has no operator for."""
 
