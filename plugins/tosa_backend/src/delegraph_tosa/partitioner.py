@@ -40,6 +40,7 @@ class TOSASupport:
         self._weights: Collection[Node] = ()
         self._constant: Constants = lambda node: None
         self._has_sizes = False
+        self._calls = 0
         self._run = self._fresh({}, lambda node: None)
 
     def _fresh(self, bounds: Mapping[Node, Range], arriving: Callable[[Node], Range | None]) -> DryRun:
@@ -51,6 +52,7 @@ class TOSASupport:
         self._weights = constant_placeholders(exported_program)
         self._constant = facts_of_constants(exported_program)
         self._has_sizes = bool(exported_program.range_constraints)
+        self._calls = sum(n.op == "call_function" for n in exported_program.graph.nodes)
         bounds = bounds_of(exported_program.graph.nodes)
         self._run = self._fresh(bounds, bounds.get)
 
@@ -73,18 +75,22 @@ class TOSASupport:
         """Refusals of what shows only in a whole partition; {} if ``TOSABackend`` compiles it.
 
         That an int64 fits into 32 bits when it crosses the border may follow from the whole program; what follows from
-        that inside, the backend has to see in the partition alone.
+        that inside, the backend has to see in the partition alone. A partition of all calls is the whole program, which
+        has been interpreted.
         """
-        run, inside = self._fresh(bounds_of(nodes), self._known), set(nodes)
+        inside = set(nodes)
+        alone = self._fresh(bounds_of(nodes), self._known) if len(inside) < self._calls else None
         found: dict[Node, str] = {}
         inputs = self._inputs(nodes, inside) if self._has_sizes else []
         for node in nodes:
-            why = self._why_not_empty(node, inside) or run.why_not(node) or self._why_not_result(run, node, inside)
+            why = self._why_not_empty(node, inside) or (alone and alone.why_not(node))
+            why = why or self._why_not_result(alone or self._run, node, inside)
             if why is None and self._has_sizes:
                 why = why_untold(inputs, _sizes(node))
             if why is not None:
                 found[node] = why
-                run.values.pop(node, None)
+                if alone:
+                    alone.values.pop(node, None)
         self._accepted.difference_update(found)
         return found
 
