@@ -221,7 +221,9 @@ def _is_int64(val: Any) -> bool:
 
 def why_not_dynamic(node: Node) -> str | None:
     """Refuses dynamic sizes for TOSA 1.0. Nobody takes apart what a check refuses: pieces have sizes too."""
-    named = [*((i, f"the input {i.name}", i) for i in node.all_input_nodes), (node, "its result", None)]
-    tensors = [(n.meta["val"], what, of) for n, what, of in named if isinstance(n.meta.get("val"), torch.Tensor)]
-    found = (dynamic(*tensor) for tensor in tensors if is_dynamic_shape(tensor[0].shape))
-    return next((why for why in found if why is not None), None)
+    for operand in (*node.all_input_nodes, node):
+        val = operand.meta.get("val")
+        if isinstance(val, torch.Tensor) and is_dynamic_shape(val.shape):
+            what = ("its result", None) if operand is node else (f"the input {operand.name}", operand)
+            return dynamic(val, *what)
+    return None

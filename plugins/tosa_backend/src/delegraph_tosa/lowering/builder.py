@@ -128,8 +128,11 @@ class Tosa:
         self.operators.append(operator)
         return operator.outputs[0]
 
-    def copied(self, old: Operator, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The results of ``old`` on other operands that are as constant and have the same types: nothing is checked."""
+    def copied(self, old: Operator, attributes: str, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The results of ``old`` on other operands that are as constant and have the same types: nothing is checked.
+
+        ``attributes``: those of ``old``, as text.
+        """
         cls = type(old)
         new = cls.__new__(cls)
         new.__dict__.update(old.__dict__, inputs=inputs, source=self.source)
@@ -137,7 +140,7 @@ class Tosa:
             new.outputs = tuple([Value(v.type, producer=new) for v in old.outputs])
             self.operators.append(new)
             return new.outputs
-        key = (cls, *inputs, repr({k: v for k, v in old.__dict__.items() if k in cls.attributes}))
+        key = (cls, *inputs, attributes)
         if key not in self._constants:
             new.outputs = tuple([Value(v.type, Folded(new, i)) for i, v in enumerate(old.outputs)])
             self._constants[key] = new.outputs[0]

@@ -139,7 +139,7 @@ def _adds_nothing(part: Any, whole: Node) -> bool:
 def is_empty(node: Node) -> bool:
     """Whether ``node`` is a tensor without elements, which TOSA does not have."""
     val = node.meta.get("val")
-    return isinstance(val, torch.Tensor) and any(type(size) is int and size == 0 for size in val.shape)
+    return isinstance(val, torch.Tensor) and any([type(size) is int and size == 0 for size in val.shape])
 
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:

@@ -41,7 +41,8 @@ class Template:
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
         self._operands, self.result = list(operands), result
         self._made: dict[Value, bool] = dict.fromkeys(self._operands, True)
-        self._operators: list[Operator] = []
+        self._operators: list[tuple[Operator, str]] = []
+        """In order, each with its attributes as text, by which ``Tosa`` finds a folded one that it has."""
         self.is_usable = True
         """Whether what it makes are floats and truth values, too."""
         for operator in t.operators:
@@ -68,7 +69,8 @@ class Template:
         return self._made[value]
 
     def _add(self, operator: Operator) -> None:
-        self._operators.append(operator)
+        given = {k: v for k, v in operator.__dict__.items() if k in operator.attributes}
+        self._operators.append((operator, repr(given)))
         self._made.update(dict.fromkeys(operator.outputs, True))
         if "Graph" in operator.attributes.values() or not all(v.dtype in COPIED for v in operator.outputs):
             self.is_usable = False
@@ -77,8 +79,8 @@ class Template:
         """The same of other ``operands``, of equal types; operators are appended to those of ``t``."""
         new = dict(zip(self._operands, operands, strict=True))
         new.update([(value, t.intern(key, value)) for key, value in self._literals.items()])
-        for old in self._operators:
-            outputs = t.copied(old, tuple([new.get(v, v) for v in old.inputs]))
+        for old, attributes in self._operators:
+            outputs = t.copied(old, attributes, tuple([new.get(v, v) for v in old.inputs]))
             new.update(zip(old.outputs, outputs, strict=True))
         if isinstance(self.result, tuple):
             return tuple([v and new.get(v, v) for v in self.result])

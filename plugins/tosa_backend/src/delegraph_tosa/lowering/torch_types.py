@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,14 +80,13 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
     value_type = type_of(tensor, f"the constant {name}")
     if isinstance(tensor, FakeTensor):
         raise refused(f"the constant {name} is a fake tensor: the program was exported without weights")
-    version = _version(tensor)
+    return Value(value_type, Deferred(partial(_read, name, tensor, _version(tensor))), name)
 
-    def load() -> Array:
-        if _version(tensor) != version:
-            raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
-        return array_of(tensor)
 
-    return Value(value_type, Deferred(load), name)
+def _read(name: str, tensor: torch.Tensor, version: int | None) -> Array:
+    if _version(tensor) != version:
+        raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
+    return array_of(tensor)
 
 
 def finfo(dtype: DType) -> torch.finfo:
