@@ -48,12 +48,15 @@ class KeywordSpotter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = self._block(nn.Conv2d(1, 64, (10, 4), (2, 2), (5, 1), bias=False))
-        parts = [nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False), nn.Conv2d(64, 64, 1, bias=False)]
-        self.blocks = nn.Sequential(*[self._block(part) for _ in range(4) for part in parts])
+        self.first = self._layer(nn.Conv2d(1, 64, (10, 4), (2, 2), (5, 1), bias=False))
+        self.blocks = nn.Sequential(*[self._block() for _ in range(4)])
         self.classifier = nn.Linear(64, 12)
 
-    def _block(self, convolution: nn.Conv2d) -> nn.Sequential:
+    def _block(self) -> nn.Sequential:
+        depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False)
+        return nn.Sequential(self._layer(depthwise), self._layer(nn.Conv2d(64, 64, 1, bias=False)))
+
+    def _layer(self, convolution: nn.Conv2d) -> nn.Sequential:
         return nn.Sequential(convolution, nn.BatchNorm2d(64), nn.ReLU())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
