@@ -54,20 +54,33 @@ def test_the_file():
     assert isinstance(result.processed_bytes, Blob)
     graph = read(result.processed_bytes.join())
     assert [v.name for v in graph.inputs] == ["args_0", "args_1"]
-    assert [v.name for v in graph.outputs] == ["output_0", "output_1"]
+    assert [v.name for v in graph.outputs] == ["add", "args_0_"]  # the second one is an input
     assert [op.name for op in graph.operators] == ["EXP", "RESHAPE", "ADD", "IDENTITY"]
     found = evaluate(graph, [X.numpy(), Y.numpy()])
     np.testing.assert_allclose(found[0], (X.exp() + Y).numpy(), rtol=1e-6)
 
 
-def test_an_input_named_like_an_output():
+def test_results_are_named_as_in_the_program_and_differ():
     class Named(nn.Module):
-        def forward(self, output_0, output_1):
-            return output_0 + output_1, output_1 * 2
+        def forward(self, add, mul_):
+            mul = mul_ * 2
+            return add + mul_, mul, mul, add
 
-    graph = read(compiled(torch.export.export(Named(), (X, Y))).processed_bytes.join())
+    program = torch.export.export(Named(), (X, Y))
+    graph = read(compiled(program).processed_bytes.join())
     names = [v.name for v in (*graph.inputs, *graph.outputs)]
-    assert names == ["output_0", "output_1", "output_0_", "output_1_"]
+    assert names == ["add", "mul_", "add_1", "mul", "mul__", "add_"]
+
+
+def test_a_part_keeps_the_names_of_what_crosses_its_border():
+    def chosen(x):
+        return torch.linalg.inv_ex(x)[0].exp().topk(2)
+
+    part = delegraph.lower(Function(chosen).eval(), (2 * torch.eye(3),), backends=["tosa"]).delegates[0]
+    graph = read(part.processed_bytes)
+    assert [v.name for v in graph.inputs] == [a.name for a in part.inputs]
+    values, places = (a.name for a in part.outputs)
+    assert [v.name for v in graph.outputs] == [values, f"{places}_as_int32"]
 
 
 @pytest.mark.parametrize(

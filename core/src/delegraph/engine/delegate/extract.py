@@ -103,8 +103,9 @@ class _Build:
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """A call, of core ATen, that casts ``node``; it inherits the node's source and debug handle."""
-    new = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+    """A call, of core ATen, that casts ``node``; it inherits the node's source and debug handle, and says its name."""
+    name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
+    new = graph.create_node("call_function", torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, name)
     new.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
     new.meta["val"] = node.meta["val"].to(dtype)
     return new

@@ -207,9 +207,9 @@ class Interpreter:
 def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = None) -> Graph:
     """The TOSA graph of a functional program, before the passes.
 
-    Inputs are the user's, in order, named as the placeholders; outputs are ``output_0``, ... Parameters, buffers and
-    constants stay where they are until the graph is written. Buffers that the program writes are variables: it reads
-    them first and writes them last. Raises Unsupported with the node and the user's line.
+    Inputs are the user's, in order, named as the placeholders; outputs as the nodes that are returned. Parameters,
+    buffers and constants stay where they are until the graph is written. Buffers that the program writes are
+    variables: it reads them first and writes them last. Raises Unsupported with the node and the user's line.
     """
     interpreter = Interpreter(t or Tosa(spec), _constants(program), bounds_of(program.graph.nodes))
     inputs = [interpreter.value_of(node) for node in user_inputs(program)]
@@ -222,18 +222,19 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
             interpreter.lower(node)
     for node, name in names.items():
         interpreter.write_variable(state[node], name)
-    results = interpreter.returned(_returned_nodes(program), inputs)
-    _name(results, {value.name for value in inputs})
+    nodes = _returned_nodes(program)
+    results = interpreter.returned(nodes, inputs)
+    _name(results, nodes, {value.name for value in inputs})
     return Graph(inputs, results, interpreter.t.operators)
 
 
-def _name(results: Iterable[Value], taken: set[str]) -> None:
-    """By position, not by what a compiler calls them; an input of that name is not shadowed."""
-    for position, value in enumerate(results):
-        name = f"output_{position}"
-        while name in taken:
-            name += "_"
-        value.name = name
+def _name(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
+    """As the nodes, so that a file of one delegate says which values of the program it gives; all names differ."""
+    for value, node in zip(results, nodes, strict=True):
+        value.name = node.name
+        while value.name in taken:
+            value.name += "_"
+        taken.add(value.name)
 
 
 def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
