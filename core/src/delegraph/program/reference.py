@@ -109,12 +109,16 @@ class Reference:
     def _drop_fused(self, first: int, place: _Place, shown: Mapping[Any, Any]) -> None:
         """What differs inside of a delegate while all that uses it agrees is no value of the program.
 
-        A backend fuses and moves operators: what it computed under that debug handle was something else.
+        A backend fuses and moves operators: what it computed under that debug handle was something else. Of a use that
+        could not be compared, the uses of its result tell.
         """
-        agreed = {row.node: row.agrees() for row in self._rows[first:]}
-        for node in place.values.calls:
+        agreed: dict[str, bool] = {row.node: row.agrees() for row in self._rows[first:]}
+        for node in reversed(list(place.values.calls)):
             users = [agreed[u.name] for u in node.users if u.name in agreed]
-            if not agreed.get(node.name, True) and node not in shown and users and all(users):
+            if node.name not in agreed and users:
+                agreed[node.name] = all(users)
+            elif not agreed.get(node.name, True) and node not in shown and users and all(users):
+                agreed[node.name] = True
                 self._rows[first:] = [row for row in self._rows[first:] if row.node != node.name]
                 self._missing["the backend has fused or moved them"] += 1
 

@@ -10,7 +10,7 @@ from delegraph.errors import ContractViolation, Unsupported
 from torch.export import ExportedProgram
 
 from .convention import add_convention
-from .edge import EXECUTORCH, to_edge_dialect
+from .edge import executorch_works, to_edge_dialect
 
 
 class BridgedBackend(BackendDetails, abstract=True):
@@ -25,7 +25,7 @@ class BridgedBackend(BackendDetails, abstract=True):
                 "unsupported", f"there is nothing for {cls.__name__} to compile: the program has no calls"
             )
         edge, specs = to_edge_dialect(edge_program), _specs(compile_specs)
-        with EXECUTORCH:
+        with executorch_works():
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
 
@@ -58,7 +58,7 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
     ) -> dict[str, list[PreprocessResult]]:
         programs = {m: [to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
         specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
-        with EXECUTORCH:
+        with executorch_works():
             results = cls.theirs.preprocess_multimethod(programs, specs)
         return {
             method: [cls._translate(p, r) for p, r in zip(listed, results[method], strict=True)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,13 +16,21 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 
+from .quiet import quietly
+
 ORIGIN = "delegraph_origin"
 """Key of a piece's meta: the name of the node that it is a piece of."""
 MARKS = "delegraph_executorch_marks"
 """Key of a node's meta: what the other partitioner left in the meta of each of its pieces, for its ``preprocess``."""
 
-EXECUTORCH = threading.RLock()
-"""Held while ExecuTorch works: its passes are objects of the process, which keep what they trace in themselves."""
+_TURN = threading.RLock()
+
+
+@contextmanager
+def executorch_works() -> Iterator[None]:
+    """One thread at a time: ExecuTorch's passes are objects of the process that keep what they trace in themselves."""
+    with _TURN, quietly():
+        yield
 
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
@@ -47,7 +56,7 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
 
     config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
     copied = _Copy(program, hidden).program()
-    with EXECUTORCH:
+    with executorch_works():
         edge: ExportedProgram = _generate_edge_program(config, copied)
     metas = {n.name: n.meta for n in program.graph.nodes}
     for name, pieces in pieces_of(edge).items():

@@ -24,7 +24,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..emit.sizes import upper_bounds
-from .edge import EXECUTORCH, MARKS, pieces_of, to_edge_dialect
+from .edge import MARKS, executorch_works, pieces_of, to_edge_dialect
 
 
 class BridgedPartitioner(Partitioner):
@@ -51,7 +51,7 @@ class BridgedPartitioner(Partitioner):
         while True:
             edge = to_edge_dialect(exported_program, reasons)
             known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
-            with EXECUTORCH:
+            with executorch_works():
                 result = self.theirs.partition(edge)
             pieces = pieces_of(result.tagged_exported_program)
             split = {n for n in calls if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1}

@@ -1,4 +1,4 @@
-"""Imports of packages that set up logging and warn while they are imported."""
+"""Packages that set up logging, log and warn while they are imported and while they work."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from contextlib import contextmanager
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Import without warnings, and leave the root logger as it was: how it logs is the program's choice, not ours."""
+    """Without warnings, and with the root logger as it was: how it logs is the program's choice, not ours.
+
+    torchao, which ExecuTorch imports, logs which of its kernels for GPUs do not load.
+    """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
+    others = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in others]
     try:
+        for logger in others:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        for logger, before in zip(others, levels, strict=True):
+            logger.setLevel(before)
         root.setLevel(level)
         root.handlers[:] = handlers
