@@ -31,12 +31,12 @@ def attempt(exported, *errors):
     """One whose results are eager's with something added to each."""
     wanted = exported.module()(*INPUTS)
     verification = Verification.of([w + e for w, e in zip(wanted, errors, strict=True)], wanted)
-    lowered = SimpleNamespace(verify=lambda *inputs: verification)
+    lowered = SimpleNamespace(verify=lambda *inputs, runtime=None: verification)
     program = Program("cancelling", "", lambda n: (Cancelling(), INPUTS))
     return LoweringAttempt(program, exported, INPUTS, None, Phase.DONE, lowered)
 
 
-TESTED = SimpleNamespace(tolerance=1e-4)
+TESTED = SimpleNamespace(tolerance=1e-4, where=None)
 
 
 def test_the_rounding_errors_of_each_output(exported):

@@ -114,7 +114,7 @@ class Recording(Partitioner):
         before = {n: dict(n.meta) for n in exported_program.graph.nodes}
         result = self.inner(exported_program)
         packages = tuple({kind.__module__.split(".")[0] for kind in type(self.inner).__mro__})
-        self.changed = tuple(_changes(before, packages))
+        self.changed += tuple(_changes(before, packages))  # it may be asked more than once
         self.result = result
         return result
 

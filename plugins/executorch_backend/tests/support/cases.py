@@ -73,6 +73,7 @@ STATIC: dict[str, tuple[nn.Module, list[tuple[Any, ...]]]] = {
 DYNAMIC: dict[str, tuple[nn.Module, Any]] = {
     "mlp": (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(-1)), ({0: BATCH},)),
     "resized": (p.Function(p.resized), (({0: BATCH},),)),
+    "resized-parts": (p.Function(p.resized_parts), (({0: BATCH},),)),
     "branch": (p.Function(p.branch), (({0: BATCH},),)),
     "loop": (p.Function(p.loop), (({0: BATCH},),)),
 }

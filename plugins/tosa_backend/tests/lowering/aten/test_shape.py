@@ -55,6 +55,7 @@ FAMILY.cases("cat-promoted", lambda x, y: torch.cat([x, y]), (randn(2, 3), whole
 FAMILY.cases("cat-of-70", lambda x: torch.cat([x + k for k in range(70)], -1), randn(1, 2))
 FAMILY.cases("view-as", lambda x, y: x.view_as(y) + y.expand_as(y), (x, randn(6, 20)))
 FAMILY.cases("t", lambda x: x.t(), randn(2, 3), randn(4))
+FAMILY.cases("squeeze-number", lambda x: x.amax().squeeze((0,)) + x.amax().squeeze(0) + x.amax().squeeze(), randn(2, 3))
 FAMILY.cases("matrix-H", lambda x: x.H, randn(2, 3))
 FAMILY.cases("concat", lambda x: torch.concatenate([torch.concat([x, x]), x]), randn(2, 3))
 FAMILY.cases("numpy-T", lambda x: aten.numpy_T(x), randn(2, 3))

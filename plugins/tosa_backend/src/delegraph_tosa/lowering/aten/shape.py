@@ -68,10 +68,9 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
 
 
 def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """x without those of ``axes`` that have size 1"""
-    for axis in axes:
-        why = f"whether an axis of the size {x.shape[axis]} is dropped is known at run time only"
-        t.require(not is_dynamic(x.shape[axis]), why)
+    """x without those of ``axes`` that have size 1; a number without axes takes axis 0 for one"""
+    for size in [x.shape[axis] for axis in axes if axis < x.rank]:
+        t.require(not is_dynamic(size), f"whether an axis of the size {size} is dropped is known at run time only")
     return t.reshape(x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
 
