@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import zipfile
 
 import pytest
@@ -14,12 +15,12 @@ class Attack:
         self.path = path
 
     def __reduce__(self):
-        return open, (str(self.path), "w")
+        return os.mkdir, (str(self.path),)
 
 
 @pytest.fixture
 def attack(tmp_path):
-    """A .pt2 file in which a weight is marked as pickled and is a pickle that makes a file."""
+    """A .pt2 file in which a weight is marked as pickled and is a pickle that makes a folder."""
     program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     torch.export.save(program, tmp_path / "honest.pt2")
     made, pickled = tmp_path / "the_code_ran", io.BytesIO()
@@ -32,11 +33,9 @@ def attack(tmp_path):
                 config["config"]["weight"]["use_pickle"] = True
                 content = json.dumps(config).encode()
             prepared.writestr(name, pickled.getvalue() if name.endswith("weights/weight_0") else content)
-    made.unlink(missing_ok=True)
     return made
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_pt2_file_can_run_code_when_it_is_lowered(attack, capsys):
     """When this fails, torch has become stricter, and SECURITY.md may promise more."""
     assert main(["lower", str(attack.parent / "model.pt2"), "--backend", "tosa"]) == 1
