@@ -30,6 +30,8 @@ __all__ = [
     "LoadDelegate",
     "ProgramContents",
     "ProgramFormat",
+    "Quantization",
+    "QuantizationParameters",
     "Verdict",
     "defines",
     "join",
@@ -162,6 +164,25 @@ class Verdict(NamedTuple):
     detail: str
 
 
+class QuantizationParameters(NamedTuple):
+    """How integers stand for real numbers: ``(integer - zero_point) * scale``."""
+
+    dtype: str
+    """``int8``, ``int16`` and the like."""
+    scale: float
+    zero_point: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, scale {self.scale:.9g}, zero point {self.zero_point}"
+
+
+class Quantization(NamedTuple):
+    """What a program takes and returns, by name and in order: its parameters, or None for what is not quantized."""
+
+    inputs: Mapping[str, QuantizationParameters | None]
+    outputs: Mapping[str, QuantizationParameters | None]
+
+
 class ProgramFormat:
     """One kind of file. A subclass defines what the format can do; its methods are called on the class.
 
@@ -190,6 +211,11 @@ class ProgramFormat:
     @staticmethod
     def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
         """The methods of the program in a file, by name, each to be called as the method that was saved."""
+        raise NotImplementedError
+
+    @staticmethod
+    def quantization(path: Path) -> Quantization:
+        """How the integers that the program in a file takes and returns stand for real numbers."""
         raise NotImplementedError
 
     @staticmethod

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, InputError, NoRuntime, OptionError
-from ..formats import Blob, ProgramContents, ProgramFormat, defines
+from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, defines
 from ..io.atomic_write import write_whole
 from ..io.blob import is_blob
 
@@ -19,8 +19,8 @@ from ..io.blob import is_blob
 class LoadedProgram:
     """A program that was read from a file: it is called as it was before it was saved."""
 
-    def __init__(self, methods: Mapping[str, Callable[..., Any]]) -> None:
-        self._methods = dict(methods)
+    def __init__(self, methods: Mapping[str, Callable[..., Any]], quantization: Callable[[], Quantization]) -> None:
+        self._methods, self._quantization = dict(methods), quantization
 
     @property
     def methods(self) -> list[str]:
@@ -32,6 +32,14 @@ class LoadedProgram:
         if name not in self._methods:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
         return self._methods[name]
+
+    @property
+    def quantization(self) -> Quantization:
+        """How the integers that it takes and returns stand for real numbers, by name, as the file says it.
+
+        Raises OptionError if files of the format do not say it, FormatError for a damaged one.
+        """
+        return self._quantization()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward``, or the only method."""
@@ -99,7 +107,8 @@ class FileFormat:
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
             raise ContractViolation("contract-violation", text)
         call = self._work("call")
-        return LoadedProgram({name: call.around(method) for name, method in methods.items()})
+        called = {name: call.around(method) for name, method in methods.items()}
+        return LoadedProgram(called, lambda: cast(Quantization, self.quantization(self.path)))
 
     def _load_delegate(
         self,

@@ -39,8 +39,10 @@ class TOSABackend(BackendDetails):
         """
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
-        file = TosaFile(graph, options.spec, locations=options.locations)
-        facts = {"needs": str(required(graph, required_version(graph)))} | quantization_of(edge_program)
+        quantization = quantization_of(edge_program)
+        trailer = quantization.trailer(graph) if options.metadata else b""
+        file = TosaFile(graph, options.spec, locations=options.locations, trailer=trailer)
+        facts = {"needs": str(required(graph, required_version(graph)))} | quantization.facts()
         return PreprocessResult(file, _debug_handles(file.numbers), _delegate_info_meta=facts)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph.errors import Unsupported
 from delegraph.exported_program import argument_of, build_program, output_node, root_call, user_inputs
+from delegraph.formats import QuantizationParameters
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec
 from torch.fx import Node
 
+from .ir.graph import Graph
 from .lowering.aten.quantize import quantized_decomposed
+from .serialize.trailer import trailer
 
 __all__ = ["integer_borders", "quantization_of"]
 
@@ -53,25 +56,38 @@ def _is_dequantized(spec: OutputSpec, value: Any) -> bool:
     return spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node) and value.target == DEQUANTIZE
 
 
-def quantization_of(program: ExportedProgram) -> dict[str, str]:
-    """Scale and zero point of what arrives quantized and of what leaves quantized, by name or position, in words.
+class BorderQuantization(NamedTuple):
+    """How a program's inputs, by name, and its outputs, by position, stand for real numbers, where they are quantized.
 
-    An input that is dequantized in several ways, and what is not quantized, is left out.
+    An input that is dequantized in several ways is left out.
     """
-    facts = {f"input {node.name}": _parameters(node) for node in user_inputs(program)}
+
+    inputs: dict[str, QuantizationParameters]
+    outputs: dict[int, QuantizationParameters]
+
+    def facts(self) -> dict[str, str]:
+        """In words, for the report."""
+        found = {f"input {name}": row for name, row in self.inputs.items()}
+        found |= {f"output {position}": row for position, row in self.outputs.items()}
+        return {what: str(parameters) for what, parameters in found.items()}
+
+    def trailer(self, graph: Graph) -> bytes:
+        """For the file of the program's graph, which may have its inputs in another order."""
+        inputs = [self.inputs.get(value.name or "") for value in graph.inputs]
+        return trailer(inputs, [self.outputs.get(position) for position in range(len(graph.outputs))])
+
+
+def quantization_of(program: ExportedProgram) -> BorderQuantization:
+    """What arrives quantized and what leaves quantized."""
+    arriving = {
+        node.name: {_parameters(user) for user in node.users if user.target == DEQUANTIZE}
+        for node in user_inputs(program)
+    }
     returned: Any = output_node(program.graph).args[0]
-    facts |= {f"output {k}": _written(node) for k, node in enumerate(returned)}
-    return {name: next(iter(found)) for name, found in facts.items() if len(found) == 1}
+    leaving = {k: _parameters(v) for k, v in enumerate(returned) if isinstance(v, Node) and v.target == QUANTIZE}
+    return BorderQuantization({name: next(iter(found)) for name, found in arriving.items() if len(found) == 1}, leaving)
 
 
-def _parameters(node: Node) -> set[str]:
-    return {_words(user) for user in node.users if user.target == DEQUANTIZE}
-
-
-def _written(node: Any) -> set[str]:
-    return {_words(node)} if isinstance(node, Node) and node.target == QUANTIZE else set()
-
-
-def _words(call: Node) -> str:
+def _parameters(call: Node) -> QuantizationParameters:
     _, scale, zero_point, _, _, dtype, *_ = call.args
-    return f"{str(dtype).removeprefix('torch.')}, scale {scale:.9g}, zero point {zero_point}"
+    return QuantizationParameters(str(dtype).removeprefix("torch."), float(scale), int(zero_point))  # type: ignore[arg-type]

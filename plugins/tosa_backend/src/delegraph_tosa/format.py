@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from delegraph.errors import Unsupported
-from delegraph.formats import DelegateFormat, Verdict
+from delegraph.formats import DelegateFormat, Quantization, Verdict
 
 from .evaluate import bounded_iterations, evaluate, numbers_of
 from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
-from .serialize import read
+from .serialize import quantization, read
 from .spec import TosaSpec, required, required_version
 from .text import render
 from .tools import figures, page, sample, verdicts
@@ -40,6 +40,7 @@ class TosaInspection:
     bytes: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    quantization: Quantization
     operators: dict[str, int]
     constants: int
     constant_bytes: int
@@ -55,7 +56,9 @@ class TosaInspection:
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary."""
-        return asdict(self)
+        sides = self.quantization._asdict().items()
+        rows = {side: {name: p and p._asdict() for name, p in border.items()} for side, border in sides}
+        return asdict(self) | {"quantization": rows}
 
     def __str__(self) -> str:
         """The statistics, as comments before the text form."""
@@ -70,12 +73,17 @@ class TosaInspection:
             f"needs profile {needs}" + (" (TOSA 1.1, a draft)" if self.version == "1.1" else ""),
             f"inputs: {', '.join(self.inputs) or 'none'}",
             f"outputs: {', '.join(self.outputs) or 'none'}",
+            *self._quantized(),
             f"{sum(self.operators.values())} operators: {operators or 'none'}",
             f"{self.parameters} parameters, {self.multiply_accumulates} multiply-accumulates",
             f"bytes of constants: {_by_type(self.constant_bytes_by_type)}",
             f"bytes of inputs and results: {_by_type(self.computed_bytes_by_type)}",
             f"largest live set: {self.largest_live_bytes} bytes",
         ]
+
+    def _quantized(self) -> list[str]:
+        border = [*self.quantization.inputs.items(), *self.quantization.outputs.items()]
+        return [f"quantized: %{name}: {parameters}" for name, parameters in border if parameters]
 
 
 class TosaFormat(DelegateFormat):
@@ -86,7 +94,8 @@ class TosaFormat(DelegateFormat):
     @staticmethod
     def inspect(path: Path) -> TosaInspection:
         """Statistics and the text form."""
-        graph = _graph(path)
+        data = _content(path)
+        graph = read(data)
         version, counted = required_version(graph), figures(graph)
         needs = required(graph, version)
         return TosaInspection(
@@ -94,6 +103,7 @@ class TosaFormat(DelegateFormat):
             bytes=path.stat().st_size,
             inputs=tuple(map(_declared, graph.inputs)),
             outputs=tuple(map(_declared, graph.outputs)),
+            quantization=quantization(data, graph),
             operators=counted.operators,
             constants=counted.constants,
             constant_bytes=sum(counted.constant_bytes.values()),
@@ -107,6 +117,12 @@ class TosaFormat(DelegateFormat):
             extensions=tuple(sorted(needs.extensions)),
             text=render(graph, elide=ELIDED),
         )
+
+    @staticmethod
+    def quantization(path: Path) -> Quantization:
+        """The scales of integers that enter and leave, which stand behind the flatbuffer."""
+        data = _content(path)
+        return quantization(data, read(data))
 
     @staticmethod
     def page(path: Path) -> str:
@@ -150,11 +166,15 @@ class TosaFormat(DelegateFormat):
 
 
 def _graph(path: Path) -> Graph:
-    """The graph of a file. Of a large one only what is looked at is loaded; it must not shrink meanwhile."""
+    return read(_content(path))
+
+
+def _content(path: Path) -> bytes | memoryview:
+    """The bytes of a file. Of a large one only what is looked at is loaded; it must not shrink meanwhile."""
     if path.stat().st_size < MAPPED:
-        return read(path.read_bytes())
+        return path.read_bytes()
     with path.open("rb") as file:
-        return read(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _legal_graph(path: Path) -> Graph:

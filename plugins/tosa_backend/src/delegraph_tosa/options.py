@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from delegraph.errors import OptionError
 
 from .spec import TosaSpec
 
-KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order", "locations")
+KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order", "locations", "metadata")
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,28 @@ class Options:
 
     ``debug_artifact_path``: folder that gets a .tosa file of every partition, also of what was built when lowering
     fails. ``input_order``: the file's input i is input ``input_order[i]`` of the delegate. ``locations``: whether the
-    file names the source of each operator, and with it paths of this machine.
+    file names the source of each operator, and with it paths of this machine. ``metadata``: whether the scales of
+    quantized inputs and outputs stand at the end of the file.
     """
 
     spec: TosaSpec
     debug_artifact_path: Path | None = None
     input_order: tuple[int, ...] | None = None
     locations: bool = False
+    metadata: bool = True
 
     @staticmethod
     def of(
-        spec: str, debug_artifact_path: str | None = None, input_order: str | None = None, locations: bool = False
+        spec: str,
+        debug_artifact_path: str | None = None,
+        input_order: str | None = None,
+        locations: bool = False,
+        metadata: bool = True,
     ) -> Options:
         """Options from text; OptionError says what is wrong."""
         folder = Path(debug_artifact_path) if debug_artifact_path else None
         order = _permutation(input_order) if input_order else None
-        return Options(TosaSpec.parse(spec), folder, order, locations)
+        return Options(TosaSpec.parse(spec), folder, order, locations, metadata)
 
     @staticmethod
     def parse(compile_specs: Iterable[CompileSpec]) -> Options:
@@ -47,11 +53,9 @@ class Options:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
         if flags := given.pop("compile_flags", ""):
             raise _wrong(f"compile_flags {flags!r}: TOSA itself knows none")
-        locations = given.get("locations", "false")
-        if locations not in ("true", "false"):
-            raise _wrong(f"locations {locations!r} is neither 'true' nor 'false'")
+        locations, metadata = _switch(given, "locations", "false"), _switch(given, "metadata", "true")
         path, order = given.get("debug_artifact_path"), given.get("input_order")
-        return Options.of(given["tosa_spec"], path, order, locations == "true")
+        return Options.of(given["tosa_spec"], path, order, locations, metadata)
 
     def compile_specs(self) -> list[CompileSpec]:
         """The compile specs that ``parse`` reads back."""
@@ -62,6 +66,8 @@ class Options:
             texts["input_order"] = ",".join(map(str, self.input_order))
         if self.locations:
             texts["locations"] = "true"
+        if not self.metadata:
+            texts["metadata"] = "false"
         return [CompileSpec(key, text.encode()) for key, text in texts.items()]
 
     def ordered(self, inputs: Sequence[object]) -> list[int]:
@@ -97,6 +103,13 @@ def _text(spec: CompileSpec) -> str:
         return spec.value.decode()
     except UnicodeDecodeError as error:
         raise _wrong(f"{spec.key} is not utf-8: {error}") from error
+
+
+def _switch(given: Mapping[str, str], key: str, default: str) -> bool:
+    text = given.get(key, default)
+    if text not in ("true", "false"):
+        raise _wrong(f"{key} {text!r} is neither 'true' nor 'false'")
+    return text == "true"
 
 
 def _permutation(text: str) -> tuple[int, ...]:

@@ -164,7 +164,8 @@ class TOSAPartitioner(CapabilityPartitioner):
     """Hands to ``TOSABackend`` every operator that the target ``spec`` takes.
 
     ``debug_artifact_path`` is a folder that gets a .tosa file of every partition, ``input_order`` a comma-separated
-    permutation of a delegate's inputs; with ``locations`` a delegate's file names the source of each operator.
+    permutation of a delegate's inputs; with ``locations`` a delegate's file names the source of each operator,
+    without ``metadata`` it does not say the scales of quantized inputs and outputs.
     OptionError if one of them is wrong.
     """
 
@@ -174,8 +175,9 @@ class TOSAPartitioner(CapabilityPartitioner):
         debug_artifact_path: str | None = None,
         input_order: str | None = None,
         locations: bool = False,
+        metadata: bool = True,
     ) -> None:
-        options = Options.of(str(spec), debug_artifact_path, input_order, locations)
+        options = Options.of(str(spec), debug_artifact_path, input_order, locations, metadata)
         super().__init__(
             TOSASupport(options.spec),
             "TOSABackend",

@@ -17,6 +17,9 @@ OPTIONS = (
     OptionSpec("debug_artifact_path", str, None, help="folder that gets a .tosa file of every partition"),
     OptionSpec("input_order", str, None, help="comma-separated permutation of the delegate's inputs"),
     OptionSpec("locations", bool, False, help="whether the file names node, module and source line of each operator"),
+    OptionSpec(
+        "metadata", bool, True, help="whether the file ends with the scales of its quantized inputs and outputs"
+    ),
 )
 
 KNOWN_DIFFERENCES = (("aten.gelu.default", "of infinity is infinity; eager's is NaN, but for tensors of one element"),)

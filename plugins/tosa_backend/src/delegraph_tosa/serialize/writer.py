@@ -27,13 +27,15 @@ class TosaFile:
     that is an input, a constant or there twice gets an IDENTITY. The same graph gives the same bytes in any process.
     ``locations=True`` stores each operator's source, for debugging; such files name paths of this machine.
     ``numbers``: operator -> its number in the file, CONST and CONST_SHAPE counted, one region after the other.
+    ``trailer`` is what stands behind the flatbuffer (``trailer.py``).
     """
 
-    def __init__(self, graph: Graph, spec: TosaSpec, *, locations: bool = False) -> None:
+    def __init__(self, graph: Graph, spec: TosaSpec, *, locations: bool = False, trailer: bytes = b"") -> None:
+        self._trailer = trailer
         self._structure, self._placed, self._size, self.numbers = lay_out(graph, spec.version, locations, OFFSET_LIMIT)
 
     def __len__(self) -> int:
-        return self._size
+        return self._size + len(self._trailer)
 
     def write_to(self, file: BinaryIO) -> None:
         """Append the bytes to ``file``; one constant is in memory at a time."""
@@ -48,14 +50,14 @@ class TosaFile:
                 parts = stored_elements(placed.value)
             file.write(pack(parts[placed.part], placed.type))
             position = _end(placed)
+        file.write(self._trailer)
 
     def join(self) -> bytes:
         """All bytes at once."""
         stream = io.BytesIO()
-        if self._size:  # one allocation of the right size, which getvalue() hands out without a copy
-            stream.seek(self._size - 1)
-            stream.write(b"\0")
-            stream.seek(0)
+        stream.seek(len(self) - 1)  # one allocation of the right size, which getvalue() hands out without a copy
+        stream.write(b"\0")
+        stream.seek(0)
         self.write_to(stream)
         return stream.getvalue()
 

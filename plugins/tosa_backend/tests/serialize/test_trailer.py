@@ -1,0 +1,151 @@
+"""Scales of inputs and outputs behind the flatbuffer: written, read back, not seen by other readers, damaged."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+
+import delegraph
+import pytest
+import torch
+from delegraph.cli import main
+from delegraph.errors import FormatError
+from delegraph.formats import QuantizationParameters
+from delegraph_tosa.borders import integer_borders
+from delegraph_tosa.format import TosaFormat
+from delegraph_tosa.serialize.trailer import MAGIC, SCHEMA
+
+from ..support.quantized_cases import dequantize, quantize
+
+INT8, THIRD = torch.int8, 1 / 30
+
+
+class Mixed(torch.nn.Module):
+    """Takes two quantized inputs and a mask; returns comparisons besides what is quantized."""
+
+    def forward(self, x, mask, y):
+        x, y = (dequantize(quantize(v, *p, INT8), *p) for v, p in ((x, (0.05, 3)), (y, (THIRD, 0))))
+        total = dequantize(quantize(x + y, 0.1, -7, INT8), 0.1, -7)
+        return total, mask.logical_not()
+
+
+GIVEN = torch.randn(2, 16), torch.ones(2, dtype=torch.bool), torch.randn(2, 16)
+
+
+def lowered(**options):
+    chosen = {"tosa": {"spec": "TOSA-1.0+INT", **options}}
+    return delegraph.lower(Mixed().eval(), GIVEN, options=chosen, transforms=[integer_borders])
+
+
+@pytest.fixture(scope="module")
+def program():
+    return lowered()
+
+
+@pytest.fixture
+def path(program, tmp_path):
+    program.save(tmp_path / "m.tosa")
+    return tmp_path / "m.tosa"
+
+
+def test_a_loaded_file_says_its_scales(program, path):
+    loaded = delegraph.load(path)
+    inputs, outputs = loaded.quantization
+    wanted = {"x": QuantizationParameters("int8", 0.05, 3), "mask": None, "y": QuantizationParameters("int8", THIRD, 0)}
+    assert inputs == wanted and list(inputs) == list(wanted)
+    assert list(outputs.values()) == [QuantizationParameters("int8", 0.1, -7), None]
+    facts = program.report.delegates[0].facts
+    assert facts["input y"] == str(inputs["y"]) and facts["output 0"] == str(next(iter(outputs.values())))
+    integers = [torch.full((2, 16), v, dtype=INT8) for v in (23, 30)]  # 20 steps of 0.05 and 30 of a thirtieth
+    assert torch.equal(loaded(integers[0], GIVEN[1], integers[1])[0], torch.full((2, 16), 13, dtype=INT8))
+
+
+def test_inputs_in_another_order_keep_their_scales(tmp_path):
+    lowered(input_order="2,1,0").save(tmp_path / "m.tosa")
+    inputs = delegraph.load(tmp_path / "m.tosa").quantization.inputs
+    assert [p and p.zero_point for p in inputs.values()] == [0, None, 3]
+
+
+def test_inspecting_shows_them(path, capsys):
+    assert main(["inspect", str(path)]) == 0
+    assert "// quantized: %x: int8, scale 0.05, zero point 3\n" in capsys.readouterr().out
+    assert main(["inspect", str(path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["quantization"]
+    assert shown["inputs"]["y"] == {"dtype": "int8", "scale": THIRD, "zero_point": 0}
+    assert shown["inputs"]["mask"] is None
+
+
+def test_it_stands_behind_the_same_flatbuffer(path, tmp_path):
+    lowered(metadata=False).save(tmp_path / "bare.tosa")
+    bare, whole = (tmp_path / "bare.tosa").read_bytes(), path.read_bytes()
+    assert whole.startswith(bare) and whole.endswith(MAGIC) and MAGIC not in bare
+    assert set(delegraph.load(tmp_path / "bare.tosa").quantization.inputs.values()) == {None}
+    lowered().save(tmp_path / "again.tosa")
+    assert (tmp_path / "again.tosa").read_bytes() == whole
+
+
+def test_other_readers_do_not_see_it(path):
+    pytest.importorskip("tosa_reference_model")
+    assert [(v.judge, v.accepted) for v in TosaFormat.verify(path)] == [("tosa-opt", True), ("reference model", True)]
+
+
+def test_a_file_of_floats_ends_with_its_flatbuffer(tmp_path):
+    delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),)).save(tmp_path / "m.tosa")
+    assert MAGIC not in (tmp_path / "m.tosa").read_bytes()
+    assert list(delegraph.load(tmp_path / "m.tosa").quantization.inputs.values()) == [None]
+
+
+def behind(path, text, length=None):
+    """Put another text behind the flatbuffer."""
+    data = path.read_bytes()
+    (old,) = struct.unpack_from("<I", data, len(data) - 12)
+    path.write_bytes(data[: -12 - old] + text + struct.pack("<I", len(text) if length is None else length) + MAGIC)
+
+
+def described(**changes):
+    row = {"dtype": "int8", "scale": 0.5, "zero_point": 1}
+    held = {"schema": SCHEMA, "inputs": [row | changes, None, row], "outputs": [row, None]}
+    return json.dumps(held).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "it is no JSON"),
+        (b"\xff", "it is no JSON"),
+        (b"[" * 100_000, "it is no JSON"),
+        (b"9" * 100_000, "it is no JSON"),
+        (b"[1]", "it has no schema"),
+        (b'{"schema": 1}', "it has no schema"),
+        (b'{"schema": "%s", "inputs": [null]}' % SCHEMA.encode(), "it does not describe the program's 3 inputs"),
+        (described(dtype="int16"), "x is int8, and not quantized as 'int16'"),
+        (described(scale=0.0), "the scale of x is no positive number"),
+        (described(scale=float("nan")), "the scale of x is no positive number"),
+        (described(scale="1"), "the scale of x is no positive number"),
+        (described(zero_point=128), "the zero point of x is no int8"),
+        (described(zero_point=True), "the zero point of x is no int8"),
+    ],
+)
+def test_what_is_damaged_is_one_error_where_it_is_read(path, text, message, capsys):
+    behind(path, text)
+    loaded = delegraph.load(path)
+    assert loaded(*[torch.zeros(2, 16, dtype=INT8), GIVEN[1], torch.zeros(2, 16, dtype=INT8)])[0].dtype is INT8
+    with pytest.raises(FormatError, match="damaged TOSA file: what stands behind the flatbuffer: " + message):
+        _ = loaded.quantization
+    assert main(["inspect", str(path)]) == 1
+    assert capsys.readouterr().err.count("error [format-invalid]") == 1
+
+
+def test_a_length_that_is_none(path):
+    behind(path, b"{}", 0xFFFFFFFF)
+    tracemalloc.start()
+    with pytest.raises(FormatError, match="it has 4294967295 bytes"):
+        TosaFormat.quantization(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+
+
+def test_what_a_later_version_wrote_is_left_alone(path):
+    behind(path, b'{"schema": "delegraph-tosa.metadata/2", "inputs": 5}')
+    assert set(TosaFormat.quantization(path).inputs.values()) == {None}
