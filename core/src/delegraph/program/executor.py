@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ..backend import CompileSpec
 from ..discovery.attribution import AtWork
-from ..errors import ContractViolation, InputError, NoRuntime
+from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
 from ..runtime import BackendRuntime, Delegate
 from ..source import source_of
@@ -26,6 +26,7 @@ from .delegates import delegate_calls
 from .graph_code import GraphCode
 from .layouts import Layout, arrange, output_layouts, pinned_inputs, result_layouts, same_strides
 from .lowered_module import Argument, LoweredBackendModule
+from .sizes import failed_at
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry
@@ -244,7 +245,12 @@ class Executable:
             run = self._run or self._prepare()
             for position, node, reader in self._method.pinned:
                 _check_strides(node, flat[position], reader)
-            results = run(*self._state.values(), *flat)
+            try:
+                results = run(*self._state.values(), *flat)
+            except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
+                if isinstance(error, DelegraphError) or not (explained := failed_at(self.program, flat, error)):
+                    raise
+                raise explained from error
             return self._method.pack(self._finish(results, flat))
 
     def _prepare(self) -> Callable[..., Any]:

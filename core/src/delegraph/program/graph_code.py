@@ -13,6 +13,7 @@ from ..exported_program import CALL_DELEGATE
 from ..source import source_of
 from .layouts import Layout, arrange, subgraph_layouts
 from .lowered_module import LoweredBackendModule
+from .sizes import expect_rank, expects_rank
 
 RESHAPE = torch.ops.aten.reshape.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -29,7 +30,7 @@ class GraphCode:
 
     ``parameters`` are the placeholders that a call passes, in order; ``constants`` gives the others their values.
     ``layouts``: values that are brought into a layout as soon as they are computed. ``watched``: ``function`` wants a
-    ``see``, which is told the values of the graph, not of its subgraphs.
+    ``see``, which is told the values of the graph, not of its subgraphs. ``inside``: another graph calls this one.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class GraphCode:
         constants: Mapping[Node, Any],
         layouts: Mapping[Node, Layout],
         watched: bool = False,
+        inside: bool = False,
     ) -> None:
-        self._module, self._layouts, self._watched = module, layouts, watched
+        self._module, self._layouts, self._watched, self._inside = module, layouts, watched, inside
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
-        self._bound: dict[str, Any] = {"arrange": arrange, **{self._names[n]: v for n, v in constants.items()}}
+        self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank}
+        self._bound |= {self._names[n]: v for n, v in constants.items()}
         self._subgraphs: dict[str, GraphCode] = {}
         self._delegates: dict[str, LoweredBackendModule] = {}
         self._lines = [f"def run({', '.join(self._names[n] for n in parameters)}):"]
@@ -103,7 +106,8 @@ class GraphCode:
             self._delegates[name] = value
         elif isinstance(value, GraphModule):
             inputs = [n for n in value.graph.nodes if n.op == "placeholder"]
-            self._subgraphs[name] = GraphCode(value, inputs, {}, subgraph_layouts(node, value, self._layouts))
+            layouts = subgraph_layouts(node, value, self._layouts)
+            self._subgraphs[name] = GraphCode(value, inputs, {}, layouts, inside=True)
         else:
             self._bound[name] = value
 
@@ -118,6 +122,7 @@ class GraphCode:
             given = [self._text(a) for a in node.args]
             given += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
             text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(given)})"
+            text = f"expect_rank({text}, {self._bind(node)})" if expects_rank(node, self._inside) else text
         return self._arrange(text, self._layouts.get(node))
 
     def _arrange(self, text: str, layout: Layout | None) -> str:

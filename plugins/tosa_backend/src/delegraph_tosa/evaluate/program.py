@@ -127,7 +127,9 @@ def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...],
         if not agree(tuple(shape), value.shape) or 0 in shape or dtype != expected:
             name = f" ({value.name})" if value.name else ""
             kind = f"bfloat16 (as {expected})" if value.dtype is DType.BF16 else expected
-            text = f"{kind} {list(value.shape)} is wanted, {dtype} {list(shape)} was given"
+            sizes = ", ".join("any size" if type(n) is not int else str(n) for n in value.shape)
+            text = f"{kind} [{sizes}] is wanted, {dtype} {list(shape)} was given"
+            text += ", and TOSA has no empty tensors" if 0 in shape else ""
             raise InputError("input-invalid", f"input {position}{name}: {text}")
 
 

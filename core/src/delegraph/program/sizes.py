@@ -1,0 +1,81 @@
+"""Sizes that are known at run time only, where they are not as torch traced the program: a call that fails says so.
+
+torch traces a dynamic size as if it were at least 2. Most operators compute the same at 0 and 1. ``squeeze`` does not:
+it drops a dimension of 1, so that values have fewer dimensions than those for which delegates, and what the host
+decomposes, were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..errors import InputError
+from ..exported_program import user_inputs
+from ..source import source_of
+
+aten = torch.ops.aten
+_SQUEEZES = frozenset(
+    op for packet in (aten.squeeze, aten.squeeze_copy) for op in (packet.default, packet.dim, packet.dims)
+)
+_HINT = "call it with a size of at least 2, or export a program of its own for this size"
+
+
+def expects_rank(node: Node, inside: bool) -> bool:
+    """Whether ``node`` may give fewer dimensions than it was recorded with, and something counts on those.
+
+    What is computed element by element does not, nor do outputs, unless the graph is ``inside`` of another.
+    """
+    return node.target in _SQUEEZES and bool(_droppable(node)) and _is_counted_on(node, inside)
+
+
+def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
+    """``value``, which a squeeze gave; raises InputError if that dropped a dimension that was recorded."""
+    if value.dim() == node.meta["val"].dim():
+        return value
+    dims = ", ".join(str(d) for d in _droppable(node))
+    text = f"{node.target} drops dimension {dims}, whose size is 1 in this call; the program was exported for sizes at "
+    text += "which it stays, and what follows counts on it"
+    hint = f"{_HINT}; x[0], select and reshape mean the same at all sizes"
+    raise InputError("input-invalid", text, node, source_of(node), hint)
+
+
+def _droppable(node: Node) -> list[int]:
+    """The dimensions that a squeeze drops if their size, which is not known beforehand, is 1."""
+    operand: Any = node.args[0]
+    shape = operand.meta["val"].shape
+    asked: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
+    dims = [asked] if isinstance(asked, int) else asked
+    return sorted(d % len(shape) for d in dims if isinstance(shape[d], torch.SymInt))
+
+
+def _is_counted_on(node: Node, inside: bool) -> bool:
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if inside if user.op == "output" else not _is_pointwise(user):
+                return True
+            waiting += {user} - seen
+            seen.add(user)
+    return False
+
+
+def _is_pointwise(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception) -> InputError | None:
+    """What to say of ``error`` if a size is not as the program was traced for it; None if all are."""
+    for node, value in zip(user_inputs(program), inputs, strict=True):
+        recorded = node.meta.get("val")
+        for dim, size in enumerate(recorded.shape if isinstance(recorded, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and value.shape[dim] < 2:
+                what = f"input {node.name} has size {value.shape[dim]} in dimension {dim}, and torch traced the program"
+                text = f"{what} for sizes of at least 2 there: {type(error).__name__}: {str(error).strip()[:200]}"
+                return InputError("input-invalid", text, hint=_HINT)
+    return None

@@ -1,0 +1,90 @@
+"""Sizes of 0 and 1, where torch traced a program for others: eager's results, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+import delegraph
+import delegraph.api as api
+import pytest
+import torch
+from delegraph.discovery.registry import Registry
+from delegraph.errors import InputError
+from delegraph.partitioner import CapabilityPartitioner
+from torch.export import Dim, export
+from torch.utils._pytree import tree_leaves
+
+from ..conftest import EchoBackend, EchoRuntime
+
+aten = torch.ops.aten
+SINE = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "the host's", "EchoBackend")
+
+
+def exported(function, example, dynamic):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return export(Module(), (example,), dynamic_shapes=(dynamic,), strict=False)
+
+
+def lowered(function, backends=()):
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=EchoRuntime)
+    program = exported(function, torch.ones(3, 4, 5), {0: Dim("n", min=0), 1: Dim("m", min=0)})
+    return api.lower(program, backends=list(backends), registry=registry)
+
+
+AGREE = {
+    "squeeze": lambda x: torch.relu(x.squeeze()) * 2,
+    "squeeze.dim": lambda x: x.squeeze(0) + x,
+    "squeeze.dims": lambda x: x.squeeze((0, 1)).exp(),
+    "views": lambda x: (x.flatten(1), x.view(-1, 5), x[:, None].expand(-1, 2, -1, -1)),
+    "layers": lambda x: (torch.nn.functional.layer_norm(x, (5,)), x.softmax(-1), x @ x.mT),
+    "sizes": lambda x: x * x.shape[0] + torch.arange(x.shape[1])[:, None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AGREE)
+def test_small_sizes_agree_with_eager(name):
+    result = lowered(AGREE[name])
+    for sizes in [(1, 1), (1, 3), (3, 1), (0, 2), (2, 0), (3, 3)]:
+        x = torch.randn(*sizes, 5)
+        for mine, theirs in zip(tree_leaves(result(x)), tree_leaves(AGREE[name](x)), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def inside(x):
+    return torch.cond(x.sum() > 1e9, lambda x: x.squeeze(0) * 2, lambda x: x.squeeze(0) + 1, (x,)).mT
+
+
+COUNTED_ON = {
+    "a decomposition": (lambda x: x.squeeze(1).transpose(0, -1), (2, 1), ()),
+    "one for which another dimension is meant": (lambda x: x.squeeze(1).std(-2), (2, 1), ()),
+    "a delegate": (lambda x: (x.squeeze(0) * 2).sin(), (1, 2), [SINE]),
+    "the caller of a branch": (inside, (1, 2), ()),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED_ON)
+def test_a_dimension_that_is_dropped_although_something_counts_on_it(name):
+    function, sizes, backends = COUNTED_ON[name]
+    result = lowered(function, backends)
+    x = torch.randn(3, 4, 5)
+    torch.testing.assert_close(result(x), function(x))
+    with pytest.raises(
+        InputError, match=r"aten\.squeeze\.dim drops dimension \d, whose size is 1 in this call"
+    ) as raised:
+        result(torch.randn(*sizes, 5))
+    assert "test_sizes.py" in str(raised.value.source)
+
+
+def test_what_fails_for_a_small_size_says_so():
+    result = lowered(lambda x: x.logsumexp(0))  # torch traced the largest element, which no empty row has
+    with pytest.raises(InputError, match="input x has size 0 in dimension 0, and torch traced .* at least 2") as raised:
+        result(torch.randn(0, 2, 5))
+    assert isinstance(raised.value.__cause__, IndexError)
+
+
+def test_what_fails_for_other_reasons_stays_as_it_is():
+    program = exported(lambda x: x.view(2, -1), torch.ones(4), {0: 2 * Dim("n", min=2)})
+    with pytest.raises(RuntimeError, match="invalid for input of size 5"):
+        delegraph.lower(program, backends=[])(torch.ones(5))
