@@ -28,7 +28,7 @@ aten = torch.ops.aten
 KEY = "quantization_annotation"
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm")
 """Their weight and bias are folded exactly, as floats."""
-JOINS = ("cat", "concat", "concatenate", "stack")
+JOINS = ("cat", "concat", "concatenate", "stack", *(o._overloadpacket.__name__ for o in moves.WRITES))
 
 
 class TOSAQuantizer(Quantizer):  # type: ignore[misc]

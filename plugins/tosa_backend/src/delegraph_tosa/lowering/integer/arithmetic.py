@@ -64,7 +64,7 @@ def size(x: Scaled) -> int:
 def _aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
     """The values in int32, without zero points, and the scale that all of them have."""
     largest = max(x.scale.factor for x in values)
-    total = sum(size(x) * x.scale.factor for x in values) / largest
+    total = math.fsum(size(x) * x.scale.factor for x in values) / largest
     step = largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
     return [_in_steps(t, x, step) for x in values], step
 
@@ -144,6 +144,12 @@ def _chooses(*overloads: Any, larger: bool) -> None:
 
 _chooses(aten.maximum.default, aten.max.other, larger=True)
 _chooses(aten.minimum.default, aten.min.other, larger=False)
+
+
+@lowers_quantized(aten.sum.default)
+def sum(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
+    """[*S] -> []"""
+    return sum_dim(t, self, None, False, dtype)
 
 
 @lowers_quantized(aten.sum.dim_IntList)

@@ -1,20 +1,23 @@
 """Averages of quantized values.
 
 In the same quantization an average is AVG_POOL2D, which rounds once. In another one that would be rounding twice: then
-it is a sum, whose RESCALE divides as well.
+it is a sum, whose RESCALE divides as well. Windows of different sizes, or over three axes, are columns of a matrix.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...ir.graph import Value, literal
-from ...ir.types import DType
+from ...evaluate import materialize
+from ...ir.graph import Array, Deferred, Value, literal
+from ...ir.sizes import is_dynamic
+from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..aten.reduce import axes_of
 from ..builder import Shape, Tosa
 from ..lazy import Lazy, Scaled, limit, operand, trial
@@ -24,47 +27,105 @@ from .arithmetic import summed
 from .products import WIDE, Accumulating
 
 aten = torch.ops.aten
-Average = Callable[[Tosa, Value], Value]
-"""The rule for floats, on integers."""
+MOST_ENTRIES = 1 << 20
+"""A matrix of windows may have so many entries: a megabyte in the file."""
 
 
 class Averaged(Lazy):
-    """Averages of windows of ``of``."""
+    """Averages of windows of ``of``, as the rule of ``pool`` makes them over the last axes."""
 
-    __slots__ = ("average", "of")
+    __slots__ = ("of", "pool", "settings", "windows")
 
-    def __init__(self, of: Scaled, average: Average, shape: Shape) -> None:
-        super().__init__(shape)
-        self.of, self.average = of, average
+    def __init__(self, of: Scaled, pool: Any, settings: tuple[Any, ...]) -> None:
+        self.of, self.pool, self.settings = of, pool, settings
+        self.windows = Windows()
+        super().__init__(self.average(self.windows, Value(of.type)).shape)
+
+    def average(self, t: Tosa, x: Value) -> Value:
+        """The rule for floats."""
+        result: Value = RULES[self.pool].function(t, x, *self.settings)
+        return result
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         same = (self.of.scale, self.of.zero_point, self.of.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
-        if same:
+        if same and self.windows.are_averages:
             inside = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
             return limit(t, self.average(inside, self.of.q), to.low, to.high)
-        return self.summed(t).integer(t, to)
+        sums = self._sums(t) if self.windows.are_equal else self._columns(t)
+        return sums.integer(t, to)
 
-    def summed(self, t: Tosa) -> Scaled:
+    def _sums(self, t: Tosa) -> Scaled:
         """The averages as sums in a smaller scale."""
         inside = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(inside, self.of.q)
-        t.require(inside.count is not None, "its windows have different sizes")
-        return Scaled(sums, self.of.scale.times(inside.unit).over(inside.count or 1))
+        return Scaled(sums, self.of.scale.times(inside.unit).over(inside.count))
+
+    def _columns(self, t: Tosa) -> Lazy:
+        """The same as products with a matrix, which has a column of zeros and ones for each window."""
+        x, dtype = self.of.q, self.of.q.dtype
+        axes = 3 if "3d" in str(self.pool) else 2
+        places, results = math.prod(x.shape[-axes:]), math.prod(self.shape[-axes:])
+        t.require(not is_dynamic(places) and not is_dynamic(results), "where its windows lie is known at run time only")
+        t.require(places * results <= MOST_ENTRIES, f"{results} windows in {places} elements are too large a matrix")
+        key = (self.pool, repr(self.settings), x.shape[-axes:])
+        shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(x.shape[-axes:])))
+        ones = t.once(("ones", dtype, *key), lambda: _ones_of(shares, (1, places, results), dtype))
+        inside = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
+        sums = inside.matmul(t.reshape(x, (1, math.prod(x.shape[:-axes]), places)), ones)
+        share = t.once(("share", *key), lambda: Value(Type((results,), DType.FP32), Deferred(lambda: shares().max(0))))
+        scale = self.of.scale.times(inside.unit).times(Scale(1.0, (share,)))
+        return Scaled(sums, scale, axis=2).moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
+
+    def _shares(self, size: Shape) -> Array:
+        """How much of each window's average each element is [elements, windows]: the averages of unit vectors."""
+        places = math.prod(size)
+        unit = literal(np.eye(places).reshape(places, 1, *size), DType.FP32, np.float32)
+        return materialize(self.average(trial(), unit)).reshape(places, -1)
 
     def real(self, t: Tosa) -> Value:
         return self.average(t, self.of.real(t))
 
 
+def _ones_of(shares: Any, shape: Shape, dtype: DType) -> Value:
+    made = Value(Type(shape, dtype), Deferred(lambda: (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)))
+    made.range = (0, 1)
+    return made
+
+
+class Windows(Tosa):
+    """A builder on which a rule shows by which windows it averages."""
+
+    def __init__(self) -> None:
+        self.__dict__.update(trial().__dict__)
+        self._pads: list[Shape] = []
+        self._divides = False
+
+    @property
+    def are_averages(self) -> bool:
+        """Whether its one AVG_POOL2D is all that rounds."""
+        return len(self._pads) == 1 and not self._divides
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether they have as many elements each, too."""
+        return self.are_averages and not any(self._pads[0])
+
+    def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
+        self._pads.append(pad)
+        return super().avg_pool2d(x, kernel, stride, pad)
+
+    def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
+        self._divides = True
+        return super().mul(left, right, shift)
+
+
 class Summing(Accumulating):
     """Sums where the rule averages: a depthwise convolution by ones. ``count`` elements each."""
 
-    count: int | None = None
+    count = 1
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
-        self.require(not any(pad), "its windows have different sizes")
-        count = math.prod(kernel)
-        self.require(self.count in (None, count) and x.dtype is not self.sums, "its windows have different sizes")
-        self.count = count
+        self.count = math.prod(kernel)
         ones = self.once(("ones", kernel, x.shape[3]), lambda: _ones((*kernel, x.shape[3], 1)))
         operands = (x, ones, self.no_bias(x), pad, stride, (1, 1))
         return self.depthwise_conv2d(*operands)
@@ -79,10 +140,7 @@ def _averages(*overloads: Any) -> None:
 
         def averaged(t: Tosa, self: Value, *settings: Any, of: Any = overload) -> Lazy:
             """[N,C,*S] -> [N,C,*S']"""
-            x = operand(t, self, "its input")
-            average = RULES[of].function
-            whole = average(trial(), Value(x.type), *settings)
-            return Averaged(x, lambda t, v: average(t, v, *settings), whole.shape)
+            return Averaged(operand(t, self, "its input"), of, settings)
 
         lowers_quantized(overload)(averaged)
 
@@ -93,23 +151,19 @@ _averages(
 )  # fmt: skip
 
 
+@lowers_quantized(aten.mean.default)
+def mean(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
+    """[*S] -> []"""
+    return mean_dim(t, self, None, False, dtype)
+
+
 @lowers_quantized(aten.mean.dim)
 def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> [*S']; over height and width of images it is a pool"""
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if self.rank == 4 and axes_of(dim, 4) == [2, 3]:
-        size = self.shape[2:]
-        kept = _pooled(t, self, size)
-        return kept if keepdim else kept.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
+        window = (self.shape[2:], self.shape[2:], (0, 0), False, True, None)
+        whole = Averaged(operand(t, self, "its input"), aten.avg_pool2d.default, window)
+        return whole if keepdim else whole.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
     total, count = summed(t, self, dim, keepdim)
     return Scaled(total.q, total.scale.over(count))
-
-
-def _pooled(t: Tosa, x: Lazy, size: Shape) -> Lazy:
-    from_rule = RULES[aten.avg_pool2d.default].function
-
-    def average(t: Tosa, v: Value) -> Value:
-        result: Value = from_rule(t, v, size, size, (0, 0), False, True, None)
-        return result
-
-    return Averaged(operand(t, x, "its input"), average, (*x.shape[:2], 1, 1))

@@ -5,13 +5,14 @@ Quantizing keeps the order of numbers, so the largest of some integers is the in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from ...ir.graph import Value
+from ...ir.types import DType
 from ..builder import Tosa
 from ..lazy import Joined, Lazy, Scaled, trial
 from ..registry import RULES, lowers_quantized
@@ -26,10 +27,19 @@ MOVES = (
     " expand_copy permute_copy select_copy slice_copy squeeze_copy unsqueeze_copy view_copy"
     " embedding index_select index gather take take_along_dim"
     " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
-    " amax amin max min argmax argmin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices"
-    " upsample_nearest2d"
+    " amax amin max min argmax argmin sort topk msort kthvalue median cummax cummin"
+    " max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+    " adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
+    " upsample_nearest1d upsample_nearest2d upsample_nearest3d"
+    " _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
 ).split()
 """Operators whose results are elements of their first quantized operand, or their places."""
+
+WRITES = (
+    aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
+    aten.index_copy.default, aten.index_put.default, aten._unsafe_index_put.default, aten.masked_scatter.default,
+)  # fmt: skip
+"""Operators whose results are elements of several operands, put where the others say."""
 
 
 def _overloads() -> list[Any]:
@@ -102,28 +112,44 @@ for overload in _overloads():
 @lowers_quantized(aten.cat.default, aten.concat.default, aten.concatenate.default)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,N,*B], .. -> [*A,sum of N,*B]"""
-    return _joined(t, aten.cat.default, tensors, dim)
+    return _joined(t, tensors, lambda t, parts: RULES[aten.cat.default].function(t, parts, dim))
 
 
 @lowers_quantized(aten.stack.default)
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,*B], .. -> [*A,N,*B]"""
-    return _joined(t, aten.stack.default, tensors, dim)
+    return _joined(t, tensors, lambda t, parts: RULES[aten.stack.default].function(t, parts, dim))
 
 
-def _joined(t: Tosa, overload: Any, tensors: Sequence[Value], dim: int) -> Value:
-    function = RULES[overload].function
+def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]) -> Value:
     first = tensors[0]
     if isinstance(first, Scaled) and first.is_small and all(_in_step(v, first) for v in tensors):
         parts = [v.q for v in tensors if isinstance(v, Scaled)]
-        return Scaled(function(t, parts, dim), first.scale, first.zero_point)
-    whole = function(trial(), [Value(v.type) for v in tensors], dim)
-    return Joined(tensors, lambda t, parts: function(t, parts, dim), whole.shape)
+        return Scaled(join(t, parts), first.scale, first.zero_point)
+    return Joined(tensors, join, join(trial(), [Value(v.type) for v in tensors]).shape)
 
 
 def _in_step(value: Value, first: Scaled) -> bool:
     own = isinstance(value, Scaled) and (value.scale, value.zero_point, value.q.dtype)
     return own == (first.scale, first.zero_point, first.q.dtype)
+
+
+def _written(overload: Any, t: Tosa, *arguments: Any) -> Value:
+    """The result of the rule for floats, applied to integers in one quantization."""
+    if overload in (aten.index_put.default, aten._unsafe_index_put.default):
+        t.require(not arguments[3], "it adds to what is there")
+    places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
+
+    def join(t: Tosa, parts: list[Value]) -> Value:
+        given = dict(zip(places, parts, strict=True))
+        result: Value = RULES[overload].function(t, *[given.get(k, a) for k, a in enumerate(arguments)])
+        return result
+
+    return _joined(t, [arguments[k] for k in places], join)
+
+
+for overload in WRITES:
+    lowers_quantized(overload)(partial(_written, overload))
 
 
 @lowers_quantized(aten.constant_pad_nd.default)
@@ -132,12 +158,11 @@ def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Va
     function = RULES[aten.constant_pad_nd.default].function
     if isinstance(self, Scaled) and self.is_small:
         number = value / self.scale.factor + self.zero_point
-        t.require(number == round(number), f"it pads with {value}, which is no multiple of the scale")
-        return Scaled(function(t, self.q, pad, round(number)), self.scale, self.zero_point)
-    t.require(value == 0, f"it pads with {value} what nothing has quantized yet")
+        if number == round(number):
+            return Scaled(function(t, self.q, pad, round(number)), self.scale, self.zero_point)
     whole = function(trial(), Value(self.type), pad, 0.0)
-    zero = t.constant(0.0, self.dtype)
-    return Joined([self, zero], lambda t, parts: function(t, parts[0], pad, parts[1]), whole.shape)
+    filling = t.constant(value, self.dtype)
+    return Joined([self, filling], lambda t, parts: function(t, parts[0], pad, parts[1]), whole.shape)
 
 
 @lowers_quantized(aten.pad.default)
@@ -171,3 +196,13 @@ def masked_fill(t: Tosa, self: Lazy, mask: Value, value: float) -> Value:
 def masked_fill_tensor(t: Tosa, self: Lazy, mask: Value, value: Value) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
     return where(t, mask, value, self)
+
+
+def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:
+    """[*B,N,M] -> [*B,N,M]"""
+    kept = RULES[overload].function(t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal)
+    return where(t, kept, self, t.like(0.0, self))
+
+
+for overload in (aten.tril.default, aten.triu.default):
+    lowers_quantized(overload)(partial(_triangle, overload))

@@ -26,8 +26,6 @@ from ..torch_types import refused
 aten = torch.ops.aten
 WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
 """What products of activations are summed in."""
-PRODUCT_BITS = 22
-"""Bits of an int16 times an int8, beside the sign."""
 
 
 class Accumulating(Tosa):
@@ -59,13 +57,13 @@ class Accumulating(Tosa):
 
     def _convolution(self, cls: type[Operator], x: Value, weight: Value, *settings: Any) -> Value:
         terms = math.prod(weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:])
-        return self._narrow_sums(super()._convolution(cls, x, weight, *settings), terms)
+        return self._narrow_sums(super()._convolution(cls, x, weight, *settings), terms, x, weight)
 
     def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
         sums = super().transpose_conv2d(x, weight, bias, out_pad, stride)
-        return self._narrow_sums(sums, math.prod(weight.shape[1:]))
+        return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
 
-    def _narrow_sums(self, sums: Value, terms: int, bits: int = PRODUCT_BITS) -> Value:
+    def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
         """int48, which nothing but RESCALE takes, as int32 without the bits that do not fit.
 
         RESCALE by another number than a power of two has 15 bits of it, which is too little for int16.
@@ -73,7 +71,7 @@ class Accumulating(Tosa):
         if sums.dtype is not DType.INT48:
             return sums
         self.require(self.terms in (None, terms), "its sums have different lengths")
-        self.terms, products = terms, 2.0 ** (math.ceil(math.log2(terms)) + bits)
+        self.terms, products = terms, 2.0 ** (math.ceil(math.log2(terms)) + _bits(left) + _bits(right))
         if self._bias is None:
             self.unit = Scale(_unit(products))
             return self._rescaled(sums, Scale(1 / self.unit.factor))
@@ -93,7 +91,7 @@ class Accumulating(Tosa):
     def matmul(self, left: Value, right: Value) -> Value:
         zeros = self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
         sums = self.emit(tosa.MATMUL, (left, right, *zeros), dtype=self.sums)
-        return self._narrow_sums(sums, left.shape[2], 30)
+        return self._narrow_sums(sums, left.shape[2], left, right)
 
 
 def _summed(
@@ -108,6 +106,12 @@ def _summed(
     kernel = _as_int4(t, weight.q) if small and weight.zero_point == 0 else weight.q
     y = RULES[overload].function(building, x.q, kernel, steps, *settings)
     return y, scale.times(building.unit)
+
+
+def _bits(value: Value) -> int:
+    """How many bits its integers have, beside the sign; the least one counts as the greatest."""
+    low, high = range_of(value)
+    return (max(-low, high, 1) - 1).bit_length()
 
 
 def _unit(largest: float) -> float:
