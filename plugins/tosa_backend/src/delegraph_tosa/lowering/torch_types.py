@@ -27,7 +27,7 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.int64: DType.INT64,
     torch.bool: DType.BOOL,
 }
-"""No operator of TOSA 1.0 takes INT64: constants fold in it, and the graph computes in INT32 (see ``builder``)."""
+"""No operator of TOSA 1.0 takes INT64: constants fold in it, the graph computes in INT32 (see ``integer_widths``)."""
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()}
 
