@@ -92,6 +92,19 @@ class Draft:
         attributes = {"pad": (kernel // 2,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.FP32}
         return self.op(cls, x, weight, bias, self.zero(), self.zero(), **attributes)
 
+    def shuffle(self, x: Value, groups: int) -> Value:
+        """x [N,C,H,W], channel j of group i becomes channel i of group j"""
+        n, c, h, w = x.shape
+        return self.reshape(self.transpose(self.reshape(x, n, groups, c // groups, h, w), 0, 2, 1, 3, 4), n, c, h, w)
+
+    def linear(self, x: Value, channels: int) -> Value:
+        """x [N,L,C] or [L,C] -> [N,L,channels] or [L,channels]"""
+        *rows, depth = x.shape
+        image = (1, 1, *rows, depth) if len(rows) == 1 else (rows[0], 1, rows[1], depth)
+        weight, bias = self.constant(channels, 1, 1, depth), self.constant(channels)
+        y = self.bare(self.reshape(x, *image), tosa.CONV2D, weight, bias)
+        return self.reshape(y, *rows, channels)
+
     def norm(self, x: Value) -> Value:
         """x [N,C,H,W], scaled and shifted by channel, as batch norm is."""
         channels = (1, x.shape[1], 1, 1)
@@ -403,9 +416,15 @@ def test_a_channel_shuffle_is_one_transpose_within_the_channels(batch):
     d = Draft()
     y = d.conv(d.input(batch, 3, 8, 8), 6)
     for _ in range(2):
-        y = d.reshape(d.transpose(d.reshape(y, batch, 2, 3, 8, 8), 0, 2, 1, 3, 4), batch, 6, 8, 8)
-        y = d.conv(y, 6)
-    assert names(check(d, y)) == {"TRANSPOSE": 2 + 2, "RESHAPE": 4, "CONV2D": 3}
+        y = d.depthwise(d.shuffle(y, 2))
+    assert names(check(d, y)) == {"TRANSPOSE": 2 + 2, "RESHAPE": 4, "CONV2D": 1, "DEPTHWISE_CONV2D": 2}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_channel_shuffle_before_a_pointwise_convolution_is_one_of_its_weight(batch):
+    d = Draft()
+    y = d.conv(d.shuffle(d.conv(d.input(batch, 3, 8, 8), 6), 2), 5)
+    assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2}
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -431,6 +450,52 @@ def test_flattening_a_feature_map_keeps_the_order_of_its_elements():
     d = Draft()
     y = d.reshape(d.conv(d.input(2, 3, 4, 5), 6), 2, 120)
     assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 1, "RESHAPE": 1}
+
+
+def joined_heads(d: Draft, batch: int, heads: int = 3) -> Value:
+    """[batch,5,heads*4], from the heads of an attention"""
+    y = d.reshape(d.matmul(d.input(batch * heads, 5, 7), d.input(batch * heads, 7, 4)), batch, heads, 5, 4)
+    return d.reshape(d.transpose(y, 0, 2, 1, 3), batch, 5, heads * 4)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
+    d = Draft()
+    result = check(d, d.linear(joined_heads(d, batch), 6))
+    assert names(result) == {"MATMUL": 1, "RESHAPE": 2, "CONV2D": 1}
+    (layer,) = [op for op in result.operators if op.name == "CONV2D"]
+    assert layer.inputs[1].shape == (6, 3, 1, 4)
+    assert {"TRANSPOSE:2", "RESHAPE:3", "CONV2D:5"} <= set(sources_of(layer.source))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 1)], ids=str)
+def test_a_linear_layer_takes_a_flattened_feature_map_in_its_layout(shape):
+    d = Draft()
+    y = d.conv(d.input(*shape), 6)
+    assert names(check(d, d.linear(d.reshape(y, shape[0], 6 * shape[2] * shape[3]), 7)))["TRANSPOSE"] == 1
+
+
+def test_what_something_else_uses_stays_transposed_for_a_linear_layer():
+    d = Draft()
+    x = joined_heads(d, 1)
+    assert names(check(d, d.linear(x, 6), x))["TRANSPOSE"] == 1
+    d = Draft()
+    weight, bias = d.constant(6, 1, 1, 12), d.constant(6)
+    ys = [d.bare(d.reshape(x, 1, 1, 5, 12), tosa.CONV2D, weight, bias) for x in (joined_heads(d, 1), d.input(1, 5, 12))]
+    assert names(check(d, *ys))["TRANSPOSE"] == 1
+
+
+PERMUTED = {(1, 0, 2): 0, (0, 2, 1): 0, (1, 2, 0): 0, (2, 0, 1): 1}
+"""Permutations of [3,5,4] before the last two axes are joined, and how many a linear layer needs: one where the last
+axis of what is given is not among those that are summed."""
+
+
+@pytest.mark.parametrize("perms", PERMUTED, ids=str)
+def test_a_linear_layer_sums_axes_in_any_order(perms):
+    d = Draft()
+    moved = d.transpose(d.input(3, 5, 4), *perms)
+    result = check(d, d.linear(d.reshape(moved, moved.shape[0], moved.shape[1] * moved.shape[2]), 6))
+    assert names(result)["TRANSPOSE"] == PERMUTED[perms]
 
 
 def test_a_transpose_that_only_moves_single_axes_is_a_reshape():

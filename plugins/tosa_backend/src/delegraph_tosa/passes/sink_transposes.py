@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from ..spec import TosaSpec
 from . import axes as ax
 from .axes import Axes, Shape
 from .rewriter import Rewrite, both, rebuilt, replaced
+from .transposed_layers import read_as_it_lies
 
 MAX_RANK = 6
 """Highest rank of level 8K (specification: Levels); no RESHAPE here makes a higher one than this."""
@@ -40,10 +42,12 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 
     One sweep, in which the result of a TRANSPOSE is only remembered as a view of its operand. Elementwise operators,
     reductions, slices, concatenations and the like are applied to the base of the view and their result is a view
-    again; for an operator that needs the axes as they are, the view is made into a value, once for all its uses.
+    again; for an operator that needs the axes as they are, the view is made into a value, once for all its uses. A
+    linear layer can do without (``transposed_layers``).
     Constants meet a view by folded TRANSPOSE and RESHAPE. What has an element type that the target does not move stays.
     """
-    sweep = Sweep(spec)
+    uses = Counter([v for operator in graph.operators for v in operator.inputs])
+    sweep = Sweep(spec, uses)
     for operator in graph.operators:
         sweep.visit(operator)
     return Graph(graph.inputs, [sweep.value(v) for v in graph.outputs], sweep.operators, graph.name)
@@ -52,9 +56,10 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 class Sweep(Rewrite):
     """The new operators, and for each value of the old graph what it became: a value or a view."""
 
-    def __init__(self, spec: TosaSpec) -> None:
+    def __init__(self, spec: TosaSpec, uses: Counter[Value]) -> None:
         super().__init__()
         self._spec = spec
+        self._uses = uses
         self._values: dict[Value, Value] = {}
         self._views: dict[Value, View] = {}
         self._movable: dict[DType, bool] = {}
@@ -77,6 +82,17 @@ class Sweep(Rewrite):
             new = replaced(operator, inputs)
             self.operators.append(new)
             self._values.update(zip(operator.outputs, new.outputs, strict=True))
+
+    def linear(self, layer: Operator) -> None:
+        """A CONV2D reads its operand as it was before it was transposed, if nothing else uses that or the weight."""
+        x, weight = layer.inputs[:2]
+        result = None
+        if weight.constant is not None and self._uses[x] == self._uses[weight] == 1:
+            result = read_as_it_lies(self, layer, [self.value(v) for v in layer.inputs], self._spec)
+        if result is None:
+            return self.keep(layer)
+        result.name = layer.outputs[0].name
+        return self.see(layer.outputs[0], View(result, ax.plain(result.rank), None))
 
     def rebuild(self, operator: Operator, inputs: Sequence[Value], **attributes: Any) -> Operator:
         new = rebuilt(operator, inputs, **attributes)
@@ -353,8 +369,13 @@ def _concat(sweep: Sweep, operator: Operator) -> None:
 
 Rule = Callable[[Sweep, Operator], None]
 
-LAYOUT: dict[type[Operator], Rule] = {TRANSPOSE: _transpose, RESHAPE: _reshape, tosa.IDENTITY: _identity}
-"""What happens at operators that only arrange their operand."""
+LAYOUT: dict[type[Operator], Rule] = {
+    TRANSPOSE: _transpose,
+    RESHAPE: _reshape,
+    tosa.IDENTITY: _identity,
+    tosa.CONV2D: Sweep.linear,
+}
+"""What happens at operators that only arrange their operand, or can do without its being arranged."""
 
 CARRIED: dict[type[Operator], Rule] = {
     **dict.fromkeys(

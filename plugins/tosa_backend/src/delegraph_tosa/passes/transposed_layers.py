@@ -1,0 +1,94 @@
+"""A linear layer needs nothing transposed: it sums in the order in which its operand lies before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from ..ir.graph import Operator, Value
+from ..ir.operators import RESHAPE, TRANSPOSE
+from ..ir.sizes import is_dynamic
+from ..ir.types import Type
+from ..spec import TosaSpec
+from . import axes as ax
+from .axes import Shape
+from .rewriter import Rewrite, both, rebuilt
+
+
+class _Window(NamedTuple):
+    """How a layer reads ``base``: as ``image`` [N,H,W,C], of which it sums C and, as the height of its kernel, H.
+
+    ``summed`` are the axes of the base that it sums, in the order of its weight.
+    """
+
+    base: Value
+    image: Shape
+    summed: list[int]
+    source: Any
+
+
+def read_as_it_lies(rewrite: Rewrite, layer: Operator, operands: Sequence[Value], spec: TosaSpec) -> Value | None:
+    """The result of a CONV2D that reads what was transposed for ``layer``; None if nothing was, or it cannot.
+
+    ``operands`` are those of ``layer``, a CONV2D with a constant weight; it multiplies the same numbers.
+    Heads of an attention become the height of the kernel:
+        before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight [O,1,1,H*E])
+        after:  x - CONV2D (weight [O,H,1,E])
+    For a feature map that is flattened channels first, or whose channels are shuffled, the weight is permuted:
+        before: x [N,H,W,C] - TRANSPOSE (0,3,1,2) - RESHAPE [1,1,N,C*H*W] - CONV2D (weight [O,1,1,C*H*W])
+        after:  x - RESHAPE [1,1,N,H*W*C] - CONV2D (weight [O,1,1,H*W*C])
+    """
+    x, weight, *others = operands
+    window = _window(x) if _is_linear(layer) else None
+    if window is None:
+        return None
+    base, image, summed, source = window
+    source = both(source, layer.source)
+    outputs, inputs = weight.shape[0], weight.shape[3]
+    kernel = rewrite.reshape(weight, (outputs, *[base.shape[axis] for axis in summed]), source)
+    kernel = rewrite.transpose(kernel, (0, *[1 + summed.index(axis) for axis in sorted(summed)]), source)
+    kernel = rewrite.reshape(kernel, (outputs, inputs // image[3], 1, image[3]), source)
+    new = rebuilt(layer, (Value(Type(image, base.dtype)), kernel, *others), source=source)
+    if spec.why_not(new) is not None:
+        return None
+    new.inputs = (rewrite.reshape(base, image, source), *new.inputs[1:])
+    rewrite.operators.append(new)
+    return rewrite.reshape(new.outputs[0], layer.outputs[0].shape, source)
+
+
+def _is_linear(layer: Operator) -> bool:
+    is_plain = set(layer.pad) == {0} and set(layer.stride) == {1}  # type: ignore[attr-defined]
+    return is_plain and layer.inputs[1].shape[1:3] == (1, 1)
+
+
+def _window(x: Value) -> _Window | None:
+    """How a layer can read what was transposed for its operand ``x``."""
+    reshape = x.producer
+    transpose = reshape.inputs[0].producer if isinstance(reshape, RESHAPE) else None
+    if reshape is None or not isinstance(transpose, TRANSPOSE):
+        return None
+    base, perms = transpose.inputs[0], transpose.perms
+    old, new = next(piece for piece in ax.pieces(transpose.outputs[0].shape, x.shape) if x.rank - 1 in piece[1])
+    summed = [perms[axis] for axis in old]
+    kept = [axis for axis in perms if axis not in summed and base.shape[axis] != 1]
+    if len(new) > 1 or not ax.ascends(kept) or any(is_dynamic(base.shape[axis]) for axis in summed):
+        return None
+    image = _image(base.shape, summed, x.shape)
+    return None if image is None else _Window(base, image, summed, both(transpose.source, reshape.source))
+
+
+def _image(shape: Shape, summed: list[int], joined: Shape) -> Shape | None:
+    """``shape`` as [N,H,W,C], of which C and H are summed and N and W are not; None if it cannot be seen so.
+
+    If only the last axes are summed it is ``joined``, the image as it is now.
+    """
+    wide = [axis for axis in range(len(shape)) if shape[axis] != 1]
+    runs = [(is_summed, list(run)) for is_summed, run in groupby(wide, lambda axis: axis in summed)]
+    if not runs or not runs[-1][0] or len(runs) > 4:
+        return None
+    if len(runs) <= 2:
+        return joined
+    sizes = [math.prod([shape[axis] for axis in run]) for _, run in runs]
+    return (*(1,) * (4 - len(sizes)), *sizes)
