@@ -18,6 +18,8 @@ from .builder import Tosa
 from .ranges import Range
 from .torch_types import refused
 
+FP32 = np.finfo(np.float32)
+
 
 class Scale(NamedTuple):
     """What one step of an integer is in real units: a number, times one number for each index of an axis.
@@ -68,9 +70,9 @@ class Quantization(NamedTuple):
 
 
 def expect_scale(scale: float) -> None:
-    """Unsupported unless ``scale`` is a positive finite number."""
-    if not 0 < scale < math.inf:
-        raise refused(f"a scale of {scale} is not a positive number")
+    """Unsupported unless ``scale`` is a positive finite number of fp32, which PyTorch computes with."""
+    if not (FP32.smallest_normal <= scale <= FP32.max):
+        raise refused(f"a scale of {scale} is not a positive number of fp32")
 
 
 def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:

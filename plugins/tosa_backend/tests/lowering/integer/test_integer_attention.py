@@ -20,6 +20,8 @@ FAMILY.case("softmax", lambda x: x.softmax(-1), (3, 20, 64))
 FAMILY.case("softmax-middle", lambda x: x.softmax(1), (3, 50, 6))
 FAMILY.case("layer-norm", WithConstant(layer_norm, randn(192) + 0.5, 0.3 * randn(192)), (2, 5, 192))
 FAMILY.case("layer-norm-plain", lambda x: F.layer_norm(x, (7, 16)), (3, 7, 16))
+affine = WithConstant(layer_norm, randn(48), randn(48))
+FAMILY.case("layer-norm-below-eps", affine, (7, 48), dtypes=BYTES, magnitudes=(-7, -6))
 FAMILY.case("rms-norm", WithConstant(lambda w, x: F.rms_norm(x, w.shape, w), randn(64)), (3, 7, 64))
 FAMILY.case("group-norm", WithConstant(lambda w, b, x: F.group_norm(x, 4, w, b), randn(8), randn(8)), (2, 8, 5, 5))
 
@@ -45,4 +47,4 @@ FAMILY.case(
 )
 
 judged, test_equals_eager = FAMILY.equals_eager()
-test_equals_eager_for_any_scales = FAMILY.sweep(most=-0.5)  # larger scores than exp has digits for in fp32
+test_equals_eager_for_any_scales = FAMILY.sweep(least=-7, most=-0.5)  # larger scores than exp has digits for in fp32

@@ -29,7 +29,8 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps), int32 of about 30 bits.
 
     With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. Of the squares so many low
-    bits are rounded off that their sum has 31.
+    bits are rounded off that their sum has 31. Where eps is the larger part, ``below`` bits more, twice, are rounded
+    off of the squares for it to fit; the result is smaller by so many bits, which its scale takes back.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
@@ -40,14 +41,16 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     if centre:
         c = t.sub(c, reduced(t, q, t.reduce_sum, axes, True))
     lost = 2 * max(0, (2 * bits + math.ceil(math.log2(n)) - 29) // 2)
-    total = reduced(t, t.mul(c, c, shift=lost), t.reduce_sum, axes, True)
-    offset = round(eps * n**3 / x.scale.factor**2 / 2.0**lost)
-    inverse = inverse_root(t, t.maximum(t.add(total, min(offset, 2**29)), 1))
+    offset = eps * n**3 / x.scale.factor**2 / 2.0**lost
+    below = max(0, math.ceil((math.log2(max(offset, 1)) - 29) / 2))
+    squares = t.mul(c, c, shift=min(lost + 2 * below, 62))
+    total = t.add(reduced(t, squares, t.reduce_sum, axes, True), round(offset / 4.0**below))
+    inverse = inverse_root(t, t.maximum(total, 1))
     more = 14 - lost // 2
     if more < 0:
         c, more = t.right_shift(c, -more), 0
     y = t.mul(t.left_shift(c, t.add(inverse.shift, more)), inverse.mantissa, shift=FRACTION)
-    return Scaled(y, Scale(math.sqrt(n) * 2.0**-29.5))
+    return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - below)))
 
 
 def _affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
@@ -63,7 +66,7 @@ def _affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value 
     def gain() -> Array:
         factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
         offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
-        largest = max(factors.max(), offsets.max() * y.scale.factor * 2.0**29, 1e-30)
+        largest = max(factors.max(), offsets.max() / (y.scale.factor * 2.0**29), 1e-30)
         return np.array([largest / 2.0**GAIN], np.float32)
 
     step = Value(Type((1,), DType.FP32), Deferred(gain))
