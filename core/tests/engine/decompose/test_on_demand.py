@@ -503,3 +503,37 @@ def test_each_operator_on_the_host_alone(name, echo_registry):
     made = api.lower(Random([(name, 0, 0)]).eval(), (x,), backends=[], registry=echo_registry)
     assert made.verify(x).relative_error < 1e-6
     assert not any(to_core(t) for t in targets(made.exported_program()))
+
+
+class Dynamic(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def dynamic(function):
+    """Lowered for no backend, with a batch and a height that are known at run time only."""
+    sizes = {0: torch.export.Dim("n"), 2: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(Dynamic(function), (torch.rand(20, 3, 16, 8),), dynamic_shapes=(sizes,))
+    return api.lower(program, backends=[])
+
+
+def test_a_decomposition_that_depends_on_sizes_is_noted_in_the_users_terms():
+    made = dynamic(lambda x: F.pixel_unshuffle(x, 2))
+    (note,) = made.report.notes
+    assert note.startswith("aten.pixel_unshuffle.default (core/tests/engine/decompose/test_on_demand.py:")
+    assert ") was left whole: torch decomposes it in other ways for other sizes" in note
+    x = torch.rand(2, 3, 4, 8)
+    assert torch.equal(made(x), F.pixel_unshuffle(x, 2))
+
+
+def test_a_convolution_of_a_dynamic_batch_is_decomposed():
+    """torch compares the batch with 16 to choose a kernel, which says nothing of the decomposition."""
+    weight = torch.rand(5, 3, 3, 3)
+    made = dynamic(lambda x: F.conv2d(x, weight))
+    assert (targets(made.exported_program()), made.report.notes) == ([aten.convolution.default], [])
+    x = torch.rand(2, 3, 7, 8)
+    torch.testing.assert_close(made(x), F.conv2d(x, weight))

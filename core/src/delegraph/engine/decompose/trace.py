@@ -19,8 +19,10 @@ from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx import Graph, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _ShapeEnvGuardError
 from torch.utils import _pytree as pytree
 
+from ...source import source_of
 from ..functionalize.writes import functionalize
 from ..tracing import TRACING, unlogged
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
@@ -30,6 +32,10 @@ Table = Mapping[OpOverload, Decompose]
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 LINEAR = frozenset({aten.linear.default})
 """What stays whole for a backend that can be asked: the one composite that recurrent layers consist of."""
+_DEPENDS_ON_SIZES = (
+    "torch decomposes it in other ways for other sizes, and they are known at run time only; export with fixed sizes,"
+    " or narrow them by Dim(.., min=.., max=..)"
+)
 
 
 class Untraceable(Exception):
@@ -100,7 +106,9 @@ class Tracer:
         first = key not in self._known
         result = self._recall(key, node, how, whole, None)
         if first and isinstance(result, str) and to_core(node.target):
-            self.failures.append(f"{node.target} was left whole: {result}")
+            source = source_of(node)
+            where = f" ({source.place})" if source else ""
+            self.failures.append(f"{node.target}{where} was left whole: {result}")
         return result if isinstance(result, Decomposition) and result.can_replace(node) else None
 
     def decompose_to_core(self, node: Node, whole: frozenset[Any]) -> Decomposition | None:
@@ -134,11 +142,11 @@ class Tracer:
         """A trace that holds for every call of the signature."""
         mode = _fake_mode(node)
         if mode is None:
-            raise Untraceable("its values have no fake tensors")
+            raise Untraceable("the program does not say the types and shapes of its operands and results")
         before = _guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
         if _guards(mode) != before:
-            raise Untraceable("its decomposition holds for some of the symbolic sizes only")
+            raise Untraceable(_DEPENDS_ON_SIZES)
         for call in decomposition.calls:
             # what draws random numbers may be left only where the next step gets rid of it
             if _is_random(call) and self.decompose(call, to_core(call.target)) is None:
@@ -201,11 +209,13 @@ def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: 
     try:
         with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
-            with mode, torch.no_grad(), _avoid_fused_layers(node), _leave_whole(whole - {node.target}), no_new_guards:
+            with mode, torch.no_grad(), _avoid_cpu_libraries(node), _leave_whole(whole - {node.target}), no_new_guards:
                 with unlogged(), _use_lazy_graph_module(True):
                     graph = make_fx(flat, table)(*vals).graph
+    except (_ShapeEnvGuardError, GuardOnDataDependentSymNode) as e:
+        raise Untraceable(_DEPENDS_ON_SIZES) from e
     except Exception as e:
-        raise Untraceable(f"tracing its decomposition gave {type(e).__name__}: {str(e).strip()[:200]}") from e
+        raise Untraceable(f"torch's decomposition of it fails: {str(e).strip()[:200] or type(e).__name__}") from e
     _make_usable(graph, mode)
     return Decomposition(graph, single[-1])
 
@@ -267,11 +277,23 @@ def _plain_list(argument: Any) -> Any:
 
 
 @contextmanager
-def _avoid_fused_layers(node: Node) -> Iterator[None]:
-    """Recurrent layers are otherwise traced to one call of the CPU library that this torch was built with."""
+def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
+    """Trace without the libraries that this torch was built with, where they matter.
+
+    Recurrent layers are otherwise one call of mkldnn. To see whether a library pays for a convolution, torch compares
+    the batch with a number, which fails where that is known at run time only.
+    """
     recurrent = isinstance(node.target, OpOverload) and node.target._schema.name in RECURRENT
-    with torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext():
+    if not recurrent and not any(_is_dynamic(operand.meta["val"]) for operand in _operands(node)):
         yield
+        return
+    nnpack: Any = torch.backends.nnpack
+    with torch.backends.mkldnn.flags(enabled=False), nnpack.flags(enabled=False):
+        yield
+
+
+def _is_dynamic(val: Any) -> bool:
+    return isinstance(val, torch.Tensor) and not all(isinstance(d, int) for d in val.shape)
 
 
 @contextmanager

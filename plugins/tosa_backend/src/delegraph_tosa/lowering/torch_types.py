@@ -79,7 +79,7 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
     """
     value_type = type_of(tensor, f"the constant {name}")
     if isinstance(tensor, FakeTensor):
-        raise refused(f"the constant {name} is a fake tensor: the program was exported without weights")
+        raise refused(f"the constant {name} has no elements: the program was exported without weights")
     return Value(value_type, Deferred(partial(_read, name, tensor, _version(tensor))), name)
 
 

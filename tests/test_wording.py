@@ -1,0 +1,53 @@
+"""What users read (reasons, notes, hints, errors) says nothing of how torch or delegraph are made inside."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [*sorted(ROOT.glob("core/src/**/*.py")), *sorted(ROOT.glob("plugins/*/src/**/*.py"))]
+INSIDE = re.compile(
+    r"fake ?tensor|fake ?mode|shape_?env|\bguards?\b|\bSym(Int|Float|Bool|Node)\b|\bproxy\b|\bsympy\b|\bdry run\b"
+    r"|\bmeta tensor|\btorch\.(fx|_(?!check)\w+)|\b_(?-i:[A-Z])\w+|\bdelegraph(_tosa)?\.(engine|lowering|ir|passes)\b",
+    re.IGNORECASE,
+)
+"""Of what torch calls private, users write ``torch._check``, and read operators' names (``aten._softmax``)."""
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of the string literals with several words, but for docstrings and code that is written."""
+    tree = ast.parse(path.read_text())
+    docstrings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            if re.search(r"[a-z]{2,} [a-z]", node.value) and "import " not in node.value:
+                yield node.lineno, node.value
+
+
+def test_no_text_names_what_is_inside():
+    found = [f"{p.relative_to(ROOT)}:{line}: {text}" for p in SOURCES for line, text in texts(p) if INSIDE.search(text)]
+    assert not found
+
+
+def reasons(kept: object) -> Iterator[str]:
+    """The keys of nested dictionaries: files, operators, targets, and at the end the reasons."""
+    if isinstance(kept, dict):
+        for key, value in kept.items():
+            yield key
+            yield from reasons(value)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("plugins/*/tests/support/verdicts/*.json")), ids=lambda p: p.stem)
+def test_no_recorded_reason_names_what_is_inside(path):
+    assert not [reason for reason in reasons(json.loads(path.read_text())) if INSIDE.search(reason)]
+
+
+def test_the_check_finds_what_it_looks_for():
+    assert INSIDE.search("tracing gave _ShapeEnvGuardError: Guard attempted")
+    assert not INSIDE.search("aten._softmax.default takes float32 only; input_1 is int32")
