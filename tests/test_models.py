@@ -125,7 +125,7 @@ import sys, hashlib, torch
 sys.path.insert(0, "examples")
 import delegraph, {module}
 model, inputs = {module}.{function}()
-blob = delegraph.lower(model, inputs).delegates[0].processed_bytes
+blob = delegraph.lower(model, inputs, backends=["tosa"]).delegates[0].processed_bytes
 print(hashlib.sha256(blob).hexdigest())
 """
 
@@ -149,7 +149,7 @@ def test_equal_bytes_in_two_processes(name):
 def test_relu_keeps_inf_and_nan():
     x = torch.tensor([-1.0, 0.0, -0.0, 2.0, float("inf"), float("-inf"), float("nan")])
     module = nn.ReLU().eval()
-    program = delegraph.lower(module, (x,), require_full=True)
+    program = delegraph.lower(module, (x,), backends=["tosa"], require_full=True)
     wanted = module(x).numpy()
     for got in (program(x).numpy(), reference_tools.run(program.delegates[0].processed_bytes, [x.numpy()])[0]):
         np.testing.assert_array_equal(got, wanted)
@@ -157,7 +157,7 @@ def test_relu_keeps_inf_and_nan():
 
 def test_weights_that_change_before_saving_are_noticed(tmp_path):
     module = nn.Linear(4, 4).eval()
-    program = delegraph.lower(module, (torch.randn(2, 4),))
+    program = delegraph.lower(module, (torch.randn(2, 4),), backends=["tosa"])
     with torch.no_grad():
         module.weight.add_(1)
     with pytest.raises(delegraph.ContractViolation, match="weight"):

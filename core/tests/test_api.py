@@ -51,6 +51,10 @@ class Cache(nn.Module):
         return self.total * 2
 
 
+class OtherEcho(EchoBackend):
+    """A second backend."""
+
+
 def is_sort(node):
     return node.target is aten.sort.default
 
@@ -118,6 +122,23 @@ def test_host_only(registry):
     assert lowered.delegates == [] and lowered.report.delegated_operators == 0
     assert "left to the host: 4 operators; no backend was asked" in str(lowered.report)
     torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_the_only_backend_is_the_default_and_the_report_says_so():
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, partitioner=echo(is_sort), runtime=EchoRuntime, name="first")
+    given = Middle().eval(), torch.randn(3, 4)
+    lowered = api.lower(*given, registry=registry)
+    assert lowered.report.notes == ["no backend was named; first is the only one"] and len(lowered.delegates) == 2
+    assert api.lower(*given, backends=["first"], registry=registry).report.notes == []
+    registry.register(
+        OtherEcho, partitioner=CapabilityPartitioner(lambda n: "no" if is_sort(n) else None, "OtherEcho"), name="second"
+    )
+    with pytest.raises(errors.OptionError, match="there are several: first, second"):
+        api.lower(*given, registry=registry)
+    optioned = api.lower(*given, options={"second": {}}, registry=registry)
+    assert optioned.report.notes == ["no backend was named; the options are for second"]
+    assert {d.backend_id for d in optioned.delegates} == {"OtherEcho"}
 
 
 def test_inputs_may_have_other_strides_than_the_examples(registry):

@@ -79,6 +79,17 @@ def test_programs_without_inputs_are_lowered_and_not_run(found):
     assert row.report.delegated_share == 0.5 and row.run_seconds is None and row.error is None
 
 
+def test_all_that_can_be_used_are_compared_if_none_is_named(found):
+    registry = Registry(discover=False)
+    with pytest.raises(BackendNotFound):
+        delegraph.compare(Net().eval(), torch.ones(3), registry=registry)
+    for name in ("b", "a"):
+        partitioner = CapabilityPartitioner(refuse_others(""), name)
+        registry.register(type(name, (EchoBackend,), {}), partitioner=partitioner, runtime=EchoRuntime)
+    rows = delegraph.compare(Net().eval(), torch.ones(3), registry=registry).candidates
+    assert [row.backends for row in rows] == [("a",), ("b",), ("a", "b")]
+
+
 @pytest.mark.parametrize(
     "backends, error", [([], OptionError), ("echobackend", OptionError), (["no"], BackendNotFound)]
 )

@@ -25,7 +25,7 @@ def lower(
     *,
     example_kwargs: Any = None,
     dynamic_shapes: Any = None,
-    backends: Sequence[str | Partitioner] = ("tosa",),
+    backends: Sequence[str | Partitioner] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     transforms: Sequence[Transform] = (),
     require_full: bool = False,
@@ -38,18 +38,21 @@ def lower(
 
     ``program``: an nn.Module in eval mode with ``example_inputs`` (its arguments; a tensor alone is one), an
     ExportedProgram, or {method: either} (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by
-    method too). ``backends``: names in order
-    of preference, Partitioners, or both; [] leaves everything on the host. ``options``: {backend name: {option:
-    value}}. ``transforms``: functions from program to program, run on the normalized program. ``require_full`` makes
-    an operator left to the host an error that lists all of them. Calls on constants alone that a backend refuses are
-    computed now, values up to 16 MiB each, unless ``fold_constants`` is False. The model is never changed, its weights
-    never copied.
+    method too). ``backends``: names in order of preference, Partitioners, or both; [] leaves everything on the host;
+    without it those that ``options`` are for, else the only one that is installed, and the report says which.
+    ``options``: {backend name: {option: value}}. ``transforms``: functions from program to program, run on the
+    normalized program. ``require_full`` makes an operator left to the host an error that lists all of them. Calls on
+    constants alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is
+    False. The model is never changed, its weights never copied.
     ``executor`` (a ``concurrent.futures`` executor of threads) compiles the partitions of backends that say they are
     thread-safe side by side, to the same bytes.
 
     Raises a ``delegraph.errors.DelegraphError`` with a stable code.
     """
     registry = registry or default_registry()
+    why = None
+    if backends is None:
+        backends, why = registry.default_backends(options or ())
     named = _partitioners(backends, dict(options or {}), registry)
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
     sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
@@ -67,6 +70,7 @@ def lower(
     )
     with pause_collection():
         report = run(lowering).report()
+    report.notes += [why] if why else []
     if on_missing_runtime == "eager":
         report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
     if require_full:

@@ -130,7 +130,7 @@ def compare(
     program: Program | Mapping[str, Program],
     example_inputs: ExampleInputs = None,
     *,
-    backends: Sequence[str],
+    backends: Sequence[str] | None = None,
     example_kwargs: Any = None,
     dynamic_shapes: Any = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -139,12 +139,15 @@ def compare(
 ) -> Comparison:
     """Export a model once, lower it for each backend alone and for all in the given order, run and verify each.
 
-    Arguments are those of ``delegraph.lower``. What a backend raises ends its own row only; a model that cannot be
-    exported, an unknown backend or option raises. Programs without example inputs are lowered, but not run.
+    Arguments are those of ``delegraph.lower``; ``backends`` are all that can be used unless given. What a backend
+    raises ends its own row only; a model that cannot be exported, an unknown backend or option raises. Programs
+    without example inputs are lowered, but not run.
     """
+    chosen = registry or default_registry()
+    if backends is None:
+        backends = [b.name for b in chosen.usable_backends()]
     if isinstance(backends, str) or not backends:
         raise OptionError("option-invalid", f"backends is a list of names, not {backends!r}")
-    chosen = registry or default_registry()
     for backend in backends:
         chosen.get_partitioner(backend)  # so that none is measured with the imports of its plugin
     sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)

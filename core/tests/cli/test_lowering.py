@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from xml.etree import ElementTree
 
+import delegraph
 import jsonschema
 import numpy as np
 import pytest
@@ -196,6 +197,18 @@ def test_verify_operators_with_inputs_of_ones_own(more, tmp_path, capsys):
         code, found = as_data(capsys, *given, "--input", wrong)
         assert (code, found["code"]) == (1, "input-invalid") and message in found["message"]
     assert "there is no file" in fails(capsys, *given, "--input", "none.npz", code=2, error="usage-invalid")
+
+
+def test_without_a_named_backend(model, tmp_path, capsys):
+    """As in Python: the one that options or the output are for, or the only one; the report says which."""
+    assert run(capsys, "lower", model)[0] == (0 if len(delegraph.backends()) == 1 else 2)
+    assert as_data(capsys, "lower", model, "-o", tmp_path / "m.echo", "--option", "all=1")[0] == 0
+    code, found = as_data(capsys, "lower", model, "--option", "echo.all=1")
+    assert code == 0 and found["report"]["notes"] == ["no backend was named; the options are for echo"]
+    code, found = as_data(capsys, "lower", model, "--host-only")
+    assert code == 0 and found["report"]["delegates"] == [] and found["report"]["notes"] == []
+    both = "--host-only", "--backend", "echo"
+    assert "exclude each other" in fails(capsys, "lower", model, *both, code=2, error="usage-invalid")
 
 
 def test_compare(model, tmp_path, capsys):

@@ -87,6 +87,34 @@ def test_a_wrong_name_gets_a_suggestion_and_what_is_installed(hermetic):
         hermetic.get_backend("nothing like it")
 
 
+def test_what_is_chosen_for_whoever_names_no_backend(hermetic):
+    with pytest.raises(BackendNotFound, match="no backend is installed that can be used\n  hint") as none:
+        hermetic.default_backends()
+    assert "--host-only" in none.value.hint
+    hermetic.register(BackendSpec("absent", "nobody:Absent", "Absent", 1, requires=("nobody_has_it",)))
+    with pytest.raises(BackendNotFound, match="absent is unavailable: .*nobody_has_it"):
+        hermetic.default_backends()
+    hermetic.register(Chip)
+    assert hermetic.default_backends() == (["chip"], "no backend was named; chip is the only one")
+    hermetic.register(Other)
+    with pytest.raises(OptionError, match="no backend is named, and there are several: chip, other"):
+        hermetic.default_backends()
+    with pytest.raises(OptionError, match="chip, other"):
+        hermetic.default_backends(suits=lambda info: False)
+    suited = hermetic.default_backends(suits=lambda info: info.name == "other")
+    assert suited == (["other"], "no backend was named; other is the only one that suits")
+    assert hermetic.default_backends(["other", "chip"]).names == ["other", "chip"]
+
+
+def test_a_broken_plugin_costs_only_itself_where_no_backend_is_named(site, monkeypatch):
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "vendor-good,vendor-bad")
+    site.backend("vendor-good", "npu")
+    site.plugin("vendor-bad", "raise ValueError('bad wheel')")
+    registry = Registry()
+    with pytest.warns(DelegraphWarning, match="vendor-bad 1.0 is broken"):
+        assert registry.default_backends().names == ["npu"]
+
+
 def test_two_providers_of_a_name(site):
     site.backend("vendor-a", "npu")
     site.backend("vendor-b", "npu", requires=("nobody_has_it",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from ..discovery.registry import default_registry
-from ..errors import UsageError
 from ..io.atomic_write import expect_writable, write_whole
 from .command import parse_options
 from .model import check_model, read_model
@@ -26,9 +25,7 @@ class Compare:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         check_model(args.model)
-        backends = args.backend or [b.name for b in default_registry().backends() if b.usable]
-        if not backends:
-            raise UsageError("usage-invalid", "no backend is installed that can be used", hint="delegraph doctor")
+        backends = args.backend or [b.name for b in default_registry().usable_backends()]
         options = parse_options(backends, args.option)
         if args.report:
             expect_writable(args.report)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..discovery.registry import Registry, default_registry
+from ..discovery.index import BackendInfo
+from ..discovery.options import assigned_backends
+from ..discovery.registry import DefaultBackends, Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..io.atomic_write import expect_writable
 from ..program.files import FileFormat
@@ -27,7 +29,9 @@ class Lower:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         add("model", metavar="MODEL", nargs="+", help="a .pt2 file, or path.py[:function] (this runs the file)")
-        add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference")
+        preferred = "in order of preference (default: the only one)"
+        add("--backend", action="append", default=[], metavar="BACKEND", help=preferred)
+        add("--host-only", action="store_true", help="lower for no backend: everything stays on the host")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
         calibrating = "quantize it with the backend's quantizer: an .npz file, one array [batches, *input] an input"
@@ -58,7 +62,7 @@ class Lower:
             expect_file(path)
         if args.input and len(args.model) > 1:
             raise UsageError("usage-invalid", "--input is for one MODEL", hint="lower each with its own inputs")
-        backends = args.backend or _choose_backends(registry, args.output)
+        backends, args.why_backends = _choose_backends(registry, args)
         options = parse_options(backends, args.option)
         if args.quantize:
             check_calibration(args.quantize, args.model, backends)
@@ -119,6 +123,7 @@ def _lower_one(
                 fold_constants=not args.no_fold_constants,
             )
         made.report = lowered.report
+        made.report.notes += [args.why_backends] if args.why_backends else []
         _check(made, lowered, given, args)
         if args.output:
             made.output = _save(lowered, _place(args.output, model))
@@ -217,19 +222,21 @@ def _name(model: str) -> str:
     return function if colon and head.endswith(".py") else Path(model).stem
 
 
-def _choose_backends(registry: Registry, output: Path | None) -> list[str]:
-    """Without ``--backend``: the only usable one, or the only one of the plugin that offers the output's format.
+def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
+    """``--backend``; without it what ``delegraph.lower`` chooses, among those that suit the other flags."""
+    if args.host_only:
+        if args.backend:
+            raise UsageError("usage-invalid", "--host-only and --backend exclude each other")
+        return DefaultBackends([], "")
+    if args.backend:
+        return DefaultBackends(list(args.backend), "")
+    output = FileFormat(args.output, registry) if args.output else None
 
-    A format that holds whole programs needs none: everything stays on the host.
-    """
-    usable = [b for b in registry.backends() if b.usable]
-    fitting = [b for b in usable if output is None or output.name.lower().endswith(b.formats)] or usable
-    if len(fitting) != 1 and output is not None and FileFormat(output, registry).why_not([]) is None:
-        return []
-    if len(fitting) != 1:
-        names = ", ".join(b.name for b in usable) or "none"
-        raise UsageError("usage-invalid", f"name a backend with --backend (installed: {names})")
-    return [fitting[0].name]
+    def suits(info: BackendInfo) -> bool:
+        holds = output is None or output.why_not([info.backend_id]) is None
+        return holds and (info.has_quantizer or not args.quantize)
+
+    return registry.default_backends(assigned_backends(args.option), suits)
 
 
 def _check_output(registry: Registry, backends: Sequence[str], output: Path | None) -> None:

@@ -79,6 +79,7 @@ class BackendInfo:
     formats: tuple[str, ...]
     partitioners: tuple[str, ...]
     has_runtime: bool
+    has_quantizer: bool
 
     @property
     def usable(self) -> bool:
@@ -152,6 +153,7 @@ class Index:
             formats=tuple(f.suffix for f, r in formats if r.distribution == record.distribution),
             partitioners=tuple(s.name for s, _ in self._of(entry, PartitionerSpec)),
             has_runtime=bool(self._of(entry, RuntimeSpec)),
+            has_quantizer=bool(self._of(entry, QuantizerSpec)),
         )
 
     def find(self, name: str) -> BackendEntry:

@@ -30,6 +30,12 @@ def from_text(specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str)
     return {name: _parse(_option(known, name, owner), text, owner) for name, text in texts.items()}
 
 
+def assigned_backends(assignments: Iterable[str]) -> list[str]:
+    """The backends that ``BACKEND.OPTION=VALUE`` texts name, in that order."""
+    named = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
+    return list(dict.fromkeys(filter(None, named)))
+
+
 def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> dict[str, dict[str, str]]:
     """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; ``spec=...`` will do for a single backend."""
     found: dict[str, dict[str, str]] = {}

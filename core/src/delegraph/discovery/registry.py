@@ -6,14 +6,22 @@ import inspect
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from importlib_metadata import EntryPoint
 
-from ..errors import DelegraphWarning, NoRuntime, PluginBroken, PluginConflict, PluginUnavailable
+from ..errors import (
+    BackendNotFound,
+    DelegraphWarning,
+    NoRuntime,
+    OptionError,
+    PluginBroken,
+    PluginConflict,
+    PluginUnavailable,
+)
 from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork
 from .entry_points import Discovery, Key, discover, loadable
@@ -33,6 +41,13 @@ if TYPE_CHECKING:
 
 _reading = threading.local()
 _warned: set[tuple[str, str]] = set()
+
+
+class DefaultBackends(NamedTuple):
+    """Backends that nobody named, and why it is these."""
+
+    names: list[str]
+    why: str
 
 
 class Registry:
@@ -104,6 +119,35 @@ class Registry:
         if self._found is None:
             self._read({key: result.fatal for key, result in probed.items() if result.fatal is not None})
         return report.report(self.plugins(), self.notes(), probed)
+
+    def usable_backends(self) -> list[BackendInfo]:
+        """Those of ``backends`` that can be used. Raises BackendNotFound, with what is wrong, if there are none."""
+        there = self.backends()
+        usable = [b for b in there if b.usable]
+        if not usable:
+            broken = "".join(f"; {b.name} is {b.status}: {b.error}" for b in there)
+            hint = "install the distribution of one; backends=[] (--host-only) leaves everything to the host"
+            raise BackendNotFound("backend-not-found", f"no backend is installed that can be used{broken}", hint=hint)
+        return usable
+
+    def default_backends(
+        self, optioned: Iterable[str] = (), suits: Callable[[BackendInfo], bool] = lambda info: True
+    ) -> DefaultBackends:
+        """The backends of whoever names none: those that options are given for, else the only usable one.
+
+        ``suits`` narrows several, if it takes any, to those that can do what is wanted besides. Raises
+        BackendNotFound if no backend can be used, OptionError if several can: none is preferred silently.
+        """
+        if chosen := list(optioned):
+            return DefaultBackends(chosen, f"no backend was named; the options are for {', '.join(chosen)}")
+        usable = self.usable_backends()
+        suited = [b.name for b in usable if suits(b)] or [b.name for b in usable]
+        if len(suited) > 1:
+            text = f"no backend is named, and there are several: {', '.join(suited)}"
+            hint = "backends=[NAME, ...] in order of preference; on the command line --backend NAME"
+            raise OptionError("option-invalid", text, hint=hint)
+        which = "is the only one" if len(usable) == 1 else "is the only one that suits"
+        return DefaultBackends(suited, f"no backend was named; {suited[0]} {which}")
 
     # --- what it resolves to
 

@@ -32,7 +32,7 @@ def quantize(
     program: Program,
     calibration_batches: Iterable[Any],
     *,
-    backend: str = "tosa",
+    backend: str | None = None,
     quantizer: Any = None,
     dynamic_shapes: Any = None,
     progress: Progress | None = None,
@@ -42,7 +42,8 @@ def quantize(
 
     ``program``: an nn.Module in eval mode, or an ExportedProgram. ``calibration_batches``: tuples of its arguments (or
     tensors, if it takes one) as it will see them; the scales follow from them. ``quantizer``: one of torchao's, with
-    settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it the backend's, as it is made.
+    settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of ``backend``,
+    as it is made; without either that of the only installed backend that has one.
     ``progress(done, total)`` is called after each batch; the total is None for a generator. The model is not changed.
 
     Raises InputError for batches that do not fit, have NaN or show nothing; PluginUnavailable without torchao; what
@@ -50,7 +51,10 @@ def quantize(
     """
     expect_torchao()
     if quantizer is None:
-        quantizer = (registry or default_registry()).get_quantizer(backend)()
+        registry = registry or default_registry()
+        if backend is None:
+            (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
+        quantizer = registry.get_quantizer(backend)()
     batches, total = checked(calibration_batches, dynamic_shapes is not None)
     first = next(batches)
     exported = export_whole(program, first, dynamic_shapes)

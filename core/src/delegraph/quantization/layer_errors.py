@@ -16,7 +16,7 @@ from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from ..api import lower
-from ..discovery.registry import Registry
+from ..discovery.registry import Registry, default_registry
 from ..engine.tracing import TRACING
 from ..errors import InputError
 from ..exported_program import build_program, copy_node, flat_call, output_node
@@ -86,15 +86,19 @@ def quantization_errors(
     quantized: ExportedProgram,
     batches: Iterable[Any],
     *,
-    backends: Sequence[str] = ("tosa",),
+    backends: Sequence[str] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     registry: Registry | None = None,
 ) -> QuantizationErrors:
     """Compare each quantized layer, as the lowered program computes it, with the same layer of ``program`` in floats.
 
-    ``quantized`` is what ``quantize(program, ...)`` returned. It is lowered once more, with the layers as outputs.
+    ``quantized`` is what ``quantize(program, ...)`` returned. It is lowered once more, with the layers as outputs;
+    without ``backends`` for the one whose quantizer ``quantize`` takes.
     Raises InputError if the two do not belong together, and what ``lower`` raises.
     """
+    if backends is None:
+        chosen = registry or default_registry()
+        backends, _ = chosen.default_backends(options or (), lambda info: info.has_quantizer)
     given, _ = checked(batches, any_shape=False)
     first = next(given)
     exported = export_whole(program, first)
