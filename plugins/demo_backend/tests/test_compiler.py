@@ -254,6 +254,20 @@ def test_a_refusal_says_why_and_compiling_says_the_same(text):
     assert text in str(caught.value).replace("inputs_0", "x").replace("inputs_1", "y")
 
 
+class Refused(torch.nn.Module):
+    def forward(self, x, wide):
+        return torch.cos(x), torch.add(x, x, alpha=2), wide + 1
+
+
+def test_reasons_say_what_to_do_and_what_that_frees():
+    report = delegraph.lower(Refused().eval(), (random(2), random(2).double()), backends=[NAME]).report
+    assert [(cause.hint, cause.frees) for cause in report.causes] == [
+        ("name a backend after compiler-demo that takes it", None),
+        ("leave alpha out", None),
+        ("let wide be float32 from the start", 1),
+    ]
+
+
 def test_shapes_that_are_known_at_run_time_only():
     shapes = (({0: torch.export.Dim("n")},),)
     why = reason(lambda m, x: torch.sin(x), random(3, 2), dynamic_shapes=shapes)

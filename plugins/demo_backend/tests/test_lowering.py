@@ -58,6 +58,23 @@ def test_parts_of_a_program():
         "aten.conv2d.default": "a convolution is taken with the relu that alone uses it",
         "aten.relu.default": "relu is taken together with the convolution before it",
     }
+    assert all(cause.hint for cause in lowered.report.causes)
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 2, 3)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return torch.relu(x), torch.tan(x)
+
+
+def test_a_relu_behind_a_refused_convolution_is_in_its_entry():
+    (cause,) = lower(Twice().eval(), INPUTS, backends=["demo"]).report.causes
+    assert cause.reason.startswith("a convolution") and "torch.relu right behind it" in cause.hint
+    assert [row.operator for row in cause.refusals] == ["aten.conv2d.default", "aten.relu.default"]
 
 
 def test_handles_are_those_of_the_whole_program():

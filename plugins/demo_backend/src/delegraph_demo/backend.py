@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
+from delegraph.partitioner import Reason
 from delegraph.source import source_of
 
 if TYPE_CHECKING:
@@ -18,16 +19,27 @@ aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
 
 
-def why_not(node: Node) -> str | None:
-    """Why ``node`` cannot be compiled; None if it can. The partitioner asks this too, so the two never disagree."""
+def why_not(node: Node) -> Reason | None:
+    """Why ``node`` cannot be compiled; None if it can. The partitioner asks this too, so the two never disagree.
+
+    A relu that is refused because ``of`` its convolution shares the ``cause``, and thereby its entry in the report.
+    """
     if node.target in CONVOLUTIONS:
-        users = [user.target for user in node.users]
-        return None if users == [aten.relu.default] else "a convolution is taken with the relu that alone uses it"
+        if [user.target for user in node.users] == [aten.relu.default]:
+            return None
+        hint = "write torch.relu right behind it, and use the convolution's result nowhere else"
+        return Reason("a convolution is taken with the relu that alone uses it", hint=hint, cause="pair")
     if node.target is aten.relu.default:
         producer = node.all_input_nodes[0]
-        taken = producer.target in CONVOLUTIONS and why_not(producer) is None
-        return None if taken else "relu is taken together with the convolution before it"
-    return None if node.target is aten.tan.default else "the demo knows convolution followed by relu, and tan"
+        if producer.target in CONVOLUTIONS and why_not(producer) is None:
+            return None
+        hint = "write it right behind a convolution, or name a backend after demo that takes it"
+        return Reason("relu is taken together with the convolution before it", hint=hint, cause="pair", of=producer)
+    if node.target is aten.tan.default:
+        return None
+    return Reason(
+        "the demo knows convolution followed by relu, and tan", hint="name a backend after demo that takes it"
+    )
 
 
 class BackendWithDelegateMappingDemo(BackendDetails):
@@ -61,7 +73,7 @@ def _compile(node: Node) -> Iterator[tuple[str, list[Node]]]:
     reason = why_not(node)
     if reason is not None:
         message = f"BackendWithDelegateMappingDemo cannot compile {node.target} ({node.name}): {reason}"
-        raise Unsupported("unsupported", message, node=node, source=source_of(node))
+        raise Unsupported("unsupported", message, node=node, source=source_of(node), hint=reason.hint)
     if node.target is aten.relu.default:
         yield "conv_relu_op", [*node.all_input_nodes, node]
     elif node.target is aten.tan.default:

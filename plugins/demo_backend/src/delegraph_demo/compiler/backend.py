@@ -62,11 +62,12 @@ def lower_call(node: Node) -> tuple[Operator, list[Operand]]:
     """The operator that a call becomes, and its operands. Raises Unsupported with the reason."""
     operator = BY_TARGET.get(node.target)  # type: ignore[call-overload]
     if operator is None:
-        raise refused("it compiles " + ", ".join(str(target).removeprefix("aten.") for target in BY_TARGET))
+        known = ", ".join(str(target).removeprefix("aten.") for target in BY_TARGET)
+        raise refused(f"it compiles {known}", hint="name a backend after compiler-demo that takes it")
     arguments = _arguments(node)
     for name, value, default in arguments[operator.most :]:
         if value != default:
-            raise refused(f"{name} is {value}, and {default} is all that it compiles")
+            raise refused(f"{name} is {value}, and {default} is all that it compiles", hint=f"leave {name} out")
     operands = [value for _, value, _ in arguments[: operator.most] if value is not None]
     operator.result(*map(shape_of, operands))
     return operator, operands
@@ -87,9 +88,13 @@ def shape_of(operand: Any) -> Shape:
     val = operand.meta.get("val") if isinstance(operand, Node) else operand
     if not isinstance(val, torch.Tensor) or val.dtype is not torch.float32 or val.layout is not torch.strided:
         found = val.dtype if isinstance(val, torch.Tensor) else type(val).__name__
-        raise refused(f"it computes with dense float32 tensors, and {operand} is {found}")
+        given = {"cause": "float32", "of": operand, "unless": torch.float32} if isinstance(operand, Node) else {}
+        text = f"it computes with dense float32 tensors, and {operand} is {found}"
+        raise refused(text, hint=f"let {operand} be float32 from the start", **given)
     if not all(isinstance(dimension, int) for dimension in val.shape):
-        raise refused(f"it compiles for fixed shapes, and {operand} has {list(val.shape)}")
+        hint = "export without dynamic_shapes, once for each size: delegraph.lower_buckets"
+        text = f"it compiles for fixed shapes, and {operand} has {list(val.shape)}"
+        raise refused(text, hint=hint, cause="dynamic", unless="static")
     return fitting(tuple(val.shape))
 
 
@@ -167,4 +172,4 @@ def _located(lower: Callable[[Node], T], node: Node) -> T:
         return lower(node)
     except Unsupported as refusal:
         text = f"{node.op} {node.target} is not supported in backend BackendWithCompilerDemo: {refusal.message}"
-        raise Unsupported(refusal.code, text, node=node, source=source_of(node)) from refusal
+        raise Unsupported(refusal.code, text, node=node, source=source_of(node), hint=refusal.hint) from refusal

@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.partitioner import Reason
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
@@ -21,9 +23,9 @@ RANKS, ELEMENTS = 64, 2**32
 """The largest rank, and what a value's number of elements stays below."""
 
 
-def refused(reason: str) -> Unsupported:
-    """The error for what cannot be compiled; the reason ends up in the user's report."""
-    return Unsupported("unsupported", reason)
+def refused(reason: str, **more: Any) -> Unsupported:
+    """The error for what cannot be compiled; the reason ends up in the user's report, with ``hint`` and the like."""
+    return Unsupported("unsupported", Reason(reason, **more), hint=more.get("hint"))
 
 
 def fitting(shape: Shape) -> Shape:
