@@ -303,7 +303,7 @@ def layered(folder):
     """The variables of an environment that has what this one has; what is installed goes to ``folder``."""
     venv.create(folder, with_pip=False)
     [packages] = folder.glob("lib/*/site-packages")
-    below = [p for p in [*site.getsitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)] if p]
+    below = [p for p in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *site.getsitepackages()] if p]
     (packages / "below.pth").write_text(f"import site; list(map(site.addsitedir, {below!r}))\n")
     for name in ("delegraph", "pip", "pytest"):
         command = folder / "bin" / name

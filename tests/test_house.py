@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = [ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src"))]
 PAGE = (ROOT / "docs/architecture.md").read_text()
-CONTRACT = ("backend", "errors", "exported_program", "formats", "named_data", "plugin", "runtime", "source")
+CONTRACT = ("backend", "errors", "exported_program", "formats", "named_data", "plugin", "runtime", "source", "summary")
 
 
 def lint(*sources):

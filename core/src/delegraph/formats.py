@@ -15,6 +15,7 @@ from .backend import Blob, CompileSpec, NamedDataStoreOutput
 from .errors import InputError, OptionError
 from .io.atomic_write import write_whole
 from .io.blob import join
+from .summary import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,14 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Blob",
+    "ConstantSummary",
     "DelegateContents",
     "DelegateFormat",
+    "DelegateSummary",
     "Inspection",
     "LoadDelegate",
+    "MethodSummary",
     "ProgramContents",
     "ProgramFormat",
     "Quantization",
     "QuantizationParameters",
+    "Summary",
+    "TensorSummary",
     "Verdict",
     "defines",
     "join",
@@ -229,6 +235,11 @@ class ProgramFormat:
     @staticmethod
     def inspect(path: Path) -> Inspection:
         """What is in a file. ``delegraph inspect`` needs no torch if this does not."""
+        raise NotImplementedError
+
+    @staticmethod
+    def summarize(path: Path) -> Summary:
+        """What is in a file on one screen, for ``delegraph inspect --summary`` and as ``summary`` of its JSON."""
         raise NotImplementedError
 
     @staticmethod

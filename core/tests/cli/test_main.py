@@ -6,8 +6,10 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from pathlib import Path
 
 import delegraph
+import jsonschema
 import pytest
 import torch
 from delegraph.cli import main
@@ -20,6 +22,7 @@ from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
 from ..conftest import COMPILED, EchoBackend, EchoRuntime
 from ..support.processes import python
 
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schema.json").read_text("utf-8"))
 MODEL = """
 import torch
 
@@ -370,7 +373,9 @@ def test_doctor(site):
     site.plugin("bad-one", "raise ValueError('no luck')")
     shown = python("-m", "delegraph", "doctor", "--json", path=site.folder, **only)
     assert shown.returncode == 1
-    rows = {p["name"]: p for p in json.loads(shown.stdout)["plugins"]}
+    found = json.loads(shown.stdout)
+    jsonschema.validate(found, SCHEMA)
+    rows = {p["name"]: p for p in found["plugins"]}
     assert (rows["npu"]["status"], rows["bad-one"]["status"]) == ("ok", "broken")
     assert rows["bad-one"]["location"] == str(site.folder / "bad_one.py")
 

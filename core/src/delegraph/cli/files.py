@@ -24,6 +24,7 @@ class Inspect:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument("--summary", action="store_true", help="one screen: what it is, takes, returns and holds")
         parser.add_argument("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
         parser.add_argument(
             "--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses"
@@ -33,8 +34,8 @@ class Inspect:
     def run(args: argparse.Namespace) -> Outcome:
         file_format = _find_format(args.file)
         with progress(f"reading {args.file}"):
-            inspection = file_format.inspect(args.file)
-        content, texts = {"file": str(args.file), **inspection.to_json()}, [str(inspection)]
+            content, shown = _inspect(file_format, args)
+        texts = [shown]
         if args.html:
             write_whole(args.html, file_format.page(args.file).encode())
             texts.append(f"wrote {args.html}")
@@ -44,6 +45,19 @@ class Inspect:
             texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
         refused = any(verdict.accepted is False for verdict in verdicts)
         return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
+
+
+def _inspect(file_format: FileFormat, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """What is in a file, as data and as text. Of formats that have a summary, that is always among the data."""
+    content: dict[str, Any] = {"file": str(args.file)}
+    text = ""
+    if args.summary or (args.json and file_format.defines("summarize")):
+        summary = file_format.summarize(args.file)
+        content["summary"], text = summary.to_json(), f"{args.file.name}: {summary}"
+    if args.summary:
+        return content, text
+    inspection = file_format.inspect(args.file)
+    return {**content, **inspection.to_json()}, str(inspection)
 
 
 _VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}

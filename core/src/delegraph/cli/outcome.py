@@ -48,7 +48,7 @@ def describe_error(error: DelegraphError) -> dict[str, Any]:
 
 def as_json(outcome: Outcome) -> str:
     """One object whose first field is the schema. Infinity and NaN, which JSON lacks, are null."""
-    content = _plain({"schema": outcome.schema, **outcome.content})
+    content = _plain({"schema": outcome.schema} | outcome.content | {"schema": outcome.schema})
     return json.dumps(content, indent=2, default=str, allow_nan=False)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delegraph.errors import OptionError
-from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Verdict, write_whole
+from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Summary, Verdict, write_whole
 
-from .inspection import ProgramFacts, collect_facts, render_page
+from .inspection import ProgramFacts, collect_facts, render_page, summarize
 from .serialize.check import check_program
 from .serialize.reader import ProgramFile, open_bytes, read_data, read_program
 
@@ -73,6 +73,12 @@ class PteFormat(ProgramFormat):
     def inspect(path: Path) -> ProgramFacts:
         """Figures, and the text of the methods."""
         return collect_facts(_checked(path), path.stat().st_size)
+
+    @staticmethod
+    def summarize(path: Path) -> Summary:
+        """One screen."""
+        file = _checked(path)
+        return summarize(file, collect_facts(file, path.stat().st_size))
 
     @staticmethod
     def page(path: Path) -> str:

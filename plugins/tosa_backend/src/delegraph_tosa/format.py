@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from delegraph.errors import Unsupported
-from delegraph.formats import DelegateFormat, Quantization, Verdict
+from delegraph.formats import DelegateFormat, Quantization, Summary, Verdict
 
 from .evaluate import bounded_iterations, evaluate, numbers_of
 from .evaluate.specialize import is_dynamic
@@ -19,7 +19,7 @@ from .ir.types import BLOCK_SCALED, DType
 from .serialize import quantization, read
 from .spec import TosaSpec, required, required_version
 from .text import render
-from .tools import figures, page, sample, verdicts
+from .tools import figures, page, sample, summarize, verdicts
 from .validate import validate
 
 ELIDED = 16
@@ -119,10 +119,16 @@ class TosaFormat(DelegateFormat):
         )
 
     @staticmethod
+<<<<<<< HEAD
     def quantization(path: Path) -> Quantization:
         """The scales of integers that enter and leave, which stand behind the flatbuffer."""
         data = _content(path)
         return quantization(data, read(data))
+=======
+    def summarize(path: Path) -> Summary:
+        """One screen."""
+        return summarize(_graph(path), path.stat().st_size)
+>>>>>>> f01eeb3 (inspect --summary: any file on one screen; every JSON that commands print is in docs/schema.json)
 
     @staticmethod
     def page(path: Path) -> str:

@@ -73,6 +73,41 @@ def test_a_graph_of_nothing_has_nothing(tmp_path):
     assert {"inputs: none", "outputs: none", "0 operators: none", "bytes of constants: none"} <= set(lines)
 
 
+def test_the_summary(tmp_path):
+    graph = chain()
+    weights = [literal(np.ones((8,)) * k, DType.FP32, np.float32) for k in range(7)]
+    for k, weight in enumerate(weights):
+        weight.name = f"w{k}"
+        graph.operators.append(apply(ops.ADD, graph.outputs[0], weight))
+        graph.outputs = list(graph.operators[-1].outputs)
+    graph.outputs[0].name = "\x1b[2J" + "y" * 100
+    file = tmp_path / "chain.tosa"
+    file.write_bytes(TosaFile(graph, TosaSpec()).join())
+    found = TosaFormat.summarize(file)
+    (method,) = found.methods
+    assert [(t.name, t.dtype, t.shape) for t in method.inputs] == [("x", "float32", (8,))]
+    assert method.operators == {"ADD": 8, "EXP": 1, "ABS": 1}
+    assert (found.kind, found.version, found.bytes, dict(found.needs)) == (
+        "TOSA program",
+        "1.0",
+        file.stat().st_size,
+        {"profiles": ["FP"], "extensions": []},
+    )
+    assert (found.constants, found.constant_bytes) == (7, 7 * 32)
+    assert [(c.name, c.bytes) for c in found.largest] == [(f"w{k}", 32) for k in range(5)]
+    shown = str(found)
+    assert "\x1b" not in shown and "y" * 60 not in shown
+    assert "  in   x: float32[8]" in shown and "operators: 10 (8 ADD, 1 ABS, 1 EXP)" in shown
+
+
+def test_the_reference_model_is_not_asked_about_large_files(tmp_path, monkeypatch):
+    file = tmp_path / "chain.tosa"
+    file.write_bytes(TosaFile(chain(), TosaSpec()).join())
+    monkeypatch.setattr("delegraph_tosa.tools.external_validators.RUN_UP_TO", 1)
+    monkeypatch.setattr("delegraph_tosa.tools.external_validators.legality", lambda *given: None)
+    assert TosaFormat.verify(file)[1].accepted is None
+
+
 PRODUCTS = {
     "CONV2D": 1 * 4 * 6 * 5 * 3 * 3 * 4,
     "DEPTHWISE_CONV2D": 4 * 6 * 8 * 3 * 3,

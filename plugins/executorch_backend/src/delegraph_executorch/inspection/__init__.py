@@ -2,5 +2,6 @@
 
 from .facts import MethodFacts, ProgramFacts, collect_facts
 from .page import render_page
+from .summary import summarize
 
-__all__ = ["MethodFacts", "ProgramFacts", "collect_facts", "render_page"]
+__all__ = ["MethodFacts", "ProgramFacts", "collect_facts", "render_page", "summarize"]

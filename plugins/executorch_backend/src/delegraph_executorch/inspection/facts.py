@@ -16,8 +16,6 @@ from ..serialize.reader import ProgramFile, blob_of
 from .arena import Extent, live_extents, peak_bytes
 from .text import describe_tensor, method_lines
 
-SCHEMA = "delegraph.pte/1"
-
 
 @dataclass(frozen=True)
 class DelegateFacts:
@@ -56,7 +54,6 @@ class MethodFacts:
 class ProgramFacts:
     """A whole file. ``backends`` and ``kernels`` are what a runtime must have to load it."""
 
-    schema: str
     bytes: int
     structure_bytes: int
     constant_bytes: int
@@ -111,7 +108,6 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
     constants = program.constant_segment
     held = constants is not None and len(constants.offsets) > 1
     return ProgramFacts(
-        schema=SCHEMA,
         bytes=size,
         structure_bytes=size - sum(len(s) for s in file.segments),
         constant_bytes=len(file.segments[constants.segment_index]) if constants is not None and held else 0,

@@ -4,5 +4,6 @@ from .external_validators import verdicts
 from .html import page
 from .random_inputs import sample
 from .statistics import Figures, figures
+from .summary import summarize
 
-__all__ = ["Figures", "figures", "page", "sample", "verdicts"]
+__all__ = ["Figures", "figures", "page", "sample", "summarize", "verdicts"]

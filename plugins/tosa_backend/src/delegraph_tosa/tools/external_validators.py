@@ -22,6 +22,8 @@ from ..spec import TosaSpec
 
 SECONDS = 300
 """A tool that takes longer is ended."""
+RUN_UP_TO = 1 << 30
+"""Bytes of the largest file that the reference model is asked about: it takes four times as much memory."""
 _RUN = """
 import sys, numpy, tosa_reference_model as model
 file, arrays, level = sys.argv[1:]
@@ -71,7 +73,7 @@ def _reference_model(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[
         metadata.distribution("tosa-tools")
     except metadata.PackageNotFoundError:
         return Verdict(name, None, "not installed: pip install tosa-tools")
-    if why := _why_not_run(graph):
+    if why := _why_not_run(graph, file.stat().st_size):
         return Verdict(name, None, why)
     level = "EIGHTK" if spec.level == "8K" else "NONE"
     with tempfile.TemporaryDirectory() as folder:
@@ -82,8 +84,10 @@ def _reference_model(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[
     return Verdict(name, accepted, "runs on random inputs" if accepted else _reason(done.stderr))
 
 
-def _why_not_run(graph: Graph) -> str | None:
-    """Why the reference model cannot be asked about a graph, which says nothing against the graph."""
+def _why_not_run(graph: Graph, size: int) -> str | None:
+    """Why the reference model cannot be asked about the graph of a file, which says nothing against the graph."""
+    if size > RUN_UP_TO:
+        return f"it would take about {4 * size / 1e9:.1f} GB of memory; it is asked about files up to 1 GiB"
     if strange := [v.dtype for v in graph.inputs if v.dtype in (DType.INT4, DType.INT48, *BLOCK_SCALED)]:
         return f"its Python binding does not take inputs of {strange[0]}"
     if is_dynamic(graph):

@@ -1,0 +1,67 @@
+"""What a program file is, takes, returns and holds, as ``delegraph inspect --summary`` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from delegraph.formats import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
+
+from ..program.scalar_types import TORCH_NAMES, ScalarType
+from ..program.tables import Dynamism, ExecutionPlan, Location, Tensor
+from ..serialize.check import nbytes
+from ..serialize.reader import ProgramFile
+from .facts import MethodFacts, ProgramFacts
+
+
+def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
+    """The summary of a checked file, whose figures are ``facts``."""
+    pairs = zip(file.program.plans, facts.methods, strict=True)
+    held = {name: tensor for plan in file.program.plans for name, tensor in _constants(plan)}
+    constants = [ConstantSummary(name, _dtype(t), t.sizes, nbytes(t)) for name, t in held.items()]
+    of_delegates = {name: size for name, size in facts.named_data.items() if name not in held}
+    constants += [ConstantSummary(name, "bytes", (size,), size) for name, size in of_delegates.items()]
+    return Summary(
+        kind="ExecuTorch program",
+        version=str(file.program.version),
+        bytes=facts.bytes,
+        needs={
+            "backends": facts.backends,
+            "kernels": facts.kernels,
+            "tensors of data files": facts.external_tensors,
+        },
+        methods=tuple(_method(plan, method) for plan, method in pairs),
+        constants=len(constants),
+        constant_bytes=sum(c.bytes for c in constants),
+        largest=Summary.largest_of(constants),
+    )
+
+
+def _method(plan: ExecutionPlan, facts: MethodFacts) -> MethodSummary:
+    delegates = tuple(DelegateSummary(d.backend, d.producer, d.bytes) for d in facts.delegates)
+    inputs, outputs = (tuple(_described(plan, positions)) for positions in (plan.inputs, plan.outputs))
+    return MethodSummary(facts.name, inputs, outputs, facts.kernels, delegates)
+
+
+def _described(plan: ExecutionPlan, positions: Sequence[int]) -> Iterator[TensorSummary]:
+    """Values have no names in these files."""
+    for position in positions:
+        value = plan.values[position].value
+        if isinstance(value, Tensor):
+            yield TensorSummary("", _dtype(value), value.sizes, bounded=value.dynamism != Dynamism.STATIC)
+        else:
+            yield TensorSummary("", type(value).__name__.lower(), None)
+
+
+def _constants(plan: ExecutionPlan) -> Iterator[tuple[str, Tensor]]:
+    """Tensors whose elements the file itself holds, by what tells them apart: their name or their number."""
+    for tensor in (entry.value for entry in plan.values if isinstance(entry.value, Tensor)):
+        if tensor.extra is not None and tensor.extra.fully_qualified_name and tensor.allocation is None:
+            if tensor.extra.location == Location.SEGMENT:
+                yield tensor.extra.fully_qualified_name, tensor
+        elif tensor.data_buffer_idx and tensor.allocation is None:
+            yield f"constant {tensor.data_buffer_idx}", tensor
+
+
+def _dtype(tensor: Tensor) -> str:
+    kind = ScalarType(tensor.scalar_type)
+    return TORCH_NAMES.get(kind, kind.name.lower())

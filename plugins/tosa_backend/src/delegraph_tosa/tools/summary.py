@@ -1,0 +1,47 @@
+"""What a graph is, takes, returns and holds, as ``delegraph inspect --summary`` shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from delegraph.formats import ConstantSummary, MethodSummary, Summary, TensorSummary
+
+from ..ir.graph import Graph, Value
+from ..ir.types import UNKNOWN, DType
+from ..serialize.elements import size_in_file
+from ..spec import required, required_version
+
+_TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
+"""Element types whose name in torch is not TOSA's in small letters."""
+
+
+def summarize(graph: Graph, size: int) -> Summary:
+    """The summary of the graph of a file of ``size`` bytes. Of constants only their types are looked at."""
+    version, graphs = required_version(graph), graph.reachable()
+    needs = required(graph, version)
+    constants = [_constant(v) for v in dict.fromkeys(v for g in graphs for v in g.constants())]
+    operators = Counter(op.name for g in graphs for op in g.operators)
+    inputs, outputs = (tuple(map(_tensor, values)) for values in (graph.inputs, graph.outputs))
+    return Summary(
+        kind="TOSA program",
+        version=f"{version[0]}.{version[1]}",
+        bytes=size,
+        needs={"profiles": sorted(needs.profiles), "extensions": sorted(needs.extensions)},
+        methods=(MethodSummary(graph.name, inputs, outputs, dict(operators.most_common())),),
+        constants=len(constants),
+        constant_bytes=sum(c.bytes for c in constants),
+        largest=Summary.largest_of(constants),
+    )
+
+
+def _tensor(value: Value) -> TensorSummary:
+    sizes = tuple(None if size == UNKNOWN else int(size) for size in value.type.declared)
+    return TensorSummary(value.name, _dtype(value), sizes)
+
+
+def _constant(value: Value) -> ConstantSummary:
+    return ConstantSummary(value.name, _dtype(value), value.shape, int(size_in_file(value.type)))
+
+
+def _dtype(value: Value) -> str:
+    return _TORCH_NAMES.get(value.dtype, str(value.dtype))

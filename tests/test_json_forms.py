@@ -1,0 +1,103 @@
+"""docs/schema.json is what is really printed: it has each form that the sources name, and commands print of these."""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from delegraph.cli import main
+
+ROOT = Path(__file__).parent.parent
+SCHEMA = json.loads((ROOT / "docs/schema.json").read_text("utf-8"))
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.linalg.inv_ex(x + 1)[0], torch.relu(x)
+
+def net():
+    return Net().eval(), (2 * torch.eye(3),)
+
+def small():
+    return torch.nn.ReLU().eval(), (torch.ones(2, 3),)
+"""
+
+
+def form(definition):
+    """The schema of one form."""
+    return {**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{definition}"}]}
+
+
+def printed(*words, code=0):
+    """What a command prints with ``--json``, which has exactly this exit code."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        assert main([*map(str, words), "--json"]) == code
+    return json.loads(out.getvalue())
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with a model, what was lowered from it, and two reports."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "m.py").write_text(MODEL)
+    model = f"{folder / 'm.py'}:small"
+    for suffix in (".tosa", ".pte"):
+        found = printed("lower", model, "--backend=tosa", "-o", folder / f"m{suffix}", "--report", folder / "a.json")
+        jsonschema.validate(found, form("lower"))
+    found = printed(
+        "lower", f"{folder / 'm.py'}:net", "--backend=tosa", "--verify-operators", "--report", folder / "b.json"
+    )
+    jsonschema.validate(found, form("lower"))
+    return folder
+
+
+def test_every_form_is_described():
+    sources = [
+        p
+        for folder in ("core/src", "plugins")
+        for p in (ROOT / folder).rglob("src/**/*.py" if folder == "plugins" else "**/*.py")
+    ]
+    named = {name for p in sources for name in re.findall(r'"(delegraph\.[a-z-]+/\d+)"', p.read_text("utf-8"))}
+    described = {
+        d["properties"]["schema"]["const"] for d in SCHEMA["$defs"].values() if "schema" in d.get("properties", {})
+    }
+    assert named == described
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+FORMS = {
+    "backends": ("backends", ["backends"]),
+    "completion": ("completion", ["completion", "bash"]),
+    "diff": ("diff", ["diff", "a.json", "b.json"]),
+    "run": ("run", ["run", "m.tosa"]),
+    "tosa": ("inspect .tosa", ["inspect", "m.tosa", "--verify"]),
+    "pte": ("inspect .pte", ["inspect", "m.pte"]),
+    "summary": ("inspect", ["inspect", "m.pte", "--summary"]),
+    "compare": ("compare", ["compare", "m.py:small", "--backend=tosa", "--backend=demo"]),
+    "check": ("check", ["check", "demo", "--only=light_declaration"]),
+    "new-backend": ("new-backend", ["new-backend", "my-npu", "npu"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_printed_is_of_its_form(name, files, monkeypatch):
+    monkeypatch.chdir(files)
+    definition, words = FORMS[name]
+    found = printed(*words)
+    jsonschema.validate(found, form(definition))
+    jsonschema.validate(found, SCHEMA)
+    if definition.startswith("inspect"):
+        assert found["summary"]["methods"][0]["inputs"][0]["shape"] == [2, 3]
+
+
+def test_an_error_and_a_broken_form_are_told_apart(files):
+    found = printed("inspect", files / "absent.tosa", code=2)
+    jsonschema.validate(found, form("error"))
+    for definition in ("backends", "doctor", "inspect", "run", "diff", "check"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(found, form(definition))
