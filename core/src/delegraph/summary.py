@@ -27,18 +27,20 @@ class TensorSummary:
     """An input or output. ``dtype`` is torch's name of the type where it has one; a size of None is not fixed.
 
     ``shape`` is None for a number. ``name`` is empty where the file has none. ``bounded``: the sizes are the largest
-    that are taken. ``quantization`` is such as ``scale 0.05, zero point 3``; empty where the file does not say.
+    that are taken. ``scale`` and ``zero_point`` say what integers stand for, ``(integer - zero_point) * scale``; None
+    where the file does not.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...] | None
     bounded: bool = False
-    quantization: str = ""
+    scale: float | None = None
+    zero_point: int | None = None
 
     def __str__(self) -> str:
         name = f"{_short(self.name)}: " if self.name else ""
-        quantized = f", {self.quantization}" if self.quantization else ""
+        quantized = "" if self.scale is None else f", scale {self.scale:.9g}, zero point {self.zero_point}"
         return f"{name}{self.dtype}{self._sizes()}{quantized}"
 
     def _sizes(self) -> str:

@@ -119,16 +119,17 @@ class TosaFormat(DelegateFormat):
         )
 
     @staticmethod
-<<<<<<< HEAD
     def quantization(path: Path) -> Quantization:
         """The scales of integers that enter and leave, which stand behind the flatbuffer."""
         data = _content(path)
         return quantization(data, read(data))
-=======
+
+    @staticmethod
     def summarize(path: Path) -> Summary:
         """One screen."""
-        return summarize(_graph(path), path.stat().st_size)
->>>>>>> f01eeb3 (inspect --summary: any file on one screen; every JSON that commands print is in docs/schema.json)
+        data = _content(path)
+        graph = read(data)
+        return summarize(graph, path.stat().st_size, quantization(data, graph))
 
     @staticmethod
     def page(path: Path) -> str:

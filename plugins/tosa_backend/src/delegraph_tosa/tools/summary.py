@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
-from delegraph.formats import ConstantSummary, MethodSummary, Summary, TensorSummary
+from delegraph.formats import (
+    ConstantSummary,
+    MethodSummary,
+    Quantization,
+    QuantizationParameters,
+    Summary,
+    TensorSummary,
+)
 
 from ..ir.graph import Graph, Value
 from ..ir.types import UNKNOWN, DType
@@ -15,13 +23,14 @@ _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloa
 """Element types whose name in torch is not TOSA's in small letters."""
 
 
-def summarize(graph: Graph, size: int) -> Summary:
+def summarize(graph: Graph, size: int, quantized: Quantization) -> Summary:
     """The summary of the graph of a file of ``size`` bytes. Of constants only their types are looked at."""
     version, graphs = required_version(graph), graph.reachable()
     needs = required(graph, version)
     constants = [_constant(v) for v in dict.fromkeys(v for g in graphs for v in g.constants())]
     operators = Counter(op.name for g in graphs for op in g.operators)
-    inputs, outputs = (tuple(map(_tensor, values)) for values in (graph.inputs, graph.outputs))
+    inputs = _border(graph.inputs, quantized.inputs)
+    outputs = _border(graph.outputs, quantized.outputs)
     return Summary(
         kind="TOSA program",
         version=f"{version[0]}.{version[1]}",
@@ -34,9 +43,16 @@ def summarize(graph: Graph, size: int) -> Summary:
     )
 
 
-def _tensor(value: Value) -> TensorSummary:
+def _border(
+    values: Iterable[Value], quantized: Mapping[str, QuantizationParameters | None]
+) -> tuple[TensorSummary, ...]:
+    return tuple(_tensor(value, quantized.get(value.name)) for value in values)
+
+
+def _tensor(value: Value, quantized: QuantizationParameters | None) -> TensorSummary:
     sizes = tuple(None if size == UNKNOWN else int(size) for size in value.type.declared)
-    return TensorSummary(value.name, _dtype(value), sizes)
+    scale, zero_point = (None, None) if quantized is None else (quantized.scale, quantized.zero_point)
+    return TensorSummary(value.name, _dtype(value), sizes, scale=scale, zero_point=zero_point)
 
 
 def _constant(value: Value) -> ConstantSummary:
