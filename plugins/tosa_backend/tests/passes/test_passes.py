@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from delegraph.backend import CompileSpec
 from delegraph_tosa.backend import TOSABackend
-from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as tosa
-from delegraph_tosa.ir.graph import Folded, Graph, Literal, Operator, Value, literal
-from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type
+from delegraph_tosa.ir.graph import Folded, Value, literal
+from delegraph_tosa.ir.types import DType, RoundingMode, Type
 from delegraph_tosa.passes import run_passes, sources_of
 from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
@@ -21,150 +19,7 @@ from delegraph_tosa.text import render
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-FP = TosaSpec.parse("TOSA-1.0+FP")
-NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-
-
-class Draft:
-    """A graph under construction. ``conv`` and ``norm`` emit what lowering does: NCHW outside, NHWC inside."""
-
-    def __init__(self, seed: int = 0, dtype: DType = DType.FP32) -> None:
-        self.dtype = dtype
-        self.random = np.random.default_rng(seed)
-        self.inputs: list[Value] = []
-        self.operators: list[Operator] = []
-        self.no_shift = literal([0], DType.INT8, np.int8)
-
-    def input(self, *shape: int, dtype: DType | None = None) -> Value:
-        self.inputs.append(Value(Type(shape, dtype or self.dtype), name=f"x{len(self.inputs)}"))
-        return self.inputs[-1]
-
-    def op(self, cls: type[Operator], *inputs: Value, **attributes) -> Value:
-        operator = cls(inputs, source=f"{cls.__name__}:{len(self.operators)}", **attributes)
-        operator.outputs = tuple(Value(type, producer=operator) for type in operator.infer())
-        self.operators.append(operator)
-        return operator.outputs[0]
-
-    def constant(self, *shape: int) -> Value:
-        elements = self.random.integers(-8, 9, shape) / 4
-        return Value(Type(shape, self.dtype), Literal(elements.astype(ARRAY_DTYPES[self.dtype])))
-
-    def zero(self) -> Value:
-        return literal([0], self.dtype, ARRAY_DTYPES[self.dtype])
-
-    def transpose(self, x: Value, *perms: int) -> Value:
-        return self.op(tosa.TRANSPOSE, x, perms=perms)
-
-    def reshape(self, x: Value, *shape: int) -> Value:
-        return self.op(tosa.RESHAPE, x, sizes(shape))
-
-    def slice(self, x: Value, start: tuple[int, ...], size: tuple[int, ...]) -> Value:
-        return self.op(tosa.SLICE, x, sizes(start), sizes(size))
-
-    def pad(self, x: Value, *padding: int, number: float = 1.5) -> Value:
-        return self.op(tosa.PAD, x, sizes(padding), literal([number], DType.FP32, np.float32))
-
-    def mul(self, a: Value, b: Value) -> Value:
-        return self.op(tosa.MUL, a, b, self.no_shift)
-
-    def add(self, a: Value, b: Value) -> Value:
-        return self.op(tosa.ADD, a, b)
-
-    def relu(self, x: Value) -> Value:
-        return self.op(tosa.CLAMP, x, min_val=0.0, max_val=math.inf)
-
-    def conv(self, x: Value, channels: int = 3, kernel: int = 1) -> Value:
-        """x [N,C,H,W] -> [N,channels,H,W]"""
-        weight = self.constant(channels, kernel, kernel, x.shape[1])
-        return self.around(x, tosa.CONV2D, weight, self.constant(channels))
-
-    def depthwise(self, x: Value, kernel: int = 3, multiplier: int = 1) -> Value:
-        """x [N,C,H,W] -> [N,C*multiplier,H,W]"""
-        weight = self.constant(kernel, kernel, x.shape[1], multiplier)
-        return self.around(x, tosa.DEPTHWISE_CONV2D, weight, self.constant(x.shape[1] * multiplier))
-
-    def around(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
-        return self.transpose(self.bare(self.transpose(x, *NHWC), cls, weight, bias), *NCHW)
-
-    def bare(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
-        """x [N,H,W,C], a convolution that keeps height and width"""
-        kernel = weight.shape[1] if cls is tosa.CONV2D else weight.shape[0]
-        attributes = {"pad": (kernel // 2,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.FP32}
-        return self.op(cls, x, weight, bias, self.zero(), self.zero(), **attributes)
-
-    def shuffle(self, x: Value, groups: int) -> Value:
-        """x [N,C,H,W], channel j of group i becomes channel i of group j"""
-        n, c, h, w = x.shape
-        return self.reshape(self.transpose(self.reshape(x, n, groups, c // groups, h, w), 0, 2, 1, 3, 4), n, c, h, w)
-
-    def linear(self, x: Value, channels: int) -> Value:
-        """x [N,L,C] or [L,C] -> [N,L,channels] or [L,channels]"""
-        *rows, depth = x.shape
-        image = (1, 1, *rows, depth) if len(rows) == 1 else (rows[0], 1, rows[1], depth)
-        weight, bias = self.constant(channels, 1, 1, depth), self.constant(channels)
-        y = self.bare(self.reshape(x, *image), tosa.CONV2D, weight, bias)
-        return self.reshape(y, *rows, channels)
-
-    def norm(self, x: Value) -> Value:
-        """x [N,C,H,W], scaled and shifted by channel, as batch norm is."""
-        channels = (1, x.shape[1], 1, 1)
-        return self.add(self.mul(x, self.constant(*channels)), self.constant(*channels))
-
-    def mean(self, x: Value) -> Value:
-        """x [N,C,H,W] -> [N,C,1,1]"""
-        total = self.op(tosa.REDUCE_SUM, self.op(tosa.REDUCE_SUM, x, axis=2), axis=3)
-        return self.mul(total, self.constant(1, 1, 1, 1))
-
-    def matmul(self, a: Value, b: Value) -> Value:
-        return self.op(tosa.MATMUL, a, b, self.zero(), self.zero(), dtype=DType.FP32)
-
-    def graph(self, *outputs: Value) -> Graph:
-        return Graph(self.inputs, outputs, self.operators)
-
-    def example(self) -> list[np.ndarray]:
-        return [(self.random.integers(-8, 9, v.shape) / 4).astype(np.float32) for v in self.inputs]
-
-
-def sizes(entries: tuple[int, ...]) -> Value:
-    return literal(entries, DType.SHAPE, np.int64)
-
-
-def names(graph: Graph) -> Counter:
-    return Counter(operator.name for operator in graph.operators)
-
-
-def snapshot(graph: Graph) -> list:
-    seen = [graph.inputs[:], graph.outputs[:], graph.operators[:]]
-    for op in graph.operators:
-        seen += [op.inputs, op.outputs, op.source, op.attribute_values(), [(v.type, v.name) for v in op.outputs]]
-    return seen
-
-
-def check(draft: Draft, *outputs: Value, spec: TosaSpec = FP, exact: bool = False) -> Graph:
-    """The optimized graph, after it was seen to compute the same, to be well formed and to leave its input alone."""
-    graph = draft.graph(*outputs)
-    before = snapshot(graph)
-    result = run_passes(graph, spec)
-    assert snapshot(graph) == before
-    assert [v.type for v in result.outputs] == [v.type for v in graph.outputs]
-    assert_well_formed(result, spec)
-    arrays = draft.example()
-    for old, new in zip(evaluate(graph, arrays), evaluate(result, arrays), strict=True):
-        scale = 0 if exact else 1e-6 * float(np.abs(old).max(initial=1))
-        np.testing.assert_allclose(new, old, rtol=0, atol=scale)
-    return result
-
-
-def assert_well_formed(graph: Graph, spec: TosaSpec) -> None:
-    known = set(graph.inputs)
-    for op in graph.operators:
-        assert all(v in known or v.constant is not None for v in op.inputs)
-        assert all(v.producer is op for v in op.outputs)
-        assert tuple(v.type for v in op.outputs) == op.infer()
-        assert spec.why_not(op) is None
-        known.update(op.outputs)
-    made = known - set(graph.inputs)
-    assert len(set(graph.outputs)) == len(graph.outputs) and made.issuperset(graph.outputs)
+from ..support.drafts import FP, NHWC, Draft, check, names, sizes
 
 
 def before_and_after(draft: Draft, *outputs: Value) -> str:
@@ -421,13 +276,6 @@ def test_a_channel_shuffle_is_one_transpose_within_the_channels(batch):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_channel_shuffle_before_a_pointwise_convolution_is_one_of_its_weight(batch):
-    d = Draft()
-    y = d.conv(d.shuffle(d.conv(d.input(batch, 3, 8, 8), 6), 2), 5)
-    assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2}
-
-
-@pytest.mark.parametrize("batch", [1, 2])
 def test_patches_of_a_vision_transformer_need_no_transpose(batch):
     d = Draft()
     y = d.transpose(d.reshape(d.conv(d.input(batch, 3, 8, 8), 6), batch, 6, 64), 0, 2, 1)
@@ -450,52 +298,6 @@ def test_flattening_a_feature_map_keeps_the_order_of_its_elements():
     d = Draft()
     y = d.reshape(d.conv(d.input(2, 3, 4, 5), 6), 2, 120)
     assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 1, "RESHAPE": 1}
-
-
-def joined_heads(d: Draft, batch: int, heads: int = 3) -> Value:
-    """[batch,5,heads*4], from the heads of an attention"""
-    y = d.reshape(d.matmul(d.input(batch * heads, 5, 7), d.input(batch * heads, 7, 4)), batch, heads, 5, 4)
-    return d.reshape(d.transpose(y, 0, 2, 1, 3), batch, 5, heads * 4)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
-    d = Draft()
-    result = check(d, d.linear(joined_heads(d, batch), 6))
-    assert names(result) == {"MATMUL": 1, "RESHAPE": 2, "CONV2D": 1}
-    (layer,) = [op for op in result.operators if op.name == "CONV2D"]
-    assert layer.inputs[1].shape == (6, 3, 1, 4)
-    assert {"TRANSPOSE:2", "RESHAPE:3", "CONV2D:5"} <= set(sources_of(layer.source))
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 1)], ids=str)
-def test_a_linear_layer_takes_a_flattened_feature_map_in_its_layout(shape):
-    d = Draft()
-    y = d.conv(d.input(*shape), 6)
-    assert names(check(d, d.linear(d.reshape(y, shape[0], 6 * shape[2] * shape[3]), 7)))["TRANSPOSE"] == 1
-
-
-def test_what_something_else_uses_stays_transposed_for_a_linear_layer():
-    d = Draft()
-    x = joined_heads(d, 1)
-    assert names(check(d, d.linear(x, 6), x))["TRANSPOSE"] == 1
-    d = Draft()
-    weight, bias = d.constant(6, 1, 1, 12), d.constant(6)
-    ys = [d.bare(d.reshape(x, 1, 1, 5, 12), tosa.CONV2D, weight, bias) for x in (joined_heads(d, 1), d.input(1, 5, 12))]
-    assert names(check(d, *ys))["TRANSPOSE"] == 1
-
-
-PERMUTED = {(1, 0, 2): 0, (0, 2, 1): 0, (1, 2, 0): 0, (2, 0, 1): 1}
-"""Permutations of [3,5,4] before the last two axes are joined, and how many a linear layer needs: one where the last
-axis of what is given is not among those that are summed."""
-
-
-@pytest.mark.parametrize("perms", PERMUTED, ids=str)
-def test_a_linear_layer_sums_axes_in_any_order(perms):
-    d = Draft()
-    moved = d.transpose(d.input(3, 5, 4), *perms)
-    result = check(d, d.linear(d.reshape(moved, moved.shape[0], moved.shape[1] * moved.shape[2]), 6))
-    assert names(result)["TRANSPOSE"] == PERMUTED[perms]
 
 
 def test_a_transpose_that_only_moves_single_axes_is_a_reshape():

@@ -16,6 +16,7 @@ from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from . import axes as ax
 from .axes import Axes, Shape
+from .repeated_operands import repetition
 from .rewriter import Rewrite, both, rebuilt, replaced
 from .transposed_layers import read_as_it_lies
 
@@ -42,11 +43,11 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 
     One sweep, in which the result of a TRANSPOSE is only remembered as a view of its operand. Elementwise operators,
     reductions, slices, concatenations and the like are applied to the base of the view and their result is a view
-    again; for an operator that needs the axes as they are, the view is made into a value, once for all its uses. A
-    linear layer can do without (``transposed_layers``).
+    again; for an operator that needs the axes as they are, the view is made into a value, once for all its uses.
+    Linear layers and products can do without (``transposed_layers``, ``repeated_operands``).
     Constants meet a view by folded TRANSPOSE and RESHAPE. What has an element type that the target does not move stays.
     """
-    uses = Counter([v for operator in graph.operators for v in operator.inputs])
+    uses = Counter([v for operator in graph.operators for v in operator.inputs] + graph.outputs)
     sweep = Sweep(spec, uses)
     for operator in graph.operators:
         sweep.visit(operator)
@@ -85,14 +86,34 @@ class Sweep(Rewrite):
 
     def linear(self, layer: Operator) -> None:
         """A CONV2D reads its operand as it was before it was transposed, if nothing else uses that or the weight."""
-        x, weight = layer.inputs[:2]
-        result = None
+        (x, weight, *_), result, new = layer.inputs, layer.outputs[0], None
         if weight.constant is not None and self._uses[x] == self._uses[weight] == 1:
-            result = read_as_it_lies(self, layer, [self.value(v) for v in layer.inputs], self._spec)
-        if result is None:
+            new = read_as_it_lies(self, layer, [self.value(v) for v in layer.inputs], self._spec)
+        if new is None or not (new.outputs[0].shape == result.shape or self.movable(result.dtype)):
             return self.keep(layer)
-        result.name = layer.outputs[0].name
-        return self.see(layer.outputs[0], View(result, ax.plain(result.rank), None))
+        self.operators.append(new)
+        return self.shaped(result, new)
+
+    def product(self, product: Operator) -> None:
+        """A MATMUL whose right matrix is that of neighbours in the batch: their left ones lie below each other.
+
+        before: MATMUL (q [B*G,L,E], TILE k [B*G,E,S])
+        after:  MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
+        """
+        repeated, result = repetition(product.inputs[1], self._uses), product.outputs[0]
+        if repeated is None or repeated.axis != 0 or not self.movable(result.dtype):
+            return self.keep(product)
+        for operator in repeated.operators:
+            self.visit(operator)
+        left, right = self.value(product.inputs[0]), self.value(repeated.once)
+        source = both(repeated.source, product.source)
+        joined = self.reshape(left, (right.shape[0], repeated.times * left.shape[1], left.shape[2]), source)
+        return self.shaped(result, self.rebuild(product, (joined, right, *product.inputs[2:]), source=source))
+
+    def shaped(self, old: Value, operator: Operator) -> None:
+        """``old`` became the result of ``operator``, in the shape of ``old``."""
+        new = self.reshape(operator.outputs[0], old.shape, operator.source)
+        self.see(old, View(new, ax.plain(old.rank), None))
 
     def rebuild(self, operator: Operator, inputs: Sequence[Value], **attributes: Any) -> Operator:
         new = rebuilt(operator, inputs, **attributes)
@@ -374,6 +395,7 @@ LAYOUT: dict[type[Operator], Rule] = {
     RESHAPE: _reshape,
     tosa.IDENTITY: _identity,
     tosa.CONV2D: Sweep.linear,
+    tosa.MATMUL: Sweep.product,
 }
 """What happens at operators that only arrange their operand, or can do without its being arranged."""
 

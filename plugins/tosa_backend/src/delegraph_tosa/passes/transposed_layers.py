@@ -29,11 +29,11 @@ class _Window(NamedTuple):
     source: Any
 
 
-def read_as_it_lies(rewrite: Rewrite, layer: Operator, operands: Sequence[Value], spec: TosaSpec) -> Value | None:
-    """The result of a CONV2D that reads what was transposed for ``layer``; None if nothing was, or it cannot.
+def read_as_it_lies(rewrite: Rewrite, layer: Operator, operands: Sequence[Value], spec: TosaSpec) -> Operator | None:
+    """A CONV2D that reads what was transposed for ``layer``; None if nothing was, or it cannot.
 
-    ``operands`` are those of ``layer``, a CONV2D with a constant weight; it multiplies the same numbers.
-    Heads of an attention become the height of the kernel:
+    ``operands`` are those of ``layer``, a CONV2D with a constant weight; the result has the same elements in the same
+    order, perhaps in another shape. Heads of an attention become the height of the kernel:
         before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight [O,1,1,H*E])
         after:  x - CONV2D (weight [O,H,1,E])
     For a feature map that is flattened channels first, or whose channels are shuffled, the weight is permuted:
@@ -54,8 +54,7 @@ def read_as_it_lies(rewrite: Rewrite, layer: Operator, operands: Sequence[Value]
     if spec.why_not(new) is not None:
         return None
     new.inputs = (rewrite.reshape(base, image, source), *new.inputs[1:])
-    rewrite.operators.append(new)
-    return rewrite.reshape(new.outputs[0], layer.outputs[0].shape, source)
+    return new
 
 
 def _is_linear(layer: Operator) -> bool:

@@ -1,0 +1,76 @@
+"""Linear layers behind transpositions."""
+
+from __future__ import annotations
+
+import pytest
+from delegraph_tosa.ir import operators as tosa
+from delegraph_tosa.ir.graph import Value
+from delegraph_tosa.passes import sources_of
+
+from ..support.drafts import Draft, check, names
+
+
+def joined_heads(d: Draft, batch: int, heads: int = 3) -> Value:
+    """[batch,5,heads*4], from the heads of an attention"""
+    y = d.reshape(d.matmul(d.input(batch * heads, 5, 7), d.input(batch * heads, 7, 4)), batch, heads, 5, 4)
+    return d.reshape(d.transpose(y, 0, 2, 1, 3), batch, 5, heads * 4)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
+    d = Draft()
+    result = check(d, d.linear(joined_heads(d, batch), 6))
+    assert names(result) == {"MATMUL": 1, "RESHAPE": 2, "CONV2D": 1}
+    (layer,) = [op for op in result.operators if op.name == "CONV2D"]
+    assert layer.inputs[1].shape == (6, 3, 1, 4)
+    assert {"TRANSPOSE:2", "RESHAPE:3", "CONV2D:5"} <= set(sources_of(layer.source))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 1)], ids=str)
+def test_a_linear_layer_takes_a_flattened_feature_map_in_its_layout(shape):
+    d = Draft()
+    y = d.conv(d.input(*shape), 6)
+    assert names(check(d, d.linear(d.reshape(y, shape[0], 6 * shape[2] * shape[3]), 7)))["TRANSPOSE"] == 1
+
+
+def test_what_something_else_uses_is_transposed_for_a_linear_layer_too():
+    d = Draft()
+    x = joined_heads(d, 1)
+    found = names(check(d, d.linear(x, 6), x))
+    assert found == {"MATMUL": 1, "TRANSPOSE": 1, "RESHAPE": 3, "CONV2D": 1}
+
+
+def test_a_weight_that_another_layer_has_stays_as_it_is():
+    d = Draft()
+    weight, bias = d.constant(6, 1, 1, 12), d.constant(6)
+    ys = [d.bare(d.reshape(x, 1, 1, 5, 12), tosa.CONV2D, weight, bias) for x in (joined_heads(d, 1), d.input(1, 5, 12))]
+    result = check(d, *ys)
+    assert names(result)["TRANSPOSE"] == 1 and {op.inputs[1] for op in result.operators if op.name == "CONV2D"} == {
+        weight
+    }
+
+
+PERMUTED = {(1, 0, 2): 0, (0, 2, 1): 0, (1, 2, 0): 0, (2, 0, 1): 1}
+"""Permutations of [3,5,4] before the last two axes are joined, and how many a linear layer needs: one where the last
+axis of what is given is not among those that are summed."""
+
+
+@pytest.mark.parametrize("perms", PERMUTED, ids=str)
+def test_a_linear_layer_sums_axes_in_any_order(perms):
+    d = Draft()
+    moved = d.transpose(d.input(3, 5, 4), *perms)
+    result = check(d, d.linear(d.reshape(moved, moved.shape[0], moved.shape[1] * moved.shape[2]), 6))
+    assert names(result)["TRANSPOSE"] == PERMUTED[perms]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_channel_shuffle_before_a_pointwise_convolution_is_one_of_its_weight(batch):
+    d = Draft()
+    y = d.conv(d.shuffle(d.conv(d.input(batch, 3, 8, 8), 6), 2), 5)
+    assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2}
+
+
+def test_a_linear_layer_of_rows_in_one_axis_joins_the_heads_of_a_batch():
+    d = Draft()
+    found = names(check(d, d.linear(d.reshape(joined_heads(d, 2), 10, 12), 6)))
+    assert found["TRANSPOSE"] == 0 and found["CONV2D"] == 1
