@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.errors import InputError, PluginBroken
+from delegraph.errors import InputError, OptionError
 from torch import nn
 
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
@@ -82,11 +82,68 @@ def test_weights_in_floats_are_gone():
         ([torch.randn(2, 6), torch.full((2, 6), math.nan)], "tensor 0 of calibration batch 1 has NaN or infinity"),
         ([torch.zeros(0, 6)], "calibration never showed a value of x"),
         ([torch.randn(2, 5)], "torch.export could not export Net"),
+        ([(torch.randn(2, 6), torch.ones(2))], r"has 2 values, and Net takes \(x\)\s+hint: without labels"),
+        ([torch.randn(2, 6, device="meta")], "tensor 0 of calibration batch 0 has no data"),
+        ([torch.tensor([[3e38, -3e38] * 3])], "x was NaN or infinite during calibration, or spans more than fp32 has"),
     ],
 )
 def test_batches_that_do_not_fit(given, message):
     with pytest.raises(InputError, match=message):
         delegraph.quantize(net(), given)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Linear(6, 4).half().eval(), "only float32 is quantized, and this is float16"),
+        (lambda: nn.Identity().eval(), "nothing of the program is quantized"),
+        (lambda: delegraph.quantize(net(), batches()), "the program is quantized already"),
+        (lambda: torch.export.export(net(), batches()[0]).module(), "training mode\n  hint: give the ExportedProgram"),
+    ],
+    ids=["half", "moved", "quantized", "exported"],
+)
+def test_models_that_cannot_be_quantized(model, message):
+    module = model()
+    with pytest.raises(InputError, match=message):
+        delegraph.quantize(module, [torch.randn(2, 6, dtype=torch.half)] if "float16" in message else batches())
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+        self.register_buffer("level", torch.zeros(2, 1))
+
+    def forward(self, x):
+        self.level[0].add_(1.0)
+        return self.inner(x) * (self.level + 1)
+
+
+def test_a_buffer_that_is_written_is_no_constant_and_begins_anew():
+    module, given = Counting().eval(), batches(4)
+    program = delegraph.quantize(module, given)
+    errors = delegraph.quantization_errors(module, program, given, options=INT)
+    assert not module.level.any() and not program.state_dict["level"].any()
+    lowered = delegraph.lower(program, options=INT)
+    with torch.no_grad():
+        for (x,) in given:
+            torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0.1)
+    assert not program.state_dict["level"].any() and errors.layers[-1].snr > 30
+
+
+def test_sizes_that_vary():
+    shapes, given = ({0: torch.export.Dim("n", min=2, max=9)},), [torch.randn(2, 6), torch.randn(5, 6)]
+    program = delegraph.quantize(net(), given, dynamic_shapes=shapes)
+    options = {"tosa": {"spec": "TOSA-1.1+INT+shape"}}
+    errors = delegraph.quantization_errors(net(), program, given, dynamic_shapes=shapes, options=options)
+    assert errors.layers[-1].snr > 30
+    with pytest.raises(InputError, match=r"batch 1 has [^$]*hint: dynamic_shapes lets sizes vary"):
+        delegraph.quantization_errors(net(), program, given, options=options)
+
+
+def test_a_quantizer_that_is_none():
+    with pytest.raises(OptionError, match="an object of a torchao Quantizer, not 'best'"):
+        delegraph.quantize(net(), batches(), quantizer="best")
 
 
 def test_a_model_in_training_mode_is_refused():
@@ -95,7 +152,7 @@ def test_a_model_in_training_mode_is_refused():
 
 
 def test_a_backend_without_a_quantizer():
-    with pytest.raises(PluginBroken, match="declares no quantizer"):
+    with pytest.raises(OptionError, match="declares no quantizer"):
         delegraph.quantize(net(), batches(), backend="demo")
 
 
@@ -136,6 +193,8 @@ def test_errors_of_a_program_that_was_not_quantized():
     other = delegraph.quantize(net(), given)
     with pytest.raises(InputError, match="has a layer relu, which the program in floats does not have"):
         delegraph.quantization_errors(nn.Linear(6, 4).eval(), other, given)
+    with pytest.raises(InputError, match="is to be an ExportedProgram, not Net"):
+        delegraph.quantization_errors(other, net(), given)
 
 
 def test_values_that_overflow_inside():

@@ -197,11 +197,12 @@ class Registry:
         return runtime
 
     def get_quantizer(self, name: str) -> Any:
-        """The backend's quantizer class. PluginBroken if it declares none, PluginUnavailable without its modules."""
+        """The backend's quantizer class. OptionError if it declares none, PluginUnavailable without its modules."""
         entry = self._index().usable(name)
         found = self._index().only(entry, QuantizerSpec)
         if found is None:
-            raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no quantizer")
+            hint = "quantizer=... takes any of torchao's"
+            raise OptionError("option-invalid", f"backend {entry.full_name} declares no quantizer", hint=hint)
         spec = found[0]
         if absent := missing(spec.requires):
             text = f"the quantizer of backend {entry.full_name} needs {', '.join(absent)}, which is not installed"

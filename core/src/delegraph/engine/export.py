@@ -54,7 +54,9 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     training = next((name or kind for name, m in module.named_modules() if m.training), None)
     if training is not None:
         text = f"module {training} is in training mode"
-        raise InputError("training-mode", text, hint="call .eval() on the model first")
+        exported = "eval" in vars(module)  # torch forbids it for the module of an ExportedProgram
+        hint = "give the ExportedProgram that it comes from" if exported else "call .eval() on the model first"
+        raise InputError("training-mode", text, hint=hint)
     if inputs is None and not kwargs:
         hint = "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes and dtypes"
         raise InputError("input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint)

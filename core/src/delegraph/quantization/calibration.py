@@ -54,6 +54,9 @@ def _checked(batches: Iterable[Any], any_shape: bool) -> Iterator[tuple[Any, ...
             text = f"calibration batch {number} has {_said(kinds)}, and the first one {_said(form[1])}"
             raise InputError("input-invalid", text, hint="dynamic_shapes lets sizes vary, as for torch.export")
         for position, tensor in enumerate(tensors):
+            if tensor.is_meta:
+                text = f"tensor {position} of calibration batch {number} has no data: it is on the device 'meta'"
+                raise InputError("input-invalid", text)
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 text = f"tensor {position} of calibration batch {number} has NaN or infinity in it"
                 raise InputError("input-invalid", text, hint="no scale could be made of that; leave the batch out")
@@ -69,7 +72,7 @@ def _said(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:
 
 
 def _expect_observed(prepared: torch.fx.GraphModule) -> None:
-    """Raise InputError if an observer saw nothing, or NaN or infinity."""
+    """Raise InputError if an observer saw nothing, NaN or infinity, or a range that fp32 does not hold."""
     for node in prepared.graph.nodes:
         if node.op != "call_module":
             continue
@@ -82,8 +85,8 @@ def _expect_observed(prepared: torch.fx.GraphModule) -> None:
         if low.numel() == 0 or (low > high).any():  # as it began
             text = f"calibration never showed a value of {made}"
             raise InputError("input-invalid", text, hint="batches without elements say nothing about scales")
-        if not (low.isfinite().all() and high.isfinite().all()):
-            text = f"{made} was NaN or infinite during calibration: no scale can be made of that"
+        if not (high - low).isfinite().all():
+            text = f"{made} was NaN or infinite during calibration, or spans more than fp32 has: that has no scale"
             raise InputError(
                 "input-invalid", text, source=source_of(made), hint="set its module to None, which is floats"
             )

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ..discovery.loading import missing
 from ..discovery.registry import Registry, default_registry
 from ..engine.decompose.tables import RECURRENT, to_core
 from ..engine.export import Source, export_method
 from ..engine.tracing import TRACING
-from ..errors import PluginUnavailable
+from ..errors import InputError, OptionError, PluginUnavailable
+from ..exported_program import written_targets
 from ..program.types import Program
 from .calibration import Progress, calibrate, checked
 
@@ -45,9 +47,10 @@ def quantize(
     settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of ``backend``,
     as it is made; without either that of the only installed backend that has one.
     ``progress(done, total)`` is called after each batch; the total is None for a generator. The model is not changed.
+    Buffers that it writes carry over from batch to batch, and are in the result what they were before the first.
 
-    Raises InputError for batches that do not fit, have NaN or show nothing; PluginUnavailable without torchao; what
-    the registry raises for a backend that has no quantizer.
+    Raises InputError for batches that do not fit, have NaN or show nothing, and for a program of which nothing is
+    quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
     """
     expect_torchao()
     if quantizer is None:
@@ -55,29 +58,78 @@ def quantize(
         if backend is None:
             (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
         quantizer = registry.get_quantizer(backend)()
+    _expect_quantizer(quantizer)
     batches, total = checked(calibration_batches, dynamic_shapes is not None)
     first = next(batches)
+    _expect_arguments(program, first)
     exported = export_whole(program, first, dynamic_shapes)
+    _expect_floats(exported)
     with TRACING:
         prepared = _prepared(exported, quantizer)
         calibrate(prepared, chain([first], batches), total, progress)
         converted = _converted(prepared)
+        before = module_of(exported)
+        for name in written_targets(exported):
+            converted.get_buffer(name).copy_(before.get_buffer(name))
         with torch.no_grad():
             return torch.export.export(converted, first, dynamic_shapes=dynamic_shapes)
+
+
+def _expect_quantizer(quantizer: Any) -> None:
+    """Raise OptionError unless it is one of torchao's."""
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    if not isinstance(quantizer, Quantizer):
+        raise OptionError("option-invalid", f"quantizer is to be an object of a torchao Quantizer, not {quantizer!r}")
+
+
+def _expect_arguments(program: Program, batch: tuple[Any, ...]) -> None:
+    """Raise InputError if a batch has too many values or too few, as one of a loader that gives labels as well."""
+    if isinstance(program, torch.nn.Module):
+        parameters = inspect.signature(program.forward)
+        try:
+            parameters.bind(*batch)
+        except TypeError as e:
+            text = f"a calibration batch has {len(batch)} values, and {type(program).__name__} takes {parameters}"
+            raise InputError("input-invalid", text, hint="without labels: [(x,) for x, label in loader]") from e
+
+
+def _expect_floats(exported: ExportedProgram) -> None:
+    """Raise InputError for a program that is quantized already, or has nothing that could be."""
+    if any(str(node.target).startswith("quantized_decomposed.") for node in exported.graph.nodes):
+        text = "the program is quantized already: it calls operators of quantized_decomposed"
+        raise InputError("input-invalid", text, hint="delegraph.lower takes it as it is")
+    found = {v.dtype for n in exported.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)}
+    floats = {dtype for dtype in found if dtype.is_floating_point}
+    if floats and torch.float32 not in floats:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+        raise InputError("input-invalid", f"only float32 is quantized, and this is {names}", hint="model.float()")
 
 
 def _prepared(exported: ExportedProgram, quantizer: Any) -> GraphModule:
     """The program with observers. Each call has its name in its metadata; torch keeps that through all that follows."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-    module: Any = exported.module(check_guards=False)
+    module = module_of(exported)
     _unshare_weights(module)
     with _quiet():
         prepared: GraphModule = prepare_pt2e(module, quantizer)
+    if not prepared.graph.find_nodes(op="call_module"):  # observers
+        text = "nothing of the program is quantized: the quantizer takes none of its calls"
+        raise InputError("input-invalid", text, hint="are there settings that leave all in floats?")
     for node in prepared.graph.nodes:
         if node.op == "call_function":
             node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
     return prepared
+
+
+def module_of(exported: ExportedProgram) -> GraphModule:
+    """The program as a module, with buffers of its own where it writes them: they are the model's otherwise."""
+    module: GraphModule = exported.module(check_guards=False)
+    for name in written_targets(exported):
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, module.get_buffer(name).clone())
+    return module
 
 
 def _unshare_weights(module: GraphModule) -> None:
@@ -114,16 +166,27 @@ def _converted(prepared: GraphModule) -> GraphModule:
 def export_whole(program: Program, inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
     """The program whose calls are quantized: recurrent layers are written out, step by step.
 
-    A layer of them is one call for torch, inside of which a quantizer could say nothing.
+    A layer of them is one call for torch, inside of which a quantizer could say nothing. A program that writes its
+    buffers becomes functional: torchao takes what it reads of them for constants otherwise.
     """
     exported = export_method("forward", Source(program, inputs, None, dynamic_shapes))
     targets = {node.target for node in exported.graph.nodes if isinstance(node.target, OpOverload)}
     table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
-    if not table:
+    if not table and not any(map(_writes_buffer, exported.graph.nodes, repeat(exported))):
         return exported
-    with TRACING:
+    with TRACING, _quiet():
         unrolled: ExportedProgram = exported.run_decompositions(table)
     return unrolled
+
+
+def _writes_buffer(node: Node, program: ExportedProgram) -> bool:
+    """Whether a call writes a buffer, or a view of one."""
+    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+        return False
+    made = node
+    while made.op == "call_function" and made.args and isinstance(made.args[0], Node):
+        made = made.args[0]
+    return made.name in program.graph_signature.inputs_to_buffers
 
 
 def expect_torchao() -> None:

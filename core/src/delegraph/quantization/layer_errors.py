@@ -24,7 +24,7 @@ from ..program.types import Program
 from ..source import source_of
 from .calibration import checked
 from .error_page import LayerError, page
-from .flow import LAYER, export_whole
+from .flow import LAYER, export_whole, module_of
 
 
 @dataclass(frozen=True)
@@ -88,23 +88,28 @@ def quantization_errors(
     *,
     backends: Sequence[str] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    dynamic_shapes: Any = None,
     registry: Registry | None = None,
 ) -> QuantizationErrors:
     """Compare each quantized layer, as the lowered program computes it, with the same layer of ``program`` in floats.
 
-    ``quantized`` is what ``quantize(program, ...)`` returned. It is lowered once more, with the layers as outputs;
-    without ``backends`` for the one whose quantizer ``quantize`` takes.
+    ``quantized`` is what ``quantize(program, ...)`` returned, with the same ``dynamic_shapes``. It is lowered once
+    more, with the layers as outputs; without ``backends`` for the one whose quantizer ``quantize`` takes.
     Raises InputError if the two do not belong together, and what ``lower`` raises.
     """
+    if not isinstance(quantized, ExportedProgram):
+        text = f"the quantized program is to be an ExportedProgram, not {type(quantized).__name__}"
+        hint = "quantization_errors(module, delegraph.quantize(module, ...), ...)"
+        raise InputError("input-invalid", text, hint=hint)
     if backends is None:
         chosen = registry or default_registry()
         backends, _ = chosen.default_backends(options or (), lambda info: info.has_quantizer)
-    given, _ = checked(batches, any_shape=False)
+    given, _ = checked(batches, dynamic_shapes is not None)
     first = next(given)
-    exported = export_whole(program, first)
+    exported = export_whole(program, first, dynamic_shapes)
     tapped, taps = _tapped(quantized)
     with TRACING:
-        wanted = _Recorder(exported.module(check_guards=False), [tap.layer for tap in taps])
+        wanted = _Recorder(module_of(exported), [tap.layer for tap in taps])
     lowered = lower(tapped, backends=backends, options=options, registry=registry)
     sums: list[_Sums] = []
     for batch in (first, *given):

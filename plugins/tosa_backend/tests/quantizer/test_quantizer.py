@@ -145,11 +145,12 @@ def test_int16_activations_have_no_zero_point():
 def test_attention_that_integers_refuse_stays_in_floats(mask, activations, integers):
     class Attention(nn.Module):
         def forward(self, x):
-            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask).relu()
 
     x = torch.randn(1, 4, 8)
     found = delegraph.quantize(Attention().eval(), [x], quantizer=quantizer(precision(activations=activations)))
-    assert bool(calls(found, "quantize_per_tensor")) is integers
+    (attention,) = calls(found, "scaled_dot_product_attention")
+    assert ("dequantize" in str(attention.args[0].target)) is integers
     lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+FP+INT+int16"}})
     assert len(lowered.delegates) == 1
     torch.testing.assert_close(lowered(x), found.module(check_guards=False)(x), rtol=0, atol=0.05)
@@ -207,6 +208,11 @@ def test_training_with_quantization_takes_a_step_and_is_lowered():
     with torch.no_grad():
         step = (lowered(x) - trained.module(check_guards=False)(x)).abs() * 256
     assert step.max() <= 1.01
+
+
+def test_a_module_that_is_not_there():
+    with pytest.raises(OptionError, match="no call of the program belongs to a module 'lime'; modules like it: line"):
+        delegraph.quantize(net(), batches(1), quantizer=quantizer().set_module_name("lime", None))
 
 
 @pytest.mark.parametrize(

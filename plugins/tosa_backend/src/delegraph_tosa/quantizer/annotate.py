@@ -76,7 +76,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         return self
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Called by ``prepare_pt2e``."""
+        """Called by ``prepare_pt2e``. Raises OptionError for settings of a module that is not there."""
+        self._settings.expect_names(model.graph)
         chosen = {n: precision for n in model.graph.nodes if (precision := self._precision(n)) is not None}
         for node, precision in chosen.items():
             node.meta[KEY] = _Call(node, precision, chosen, self._qat).annotation()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from delegraph.errors import OptionError
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 OBSERVERS = ("minmax", "histogram")
 
@@ -54,7 +55,7 @@ class Settings:
 
     def of(self, node: Node, target: Any) -> Setting:
         """The setting of a call of ``target``."""
-        modules = [(_dotted(path), _name(kind)) for path, kind in (node.meta.get("nn_module_stack") or {}).values()]
+        modules = _modules(node)
         for path, _ in reversed(modules):
             if path in self.module_names:
                 return self.module_names[path]
@@ -62,6 +63,19 @@ class Settings:
             if kind in self.module_types:
                 return self.module_types[kind]
         return self.operators.get(target, self.overall)
+
+    def expect_names(self, graph: Graph) -> None:
+        """Raise OptionError for the name of a module that no call of the graph belongs to."""
+        known = sorted({path for node in graph.nodes for path, _ in _modules(node)} - {""})
+        for name in self.module_names:
+            if name not in known:
+                near = ", ".join(get_close_matches(name, known, 3, 0) or ["none"])
+                raise _wrong(f"no call of the program belongs to a module {name!r}; modules like it: {near}")
+
+
+def _modules(node: Node) -> list[tuple[str, str]]:
+    """Name and type of the modules that a call belongs to, from the outermost."""
+    return [(_dotted(path), _name(kind)) for path, kind in (node.meta.get("nn_module_stack") or {}).values()]
 
 
 def _name(kind: Any) -> str:
