@@ -17,7 +17,7 @@ from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
 from .serialize import TosaFile
-from .spec import TosaSpec, required, required_version
+from .spec import TosaSpec, required_target
 from .validate import validate
 
 __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
@@ -42,7 +42,7 @@ class TOSABackend(BackendDetails):
         quantization = quantization_of(edge_program)
         trailer = quantization.trailer(graph) if options.metadata else b""
         file = TosaFile(graph, options.spec, locations=options.locations, trailer=trailer)
-        facts = {"needs": str(required(graph, required_version(graph)))} | quantization.facts()
+        facts = {"needs": str(required_target(graph)[1])} | quantization.facts()
         return PreprocessResult(file, _debug_handles(file.numbers), _delegate_info_meta=facts)
 
 

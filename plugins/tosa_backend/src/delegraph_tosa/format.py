@@ -17,7 +17,7 @@ from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
 from .serialize import quantization, read
-from .spec import TosaSpec, required, required_version
+from .spec import TosaSpec, required_target
 from .text import render
 from .tools import figures, page, sample, summarize, verdicts
 from .validate import validate
@@ -96,8 +96,7 @@ class TosaFormat(DelegateFormat):
         """Statistics and the text form."""
         data = _content(path)
         graph = read(data)
-        version, counted = required_version(graph), figures(graph)
-        needs = required(graph, version)
+        (version, needs), counted = required_target(graph), figures(graph)
         return TosaInspection(
             name=graph.name,
             bytes=path.stat().st_size,
@@ -192,8 +191,8 @@ def _legal_graph(path: Path) -> Graph:
 
 
 def _smallest_target(graph: Graph) -> TosaSpec:
-    version = required_version(graph)
-    return TosaSpec(version, *required(graph, version))
+    version, needs = required_target(graph)
+    return TosaSpec(version, *needs)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from .ir.operators import CUSTOM, OPERATORS, VARIABLE, VARIABLE_READ, VARIABLE_W
 from .ir.rulebook import section
 from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
 from .spec import TosaSpec
-from .spec.levels import OF_TYPED_OPERATORS
+from .spec.levels import OF_TYPED_OPERATORS, Breach
 
 _ATTRIBUTE_TYPES: dict[str, type | tuple[type, ...]] = {
     "int": int,
@@ -115,8 +115,10 @@ class _Check:
         yield from self.inputs(graph, opaque, within)
         defined = set(graph.inputs)
         for number, operator in enumerate(graph.operators):
-            where = f"{within}operator {number} ({operator.name})"
-            yield from (Violation(where, text, rule, operator) for rule, text in self.operator(operator, defined))
+            found = self.operator(operator, defined)
+            if found:
+                where = f"{within}operator {number} ({operator.name})"
+                yield from (Violation(where, text, rule, operator) for rule, text in found)
             defined.update(operator.outputs)
         yield from self.constants(graph, within)
         yield from self.outputs(graph, defined, opaque, within)
@@ -142,9 +144,11 @@ class _Check:
                 yield Violation(where, text, rule)
 
     def constants(self, graph: Graph, within: str) -> Iterator[Violation]:
-        for number, value in enumerate(graph.constants()):
+        constants = graph.constants()
+        broken = {t: list(self.spec.type_breaches("constant", t)) for t in {value.type for value in constants}}
+        for number, value in enumerate(constants):
             where = f"{within}constant {value.name or number}"
-            yield from (Violation(where, text, rule) for rule, text in self.spec.type_breaches("constant", value.type))
+            yield from (Violation(where, text, rule) for rule, text in broken[value.type])
 
     def outputs(self, graph: Graph, defined: set[Value], opaque: set[Value], within: str) -> Iterator[Violation]:
         for position, value in enumerate(graph.outputs):
@@ -153,25 +157,35 @@ class _Check:
                 yield Violation(where, f"{value!r} is not defined", "operand-defined")
             yield from self.boundary(value, value in opaque, where)
 
-    def operator(self, operator: Operator, defined: set[Value]) -> Iterator[tuple[str, str]]:
+    def operator(self, operator: Operator, defined: set[Value]) -> list[Breach]:
         """The rule and the text of everything that is wrong with an operator."""
-        kind = OPERATORS.get(operator.name)
-        if kind is not type(operator):
-            yield "operator-known", "it is no operator of TOSA"
-            return
-        for position, value in enumerate(operator.inputs):
-            if value.constant is None and value not in defined:
-                yield "operand-defined", f"operand {position} ({value!r}) is not defined before it is used"
-        for position, value in enumerate(operator.outputs):
-            if value in defined or value.constant is not None or value in operator.outputs[:position]:
-                yield "result-once", f"result {position} ({value!r}) is defined already"
+        if OPERATORS.get(operator.name) is not type(operator):
+            return [("operator-known", "it is no operator of TOSA")]
+        found = [*_undefined_operands(operator, defined), *_results_defined_before(operator, defined)]
         malformed = [*_operand_count(operator), *_attributes(operator)]
-        yield from malformed
-        if not malformed:
-            yield from _inference(operator)
-            yield from self.variables.breaches(operator)
-            if self.spec.why_not(operator):
-                yield from self.spec.breaches(operator)
+        if malformed:
+            return [*found, *malformed]
+        found += _inference(operator)
+        found += self.variables.breaches(operator)
+        if self.spec.why_not(operator):
+            found += self.spec.breaches(operator)
+        return found
+
+
+def _undefined_operands(operator: Operator, defined: set[Value]) -> list[Breach]:
+    return [
+        ("operand-defined", f"operand {position} ({value!r}) is not defined before it is used")
+        for position, value in enumerate(operator.inputs)
+        if value.constant is None and value not in defined
+    ]
+
+
+def _results_defined_before(operator: Operator, defined: set[Value]) -> list[Breach]:
+    return [
+        ("result-once", f"result {position} ({value!r}) is defined already")
+        for position, value in enumerate(operator.outputs)
+        if value in defined or value.constant is not None or value in operator.outputs[:position]
+    ]
 
 
 class _Variables:
@@ -182,20 +196,22 @@ class _Variables:
         self.declared = {_variable(op): op for op in reversed(operators) if isinstance(op, VARIABLE) and op.inputs}
         self.later = {id(op) for graph in graphs for op in _before_declarations(graph)}
 
-    def breaches(self, operator: Operator) -> Iterator[tuple[str, str]]:
+    def breaches(self, operator: Operator) -> list[Breach]:
         if isinstance(operator, VARIABLE):
             if self.declared.get(operator.variable) is not operator:
-                yield "variable-once", f"variable {operator.variable!r} is declared already"
+                return [("variable-once", f"variable {operator.variable!r} is declared already")]
         elif isinstance(operator, VARIABLE_READ | VARIABLE_WRITE):
-            yield from self._access(operator, _accessed(operator))
+            return self._access(operator, _accessed(operator))
+        return []
 
-    def _access(self, operator: VARIABLE_READ | VARIABLE_WRITE, type: Type | None) -> Iterator[tuple[str, str]]:
+    def _access(self, operator: VARIABLE_READ | VARIABLE_WRITE, type: Type | None) -> list[Breach]:
         declaration = self.declared.get(operator.variable)
         if declaration is None or id(operator) in self.later:
-            yield "variable-declared", f"variable {operator.variable!r} is not declared before"
-        elif type not in (None, declaration.initial_value.type):
-            wanted = declaration.initial_value.type
-            yield "variable-type", f"variable {operator.variable!r} is {wanted}, it is accessed as {type}"
+            return [("variable-declared", f"variable {operator.variable!r} is not declared before")]
+        wanted = declaration.initial_value.type
+        if type in (None, wanted):
+            return []
+        return [("variable-type", f"variable {operator.variable!r} is {wanted}, it is accessed as {type}")]
 
 
 def _accessed(operator: VARIABLE_READ | VARIABLE_WRITE) -> Type | None:
@@ -220,17 +236,20 @@ def _variable(operator: Operator) -> str:
     return str(vars(operator).get("variable"))
 
 
-def _operand_count(operator: Operator) -> Iterator[tuple[str, str]]:
+def _operand_count(operator: Operator) -> list[Breach]:
     given, wanted = len(operator.inputs), len(operator.operands)
-    if given < wanted - 1 if operator.variadic else given != wanted:
-        yield "operand-count", f"it has {given} operands, needs {wanted} ({', '.join(operator.operands)})"
+    if given >= wanted - 1 if operator.variadic else given == wanted:
+        return []
+    return [("operand-count", f"it has {given} operands, needs {wanted} ({', '.join(operator.operands)})")]
 
 
-def _attributes(operator: Operator) -> Iterator[tuple[str, str]]:
+def _attributes(operator: Operator) -> list[Breach]:
+    found = []
     for name, kind in operator.attributes.items():
         value = getattr(operator, name, None)
         if not isinstance(value, _ATTRIBUTE_TYPES[kind]) or not _in_range(kind, value):
-            yield "attribute-type", f"attribute {name} is {value!r}, which is no {kind}"
+            found.append(("attribute-type", f"attribute {name} is {value!r}, which is no {kind}"))
+    return found
 
 
 def _in_range(kind: str, value: Any) -> bool:
@@ -243,13 +262,13 @@ def _is_int32(value: int) -> bool:
     return -(1 << 31) <= value < 1 << 31  # ``in range`` would count up to an enumeration's member
 
 
-def _inference(operator: Operator) -> Iterator[tuple[str, str]]:
+def _inference(operator: Operator) -> list[Breach]:
     inferred, broken = infer_all(operator)
-    yield from ((illegal.rule, str(illegal)) for illegal in broken)
-    declared = tuple(v.type for v in operator.outputs)
-    if not broken and inferred != declared:
-        wanted, found = ", ".join(map(str, inferred)) or "nothing", ", ".join(map(str, declared)) or "nothing"
-        yield "result-type", f"it gives {wanted}, its results are declared as {found}"
+    declared = tuple([v.type for v in operator.outputs])
+    if broken or inferred == declared:
+        return [(illegal.rule, str(illegal)) for illegal in broken]
+    wanted, found = ", ".join(map(str, inferred)) or "nothing", ", ".join(map(str, declared)) or "nothing"
+    return [("result-type", f"it gives {wanted}, its results are declared as {found}")]
 
 
 def _duplicate_names(graph: Graph, within: str) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from delegraph_tosa.serialize.building import Field, SharingBuilder
+from delegraph_tosa.serialize.building import Field, SharingBuilder, form
 
 from ..support.flatbuffers_builder import FlatbuffersBuilder
 
@@ -21,7 +21,9 @@ def build(builder, seed):
     draw = random.Random(seed)
     made, slots = [builder.string("first")], []
     for _ in range(draw.randrange(40)):
-        kind = draw.choice(["string", "strings", "int32s", "raw", "offsets", "table", "shared_table", "slots"])
+        kind = draw.choice(
+            ["string", "strings", "int32s", "raw", "offsets", "table", "record", "shared_record", "slots"]
+        )
         if kind == "string":
             made.append(builder.string("".join(draw.choices("ab\u00e9\ud800\u6f22", k=draw.randrange(9)))))
         elif kind == "strings":
@@ -34,15 +36,19 @@ def build(builder, seed):
             made.append(builder.offsets(draw.choices(made, k=draw.randrange(4))))
         else:
             count = draw.randrange(9)
-            ids = draw.sample(range(count), count)
-            cut = draw.randint(0, count)
-            fields = [field(draw, i, made) for i in ids[:cut]]
+            fields = [field(draw, i, made) for i in draw.sample(range(count), draw.randint(0, count))]
+            wanted = form(count, *[(f.id, f.kind) for f in fields])
             if kind == "slots":
-                table, distances = builder.table_with_slots(count, fields, ids[cut:][:2], draw.random() < 0.5)
+                free = [(i, draw.choice(["uint32", "uint64"])) for i in {*range(count)} - {f.id for f in fields}][:2]
+                fields = [f for f in fields if f.value]
+                wanted = form(count, *free, *[(f.id, f.kind) for f in fields])
+                table, distances = builder.record_with_slots(wanted, len(free), [f.value for f in fields])
                 made.append(table)
                 slots += distances
+            elif kind == "table":
+                made.append(builder.table(count, fields))
             else:
-                made.append(getattr(builder, kind)(count, fields))
+                made.append(getattr(builder, kind)(wanted, [f.value for f in fields]))
     return bytes(builder.finish(builder.table(1, [Field(0, "offset", made[-1])]), "TOSA")), made, slots
 
 

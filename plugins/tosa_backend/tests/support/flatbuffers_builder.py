@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import flatbuffers
-from delegraph_tosa.serialize.building import Field
+from delegraph_tosa.serialize.building import Field, Form
 
 
 class FlatbuffersBuilder:
@@ -36,23 +36,22 @@ class FlatbuffersBuilder:
             self._put[field.kind](field.id, field.value, field.default)
         return int(self._builder.EndObject())
 
-    def shared_table(self, count: int, fields: Sequence[Field]) -> int:
-        """A table that equal ones share."""
-        return self._share(("table", count, tuple(fields)), lambda: self.table(count, fields))
+    def record(self, form: Form, values: Sequence[int]) -> int:
+        """A table of this form; fields whose value is 0, which is their default, are left out."""
+        return self.table(form.count, [Field(*field, value) for field, value in zip(form.fields, values, strict=True)])
 
-    def table_with_slots(
-        self, count: int, fields: Sequence[Field], slots: Sequence[int], wide: bool
-    ) -> tuple[int, list[int]]:
-        """(table, distances from the buffer's end) with fields that are filled in later: 4 bytes, or 8 if ``wide``."""
-        self._builder.StartObject(count)
-        put = self._put["uint64" if wide else "uint32"]
+    def shared_record(self, form: Form, values: Sequence[int]) -> int:
+        """A table that equal ones share."""
+        return self._share((form, *values), lambda: self.record(form, values))
+
+    def record_with_slots(self, form: Form, slots: int, values: Sequence[int]) -> tuple[int, list[int]]:
+        """A table whose first fields, so many as there are ``slots``, are filled in later, and what to fill in."""
+        self._builder.StartObject(form.count)
         distances = []
-        for slot in slots:
-            put(slot, 1, 0)
+        for (number, kind), value in zip(form.fields, [*[1] * slots, *values], strict=True):
+            self._put[kind](number, value, 0)
             distances.append(int(self._builder.Offset()))
-        for field in fields:
-            self._put[field.kind](field.id, field.value, field.default)
-        return int(self._builder.EndObject()), distances
+        return int(self._builder.EndObject()), distances[:slots]
 
     def string(self, text: str) -> int:
         """Half a surrogate pair, which the name of a file may have and UTF-8 has not, is written as its escape."""

@@ -49,6 +49,13 @@ def note(ok: bool, why: str, rule: str) -> None:
 
 def infer_all(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
     """What ``infer`` gives and every rule that it finds broken; no types that can be relied on if there is one."""
+    try:
+        return operator.infer(), []
+    except Illegal:  # the first: once more, for all of them
+        return _infer_noting(operator)
+
+
+def _infer_noting(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
     noted: list[Illegal] = []
     token = _NOTED.set(noted)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 
@@ -27,25 +28,24 @@ _UINT32 = struct.Struct("<I")
 
 
 class _Layout(NamedTuple):
-    """How the fields of a table lie in its bytes: those of a file's tables lie in a few dozen ways.
+    """How the fields of a table lie in its bytes.
 
-    ``packer`` takes the distance to the vtable and the fields, last one first. ``ends``: how far in front of what was
-    there before each field begins.
+    ``packer`` takes the distance to the vtable and the fields, last one first.
     """
 
     packer: struct.Struct
-    ends: tuple[int, ...]
-    is_offset: tuple[bool, ...]
+    places: tuple[tuple[int, bool], ...]
+    """How far in front of what was there before each field begins, and whether it is an offset."""
     size: int
     alignment: int
     entries: tuple[int, ...]
     """Of the vtable: distance of each field from the start of the table, 0 of those that are not there."""
 
     @staticmethod
-    def of(count: int, before: int, fields: Sequence[Field]) -> _Layout:
+    def of(count: int, before: int, fields: Sequence[tuple[int, str]]) -> _Layout:
         """For ``before`` bytes that are there already, modulo 8."""
         size, codes, places, alignment = before, "", [0] * count, 4
-        for number, kind, _, _ in fields:
+        for number, kind in fields:
             code = _SCALARS[kind]
             width = struct.calcsize(f"<{code}")
             padding = -size % width
@@ -55,12 +55,36 @@ class _Layout(NamedTuple):
             alignment = max(alignment, width)
         padding = -size % 4
         size += padding + 4
+        ends = tuple([(places[number] - before, kind == "offset") for number, kind in fields])
         while places and not places[-1]:
             places.pop()
-        ends = tuple([places[field.id] - before for field in fields])
         entries = tuple([size - place if place else 0 for place in places])
         packer = struct.Struct(f"<i{padding}x{codes}")
-        return _Layout(packer, ends, tuple([f.kind == "offset" for f in fields]), size - before, alignment, entries)
+        return _Layout(packer, ends, size - before, alignment, entries)
+
+
+class Form:
+    """A kind of table: how many fields its schema has, and id and kind of those that are there, as they are written.
+
+    The tables of a file have a few dozen forms: what follows from one is worked out once.
+    """
+
+    def __init__(self, count: int, fields: tuple[tuple[int, str], ...]) -> None:
+        self.count, self.fields = count, fields
+        self._layouts: dict[int, _Layout] = {}
+
+    def layout(self, before: int) -> _Layout:
+        """For ``before`` bytes that are there already, modulo 8."""
+        found = self._layouts.get(before)
+        if found is None:
+            found = self._layouts[before] = _Layout.of(self.count, before, self.fields)
+        return found
+
+
+@cache
+def form(count: int, *fields: tuple[int, str]) -> Form:
+    """The form of tables that have these of ``count`` fields: (id, kind) of each."""
+    return Form(count, fields)
 
 
 class SharingBuilder:
@@ -72,8 +96,8 @@ class SharingBuilder:
         self._size = 0
         self._alignment = 4
         self._shared: dict[object, int] = {}
+        self._vectors: dict[tuple[int, ...], int] = {}
         self._vtables: dict[tuple[int, ...], int] = {}
-        self._layouts: dict[tuple[object, ...], _Layout] = {}
 
     def finish(self, root: int, identifier: str) -> bytearray:
         """The finished buffer; addresses of slots are its length minus what ``slot`` returned."""
@@ -84,46 +108,50 @@ class SharingBuilder:
 
     def table(self, count: int, fields: Sequence[Field]) -> int:
         """A table of ``count`` fields in the schema."""
-        return self._table(count, [field for field in fields if field.value != field.default])[0]
+        there = [field for field in fields if field.value != field.default]
+        return self._table(form(count, *[field[:2] for field in there]), [field.value for field in there])
 
-    def shared_table(self, count: int, fields: Sequence[Field]) -> int:
+    def record(self, form: Form, values: Sequence[int]) -> int:
+        """A table of this form; fields whose value is 0, which is their default, are left out."""
+        return self._table(*_without_zeros(form, values)) if 0 in values else self._table(form, values)
+
+    def shared_record(self, form: Form, values: Sequence[int]) -> int:
         """A table that equal ones share."""
-        key = ("table", count, *fields)
+        key = (form, *values)
         found = self._shared.get(key)
         if found is None:
-            found = self._shared[key] = self.table(count, fields)
+            found = self._shared[key] = self.record(form, values)
         return found
 
-    def table_with_slots(
-        self, count: int, fields: Sequence[Field], slots: Sequence[int], wide: bool
-    ) -> tuple[int, list[int]]:
-        """(table, distances from the buffer's end) with fields that are filled in later: 4 bytes, or 8 if ``wide``."""
-        empty = [Field(slot, "uint64" if wide else "uint32", 1) for slot in slots]
-        table, ends = self._table(count, [*empty, *(field for field in fields if field.value != field.default)])
-        return table, ends[: len(slots)]
+    def record_with_slots(self, form: Form, slots: int, values: Sequence[int]) -> tuple[int, list[int]]:
+        """A table whose first fields, so many as there are ``slots``, are filled in later, and what to fill in.
 
-    def _table(self, count: int, fields: Sequence[Field]) -> tuple[int, list[int]]:
-        """(position, the positions of its fields): the fields, before them the distance to the vtable, and that."""
+        That is (table, their distances from the buffer's end). ``values`` are those of the others, and not 0.
+        """
         start = self._size
-        key = (count, start & 7, *[field[:2] for field in fields])
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = _Layout.of(count, start & 7, fields)
-            self._alignment = max(self._alignment, layout.alignment)
-        ends = [start + end for end in layout.ends]
-        values = [
-            end - field[2] if is_offset else field[2]
-            for end, field, is_offset in zip(ends, fields, layout.is_offset, strict=True)
+        table = self._table(form, [*[1] * slots, *values])
+        return table, [start + end for end, _ in form.layout(start & 7).places[:slots]]
+
+    def _table(self, form: Form, values: Sequence[int]) -> int:
+        """The fields, before them the distance to the vtable, and that."""
+        start = self._size
+        layout = form.layout(start & 7)
+        if layout.alignment > self._alignment:
+            self._alignment = layout.alignment
+        packed = [
+            start + end - value if is_offset else value
+            for (end, is_offset), value in zip(layout.places, values, strict=True)
         ]
+        packed.reverse()
         size = self._size = start + layout.size
         entries = layout.entries
         vtable = self._vtables.get(entries)
         to_vtable = 4 + 2 * len(entries) if vtable is None else vtable - size
-        self._parts.append(layout.packer.pack(to_vtable, *reversed(values)))
+        self._parts.append(layout.packer.pack(to_vtable, *packed))
         if vtable is None:
             self._prepend(struct.pack(f"<{2 + len(entries)}H", 4 + 2 * len(entries), layout.size, *entries))
             self._vtables[entries] = self._size
-        return size, ends
+        return size
 
     def string(self, text: str) -> int:
         """Half a surrogate pair, which the name of a file may have and UTF-8 has not, is written as its escape."""
@@ -139,13 +167,14 @@ class SharingBuilder:
 
     def offsets(self, offsets: Sequence[int]) -> int:
         """A vector of finished tables or strings."""
-        key = ("offsets", *offsets)
-        found = self._shared.get(key)
+        key = tuple(offsets)
+        found = self._vectors.get(key)
         if found is None:
             self._align(4, 0)
-            last = self._size + 4 * len(offsets)
-            distances = [place - offset for place, offset in zip(range(last, self._size, -4), offsets, strict=True)]
-            found = self._shared[key] = self._prepend(struct.pack(f"<I{len(offsets)}I", len(offsets), *distances))
+            count = len(key)
+            last = self._size + 4 * count
+            distances = [place - offset for place, offset in zip(range(last, self._size, -4), key, strict=True)]
+            found = self._vectors[key] = self._prepend(struct.pack(f"<{count + 1}I", count, *distances))
         return found
 
     def int32s(self, numbers: Sequence[int]) -> int:
@@ -177,3 +206,8 @@ class SharingBuilder:
         self._parts.append(part)
         self._size += len(part)
         return self._size
+
+
+def _without_zeros(given: Form, values: Sequence[int]) -> tuple[Form, list[int]]:
+    there = [(field, value) for field, value in zip(given.fields, values, strict=True) if value]
+    return form(given.count, *[field for field, _ in there]), [value for _, value in there]

@@ -13,7 +13,7 @@ from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
 from ..ir.sizes import LARGEST_SIZE
 from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
-from .building import Field, SharingBuilder
+from .building import Field, Form, SharingBuilder, form
 from .elements import pack_number, size_in_file
 from .names import Names
 from .schema import (
@@ -179,23 +179,21 @@ class _Structure:
 
     def attributes(self, operator: Operator) -> int:
         """The operator's attribute table, shared by operators with equal attributes."""
-        fields = [
-            Field(i, *self.attribute(kind, getattr(operator, name), operator))
-            for i, (name, kind) in enumerate(STORED[type(operator)])
-        ]
-        return self.build.shared_table(len(fields), fields)
+        cls = type(operator)
+        values = [self.attribute(kind, getattr(operator, name), operator) for name, kind in STORED[cls]]
+        return self.build.shared_record(_ATTRIBUTES[cls], values)
 
-    def attribute(self, kind: str, value: Any, operator: Operator) -> tuple[str, int]:
-        """(kind of field, its value) of one attribute."""
+    def attribute(self, kind: str, value: Any, operator: Operator) -> int:
+        """What the field of an attribute holds: a position, or the value itself."""
         if kind == "Ints":
-            return "offset", self.build.int32s(value)
+            return self.build.int32s(value)
         if kind == "Number":
-            return "offset", self.build.raw(pack_number(value, operator.inputs[0].dtype))
+            return self.build.raw(pack_number(value, operator.inputs[0].dtype))
         if kind == "bytes":
-            return "offset", self.build.raw(value)
+            return self.build.raw(value)
         if kind in ("str", "Graph"):
-            return "offset", self.build.string(self.regions[value] if kind == "Graph" else value)
-        return {"int": "int32", "bool": "bool"}.get(kind, "uint32"), int(value)
+            return self.build.string(self.regions[value] if kind == "Graph" else value)
+        return int(value)
 
 
 class _Block:
@@ -246,15 +244,13 @@ class _Block:
             self.shape(value, name)
         else:
             self.tensor(value)
-        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.shared_table(0, []), [], [name])
+        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.shared_record(_NO_ATTRIBUTES, ()), [], [name])
 
     def shape(self, value: Value, name: str) -> None:
         entries = value.shape[0] if value.shape else 0
-        fields = [
-            Field(ShapeField.NAME, "offset", self.build.string(name)),
-            Field(ShapeField.RANK, "uint32", entries),
-        ]
-        table, (distance,) = self.build.table_with_slots(3, fields, [ShapeField.DATA], wide=False)
+        found = _SHAPE if entries else _EMPTY_SHAPE
+        values = [self.build.string(name), *[entries] * (entries > 0)]
+        table, (distance,) = self.build.record_with_slots(found, 1, values)
         self.structure.slots.append(_Slot(value, 0, distance, False))
         self.shapes.append(table)
 
@@ -270,25 +266,21 @@ class _Block:
         shape = value.type.declared
         if max(shape, default=0) > LARGEST_SIZE:
             raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
-        fields = [
-            Field(TensorField.NAME, "offset", self.build.string(name or self.names[value])),
-            Field(TensorField.SHAPE, "offset", self.build.int32s(shape)),
-            *_element_fields(value.dtype),
-        ]
+        values = [self.build.string(name or self.names[value]), self.build.int32s(shape), *_elements(value.dtype)]
         if variable is not None:
-            fields.append(Field(TensorField.VARIABLE, "bool", 1))
-            fields.append(Field(TensorField.VARIABLE_NAME, "offset", self.build.string(variable)))
+            values += [1, self.build.string(variable)]
         if value.constant is None:
-            self.tensors.append(self.build.table(14, fields))
+            made = self.build.record(_tensor_form(value.dtype in BLOCK_SCALED, variable is not None), values)
         else:
-            self.tensors.append(self.with_data(value, fields))
+            made = self.with_data(value, variable is not None, values)
+        self.tensors.append(made)
 
-    def with_data(self, value: Value, fields: Sequence[Field]) -> int:
+    def with_data(self, value: Value, is_variable: bool, values: Sequence[int]) -> int:
         external = self.structure.external
         types = stored_types(value.type)
-        where = (_EXTERNAL if external else _INSIDE)[: len(types)]
-        sizes = [Field(i, "uint64", size_in_file(t)) for i, t in zip(_SIZES, types, strict=False) if external]
-        table, distances = self.build.table_with_slots(14, [*sizes, *fields], where, wide=external)
+        sizes = [size_in_file(t) for t in types] if external else []
+        found = _tensor_form(value.dtype in BLOCK_SCALED, is_variable, len(types), external)
+        table, distances = self.build.record_with_slots(found, len(types), [*sizes, *values])
         self.structure.slots += [_Slot(value, part, d, external) for part, d in enumerate(distances)]
         return table
 
@@ -343,36 +335,58 @@ class _Block:
     def append(
         self, name: str, attributes: int, inputs: Sequence[str], outputs: Sequence[str], source: object = None
     ) -> None:
-        fields = [
-            Field(OperatorField.ATTRIBUTE, "offset", attributes),
-            Field(OperatorField.CODE, "uint32", CODES[WRITTEN_AS.get(name, name)]),
-            Field(OperatorField.ATTRIBUTE_TYPE, "uint8", CODES[name]),
-            Field(OperatorField.INPUTS, "offset", self.build.strings(inputs)),
-            Field(OperatorField.OUTPUTS, "offset", self.build.strings(outputs)),
-        ]
+        build = self.build
+        values = [attributes, *_CODES[name], build.strings(inputs), build.strings(outputs)]
         if source is not None and self.structure.locations:
-            text = Field(0, "offset", self.build.string(str(source)))
-            fields.append(Field(OperatorField.LOCATION, "offset", self.build.shared_table(1, [text])))
-        self.operators.append(self.build.table(6, fields))
+            values.append(build.shared_record(_LOCATION, [build.string(str(source))]))
+        self.operators.append(build.record(_OPERATOR if len(values) == 5 else _OPERATOR_WITH_LOCATION, values))
         self.structure.count += 1
 
 
+# ---- the forms of tables that a file has many of
+
+_CODES = {name: (CODES[WRITTEN_AS.get(name, name)], tag) for name, tag in CODES.items()}
+_KINDS = {"int": "int32", "bool": "bool"} | dict.fromkeys(("Ints", "Number", "bytes", "str", "Graph"), "offset")
+_ATTRIBUTES = {
+    cls: form(len(stored), *[(i, _KINDS.get(kind, "uint32")) for i, (_, kind) in enumerate(stored)])
+    for cls, stored in STORED.items()
+}
+"""Of an operator's attributes; those that have no entry in ``_KINDS`` are enumerations."""
+_NO_ATTRIBUTES = form(0)
+_OPERATOR = form(
+    6,
+    (OperatorField.ATTRIBUTE, "offset"),
+    (OperatorField.CODE, "uint32"),
+    (OperatorField.ATTRIBUTE_TYPE, "uint8"),
+    (OperatorField.INPUTS, "offset"),
+    (OperatorField.OUTPUTS, "offset"),
+)
+_OPERATOR_WITH_LOCATION = form(6, *_OPERATOR.fields, (OperatorField.LOCATION, "offset"))
+_LOCATION = form(1, (0, "offset"))
+_EMPTY_SHAPE = form(3, (ShapeField.DATA, "uint32"), (ShapeField.NAME, "offset"))
+_SHAPE = form(3, *_EMPTY_SHAPE.fields, (ShapeField.RANK, "uint32"))
 _INSIDE = (TensorField.DATA, TensorField.SCALE_DATA)
 _EXTERNAL = (TensorField.OFFSET, TensorField.SCALE_OFFSET)
 _SIZES = (TensorField.SIZE, TensorField.SCALE_SIZE)
 """Fields of each of a tensor's ``stored_types``."""
+_OF_BLOCKS = ((TensorField.SCALE_TYPE, "uint32"), (TensorField.BLOCK_SHAPE, "uint32"))
+_OF_VARIABLE = ((TensorField.VARIABLE, "bool"), (TensorField.VARIABLE_NAME, "offset"))
 
 
 @cache
-def _element_fields(dtype: DType) -> list[Field]:
+def _tensor_form(is_scaled: bool, is_variable: bool, parts: int = 0, external: bool = False) -> Form:
+    """Of a tensor, with slots for so many ``parts`` of its elements, and their sizes if they are ``external``."""
+    slots = [(field, "uint64" if external else "uint32") for field in (_EXTERNAL if external else _INSIDE)[:parts]]
+    sizes = [(field, "uint64") for field in _SIZES[:parts] if external]
+    always = (TensorField.NAME, "offset"), (TensorField.SHAPE, "offset"), (TensorField.TYPE, "uint32")
+    return form(14, *slots, *sizes, *always, *_OF_BLOCKS * is_scaled, *_OF_VARIABLE * is_variable)
+
+
+@cache
+def _elements(dtype: DType) -> tuple[int, ...]:
+    """What the type of a tensor's elements is written as, and of block-scaled ones the scales' and the blocks'."""
     blocks = BLOCK_SCALED.get(dtype)
-    if blocks is None:
-        return [Field(TensorField.TYPE, "uint32", dtype)]
-    return [
-        Field(TensorField.TYPE, "uint32", blocks.value),
-        Field(TensorField.SCALE_TYPE, "uint32", blocks.scale),
-        Field(TensorField.BLOCK_SHAPE, "uint32", blocks.size),
-    ]
+    return (dtype,) if blocks is None else (blocks.value, blocks.scale, blocks.size)
 
 
 def _region_names(graphs: list[Graph]) -> list[str]:

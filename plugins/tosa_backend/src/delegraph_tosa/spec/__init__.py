@@ -1,6 +1,6 @@
 """What a target accepts: versions, profiles, extensions, levels, and the table of element types and who allows them."""
 
-from .requirement import Requirement, required, required_version
+from .requirement import Requirement, required, required_target, required_version
 from .target import DEFAULT, TosaSpec
 
-__all__ = ["DEFAULT", "Requirement", "TosaSpec", "required", "required_version"]
+__all__ = ["DEFAULT", "Requirement", "TosaSpec", "required", "required_target", "required_version"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ..ir.graph import Graph, Value
+from ..ir.graph import Graph
 from ..ir.types import DType
 from .table import FILES, Version
-from .target import MX_COMMON, alternatives, extensions, value_alternatives
+from .target import MX_COMMON, alternatives, extensions, kind_of, value_alternatives
 
 _CHOICES = (frozenset({"FP"}), frozenset({"INT"}), frozenset({"FP", "INT"}))
 
@@ -28,43 +28,59 @@ def required(graph: Graph, version: Version = (1, 0)) -> Requirement:
 
     Operators that no target takes are left out; ``validate`` names those.
     """
-    needs = _distinct(need for g in graph.reachable() for need in _needs(g, version))
-    found = [_with_profiles(profiles, needs, extensions(version)) for profiles in _CHOICES]
-    return min((r for r in found if r), key=lambda r: (len(r.profiles), len(r.extensions)), default=_everything(needs))
+    return _required(_Kinds(graph), version)
 
 
 def required_version(graph: Graph) -> Version:
     """The first version that has every operator, with its element types, and every constant of the graph."""
-    return next((v for v in FILES if all(_has(g, v) for g in graph.reachable())), max(FILES))
+    return _first_version(_Kinds(graph))
 
 
-def _has(graph: Graph, version: Version) -> bool:
-    if any(isinstance(alternatives(operator, version), str) for operator in graph.operators):
+def required_target(graph: Graph) -> tuple[Version, Requirement]:
+    """``required_version``, and what is ``required`` of it."""
+    kinds = _Kinds(graph)
+    version = _first_version(kinds)
+    return version, _required(kinds, version)
+
+
+class _Kinds:
+    """What is asked of a target for a graph, each kind of operator and each element type of tensors once."""
+
+    def __init__(self, graph: Graph) -> None:
+        graphs = graph.reachable()
+        self.operators = {kind_of(operator): operator for g in graphs for operator in g.operators}.values()
+        values = [v for g in graphs for v in (*g.inputs, *g.outputs, *g.constants()) if v.dtype is not DType.SHAPE]
+        self.dtypes = dict.fromkeys([v.dtype for v in values])
+        self.is_dynamic = any(v.type.is_dynamic for v in values)
+
+
+def _required(kinds: _Kinds, version: Version) -> Requirement:
+    needs = _distinct(_needs(kinds, version))
+    found = [_with_profiles(profiles, needs, extensions(version)) for profiles in _CHOICES]
+    return min((r for r in found if r), key=lambda r: (len(r.profiles), len(r.extensions)), default=_everything(needs))
+
+
+def _first_version(kinds: _Kinds) -> Version:
+    return next((version for version in FILES if _has(kinds, version)), max(FILES))
+
+
+def _has(kinds: _Kinds, version: Version) -> bool:
+    if version == (1, 0) and kinds.is_dynamic:
         return False
-    values = (*graph.inputs, *graph.outputs, *graph.constants())
-    if version == (1, 0) and any(v.type.is_dynamic for v in values):
-        return False
-    return all(v.dtype is DType.SHAPE or value_alternatives(v.dtype, version) for v in values)
+    known = all(not isinstance(alternatives(operator, version), str) for operator in kinds.operators)
+    return known and all(value_alternatives(dtype, version) for dtype in kinds.dtypes)
 
 
 def _distinct(needs: Iterable[list[frozenset[str]]]) -> list[list[frozenset[str]]]:
     return list({tuple(n): n for n in needs}.values())
 
 
-def _needs(graph: Graph, version: Version) -> Iterator[list[frozenset[str]]]:
-    for operator in graph.operators:
+def _needs(kinds: _Kinds, version: Version) -> Iterator[list[frozenset[str]]]:
+    for operator in kinds.operators:
         found = alternatives(operator, version)
         if not isinstance(found, str):
             yield found
-    for value in dict.fromkeys([*graph.inputs, *graph.outputs]):
-        yield from _value_needs(value, version)
-    for value in graph.constants():
-        yield from _value_needs(value, version)
-
-
-def _value_needs(value: Value, version: Version) -> Iterator[list[frozenset[str]]]:
-    if value.dtype is not DType.SHAPE and (found := value_alternatives(value.dtype, version)):
-        yield found
+    yield from (found for dtype in kinds.dtypes if (found := value_alternatives(dtype, version)))
 
 
 def _with_profiles(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
-from typing import Any
 
 from delegraph.errors import OptionError
 
@@ -49,7 +48,7 @@ class TosaSpec:
     profiles: frozenset[str] = frozenset({"FP", "INT"})
     extensions: frozenset[str] = frozenset()
     level: str = "8K"
-    _verdicts: dict[object, str | None] = field(init=False, compare=False, repr=False, default_factory=dict)
+    _verdicts: dict[Hashable, str | None] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     @staticmethod
     def parse(text: str) -> TosaSpec:
@@ -105,13 +104,11 @@ class TosaSpec:
 
     def why_not(self, operator: Operator) -> str | None:
         """Why this target does not take ``operator`` (with its ``outputs`` set), or None. About two microseconds."""
-        inputs, outputs = operator.inputs, operator.outputs
-        extra = operator.__dict__.get("acc_type") or operator.__dict__.get("rounding_mode")
-        key = (type(operator), extra, tuple([v.type[1] for v in inputs]), tuple([v.type[1] for v in outputs]))
+        kind = kind_of(operator)
         try:
-            text = self._verdicts[key]
+            text = self._verdicts[kind]
         except KeyError:
-            text = self._verdicts[key] = self._why_not_types(operator)
+            text = self._verdicts[kind] = self._why_not_types(operator)
         # Nearly every operator is within the limits, which is seen in a third of the time that it takes to look for the
         # limit that is exceeded: 2 ms of 45 for MobileNetV2, in which each operator is asked about twice.
         if text is None and self._is_within_limits(operator):
@@ -195,15 +192,26 @@ DEFAULT = TosaSpec()
 
 def alternatives(operator: Operator, version: Version = (1, 0)) -> list[frozenset[str]] | str:
     """Sets of profiles and extensions, any of which allows the operator's types; or the text that says none can."""
-    extra = getattr(operator, "acc_type", None), getattr(operator, "rounding_mode", None)
-    inputs, outputs = (tuple(v.dtype for v in values) for values in (operator.inputs, operator.outputs))
-    key = (operator.name, version, extra, inputs, outputs)
+    key = version, kind_of(operator)
     if key not in _ALTERNATIVES:
         _ALTERNATIVES[key] = _find_alternatives(operator, version)
     return _ALTERNATIVES[key]
 
 
-_ALTERNATIVES: dict[tuple[Any, ...], list[frozenset[str]] | str] = {}
+def kind_of(operator: Operator) -> Hashable:
+    """All that profiles, extensions and versions see of an operator: equal for those that need the same."""
+    given = operator.__dict__
+    inputs = tuple([v.type[1] for v in operator.inputs])
+    return (
+        type(operator),
+        inputs,
+        tuple([v.type[1] for v in operator.outputs]),
+        given.get("acc_type"),
+        given.get("rounding_mode"),
+    )
+
+
+_ALTERNATIVES: dict[Hashable, list[frozenset[str]] | str] = {}
 """What is said of an operator depends on its types only, and networks repeat few of those."""
 
 
