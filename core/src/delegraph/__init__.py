@@ -33,6 +33,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import load, lower
+    from .buckets import BucketedProgram, lower_buckets
     from .comparison import Comparison, compare
     from .discovery.registry import (
         Registry,
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendNotFound",
+    "BucketedProgram",
     "Comparison",
     "ContractViolation",
     "DelegraphError",
@@ -89,6 +91,7 @@ __all__ = [
     "get_runtime",
     "load",
     "lower",
+    "lower_buckets",
     "quantization_errors",
     "quantize",
     "register",
@@ -97,6 +100,7 @@ __all__ = [
 _HOME = {
     "QuantizationErrors": "quantization.layer_errors",
     "Comparison": "comparison",
+    "BucketedProgram": "buckets",
     "LoweredProgram": "lowered_program",
     "Refusal": "partitioner",
     "Registry": "discovery.registry",
@@ -111,6 +115,7 @@ _HOME = {
     "load": "api",
     "default_registry": "discovery.registry",
     "lower": "api",
+    "lower_buckets": "buckets",
     "quantization_errors": "quantization.layer_errors",
     "quantize": "quantization.flow",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypedDict
 
 from .discovery.registry import Registry, default_registry
 from .engine.export import sources_by_method
@@ -17,6 +17,19 @@ from .partitioner import Partitioner
 from .program.executor import OnMissingRuntime
 from .program.files import FileFormat, LoadedProgram
 from .program.types import ExampleInputs, Program, Transform
+
+
+class Choices(TypedDict, total=False):
+    """The arguments of ``lower`` that do not depend on the program."""
+
+    backends: Sequence[str | Partitioner] | None
+    options: Mapping[str, Mapping[str, Any]] | None
+    transforms: Sequence[Transform]
+    require_full: bool
+    fold_constants: bool
+    on_missing_runtime: OnMissingRuntime
+    registry: Registry | None
+    executor: Executor | None
 
 
 def lower(

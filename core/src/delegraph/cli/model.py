@@ -19,7 +19,7 @@ from ..source import Source
 from .outcome import expect_file
 
 _FORM = "a function without arguments that returns (module, example_inputs), an ExportedProgram or a dict"
-_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
+_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "buckets", "transforms")
 """What the dict of a model file may hold; each of ``methods`` may hold the first four."""
 
 
@@ -53,7 +53,7 @@ def read_model(text: str) -> GivenModel:
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
         given.transforms = _listed(text, returned, "transforms")
-        methods = returned.get("methods", {"forward": returned})
+        methods = _buckets(returned) if "buckets" in returned else returned.get("methods", {"forward": returned})
         if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
             wanted = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
             raise InputError("input-invalid", f"{text}: the dict has {wanted}; it is {_describe(returned)}")
@@ -62,6 +62,18 @@ def read_model(text: str) -> GivenModel:
     for method, one in methods.items():
         _add_method(given, text, str(method), one)
     return given
+
+
+def _buckets(returned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A method for each size, as ``delegraph.lower_buckets`` makes them."""
+    from ..buckets import bucket_arguments
+
+    extra = [key for key in returned if key not in ("model", "buckets", "transforms")]
+    if extra or "model" not in returned:
+        found = f"with {', '.join(map(repr, extra))}" if extra else "without 'model'"
+        raise InputError("input-invalid", f"the dict has 'buckets' {found}: they are the args or kwargs of 'model'")
+    arguments = bucket_arguments(returned["buckets"])
+    return {n: {"model": returned["model"], "args": a, "kwargs": k} for n, (a, k) in arguments.items()}
 
 
 def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:

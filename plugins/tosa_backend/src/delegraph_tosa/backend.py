@@ -16,7 +16,7 @@ from .ir.graph import Graph, Operator
 from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
-from .serialize import TosaFile
+from .serialize import TosaFile, cut
 from .spec import TosaSpec, required_target
 from .validate import validate
 
@@ -43,7 +43,8 @@ class TOSABackend(BackendDetails):
         trailer = quantization.trailer(graph) if options.metadata else b""
         file = TosaFile(graph, options.spec, locations=options.locations, trailer=trailer)
         facts = {"needs": str(required_target(graph)[1])} | quantization.facts()
-        return PreprocessResult(file, _debug_handles(file.numbers), _delegate_info_meta=facts)
+        blob, data = cut(file) if options.named_constants else (file, None)
+        return PreprocessResult(blob, _debug_handles(file.numbers), data, _delegate_info_meta=facts)
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from delegraph.errors import Unsupported
-from delegraph.formats import DelegateFormat, Quantization, Summary, Verdict
+from delegraph.formats import Blob, DelegateFormat, ProgramContents, Quantization, Summary, Verdict, join
 
 from .evaluate import bounded_iterations, evaluate, numbers_of
 from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
-from .serialize import quantization, read
+from .serialize import joined, quantization, read
 from .spec import TosaSpec, required_target
 from .text import render
 from .tools import figures, page, sample, summarize, verdicts
@@ -90,6 +90,14 @@ class TosaFormat(DelegateFormat):
     """``.tosa`` files, each the blob of one delegate. Raises FormatError for a damaged one."""
 
     backend_id = "TOSABackend"
+
+    @classmethod
+    def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+        """The file, whole, also where its constants are named data."""
+        blob, data = super().serialize(program, options), program.named_data
+        if not isinstance(blob, bytes):
+            return blob
+        return joined(blob, {key: join(data.buffers[entry.buffer_index]) for key, entry in data.pte_data.items()})
 
     @staticmethod
     def inspect(path: Path) -> TosaInspection:

@@ -11,7 +11,8 @@ from delegraph.errors import OptionError
 
 from .spec import TosaSpec
 
-KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order", "locations", "metadata")
+SWITCHES = ("locations", "metadata", "named_constants")
+KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order", *SWITCHES)
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Options:
     ``debug_artifact_path``: folder that gets a .tosa file of every partition, also of what was built when lowering
     fails. ``input_order``: the file's input i is input ``input_order[i]`` of the delegate. ``locations``: whether the
     file names the source of each operator, and with it paths of this machine. ``metadata``: whether the scales of
-    quantized inputs and outputs stand at the end of the file.
+    quantized inputs and outputs stand at the end of the file. ``named_constants``: whether large constants are named
+    data, which a program file has once for all its delegates; such a blob is no .tosa file (``serialize/cut.py``).
     """
 
     spec: TosaSpec
@@ -29,6 +31,7 @@ class Options:
     input_order: tuple[int, ...] | None = None
     locations: bool = False
     metadata: bool = True
+    named_constants: bool = False
 
     @staticmethod
     def of(
@@ -37,11 +40,12 @@ class Options:
         input_order: str | None = None,
         locations: bool = False,
         metadata: bool = True,
+        named_constants: bool = False,
     ) -> Options:
         """Options from text; OptionError says what is wrong."""
         folder = Path(debug_artifact_path) if debug_artifact_path else None
         order = _permutation(input_order) if input_order else None
-        return Options(TosaSpec.parse(spec), folder, order, locations, metadata)
+        return Options(TosaSpec.parse(spec), folder, order, locations, metadata, named_constants)
 
     @staticmethod
     def parse(compile_specs: Iterable[CompileSpec]) -> Options:
@@ -53,9 +57,9 @@ class Options:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
         if flags := given.pop("compile_flags", ""):
             raise _wrong(f"compile_flags {flags!r}: TOSA itself knows none")
-        locations, metadata = _switch(given, "locations", "false"), _switch(given, "metadata", "true")
+        switches = {key: _switch(given, key, "true" if key == "metadata" else "false") for key in SWITCHES}
         path, order = given.get("debug_artifact_path"), given.get("input_order")
-        return Options.of(given["tosa_spec"], path, order, locations, metadata)
+        return Options.of(given["tosa_spec"], path, order, **switches)
 
     def compile_specs(self) -> list[CompileSpec]:
         """The compile specs that ``parse`` reads back."""
@@ -68,6 +72,8 @@ class Options:
             texts["locations"] = "true"
         if not self.metadata:
             texts["metadata"] = "false"
+        if self.named_constants:
+            texts["named_constants"] = "true"
         return [CompileSpec(key, text.encode()) for key, text in texts.items()]
 
     def ordered(self, inputs: Sequence[object]) -> list[int]:

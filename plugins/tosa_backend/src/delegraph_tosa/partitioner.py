@@ -165,7 +165,8 @@ class TOSAPartitioner(CapabilityPartitioner):
 
     ``debug_artifact_path`` is a folder that gets a .tosa file of every partition, ``input_order`` a comma-separated
     permutation of a delegate's inputs; with ``locations`` a delegate's file names the source of each operator,
-    without ``metadata`` it does not say the scales of quantized inputs and outputs.
+    without ``metadata`` it does not say the scales of quantized inputs and outputs; with ``named_constants`` its large
+    constants are named data, which a program file has once for all its methods.
     OptionError if one of them is wrong.
     """
 
@@ -176,8 +177,9 @@ class TOSAPartitioner(CapabilityPartitioner):
         input_order: str | None = None,
         locations: bool = False,
         metadata: bool = True,
+        named_constants: bool = False,
     ) -> None:
-        options = Options.of(str(spec), debug_artifact_path, input_order, locations, metadata)
+        options = Options.of(str(spec), debug_artifact_path, input_order, locations, metadata, named_constants)
         super().__init__(
             TOSASupport(options.spec),
             "TOSABackend",

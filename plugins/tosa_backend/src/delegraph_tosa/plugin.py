@@ -20,6 +20,7 @@ OPTIONS = (
     OptionSpec(
         "metadata", bool, True, help="whether the file ends with the scales of its quantized inputs and outputs"
     ),
+    OptionSpec("named_constants", bool, False, help="whether large constants are named data, once for all methods"),
 )
 
 KNOWN_DIFFERENCES = (("aten.gelu.default", "of infinity is infinity; eager's is NaN, but for tensors of one element"),)

@@ -19,7 +19,7 @@ from .ir.operators import VARIABLE
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
 from .lowering.torch_types import array_of
 from .options import Options
-from .serialize import read, read_numbered
+from .serialize import joined, read, read_numbered
 
 Scalar = int | float | bool
 
@@ -35,7 +35,7 @@ class TOSARuntime(BackendRuntime):
 
         Raises FormatError if it is damaged, Unsupported if it contains an operator that this host does not compute.
         """
-        loaded = LoadedGraph(read(processed_bytes))
+        loaded = LoadedGraph(read(joined(processed_bytes, named_data)))
         order = Options.parse(compile_specs).input_order if compile_specs else None
         return loaded if order is None else lambda *args: loaded(*[args[position] for position in order])
 
@@ -47,7 +47,7 @@ class TOSARuntime(BackendRuntime):
 
         Not told: operators in graphs of control flow, and types that torch does not have.
         """
-        graph, numbers = read_numbered(processed_bytes)
+        graph, numbers = read_numbered(joined(processed_bytes, named_data))
         loaded = LoadedGraph(graph)
         order = Options.parse(compile_specs).input_order if compile_specs else None
 

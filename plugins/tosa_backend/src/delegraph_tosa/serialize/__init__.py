@@ -1,7 +1,8 @@
 """TOSA flatbuffer files: a writer that streams the weights and a reader that trusts nothing."""
 
+from .cut import cut, joined
 from .reader import read, read_numbered
 from .trailer import quantization
 from .writer import TosaFile
 
-__all__ = ["TosaFile", "quantization", "read", "read_numbered"]
+__all__ = ["TosaFile", "cut", "joined", "quantization", "read", "read_numbered"]

@@ -8,6 +8,8 @@ it several times. Sizes follow from the types, so the length is known before a w
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from ..evaluate.stored import stored_elements
@@ -18,6 +20,22 @@ from .structure import LENGTH_BYTES, Placed, lay_out
 
 OFFSET_LIMIT = 1 << 31
 """Files beyond this size name their constants by ``TosaTensor.offset``: many readers take offsets as signed."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The elements of a constant as the file has them, packed when they are written (a ``delegraph.backend.Blob``)."""
+
+    placed: Placed
+    start: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Append the elements."""
+        file.write(pack(stored_elements(self.placed.value)[self.placed.part], self.placed.type))
 
 
 class TosaFile:
@@ -51,6 +69,11 @@ class TosaFile:
             file.write(pack(parts[placed.part], placed.type))
             position = _end(placed)
         file.write(self._trailer)
+
+    def constants(self) -> Iterator[Constant]:
+        """The constants in the order of the file, each where its elements start."""
+        for placed in self._placed:
+            yield Constant(placed, placed.start + (LENGTH_BYTES if placed.has_length else 0), size_in_file(placed.type))
 
     def join(self) -> bytes:
         """All bytes at once."""

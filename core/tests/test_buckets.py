@@ -1,0 +1,158 @@
+"""``delegraph.lower_buckets``: names, the choice of a bucket, what is padded and cut, and what is refused."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import InputError
+from delegraph.partitioner import CapabilityPartitioner
+from torch import nn
+
+ECHO = CapabilityPartitioner(lambda node: None, "EchoBackend")
+
+
+class Rows(nn.Module):
+    """[N, 4] -> [N, 2], and the mean of all, which padding changes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(x), x.mean()
+
+
+def buckets(registry, model, given, **more):
+    return delegraph.lower_buckets(model.eval(), given, backends=[ECHO], registry=registry, **more)
+
+
+def sized(*sizes):
+    return [torch.randn(n, 4) for n in sizes]
+
+
+def test_the_smallest_bucket_that_fits_is_padded_and_its_results_are_cut(registry):
+    model = Rows()
+    program = buckets(registry, model, sized(16, 2, 8), padding=0)
+    assert program.methods == ["forward_2", "forward_8", "forward_16"]
+    assert [program.bucket_of(x) for x in sized(0, 2, 3, 8, 9)] == [
+        "forward_2", "forward_2", "forward_8", "forward_8", "forward_16",
+    ]  # fmt: skip
+    for x in sized(0, 1, 2, 5, 16):
+        rows, mean = program(x)
+        torch.testing.assert_close(rows, model(x)[0])
+        assert mean.shape == ()
+    x = torch.randn(5, 4)
+    figures = program.verify(x)
+    assert figures.outputs[0].relative_error == 0 and figures.outputs[1].relative_error > 0.1
+    assert program.verify(torch.randn(8, 4)).relative_error == 0
+    assert x.shape == (5, 4) and program.report.delegated_share == 1
+
+
+def test_weights_are_shared_by_all_sizes(registry):
+    model = Rows()
+    program = buckets(registry, model, sized(2, 8))
+    kept = [d.module.original_module.state_dict for d in program.program.delegates]
+    assert len(kept) == 2 and {t.data_ptr() for state in kept for t in state.values() if t.numel()} == {
+        p.data_ptr() for p in model.parameters()
+    }
+
+
+def test_only_exact_sizes_without_padding(registry):
+    program = buckets(registry, Rows(), {"few": torch.randn(2, 4), "many": (torch.randn(8, 4),)})
+    assert program.methods == ["few", "many"] and program.bucket_of(torch.randn(8, 4)) == "many"
+    with pytest.raises(InputError, match=r"no bucket holds \(float32\[3, 4\]\); there are \(float32\[2, 4\]\), ") as e:
+        program(torch.randn(3, 4))
+    assert "padding=0" in e.value.hint
+
+
+@pytest.mark.parametrize("x", [torch.randn(9, 4), torch.randn(3, 5), torch.randn(3, 4).double(), torch.randn(4), 3.0])
+def test_what_no_bucket_holds(registry, x):
+    with pytest.raises(InputError, match="no bucket holds"):
+        buckets(registry, Rows(), sized(2, 8), padding=0)(x)
+
+
+class Masked(nn.Module):
+    """[N, L] -> [N, L]: what is not in the mask has no part in the softmax."""
+
+    def forward(self, scores, *, mask, scale=1.0):
+        return torch.softmax((scores * scale).masked_fill(~mask, -torch.inf), -1)
+
+
+def test_keyword_arguments_numbers_and_two_axes(registry):
+    def example(rows, length):
+        return {"mask": torch.ones(rows, length, dtype=torch.bool), "scores": torch.randn(rows, length), "scale": 2.0}
+
+    program = buckets(registry, Masked(), [example(n, m) for n in (1, 4) for m in (8, 16)], padding=0)
+    assert program.methods == ["forward_1x8", "forward_1x16", "forward_4x8", "forward_4x16"]
+    given = example(1, 11)
+    assert program.bucket_of(**given) == "forward_1x16"
+    assert program.verify(**given).agrees(1e-6) and program(**given).shape == (1, 11)
+    with pytest.raises(InputError, match="no bucket holds .*3.0"):
+        program(**{**given, "scale": 3.0})
+    with pytest.raises(InputError, match="given by position where those are by name"):
+        program(given["scores"], mask=given["mask"])
+
+
+class Shapes(nn.Module):
+    def forward(self, image):
+        return image.mT, image[..., ::2]
+
+
+def test_axes_of_results(registry):
+    """An axis follows the input's axis that has its sizes in all buckets; what is not clear is refused, not guessed."""
+    wide = buckets(registry, Shapes(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0)
+    with pytest.raises(InputError, match="axis 1 of a result has the sizes 3, 8, as no axis of an input"):
+        wide(torch.randn(5, 6))
+    assert wide.verify(torch.randn(8, 16)).relative_error == 0
+    square = buckets(registry, nn.ReLU(), [torch.randn(n, n) for n in (4, 8)], padding=-1.0)
+    assert square(torch.randn(3, 3)).shape == (3, 3)
+    with pytest.raises(InputError, match="axis 0 of a result has the sizes 4, 8, as several axes of inputs, which"):
+        square(torch.randn(2, 3))
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x.mT
+
+
+def test_results_are_cut_along_the_axis_that_they_have(registry):
+    turned = buckets(registry, Turned(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0)
+    x = torch.randn(7, 9)
+    torch.testing.assert_close(turned(x), x.mT)
+
+
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x):
+        self.total += x.sum()
+        return x + self.total
+
+
+class WritingItsInput(nn.Module):
+    def forward(self, x):
+        return x.add_(1) * 2
+
+
+@pytest.mark.parametrize("model, written", [(Writing(), "total"), (WritingItsInput(), "x")])
+def test_what_a_model_writes_is_not_shared(registry, model, written):
+    with pytest.raises(InputError, match=f"the model writes {written}, which"):
+        buckets(registry, model, sized(2, 8))
+
+
+def test_wrong_buckets(registry):
+    for given, text in (
+        ([], "buckets is a list of example inputs"),
+        (torch.randn(2, 4), "buckets is a list of example inputs"),
+        (sized(2, 2), "the same sizes"),
+        ([torch.randn(2, 4), torch.randn(2, 4, 1)], r"'1' has \(float32\[2, 4, 1\]\) where the first has"),
+        ([torch.randn(2, 4), torch.ones(3, 4, dtype=torch.int)], "only sizes may differ"),
+        ([(torch.randn(2, 4), 1), (torch.randn(3, 4), 2)], "only sizes may differ"),
+    ):
+        with pytest.raises(InputError, match=text):
+            buckets(registry, Rows(), given)
+    program = torch.export.export(Rows().eval(), (torch.randn(2, 4),))
+    with pytest.raises(InputError, match="exported from an nn.Module, one at a time; this is ExportedProgram"):
+        delegraph.lower_buckets(program, sized(2, 3), backends=[])

@@ -1,0 +1,78 @@
+"""Large constants as named data: one copy for all methods, and the same file when they are put back."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import FormatError
+from delegraph.formats import join
+from delegraph_tosa.serialize import joined
+from delegraph_tosa.serialize.cut import LEAST, MAGIC
+from torch import nn
+
+OPTIONS = {"tosa": {"named_constants": True}}
+SIZES = [torch.randn(n, 48) for n in (2, 8)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 4, bias=False)).eval()
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return delegraph.lower_buckets(model, SIZES, backends=["tosa"]).program
+
+
+@pytest.fixture(scope="module")
+def shared(model):
+    return delegraph.lower_buckets(model, SIZES, padding=0, backends=["tosa"], options=OPTIONS)
+
+
+def named(program):
+    data = program.named_data
+    return {key: join(data.buffers[entry.buffer_index]) for key, entry in data.pte_data.items()}
+
+
+def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
+    (key,) = named(shared.program)
+    weight = model[0].weight
+    assert len(named(shared.program)[key]) == weight.nbytes >= LEAST > model[2].weight.nbytes
+    blobs = [d.processed_bytes for d in shared.program.delegates]
+    assert all(
+        blob.startswith(MAGIC) and len(blob) < len(d.processed_bytes)
+        for blob, d in zip(blobs, plain.delegates, strict=True)
+    )
+    assert [joined(blob, named(shared.program)) for blob in blobs] == [d.processed_bytes for d in plain.delegates]
+    x = torch.randn(5, 48)
+    assert shared.verify(x).agrees(1e-5)
+
+
+def test_a_program_file_has_it_once_and_runs(shared, plain, model, tmp_path):
+    shared.save(tmp_path / "shared.pte")
+    plain.save(tmp_path / "plain.pte")
+    saved = (tmp_path / "plain.pte").stat().st_size - (tmp_path / "shared.pte").stat().st_size
+    assert saved > 0.9 * model[0].weight.nbytes
+    x = torch.randn(8, 48)
+    torch.testing.assert_close(shared.using(delegraph.load(tmp_path / "shared.pte"))(x), model(x))
+
+
+def test_a_tosa_file_is_whole(model, tmp_path):
+    for name, options in (("shared", OPTIONS), ("plain", None)):
+        delegraph.lower(model, SIZES[:1], backends=["tosa"], options=options).save(tmp_path / f"{name}.tosa")
+    assert (tmp_path / "shared.tosa").read_bytes() == (tmp_path / "plain.tosa").read_bytes()
+
+
+def test_damaged_blobs(shared):
+    blob, data = shared.program.delegates[0].processed_bytes, named(shared.program)
+    (key,) = data
+    for broken, there in (
+        (blob, {}),
+        (blob, {key: data[key][:-1]}),
+        (blob[:9], data),
+        (blob[: len(MAGIC)] + (2**32 - 1).to_bytes(4, "little") + blob[len(MAGIC) + 4 :], data),
+        (blob[: len(MAGIC) + 4] + (2**60).to_bytes(8, "little") + blob[len(MAGIC) + 12 :], data),
+        (blob[:100], data),
+    ):
+        with pytest.raises(FormatError, match="constants are named data is damaged"):
+            joined(broken, there)
