@@ -181,9 +181,9 @@ def test_errors_name_the_worst_layer():
     assert rows[0]["snr"] == relu.snr
     assert f"aria-label='{relu.snr:.1f} dB'" in errors.to_html() and "tests/test_quantize.py" in errors.to_html()
     data = json.loads(errors.to_model_explorer())
-    assert data["main"]["results"]["relu"]["value"] == relu.snr
+    assert data["graph"]["results"]["relu"]["value"] == relu.snr
     names = {node.name for node in program.graph.nodes}
-    assert set(data["main"]["results"]) <= names
+    assert set(data["graph"]["results"]) <= names
 
 
 def test_errors_of_a_program_that_was_not_quantized():

@@ -263,6 +263,14 @@ class ProgramFormat:
         raise NotImplementedError
 
     @staticmethod
+    def node_of(identifier: Any) -> tuple[str, str]:
+        """For ``--node-data``: what Model Explorer calls an operator of the file, by its delegate debug identifier.
+
+        The graph and the node in it, as the adapter names them that lets Model Explorer open such files.
+        """
+        raise NotImplementedError
+
+    @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
         """What other tools that are installed say about the file, for ``delegraph inspect --verify``."""
         raise NotImplementedError

@@ -22,11 +22,13 @@ from .program.delegates import DelegateInfo, MethodPrograms
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
+from .program.operators import OperatorVerification
 from .program.reference import Reference
 from .program.types import Program
 from .program.verify import Verification
 from .program.watching import WatchedExecutable
 from .report.model import Report
+from .report.node_data import NodeData, node_data
 
 
 class LoweredProgram(MethodPrograms):
@@ -130,6 +132,21 @@ class LoweredProgram(MethodPrograms):
             wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
         found = Verification.of(got, wanted)
         return found if reference is None else reference.added_to(found, got)
+
+    def node_data(
+        self,
+        method: str | None = None,
+        operators: OperatorVerification | None = None,
+        file: str | os.PathLike[str] | None = None,
+    ) -> list[NodeData]:
+        """Columns for Model Explorer, beside the exported program of a method: delegate, source, refusal, error.
+
+        ``operators`` is what ``verify(per_operator=True)`` found. ``file``: where the program is saved; its nodes have
+        the figures too. Write each column's ``to_json()`` to a file of its own. Raises InputError if the report was
+        released, OptionError if the file's format does not say what Model Explorer calls its nodes.
+        """
+        node_of = None if file is None else FileFormat(file, self._registry).node_of
+        return node_data(self.report, method or self._only(), operators, node_of)
 
     def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:

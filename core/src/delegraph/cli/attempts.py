@@ -28,6 +28,7 @@ class Attempt:
     report: Report | None = None
     verifications: dict[str, Verification] = field(default_factory=dict)
     output: dict[str, Any] | None = None
+    node_data: list[str] = field(default_factory=list)
     gates: dict[str, DelegraphError | None] = field(default_factory=dict)
     error: DelegraphError | None = None
     seconds: float = 0.0
@@ -53,7 +54,8 @@ class Attempt:
             verification = first.to_json() if not more else {m: v.to_json() for m, v in self.verifications.items()}
         report = None if self.report is None else self.report.to_json()
         gates = {name: error is None for name, error in self.gates.items()}
-        return {"report": report, "verification": verification, "gates": gates, "output": self.output}
+        written = {"output": self.output, "node_data": self.node_data}
+        return {"report": report, "verification": verification, "gates": gates, **written}
 
     def row(self) -> dict[str, Any]:
         """The same as one object of several."""
@@ -65,6 +67,7 @@ class Attempt:
         lines = [] if self.report is None else [self.report.to_text(verbose)]
         lines += map(str, self.verifications.values())
         lines += [f"wrote {self.output['path']} ({self.output['bytes']} bytes)"] if self.output else []
+        lines += [f"wrote {', '.join(self.node_data)}"] if self.node_data else []
         return "\n".join(lines)
 
 
@@ -95,6 +98,25 @@ def write_report(path: Path, made: Attempt, verbose: bool) -> None:
     else:
         text = "\n".join([report.to_text(verbose), *map(str, made.verifications.values())])
     write_whole(path, f"{text}\n".encode())
+
+
+def write_node_data(path: Path, made: Attempt, output: Path | None) -> None:
+    """A file for each column: ``FILE.delegate.json``; of several methods ``FILE.METHOD.delegate.json``."""
+    from ..discovery.registry import default_registry
+    from ..program.files import FileFormat
+    from ..report.node_data import node_data
+
+    report = made.report
+    assert report is not None
+    saved = None if output is None else FileFormat(output, default_registry())
+    node_of = saved.node_of if saved is not None and saved.defines("node_of") else None
+    for method in report.host:
+        found = made.verifications.get(method)
+        for column in node_data(report, method, found.operators if found is not None else None, node_of):
+            parts = [path.name.removesuffix(".json"), *([method] if len(report.host) > 1 else []), column.name, "json"]
+            place = path.with_name(".".join(parts))
+            write_whole(place, f"{json.dumps(column.to_json(), indent=2)}\n".encode())
+            made.node_data.append(str(place))
 
 
 def several(models: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> Outcome:

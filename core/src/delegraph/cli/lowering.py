@@ -14,7 +14,7 @@ from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..io.atomic_write import expect_writable
 from ..program.files import FileFormat
 from . import terminal
-from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_report
+from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_node_data, write_report
 from .calibration import check_calibration, quantize_given
 from .command import parse_options
 from .inputs import read_inputs
@@ -43,6 +43,8 @@ class Lower:
         accepted = "difference from eager, by its largest value, that is accepted (default: by type, 1e-3 of float32)"
         add("--tolerance", type=float, metavar="RATIO", help=accepted)
         add("--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text")
+        shown = "write figures of nodes for Model Explorer, a file each: FILE.delegate.json, FILE.error.json and so on"
+        add("--node-data", type=output_path, metavar="FILE", help=shown)
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
         add("--no-fold-constants", action="store_true", help="leave calls on constants alone, if refused, to the host")
@@ -67,7 +69,7 @@ class Lower:
         if args.quantize:
             check_calibration(args.quantize, args.model, backends)
         _check_output(registry, backends, args.output)
-        for path in (args.report, args.output):
+        for path in (args.report, args.output, args.node_data):
             for model in args.model if path else ():
                 expect_writable(_place(path, model))
         for path in filter(None, (args.junit, args.rows)):
@@ -129,6 +131,8 @@ def _lower_one(
             made.output = _save(lowered, _place(args.output, model))
     if args.report and made.report is not None:
         write_report(_place(args.report, model), made, args.verbose)
+    if args.node_data and made.report is not None:
+        write_node_data(_place(args.node_data, model), made, args.output)
     return made
 
 
@@ -201,12 +205,12 @@ _share.__name__ = "share from 0 to 1"  # what argparse calls the value in its er
 def _expect_places(args: argparse.Namespace) -> None:
     """Several models need several files, and names of their own."""
     if len(args.model) > 1:
-        for flag, path in (("--output", args.output), ("--report", args.report)):
+        for flag, path in (("--output", args.output), ("--report", args.report), ("--node-data", args.node_data)):
             if path is not None and "{}" not in path.name:
                 text = f"{flag} of several MODELs needs {{}} in its name, where that of the model comes"
                 raise UsageError("usage-invalid", text, hint=f"{flag} {path.with_name('{}' + path.suffix)}")
     names = [_name(model) for model in args.model]
-    if len(set(names)) < len(names) and (args.output or args.report):
+    if len(set(names)) < len(names) and (args.output or args.report or args.node_data):
         text = f"two MODELs are called {next(n for n in names if names.count(n) > 1)!r}"
         raise UsageError("usage-invalid", text, hint="what is written is named by function or file; give each once")
 

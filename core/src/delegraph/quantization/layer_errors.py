@@ -21,6 +21,7 @@ from ..engine.tracing import TRACING
 from ..errors import InputError
 from ..exported_program import build_program, copy_node, flat_call, output_node
 from ..program.types import Program
+from ..report.node_data import BAD_TO_GOOD, PROGRAM, NodeData
 from ..source import source_of
 from .calibration import checked
 from .error_page import LayerError, page
@@ -55,18 +56,13 @@ class QuantizationErrors:
         """A page with a bar for each layer."""
         return page(self.layers)
 
-    def to_model_explorer(self, graph: str = "main") -> str:
+    def to_model_explorer(self, graph: str = PROGRAM) -> str:
         """Node data for Model Explorer, JSON: the ratio of each node of the quantized program, from red to green.
 
         Load the program's ``.pt2`` file and this one beside it. ``graph`` is the id of the graph there.
         """
-        results = {row.node: {"value": row.snr} for row in self.layers if row.node and math.isfinite(row.snr)}
-        gradient = [
-            {"stop": 0, "bgColor": "#d73027"},
-            {"stop": 0.5, "bgColor": "#fee08b"},
-            {"stop": 1, "bgColor": "#1a9850"},
-        ]
-        return json.dumps({graph: {"results": results, "gradient": gradient}}, indent=2)
+        values = {row.node: row.snr for row in self.layers if row.node and math.isfinite(row.snr)}
+        return json.dumps(NodeData("signal to noise, dB", {graph: values}, BAD_TO_GOOD).to_json(), indent=2)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -18,6 +18,8 @@ from .rows import Reasons
 aten = torch.ops.aten
 LEFT = "left_to_host"
 """Metadata of what a call is decomposed to for the host alone: the handle, name and operator of that call."""
+EXPORTED = "exported_name"
+"""Metadata of a call: the name of the node of the user's program that it is, or is a part of."""
 _NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 _NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
 _NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}

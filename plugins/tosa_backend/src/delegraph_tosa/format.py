@@ -145,6 +145,11 @@ class TosaFormat(DelegateFormat):
         return page(_graph(path), path.name, [(name, value) for name, value in facts])
 
     @staticmethod
+    def node_of(identifier: int) -> tuple[str, str]:
+        """As Arm's adapter for Model Explorer names them: by region and number."""
+        return "main", f"main/op{identifier}"
+
+    @staticmethod
     def verify(path: Path) -> list[Verdict]:
         """What other tools that are installed say about the file, for the smallest target that takes it."""
         graph = _graph(path)

@@ -27,7 +27,7 @@ from ...exported_program import (
     output_node,
     root_call,
 )
-from ...report.collect import LEFT
+from ...report.collect import EXPORTED, LEFT
 from ...source import source_of
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .retrace import check_retraced, retrace
@@ -60,6 +60,8 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     if still_unproven:
         text = f"the program cannot be made functional: {still_unproven[0].text}"
         raise InputError("input-invalid", text, source=still_unproven[0].source)
+    for node in normal.graph.nodes:
+        node.meta.pop(EXPORTED, None)  # torch has named them anew
     doubt = check_retraced(program, normal, unproven[0])
     notes = [f"retraced, because of {reason}" for reason in unproven]
     return normal, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
@@ -156,6 +158,7 @@ class _Copy:
         copy = copy_node(self.graph, node, lambda n: self._copies[n])
         for key in ("delegation_tag", LEFT):  # of an earlier lowering that this program is a part or result of
             copy.meta.pop(key, None)
+        copy.meta[EXPORTED] = node.name
         return copy
 
     def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
