@@ -90,4 +90,4 @@ def test_the_report_pages_show_bodies(tmp_path):
     page = lowered.report.to_html()
     assert "true_graph_0" in page and "false_graph_0" in page
     names = {row["name"] for row in lowered.report.to_json()["delegates"]}
-    assert "true_graph_0.lowered_module_0" in names
+    assert "true_graph_0.lowered_module_2" in names

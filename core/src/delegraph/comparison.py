@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import statistics
 import time
 from collections import Counter
@@ -21,9 +20,9 @@ from .lowered_program import LoweredProgram
 from .program.types import ExampleInputs, Program, Transform
 from .program.verify import Verification
 from .report.collect import left_operators, operator_name
-from .report.html import tables
 from .report.model import Report
 from .report.rows import format_seconds, format_size
+from .report.tables import Section, fragment, tables
 
 RUNS = 5
 """Calls of which the time of a run is the median."""
@@ -108,16 +107,18 @@ class Comparison:
 
     def to_html(self) -> str:
         """As one page without scripts."""
+        return tables("Comparison of backends", self._sections())
+
+    def _sections(self) -> list[Section]:
         only = [[backend, _counts(counts)] for backend, counts in self.alone.items()]
-        sections = [("Lowerings", _HEADS, self._rows()), ("Operators that only one takes", ("backend", "which"), only)]
-        return tables("Comparison of backends", sections)
+        return [("Lowerings", _HEADS, self._rows()), ("Operators that only one takes", ("backend", "which"), only)]
 
     def _rows(self) -> list[list[str]]:
         eager = "-" if self.eager_seconds is None else format_seconds(self.eager_seconds)
         return [*(c.cells() for c in self.candidates), ["eager", "-", "-", "-", "-", eager, "-", ""]]
 
     def _repr_html_(self) -> str:
-        return f'<iframe srcdoc="{html.escape(self.to_html())}" style="width: 100%; height: 30rem; border: 0"></iframe>'
+        return fragment("Comparison of backends", (), self._sections())
 
     def __str__(self) -> str:
         rows = [list(map(str.upper, _HEADS)), *self._rows()]

@@ -217,8 +217,8 @@ def test_a_delegate_in_a_branch_owns_its_weights(registry):
     assert not program.state_dict and [n.name for n, _ in placeholders(program)] == ["x"]
     assert len(higher_order(program.graph_module, "cond").args[3]) == 1
     owned = {d.name: sorted(d.module.original_module.state_dict) for d in lowered.delegates}
-    assert owned["true_graph_0.lowered_module_0"] == ["one.bias", "one.weight", "shift"]
-    assert owned["false_graph_0.lowered_module_0"] == ["two.bias", "two.weight"]
+    assert owned["true_graph_0.lowered_module_2"] == ["one.bias", "one.weight", "shift"]
+    assert owned["false_graph_0.lowered_module_3"] == ["two.bias", "two.weight"]
 
 
 def test_weights_are_owned_at_any_depth(registry):
@@ -226,7 +226,7 @@ def test_weights_are_owned_at_any_depth(registry):
     lowered = delegraph.lower(make().eval(), cases[0], backends=[takes(*MINE)], registry=registry)
     assert not lowered.exported_program().state_dict
     holds = [d.name for d in lowered.delegates if d.module.original_module.state_dict]
-    assert holds == ["body_graph_0.true_graph_0.true_graph_0.lowered_module_0"]
+    assert holds == ["body_graph_0.true_graph_0.true_graph_0.lowered_module_3"]
 
 
 def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
@@ -270,7 +270,7 @@ def test_methods_and_bodies_are_compiled_jointly(registry):
 def test_the_report_counts_and_names_what_is_in_bodies(registry):
     lowered = delegraph.lower(Cond().eval(), (torch.ones(3, 4),), backends=[takes(*PRODUCTS)], registry=registry)
     report = lowered.report
-    assert [r.name for r in report.delegates] == ["true_graph_0.lowered_module_0", "false_graph_0.lowered_module_0"]
+    assert [r.name for r in report.delegates] == ["true_graph_0.lowered_module_0", "false_graph_0.lowered_module_1"]
     assert report.host["forward"]["aten.sin.default"] == 1 and report.host["forward"]["cond"] == 1
     (row,) = [r for r in report.refusals if r.operator == "aten.sin.default"]
     assert row.reason == "not mine" and row.source.code.startswith("y = torch.cond(")

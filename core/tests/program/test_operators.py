@@ -103,7 +103,7 @@ def test_first_and_worst_inside_of_a_delegate(image):
     content = json.loads(json.dumps(found.to_json()))["operators"]
     assert content["first"]["node"] == "tanh" and content["differing"] == 3 and len(content["values"]) == 5
     assert "first: tanh = aten.tanh.default" in str(found)
-    page = lowered.report.to_html({"forward": operators})
+    page = lowered.report.to_html({"forward": found})
     assert "Accuracy by operator" in page and ' e4"' in page and ' e1"' in page
     assert "Accuracy by operator" not in lowered.report.to_html()
 

@@ -25,6 +25,7 @@ from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.drawing import STYLE, TONES, Box, Picture, Wire, condense, svg, text
 from delegraph.report.drawing.condense import LARGEST, STRETCHES
 from delegraph.report.drawing.layout import lay_out
+from delegraph.report.drawing.viewer import SCRIPT as VIEWER
 from delegraph.report.html import BOXES
 from delegraph.report.model import Report
 from delegraph.report.rows import Cause, RefusalRow, Rows
@@ -41,9 +42,9 @@ aten = torch.ops.aten
 EVIL = "\"'><script>alert(1)</script></style></svg></title><img src=//evil onload=a()>&amp;\n\u202eabc\u2066\x07"
 SHOWN = EVIL.replace("\n", "\\n").replace("\u202e", "\\u202e").replace("\u2066", "\\u2066").replace("\x07", "\\x07")
 TAGS = {*"html head meta title style body h1 h2 h3 p nav div table thead tbody tr th td ul li b code span br a".split()}
-TAGS |= {*"details summary svg g rect text path".split()}
+TAGS |= {*"details summary svg g rect text path header script".split()}
 ATTRIBUTES = {*"lang charset http-equiv content name id class href scope tabindex role aria-label aria-hidden".split()}
-ATTRIBUTES |= {*"width height viewbox x y rx d".split()}
+ATTRIBUTES |= {*"width height viewbox preserveaspectratio x y rx d".split()}
 
 
 class First(BackendDetails):
@@ -145,7 +146,8 @@ def check_page(page):
     page.encode()
     assert [c for c in page if c != "\n" and not c.isprintable()] == []
     reader = Reader(page)
-    assert set(reader.tags) <= TAGS and reader.tags["style"] == 1
+    assert set(reader.tags) <= TAGS and reader.tags["style"] == reader.tags["script"] == 1
+    assert page.count(f"<script>{VIEWER}</script>") == 1
     assert {name for name, _ in reader.attributes} <= ATTRIBUTES
     ids = [value for name, value in reader.attributes if name == "id"]
     links = [value for name, value in reader.attributes if name == "href"]
@@ -162,13 +164,16 @@ def test_the_page_refers_to_nothing_outside(report):
     assert "http" not in page.replace("http-equiv", "") and "url(" not in page and "@import" not in page
 
 
-def test_the_policy_admits_the_style_sheet_alone(report):
+def test_the_policy_admits_the_style_sheet_and_the_script_alone(report):
     page = report.to_html()
     policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)"/>', page)[1]
-    style = re.search(r"<style>(.*)</style>", page, re.DOTALL)[1]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    assert page.index("Content-Security-Policy") < page.index("<style>")
+    wanted = "default-src 'none'; style-src '{}'; base-uri 'none'; form-action 'none'; script-src '{}'"
+    digests = []
+    for tag in ("style", "script"):
+        held = re.search(rf"<{tag}>(.*)</{tag}>", page, re.DOTALL)[1]
+        digests.append("sha256-" + base64.b64encode(hashlib.sha256(held.encode()).digest()).decode())
+        assert page.index("Content-Security-Policy") < page.index(f"<{tag}>")
+    assert policy == wanted.format(*digests)
 
 
 class Bad(nn.Module):
@@ -466,12 +471,12 @@ def test_a_value_with_two_uses_ends_a_chain():
     assert [(w.source, w.targets) for w in small.wires] == [(0, (1, 2)), (1, (2,))]
 
 
-def program(size):
-    """An exported program of ``size`` operators in line; every tenth is a sine."""
+def program(size, operator=lambda k: aten.relu.default if k % 10 else aten.sin.default):
+    """An exported program of ``size`` operators in line; every tenth is a sine, if nothing else is said."""
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     for k in range(size):
-        node = graph.call_function(aten.relu.default if k % 10 else aten.sin.default, (node,))
+        node = graph.call_function(operator(k), (node,))
     graph.output((node,))
     for each in graph.nodes:
         each.meta["val"] = torch.empty(4, device="meta")
@@ -497,7 +502,7 @@ def test_boxes_of_delegates_whose_inside_is_not_drawn_lead_to_their_rows(monkeyp
     monkeypatch.setattr("delegraph.report.html.BOXES", 25)
     report = delegraph.lower(program(40), backends=[taking(["relu"], "Second")], registry=registered()).report
     root = check_page(report.to_html())
-    led = [a.get("href")[1:] for a in root.iter("a") if a.find("g") is not None]
+    led = [a.get("href")[1:] for a in root.iter("a") if a.get("class") == "delegate"]
     kinds = [next(e.tag for e in root.iter() if e.get("id") == target) for target in led]
     assert kinds == ["div", "div", "tr", "tr"]
     assert "The inside of 2 more is not drawn" in words(root)
@@ -563,7 +568,9 @@ def lab(colour):
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_colours_can_be_told_apart_by_every_reader(scheme):
-    given = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", STYLE.split("@media (prefers-color-scheme: dark)")[scheme]))
+    given = dict(
+        re.findall(r"--(\w+): (#[0-9a-f]{6})", STYLE.split("@media screen and (prefers-color-scheme: dark)")[scheme])
+    )
     owners = [given[name] for name in (*(f"t{k}" for k in range(TONES)), "host")]
     paper = luminance(given["paper"])
     for name in ("ink", "faint", "link", "mark"):

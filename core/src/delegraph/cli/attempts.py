@@ -86,15 +86,14 @@ def attempt(made: Attempt) -> Iterator[None]:
 
 
 def write_report(path: Path, made: Attempt, verbose: bool) -> None:
-    """In the form that the suffix names; as text if it names none. Data and text have the figures against eager too."""
+    """In the form that the suffix names; as text if it names none. All have the figures against eager too."""
     report = made.report
     assert report is not None
     if path.suffix == ".json":
         content = {**report.to_json(), "verification": made.content()["verification"]}
         text = as_json(Outcome(content["schema"], content, ""))
     elif path.suffix in (".html", ".htm"):
-        found = {m: v.operators for m, v in made.verifications.items() if v.operators is not None}
-        text = report.to_html(found)
+        text = report.to_html(made.verifications)
     else:
         text = "\n".join([report.to_text(verbose), *map(str, made.verifications.values())])
     write_whole(path, f"{text}\n".encode())

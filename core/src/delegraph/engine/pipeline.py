@@ -7,10 +7,10 @@ all steps or for a range of them, and read the results off it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count, groupby
 from typing import NamedTuple
 
 from torch.export import ExportedProgram
@@ -79,6 +79,7 @@ class Lowering:
     plans: dict[str, Plan] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     decomposer: Decomposer = field(default_factory=Decomposer)
+    names: Iterator[str] = field(default_factory=lambda: (f"lowered_module_{k}" for k in count()))
     delegates: list[DelegateInfo] = field(default_factory=list)
     reasons: dict[str, Reasons] = field(default_factory=dict)
     asked: Asked = field(default_factory=Asked)
@@ -176,7 +177,7 @@ def _insert(lowering: Lowering) -> None:
     name = current.name
     for method, top in lowering.plans.items():
         handles = next_handles(lowering.programs[method].graph_module)
-        lowering.programs[method] = program = insert_delegates(top, lowering.work, handles)
+        lowering.programs[method] = program = insert_delegates(top, lowering.work, handles, lowering.names)
         places = {module: place for place, module in program.graph_module.named_modules()}
         lowering.delegates += [w.info(places[w.module]) for w in lowering.work if w.method == method]
         for plan in top.all():

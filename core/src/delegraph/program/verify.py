@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ class OutputStatistics:
     ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
     outputs are compared exactly; their ``max_abs_error`` is of integers. What is no number, such as None, counts as one
     element that is the same or not. ``dtype`` is that of eager; ``remark`` says why a difference is nobody's error,
-    such as a tie in a top-k.
+    such as a tie in a top-k. ``snr`` is the signal-to-noise ratio in dB, 10 log10(sum of eager's squares / sum of
+    squared differences) over what is finite; None where there is no difference, or nothing but difference.
     """
 
     name: str
@@ -45,6 +47,7 @@ class OutputStatistics:
     mismatched: int
     dtype: str = ""
     remark: str = ""
+    snr: float | None = None
 
     @property
     def relative_error(self) -> float:
@@ -137,7 +140,15 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:  # float64 holds 53 bits
         error = error.maximum((got != wanted).to(error.dtype))
     odd = int((~finite & ~same).sum())
-    return OutputStatistics(name, tuple(b.shape), _largest(error), _largest(torch.where(finite, b, 0.0)), odd, dtype)
+    value = torch.where(finite, b, 0.0)
+    largest = _largest(error), _largest(value)
+    snr = _decibels(value, error) if all(largest) else None
+    return OutputStatistics(name, tuple(b.shape), *largest, odd, dtype, snr=snr)
+
+
+def _decibels(signal: torch.Tensor, noise: torch.Tensor) -> float | None:
+    ratio = float(torch.linalg.vector_norm(signal)) / float(torch.linalg.vector_norm(noise))
+    return 20 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 
 def _wide(value: Any) -> torch.Tensor:

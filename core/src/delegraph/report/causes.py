@@ -98,7 +98,8 @@ def _cause(
     root = group[0].root
     frees = _frees(method, backend, root.reason, left, origin) if asks else None
     hint = root.reason.hint if isinstance(root.reason, Reason) else ""
-    return Cause(method, backend, str(root.reason), hint, root.behind, _rows(method, backend, group), frees)
+    handles = tuple(member.left.node.meta.get("debug_handle", 0) for member in group)
+    return Cause(method, backend, str(root.reason), hint, root.behind, _rows(method, backend, group), frees, handles)
 
 
 def _frees(method: str, backend: str, reason: str, left: Sequence[Left], origin: ReportOrigin) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ from ..program.delegates import DelegateInfo
 from ..program.lowered_module import LoweredBackendModule
 from ..program.operators import OperatorStatistics, OperatorVerification, severity
 from ..source import source_of
-from .collect import NOT_TAGGED, host_calls, operator_name, refused_by, unpacked
-from .drawing import HEATS, Box, Picture, Wire
-from .rows import DelegateRow, format_size, most_frequent, pluralize
+from .collect import NOT_TAGGED, host_calls, is_operator, operator_name, refused_by, unpacked
+from .drawing import HEATS, Box, Picture, Wire, box_id, condense, overview
+from .rows import Cause, DelegateRow, format_size, most_frequent, pluralize
 
 if TYPE_CHECKING:
     from .model import Report
@@ -28,19 +28,54 @@ _LISTED = 6
 
 @dataclass(frozen=True)
 class Drawn:
-    """One picture of a report: of a method, of a subgraph of its control flow, or of the inside of a delegate."""
+    """One picture of a report: of a method, of a subgraph of its control flow, or of the inside of a delegate.
+
+    ``note`` says what was left out to make it small enough.
+    """
 
     title: str
     picture: Picture
     id: str
+    note: str = ""
+
+    @staticmethod
+    def of(title: str, picture: Picture, id: str) -> Drawn:
+        """The picture, condensed if it is large."""
+        small, note = condense(picture)
+        return Drawn(title, small, id, note)
 
 
 @dataclass(frozen=True)
 class MethodPictures:
-    """The method's own graph and its subgraphs, and the inside of each delegate by its name."""
+    """The method's own graph and its subgraphs, and the inside of each delegate by its name.
+
+    ``overview`` is the graph with little but its delegates, if that is smaller.
+    """
 
     graphs: list[Drawn]
     delegates: dict[str, Drawn]
+    overview: Drawn | None = None
+
+
+@dataclass(frozen=True)
+class Links:
+    """Rows of the page that pictures lead to: those of causes, and those of values that were compared with eager.
+
+    Each is by its id; of a cause that, of a value where it is computed and its name.
+    """
+
+    causes: Mapping[str, Cause] = field(default_factory=dict)
+    values: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+def boxes_about(pictures: Iterable[Drawn]) -> dict[str, list[str]]:
+    """Id of a row -> the ids of the boxes that it is about."""
+    found: dict[str, list[str]] = {}
+    for drawn in pictures:
+        for k, box in enumerate(drawn.picture.boxes):
+            for row in box.about:
+                found.setdefault(row, []).append(box_id(drawn.id, k))
+    return found
 
 
 def tones(report: Report) -> dict[str, int]:
@@ -49,7 +84,7 @@ def tones(report: Report) -> dict[str, int]:
 
 
 def method_pictures(
-    report: Report, method: str, prefix: str, found: OperatorVerification | None = None
+    report: Report, method: str, prefix: str, found: OperatorVerification | None = None, links: Links | None = None
 ) -> MethodPictures | None:
     """The pictures of one method, with ids that begin with ``prefix``; None if there is no program to draw.
 
@@ -57,7 +92,7 @@ def method_pictures(
     """
     if method not in report.origin.programs:
         return None
-    return _Method(report, method, prefix, found).pictures()
+    return _Method(report, method, prefix, _Errors(found), links or Links()).pictures()
 
 
 class _Errors:
@@ -79,42 +114,55 @@ class _Errors:
             return HEATS if odd or ratio > 10 else HEATS - 1
         return 1 if ratio <= 0.1 else 2
 
+    def shown(self, where: str, node: str) -> Iterator[str]:
+        """What its box says of it."""
+        row = self._rows.get((where, node))
+        if row is not None:
+            yield f"error {row.figures.relative_error:.2g}"
+
     def lines(self, where: str, node: str) -> Iterator[str]:
         """What a tooltip says of it."""
         row = self._rows.get((where, node))
         if row is not None:
             remark = f" ({row.figures.remark})" if row.figures.remark else ""
             yield f"differs from float64 by {row.figures.relative_error:.2g} of the largest value{remark}"
+            yield f"eager does by {row.eager_error:.2g}"
 
 
 class _Method:
     """What the pictures of one method share: who owns which delegate, and why operators were refused."""
 
-    def __init__(self, report: Report, method: str, prefix: str, found: OperatorVerification | None) -> None:
-        self.origin, self.errors = report.origin, _Errors(found)
+    def __init__(self, report: Report, method: str, prefix: str, errors: _Errors, links: Links) -> None:
+        self.origin, self.errors, self.links = report.origin, errors, links
         self.method, self.prefix, self.tones = method, prefix, tones(report)
         rows = {(row.method, row.name): row for row in report.delegates}
         mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
         self.delegates = [(rows[method, d.name], d) for d in mine]
         self.numbers = {id(d.module): k for k, (_, d) in enumerate(self.delegates)}
         self.graphs: list[Drawn] = []
+        self.causes: dict[int, list[str]] = {}
+        for row_id, cause in links.causes.items():
+            for handle in dict.fromkeys(cause.handles):
+                self.causes.setdefault(handle, []).append(row_id)
 
     def pictures(self) -> MethodPictures:
         program = self.origin.programs[self.method]
         hidden = constant_placeholders(program)
         names = _output_names(program.graph_signature.output_specs)
-        self.draw(f"method {self.method}", program.graph_module, hidden, names, dict(placeholders(program)))
-        inside = {
-            row.name: Drawn(
-                f"inside of {row.name}", _inside(row, info.nodes, self.tones[row.backend], self.errors), self.id(k)
-            )
-            for k, (row, info) in enumerate(self.delegates)
-        }
-        return MethodPictures(self.graphs, inside)
+        whole = self.draw(f"method {self.method}", program.graph_module, hidden, names, dict(placeholders(program)))
+        rough = overview(whole)
+        first = Drawn.of(f"overview of method {self.method}", rough, f"{self.prefix}o") if rough else None
+        inside = {row.name: self._inside(row, info, self.id(k)) for k, (row, info) in enumerate(self.delegates)}
+        return MethodPictures(self.graphs, inside, first)
 
-    def inside(self, row: DelegateRow, info: DelegateInfo) -> Picture:
-        """The operators of a delegate."""
-        return _inside(row, info.nodes, self.tones[row.backend], self.errors)
+    def _inside(self, row: DelegateRow, info: DelegateInfo, id: str) -> Drawn:
+        picture = _inside(row, info.nodes, self.tones[row.backend], self.errors, self.links)
+        return Drawn.of(f"inside of {row.name}", picture, id)
+
+    def about(self, node: Node) -> tuple[str, ...]:
+        """The rows of the page that tell about an operator of the host."""
+        causes = self.causes.get(node.meta.get("debug_handle", 0), []) if is_operator(node) else []
+        return (*causes, *filter(None, [self.links.values.get(("host", node.name))]))
 
     def id(self, delegate: int) -> str:
         """Where the page tells about a delegate."""
@@ -127,14 +175,13 @@ class _Method:
         hidden: Iterable[Node] = (),
         names: Sequence[str] = (),
         specs: Mapping[Node, Any] | None = None,
-    ) -> str:
-        """Draw a graph, and after it those of its control flow; returns its id."""
+    ) -> Picture:
+        """Draw a graph, and after it those of its control flow; returns all of it."""
         place = len(self.graphs)
-        drawn = Drawn(title, Picture((), ()), f"{self.prefix}g{place}")
-        self.graphs.append(drawn)
+        self.graphs.append(Drawn(title, Picture((), ()), f"{self.prefix}g{place}"))
         picture = _Host(self, root, set(hidden), specs).picture(names)
-        self.graphs[place] = Drawn(title, picture, drawn.id)
-        return drawn.id
+        self.graphs[place] = Drawn.of(title, picture, self.graphs[place].id)
+        return picture
 
 
 class _Graph:
@@ -218,7 +265,7 @@ class _Host(_Graph):
             return Box((node.name, "delegate"), (node.name,), owner="delegate")
         self.rows[node] = row = self.method.delegates[number][0]
         box = _delegate_box(row, self.method.tones[row.backend], self.method.id(number))
-        return replace(box, heat=self.method.errors.heat(row.name))
+        return replace(box, heat=self.method.errors.heat(row.name), about=(self.method.id(number),))
 
     def _operator(self, node: Node) -> Box:
         origin = self.method.origin
@@ -230,10 +277,18 @@ class _Host(_Graph):
         heat = self.method.errors.heat("host", node.name)
         held = [(n.name, _fetch(self.root, n)) for n in node.all_input_nodes]
         subgraphs = [(name, module) for name, module in held if isinstance(module, GraphModule)]
-        ids = [self.method.draw(f"{name}, a body of {node.name}", module) for name, module in subgraphs]
-        shown = (_stem(operator_name(node)), show_type(node, named=False))
+        body = f"{self.method.prefix}g{len(self.method.graphs)}" if subgraphs else ""
+        for name, module in subgraphs:
+            self.method.draw(f"{name}, a body of {node.name}", module)
+        shown = (_stem(operator_name(node)), show_type(node, named=False), *self.method.errors.shown("host", node.name))
         return Box(
-            shown, tuple(tooltip), marked=bool(refusals), link="".join(ids[:1]), owner="host operator", heat=heat
+            shown,
+            tuple(tooltip),
+            marked=bool(refusals),
+            link=body,
+            owner="host operator",
+            heat=heat,
+            about=self.method.about(node),
         )
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
@@ -244,7 +299,7 @@ class _Host(_Graph):
                 self.connect([value], self.add(_border("output", name, value)))
 
 
-def _inside(row: DelegateRow, operators: Sequence[Node], tone: int, errors: _Errors) -> Picture:
+def _inside(row: DelegateRow, operators: Sequence[Node], tone: int, errors: _Errors, links: Links) -> Picture:
     """The operators of a delegate between its inputs and its outputs."""
     nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
     graph, mine = _Graph(), set(nodes)
@@ -256,11 +311,12 @@ def _inside(row: DelegateRow, operators: Sequence[Node], tone: int, errors: _Err
     for node in nodes:
         if not graph.unpack(node):
             box = Box(
-                (_stem(operator_name(node)), show_type(node, named=False)),
+                (_stem(operator_name(node)), show_type(node, named=False), *errors.shown(row.name, node.name)),
                 (*describe(node, hidden), *errors.lines(row.name, node.name)),
                 "backend",
                 tone,
                 heat=errors.heat(row.name, node.name),
+                about=tuple(filter(None, [links.values.get((row.name, node.name))])),
             )
             graph.connect(node.all_input_nodes, graph.add(box, node))
     leaving = {a.name for a in row.outputs}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..program.operators import OperatorStatistics, OperatorVerification, severity
+from ..program.verify import OutputStatistics, Verification
 from ..source import Source
-from .drawing import TONES, condense, figure, head, swatch, text
-from .graphs import Drawn, MethodPictures, method_pictures, tones
+from .drawing import TONES, figure, head, share, swatch, text
+from .graphs import Drawn, Links, boxes_about, method_pictures, tones
 from .rows import SCHEMA, Cause, DelegateRow, format_seconds, format_size, most_frequent, pluralize
+from .tables import cell, code, lines, link, places, table
 
 if TYPE_CHECKING:
     from .model import Report
@@ -18,124 +21,81 @@ BOXES = 3000
 """Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
 _WORST = 20
 """Operators with the largest errors that the page lists."""
-_FEW = 4
-"""Entries that a cell of a table shows without being unfolded."""
+_DEGREES = ("agrees with float64", "near its tolerance", "differs", "differs by more than ten times that")
+_HINT = (
+    "Values flow down. Point at a box or a line for types, the line of your program, and reasons. A delegate leads to \
+what is inside, an operator of the host to the reason against it. Drag to move, Ctrl and wheel or + and - to scale."
+)
 
 
-def page(report: Report, operators: Mapping[str, OperatorVerification] | None = None) -> str:
-    """The whole page. Two runs of one lowering differ in the times only. ``operators``: figures of each, by method."""
-    return "".join(_Page(report, operators or {}).parts())
-
-
-def tables(title: str, sections: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]]) -> str:
-    """A page of tables alone: of each its title, heads and rows, of text. A table without rows is left out."""
-    parts = [head(title), f"<body>\n<h1>{text(title)}</h1>\n"]
-    for name, heads, rows in sections:
-        if rows:
-            cells = [[text(cell) for cell in row] for row in rows]
-            parts.append(f"<h2>{text(name)}</h2>\n{_table(heads, cells, *['text'] * len(heads))}")
-    return "".join([*parts, "</body></html>\n"])
+def page(report: Report, verifications: Mapping[str, Verification] | None = None) -> str:
+    """The whole page. Two runs of one lowering differ in the times only. ``verifications``: by method."""
+    return "".join(_Page(report, verifications or {}).parts())
 
 
 class _Page:
     """One page while it is written."""
 
-    def __init__(self, report: Report, operators: Mapping[str, OperatorVerification]) -> None:
-        self.operators = operators
+    def __init__(self, report: Report, verifications: Mapping[str, Verification]) -> None:
         self.report, self.tones, self.room = report, tones(report), BOXES
+        self.verifications = verifications
         self.ids = {method: f"m{k}" for k, method in enumerate(report.host)}
 
     def parts(self) -> Iterator[str]:
         yield head("Delegation report")
-        yield f"<body>\n<h1>Delegation report</h1>\n<p>{text(self.report.summary())}.</p>\n"
-        yield from self._contents()
-        yield from self._legend()
+        yield f"<body>\n<header>\n<h1>Delegation report</h1>\n<p>{text(self.report.summary())}.</p>\n"
+        yield from self._shares()
+        yield "</header>\n"
+        if len(self.report.host) > 1:
+            yield from self._contents()
         for method in self.report.host:
             yield f'<h2 id="{self.ids[method]}">Method {text(method)}</h2>\n'
-            yield from self._method(method)
+            yield from _Method(self, method).parts()
         yield from self._notes()
         yield from self._times()
         yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
 
+    def _shares(self) -> Iterator[str]:
+        """Who computes how many operators, as a bar, and its colours with the others of the page."""
+        parts = []
+        for backend, tone in self.tones.items():
+            count = sum(row.operator_count for row in self.report.delegates if row.backend == backend)
+            parts.append((f"t{tone % TONES}", count, f"{backend}: {pluralize(count, 'operator')}"))
+        left = self.report.host_operators
+        parts += [("host", left, f"host: {pluralize(left, 'operator')}")] if left else []
+        yield share(parts)
+        looks = [(classes, what) for classes, _, what in parts]
+        looks += [("host marked", "refused by a backend")] if self.report.causes else []
+        looks += [("border", "input, output")]
+        if any(v.operators for v in self.verifications.values()):
+            looks += [(f"host e{k}", degree) for k, degree in enumerate(_DEGREES, start=1)]
+        items = "".join(f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks)
+        yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
+
     def _contents(self) -> Iterator[str]:
         """The methods with their totals, and a link to each."""
         heads = ("method", "delegates", "operators in them", "size", "operators on the host")
-        rows = [[_link(self.ids[m], m), *self._totals(m)] for m in self.report.host]
-        yield f'<nav aria-label="Methods">\n{_table(heads, rows, "name", *["number"] * 4)}</nav>\n'
+        rows = [[link(self.ids[m], m), *self._totals(m)] for m in self.report.host]
+        listed = table(heads, rows, "name", *["number"] * 4, around="short")
+        yield f'<nav aria-label="Methods">\n{listed}</nav>\n'
 
     def _totals(self, method: str) -> tuple[str, str, str, str]:
-        rows = self._rows(method)
+        rows = self.delegates(method)
         delegated, size = sum(row.operator_count for row in rows), sum(r.bytes for r in rows)
         return f"{len(rows):,}", f"{delegated:,}", format_size(size), f"{sum(self.report.host[method].values()):,}"
 
-    def _rows(self, method: str) -> list[DelegateRow]:
+    def delegates(self, method: str) -> list[DelegateRow]:
         return [row for row in self.report.delegates if row.method == method]
 
-    def _legend(self) -> Iterator[str]:
-        looks = [(f"t{tone % TONES}", backend) for backend, tone in self.tones.items()]
-        if self.operators:
-            degrees = ("agrees with float64", "near its tolerance", "differs", "differs by more than ten times that")
-            looks += [(f"host e{k}", degree) for k, degree in enumerate(degrees, start=1)]
-        looks += [("host", "host"), ("host marked", "host, refused by a backend"), ("border", "input, output")]
-        items = "".join(f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks)
-        yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
-        hint = "Values flow down. Point at a box or a line for types, the line of your program, and reasons."
-        yield f'<p class="faint">{hint} An underlined box leads to what is inside.</p>\n'
-
-    def _method(self, method: str) -> Iterator[str]:
-        rows, pictures = self._rows(method), self._pictures(method)
-        yield from _graphs(pictures)
-        yield from self._accuracy(method)
-        yield from self._left(method)
-        insides = self._affordable(pictures.delegates) if pictures else {}
-        if rows:
-            yield f"<h3>Delegates</h3>\n{_delegates(rows, pictures, insides)}"
-        if insides:
-            yield "<h3>Inside the delegates</h3>\n"
-            yield from (_inside(row, insides[row.name]) for row in rows if row.name in insides)
-        if insides and len(insides) < len(rows):
-            yield f"<p>The inside of {len(rows) - len(insides):,} more is not drawn, to keep this page small.</p>\n"
-
-    def _pictures(self, method: str) -> MethodPictures | None:
-        return method_pictures(self.report, method, self.ids[method], self.operators.get(method))
-
-    def _accuracy(self, method: str) -> Iterator[str]:
-        """What differs from float64, the first operator and then the worst."""
-        found = self.operators.get(method)
-        if found is None:
-            return
-        differing = found.differing()
-        shown = [*differing[:1], *sorted(differing[1:], key=severity, reverse=True)[:_WORST]]
-        shown = shown or [o for o in (found.worst,) if o is not None]
-        rows = [_operator(o) for o in [*shown, *(o for o in found.remarked[:_WORST] if o not in shown)]]
-        missing = "".join(f"; {n:,} not compared: {text(why)}" for why, n in found.not_compared.items())
-        yield "<h3>Accuracy by operator</h3>\n"
-        yield f"<p>{len(found.operators):,} values compared with float64, {len(differing):,} differ{missing}.</p>\n"
-        yield _table(
-            ("operator", "in", "error", "error of eager", "first at"), rows, "text", "name", "number", "number", ""
-        )
-
-    def _affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
+    def affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
         """The pictures that are drawn: as many as there is room for, from the first on."""
         chosen: dict[str, Drawn] = {}
         for name, drawn in insides.items():
-            self.room -= len(condense(drawn.picture)[0].boxes)
+            self.room -= len(drawn.picture.boxes)
             if self.room < 0:
                 break
             chosen[name] = drawn
         return chosen
-
-    def _left(self, method: str) -> Iterator[str]:
-        counts = self.report.host[method]
-        if not counts:
-            return
-        rows = [_cause(cause) for cause in self.report.causes if cause.method == method]
-        yield "<h3>Left to the host</h3>\n"
-        heads = ("operators", "which", "why", "first at")
-        yield _table(heads, rows, "number", "text", "text", "text") if rows else "<p>No backend was asked.</p>\n"
-        every = [f"{n} x {op}" for op, n in most_frequent(counts)]
-        yield f"<details><summary>All of them: {pluralize(sum(counts.values()), 'operator')}</summary>\n"
-        yield f"<p>{_lines(every)}</p></details>\n"
 
     def _notes(self) -> Iterator[str]:
         if self.report.notes:
@@ -145,102 +105,168 @@ class _Page:
     def _times(self) -> Iterator[str]:
         rows = [[text(phase), format_seconds(s)] for phase, s in self.report.seconds.items()]
         if rows:
-            yield f"<h2>Time</h2>\n{_table(('phase', 'time'), rows, 'name', 'number')}"
+            yield f"<h2>Time</h2>\n{table(('phase', 'time'), rows, 'name', 'number')}"
 
 
-def _graphs(pictures: MethodPictures | None) -> Iterator[str]:
-    if pictures is None:
-        yield '<p class="faint">No picture: this report was separated from its program.</p>\n'
-        return
-    for drawn in pictures.graphs:
-        yield f'<h3 id="{drawn.id}">Graph of {text(drawn.title)}</h3>\n{figure(drawn.picture, drawn.title)}'
+class _Method:
+    """The part of a page that is about one method: what is left to the host, its graph, its values, its delegates."""
+
+    def __init__(self, page: _Page, method: str) -> None:
+        self.counts, self.rows = page.report.host[method], page.delegates(method)
+        self.verified = page.verifications.get(method)
+        found = None if self.verified is None else self.verified.operators
+        prefix = page.ids[method]
+        causes = [cause for cause in page.report.causes if cause.method == method]
+        self.causes = {f"{prefix}c{k}": cause for k, cause in enumerate(causes)}
+        self.values = {f"{prefix}a{k}": o for k, o in enumerate(_listed(found) if found is not None else ())}
+        by_place = {(o.where, o.node): row for row, o in reversed(self.values.items())}
+        self.pictures = method_pictures(page.report, method, prefix, found, Links(self.causes, by_place))
+        self.insides = page.affordable(self.pictures.delegates) if self.pictures else {}
+        self.boxes = self._boxes()
+
+    def _boxes(self) -> dict[str, list[str]]:
+        """Row -> boxes; of a delegate those of the overview, in which it is seen beside others."""
+        if self.pictures is None:
+            return {}
+        drawn = boxes_about([*self.pictures.graphs, *self.insides.values()])
+        over = boxes_about([self.pictures.overview] if self.pictures.overview else [])
+        return {**drawn, **{row: boxes for row, boxes in over.items() if row not in self.causes | self.values}}
+
+    def parts(self) -> Iterator[str]:
+        if self.verified is not None:
+            verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
+            yield f"<p>The outputs {verdict}; largest error {_ratio(self.verified.relative_error)}.</p>\n"
+        yield from self._left()
+        yield from self._graphs()
+        yield from self._accuracy()
+        if self.rows:
+            yield f"<h3>Delegates</h3>\n{self._delegates()}"
+        if self.insides:
+            yield "<h3>Inside the delegates</h3>\n"
+            yield from (_inside(row, self.insides[row.name]) for row in self.rows if row.name in self.insides)
+        if self.insides and len(self.insides) < len(self.rows):
+            missing = len(self.rows) - len(self.insides)
+            yield f"<p>The inside of {missing:,} more is not drawn, to keep this page small.</p>\n"
+
+    def _left(self) -> Iterator[str]:
+        if not self.counts:
+            return
+        rows = [self._cause(row, cause) for row, cause in self.causes.items()]
+        yield f"<h3>Left to the host: {pluralize(sum(self.counts.values()), 'operator')}</h3>\n"
+        heads, kinds = ("operators", "which", "why", "first at", "in the graph"), ("number", "text", "text", "text", "")
+        shown = table(heads, rows, *kinds, ids=list(self.causes), around="short")
+        yield shown if rows else "<p>No backend was asked.</p>\n"
+        every = [f"{n} x {op}" for op, n in most_frequent(self.counts)]
+        yield f"<details><summary>All of them: {pluralize(sum(self.counts.values()), 'operator')}</summary>\n"
+        yield f"<p>{lines(every)}</p></details>\n"
+
+    def _cause(self, row: str, cause: Cause) -> list[str]:
+        """One row for a cause: its operators, the reason and what to do, the first line concerned, its boxes."""
+        listed = [f"{n} x {op}" for op, n in most_frequent(cause.operators)]
+        remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
+        why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (f"<ul>{remarks}</ul>" if remarks else "")
+        which = cell(listed, pluralize(len(listed), "kind"))
+        return [f"{cause.count:,}", which, why, _where(cause.source), places(self.boxes.get(row, ()))]
+
+    def _graphs(self) -> Iterator[str]:
+        if self.pictures is None:
+            yield '<p class="faint">No picture: this report was separated from its program.</p>\n'
+            return
+        for drawn in (*filter(None, [self.pictures.overview]), *self.pictures.graphs):
+            title = drawn.title.capitalize() if drawn is self.pictures.overview else f"Graph of {drawn.title}"
+            yield f'<h3 id="{drawn.id}">{text(title)}</h3>\n{_figure(drawn)}'
+        yield f'<p class="faint">{_HINT}</p>\n'
+
+    def _accuracy(self) -> Iterator[str]:
+        """How the outputs compare with eager, and the operators that differ from float64: the first, then the worst."""
+        if self.verified is None:
+            return
+        yield "<h3>Outputs beside eager</h3>\n"
+        heads = ("output", "type", "error", "SNR dB", "largest error", "largest value", "")
+        yield table(heads, map(_output, self.verified.outputs), "name", "text", *["number"] * 4, "text")
+        found = self.verified.operators
+        if found is None:
+            return
+        missing = "".join(f"; {n:,} not compared: {text(why)}" for why, n in found.not_compared.items())
+        counted = f"{len(found.operators):,} values compared with float64, {len(found.differing()):,} differ{missing}"
+        yield f"<h3>Accuracy by operator</h3>\n<p>{counted}.</p>\n"
+        rows = [self._operator(row, o) for row, o in self.values.items()]
+        heads = ("operator", "in", "error", "SNR dB", "error of eager", "first at", "in the graph")
+        yield table(heads, rows, "text", "name", *["number"] * 3, "", "", ids=list(self.values))
+
+    def _operator(self, row: str, o: OperatorStatistics) -> list[str]:
+        remark = f"<br/>{text(o.figures.remark)}" if o.figures.remark else ""
+        odd = f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
+        errors = [f"{_ratio(o.figures.relative_error)}{odd}", _decibels(o.figures), _ratio(o.eager_error)]
+        name = f"{code(f'{o.node} = {o.operator}')}{remark}"
+        return [name, text(o.where), *errors, _where(o.source), places(self.boxes.get(row, ()))]
+
+    def _delegates(self) -> str:
+        """One row for each delegate. Where its inside is not drawn, its box in the graph links to this row."""
+        heads = ["delegate", "backend", "operators", "inputs", "outputs", "size", "in the graph"]
+        kinds = ["name", "name", "text", "text", "text", "number", ""]
+        extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in self.rows)]
+        drawn = {} if self.pictures is None else {name: d.id for name, d in self.pictures.delegates.items()}
+        cells = [self._delegate(row, drawn.get(row.name, ""), extra) for row in self.rows]
+        names = {"facts": "facts", "seconds": "time"}
+        heads += [names[e] for e in extra]
+        ids = ["" if row.name in self.insides else drawn.get(row.name, "") for row in self.rows]
+        return table(heads, cells, *kinds, *[""] * len(extra), ids=ids)
+
+    def _delegate(self, row: DelegateRow, id: str, extra: Sequence[str]) -> list[str]:
+        kinds = [f"{n} x {op}" for op, n in most_frequent(row.operators)]
+        cells = [
+            link(id, row.name) if row.name in self.insides else text(row.name),
+            f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>',
+            cell(kinds, pluralize(row.operator_count, "operator")),
+            cell([str(a) for a in row.inputs], pluralize(len(row.inputs), "input")),
+            cell([str(a) for a in row.outputs], pluralize(len(row.outputs), "output")),
+            format_size(row.bytes),
+            places(self.boxes.get(id, ())[:1]),
+        ]
+        shown = {
+            "facts": [f"{k}: {v}" for k, v in row.facts.items()],
+            "seconds": [f"{phase}: {format_seconds(s)}" for phase, s in row.seconds.items()],
+        }
+        return [*cells, *(lines(shown[e]) for e in extra)]
+
+
+def _listed(found: OperatorVerification) -> list[OperatorStatistics]:
+    """The first operator that differs, the worst of the others, and those whose difference is nobody's error."""
+    differing = found.differing()
+    shown = [*differing[:1], *sorted(differing[1:], key=severity, reverse=True)[:_WORST]]
+    shown = shown or [o for o in (found.worst,) if o is not None]
+    return [*shown, *(o for o in found.remarked[:_WORST] if o not in shown)]
+
+
+def _figure(drawn: Drawn) -> str:
+    note = f"<p>{text(drawn.note)}</p>\n" if drawn.note else ""
+    return note + figure(drawn.picture, drawn.title, drawn.id)
 
 
 def _inside(row: DelegateRow, drawn: Drawn) -> str:
     what = f"{row.name}, {row.backend}: {pluralize(row.operator_count, 'operator')}"
-    body = f'<div id="{drawn.id}">\n{figure(drawn.picture, drawn.title)}</div>'
+    body = f'<div id="{drawn.id}">\n{_figure(drawn)}</div>'
     return f"<details><summary>{text(what)}</summary>\n{body}</details>\n"
 
 
-def _delegates(rows: Sequence[DelegateRow], pictures: MethodPictures | None, insides: Mapping[str, Drawn]) -> str:
-    """One row for each delegate. Where its inside is not drawn, its box in the graph links to this row."""
-    heads = ["delegate", "backend", "operators", "inputs", "outputs", "size"]
-    kinds = ["name", "name", "text", "text", "text", "number"]
-    extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in rows)]
-    cells = [_delegate(row, insides[row.name].id if row.name in insides else "", extra) for row in rows]
-    led = {} if pictures is None else {n: d.id for n, d in pictures.delegates.items() if n not in insides}
-    names = {"facts": "facts", "seconds": "time"}
-    heads += [names[e] for e in extra]
-    return _table(heads, cells, *kinds, *[""] * len(extra), ids=[led.get(row.name, "") for row in rows])
+def _output(o: OutputStatistics) -> list[str]:
+    said = [o.remark] if o.remark else [] if o.agrees() else ["differs"]
+    said += [f"{o.mismatched:,} elements differ in being finite"] if o.mismatched else []
+    sizes = [f"{o.max_abs_error:.3g}", f"{o.max_abs_value:.3g}"]
+    type = f"{o.dtype}[{', '.join(map(str, o.shape))}]"
+    return [text(o.name), code(type), _ratio(o.relative_error), _decibels(o), *sizes, text("; ".join(said) or "agrees")]
 
 
-def _delegate(row: DelegateRow, inside: str, extra: Sequence[str]) -> list[str]:
-    cells = [
-        _link(inside, row.name) if inside else text(row.name),
-        f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>',
-        _cell(
-            [f"{n} x {op}" for op, n in most_frequent(row.operators)],
-            pluralize(row.operator_count, "operator"),
-        ),
-        _cell([str(a) for a in row.inputs], pluralize(len(row.inputs), "input")),
-        _cell([str(a) for a in row.outputs], pluralize(len(row.outputs), "output")),
-        f"{format_size(row.bytes)}",
-    ]
-    shown = {
-        "facts": [f"{k}: {v}" for k, v in row.facts.items()],
-        "seconds": [f"{phase}: {format_seconds(s)}" for phase, s in row.seconds.items()],
-    }
-    return [*cells, *(_lines(shown[e]) for e in extra)]
+def _decibels(o: OutputStatistics) -> str:
+    return "-" if o.snr is None else f"{o.snr:.1f}"
 
 
-def _cause(cause: Cause) -> list[str]:
-    """One row for a cause: its operators, the reason and what to do about it, the first line concerned."""
-    listed = [f"{n} x {op}" for op, n in most_frequent(cause.operators)]
-    remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
-    why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (f"<ul>{remarks}</ul>" if remarks else "")
-    return [f"{cause.count:,}", _cell(listed, pluralize(len(listed), "kind")), why, _where(cause.source)]
-
-
-def _operator(o: OperatorStatistics) -> list[str]:
-    remark = f"<br/>{text(o.figures.remark)}" if o.figures.remark else ""
-    odd = f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
-    errors = [f"{o.figures.relative_error:.2g}{odd}", f"{o.eager_error:.2g}"]
-    return [f"{_code(f'{o.node} = {o.operator}')}{remark}", text(o.where), *errors, _where(o.source)]
+def _ratio(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "infinite"
 
 
 def _where(source: Source | None) -> str:
     if source is None:
         return '<span class="faint">unknown</span>'
-    return f"{text(source.place)}, in {text(source.function)}<br/>{_code(source.code)}"
-
-
-def _code(value: str) -> str:
-    return f"<code>{text(value)}</code>"
-
-
-def _link(target: str, shown: str) -> str:
-    return f'<a href="#{target}">{text(shown)}</a>'
-
-
-def _cell(entries: Sequence[str], summary: str) -> str:
-    """The entries, a line each; many are folded away behind ``summary``."""
-    if len(entries) <= _FEW:
-        return _lines(entries)
-    return f"<details><summary>{text(summary)}</summary>{_lines(entries)}</details>"
-
-
-def _lines(entries: Iterable[str]) -> str:
-    return "<br/>".join(_code(entry) for entry in entries)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *kinds: str, ids: Sequence[str] = ()) -> str:
-    """A table of cells that are HTML already. ``kinds``: the class of each column. ``ids``: of rows that have one."""
-    listed = list(rows)
-    classes = [f' class="{kind}"' if kind else "" for kind in kinds]
-    row_ids = [f' id="{ids[k]}"' if k < len(ids) and ids[k] else "" for k in range(len(listed))]
-    top = "".join(f'<th scope="col"{c}>{text(h)}</th>' for c, h in zip(classes, heads, strict=True))
-    body = (
-        f"<tr{row_ids[k]}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
-        for k, row in enumerate(listed)
-    )
-    return f'<div class="wide"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{"".join(body)}</tbody></table></div>\n'
+    return f"{text(source.place)}, in {text(source.function)}<br/>{code(source.code)}"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NotFullyDelegated
+from ..errors import InputError, NotFullyDelegated
 from ..io.escape import printable
-from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, pluralize
+from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, format_size, pluralize
 
 if TYPE_CHECKING:
-    from ..program.operators import OperatorVerification
+    from ..program.verify import Verification
 
 
 class Report:
@@ -119,14 +118,20 @@ class Report:
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
         }
 
-    def to_html(self, operators: Mapping[str, OperatorVerification] | None = None) -> str:
-        """As one page with a picture of each method; it refers to nothing outside, and runs no script.
+    def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
+        """As one page with a picture of each method; it refers to nothing outside, and runs its own script alone.
 
-        ``operators``: by method what ``verify(per_operator=True)`` found, which colours the pictures.
+        ``verifications``: by method what ``verify`` returned, which the page shows too; ``verify(per_operator=True)``
+        colours the pictures.
         """
+        from ..program.verify import Verification
         from .html import page
 
-        return page(self, operators or {})
+        for method, found in (verifications or {}).items():
+            if not isinstance(found, Verification):
+                text = f"method {method} has {type(found).__name__}, not what verify returned"
+                raise InputError("input-invalid", text, hint="to_html({'forward': lowered.verify(...)})")
+        return page(self, verifications)
 
     def to_text(self, verbose: bool = False) -> str:
         """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate.
@@ -142,8 +147,21 @@ class Report:
         return f"<Report: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, which keeps its style and the notebook's apart."""
-        return f'<iframe srcdoc="{html.escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
+        """Its tables, small; ``to_html`` has the pictures."""
+        from .tables import fragment
+
+        delegates = [
+            (row.method, row.name, row.backend, str(row.operator_count), format_size(row.bytes))
+            for row in self.delegates
+        ]
+        causes = [
+            (c.method, str(c.count), f"{c.backend}: {c.reason}", c.hint, str(c.source or "")) for c in self.causes
+        ]
+        sections = [
+            ("left to the host", ("method", "operators", "why", "hint", "first at"), causes),
+            ("delegates", ("method", "delegate", "backend", "operators", "size"), delegates),
+        ]
+        return fragment("Delegation report", [self.summary(), *self.notes], sections)
 
     def summary(self) -> str:
         """How much of the program is delegated, in one line."""

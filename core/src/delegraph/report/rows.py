@@ -93,7 +93,7 @@ class Cause:
     ``reason`` is that of the operator at which it begins; what only passes it on has its own in ``refusals``. ``hint``:
     what to do about it, if the backend says so. ``behind``: the operator that this comes from, if that is left to the
     host for a cause of its own; else "". ``frees``: how many operators the backend would take without this cause; None
-    if it was not asked.
+    if it was not asked. ``handles``: the debug handles of those that it keeps, in the order of the program.
     """
 
     method: str
@@ -103,6 +103,7 @@ class Cause:
     behind: str
     refusals: tuple[RefusalRow, ...]
     frees: int | None = None
+    handles: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def count(self) -> int:

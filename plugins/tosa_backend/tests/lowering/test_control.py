@@ -150,7 +150,7 @@ def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_e
     module, (given, *_) = WithConstant(branches_with_weights, weight, randn(4)).eval(), FAMILY.rows["cond-0"][1]
     whole, alone = lowered(module, given), lowered(module, given, target="TOSA-1.0+FP")
     assert (len(whole.delegates), whole.report.refusals) == (1, [])
-    assert [d.name for d in alone.delegates][2:] == ["true_graph_0.lowered_module_0", "false_graph_0.lowered_module_0"]
+    assert [d.name for d in alone.delegates][2:] == ["true_graph_0.lowered_module_2", "false_graph_0.lowered_module_3"]
     (refusal,) = alone.report.refusals
     assert refusal.reason == "TOSA COND_IF on bool needs EXT-CONTROLFLOW; target is PRO-FP"
     for each in (given, -given):

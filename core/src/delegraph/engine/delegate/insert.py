@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch.export import ExportedProgram
@@ -28,15 +28,17 @@ from .partition import Partition, Plan, Work
 from .state import stored_by_delegates
 
 
-def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int]) -> ExportedProgram:
+def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]) -> ExportedProgram:
     """The program with every partition replaced by a call of its module, in subgraphs first.
 
-    The calls get debug handles from ``handles``.
+    The calls get debug handles from ``handles``, and the modules names from ``names``, this graph's first.
     """
-    lowered = [(subgraph, insert_delegates(inner, work, handles)) for subgraph, inner in plan.inner]
+    taken = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
+    own = list(islice((name for name in names if name not in taken), len(plan.partitions)))
+    lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
-    host = _HostProgram(plan, dropped)
+    host = _HostProgram(plan, dropped, iter(own))
     for unit in plan.units:
         if isinstance(unit, Partition):
             host.call(unit, modules[unit.tag], next(handles))
@@ -57,13 +59,11 @@ class _HostProgram:
     ``dropped``: constants that calls no longer pass to their subgraphs, because delegates in those own them.
     """
 
-    def __init__(self, plan: Plan, dropped: Collection[Node]) -> None:
+    def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
         self.plan, self.dropped = plan, dropped
         self.graph = Graph(owning_module=plan.program.graph_module)
         self.env: dict[Node, Node] = {}
-        taken = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
-        names = (f"lowered_module_{k}" for k in itertools.count())
-        self.free_names = (name for name in names if name not in taken)
+        self.names = names
         self.modules: dict[str, LoweredBackendModule] = {}
         self.state = {n for p in plan.partitions for n in p.state}
         kept = [(node, spec) for node, spec in placeholders(plan.program) if self._stays(node)]
@@ -88,7 +88,7 @@ class _HostProgram:
 
     def call(self, partition: Partition, module: LoweredBackendModule, handle: int) -> None:
         """Call ``module``, with a cast wherever a value crosses the border in another type than it has."""
-        name = next(self.free_names)
+        name = next(self.names)
         self.modules[name] = module
         owner = self.graph.create_node("get_attr", name, name=name)
         owner.meta["val"] = None

@@ -1,10 +1,10 @@
 """Drawing graphs: boxes and wires, laid out in layers, as SVG for a page. It imports neither torch nor a plugin."""
 
 from ...io.escape import printable, text
-from .condense import condense
+from .condense import condense, overview
 from .picture import HEATS, Box, Picture, Wire
 from .style import STYLE, TONES, head
-from .svg import figure, svg, swatch
+from .svg import box_id, figure, share, svg, swatch
 
 __all__ = [
     "HEATS",
@@ -13,10 +13,13 @@ __all__ = [
     "Box",
     "Picture",
     "Wire",
+    "box_id",
     "condense",
     "figure",
     "head",
+    "overview",
     "printable",
+    "share",
     "svg",
     "swatch",
     "text",

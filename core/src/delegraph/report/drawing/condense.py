@@ -1,9 +1,12 @@
-"""Making large pictures smaller: a chain becomes one box, and if that is not enough, a stretch of the graph does."""
+"""Making large pictures smaller: a chain becomes one box, and if that is not enough, a stretch of the graph does.
+
+An overview is smaller in another way: it has the delegates, and little of what the host computes between them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .picture import Box, Picture, Wire, layers_of
 
@@ -11,6 +14,12 @@ LARGEST = 1000
 """Boxes that are drawn one by one."""
 STRETCHES = 300
 """Boxes of a picture that was condensed into stretches."""
+SMALL = 40
+"""Boxes of a picture that needs no overview."""
+_ISLANDS = 60
+"""Boxes that an overview draws apart from each other only because no wire joins them."""
+_ENDS = 4
+"""Inputs that an overview draws one by one, and outputs."""
 _OWNERS = 4
 """Owners that the box of several others names."""
 _CROSSED = 6
@@ -30,6 +39,51 @@ def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHE
         stretched = _merge(picture, _stretches(picture.boxes, size))
         if _fits(stretched, 2 * stretches):
             return stretched, _describe(picture, stretched, f"stretches of up to {size:,} operators are one box each")
+
+
+def overview(picture: Picture) -> Picture | None:
+    """Delegates one by one, and one box for all that the host computes between them; None where that leaves as much.
+
+    Boxes of the host are joined where as many delegates come before them, on the longest path: no wire leads up then.
+    """
+    orders = _orders(picture)
+    groups = _islands(picture, orders)
+    if len(set(groups)) > _ISLANDS + sum(box.kind == "backend" for box in picture.boxes):
+        groups = [i if picture.boxes[i].kind == "backend" else -order for i, order in enumerate(orders)]
+    small = _merge(picture, groups, dict(zip(groups, orders, strict=True)).__getitem__)
+    return small if len(picture.boxes) > SMALL and len(small.boxes) < len(picture.boxes) else None
+
+
+def _orders(picture: Picture) -> list[int]:
+    """A number for each box that no wire lowers: inputs, host, delegates, host below those, and so on, outputs."""
+    above = [0] * len(picture.boxes)  # delegates on the longest path to each box
+    for wire in sorted(picture.wires, key=lambda w: w.source):
+        passed = above[wire.source] + (picture.boxes[wire.source].kind == "backend")
+        for target in wire.targets:
+            above[target] = max(above[target], passed)
+    ends = {"input": 1, "output": 2 * len(above) + 4}
+    orders = [2 * depth + 2 + (box.kind == "backend") for depth, box in zip(above, picture.boxes, strict=True)]
+    return [ends.get(box.owner, order) for box, order in zip(picture.boxes, orders, strict=True)]
+
+
+def _islands(picture: Picture, orders: Sequence[int]) -> list[int]:
+    """The group of each box: those of one order that wires join, inputs and outputs where they are many."""
+    groups = list(range(len(picture.boxes)))
+
+    def root(i: int) -> int:
+        while groups[i] != i:
+            groups[i] = i = groups[groups[i]]
+        return i
+
+    for wire in picture.wires:
+        for target in wire.targets:
+            if orders[wire.source] == orders[target]:
+                groups[root(target)] = root(wire.source)
+    for end in ("input", "output"):
+        ends = [i for i, box in enumerate(picture.boxes) if box.owner == end]
+        for i in ends[1:] if len(ends) > _ENDS else ():
+            groups[i] = ends[0]
+    return [root(i) for i in range(len(groups))]
 
 
 def _describe(before: Picture, after: Picture, how: str) -> str:
@@ -79,11 +133,12 @@ def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
     return groups
 
 
-def _merge(picture: Picture, groups: Sequence[int]) -> Picture:
-    """A picture with a box for each group; a group is named by its first box."""
+def _merge(picture: Picture, groups: Sequence[int], order: Callable[[int], int] = lambda _: 0) -> Picture:
+    """A picture with a box for each group, in the order of their first boxes or first of all in ``order``."""
     members: dict[int, list[Box]] = {}
     for group, box in zip(groups, picture.boxes, strict=True):
         members.setdefault(group, []).append(box)
+    members = {group: members[group] for group in sorted(members, key=order)}
     place = {group: k for k, group in enumerate(members)}
     leaving: dict[int, tuple[dict[int, None], list[str]]] = {}
     for wire in picture.wires:
@@ -121,4 +176,5 @@ def _merge_boxes(boxes: list[Box]) -> Box:
         owner=boxes[0].owner if len(owners) == 1 else "several",
         count=sum(owners.values()),
         heat=max(b.heat for b in boxes),
+        about=tuple(dict.fromkeys(a for b in boxes for a in b.about)),
     )

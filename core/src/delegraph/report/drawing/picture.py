@@ -17,7 +17,8 @@ class Box:
 
     ``border`` is an input or output of the graph; ``several`` holds boxes of different owners. ``tone`` numbers the
     backend, for its colour. A ``marked`` box is one to look at: its operator was refused. ``link`` is the id of the
-    element of the page that tells more. ``owner`` (a noun) and ``count`` say what the box stands for when several are
+    element of the page that tells more; without one it is the first of ``about``, the ids of the elements that tell
+    about the box and can lead back to it. ``owner`` (a noun) and ``count`` say what the box stands for when several are
     drawn as one: ``3 host operators``. ``heat``, from 1 to ``HEATS``, colours it by how wrong its value is; 0 is not
     known.
     """
@@ -31,6 +32,7 @@ class Box:
     owner: str = "operator"
     count: int = 1
     heat: int = 0
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unicodedata import east_asian_width
 
 from ...io.escape import lines, text
@@ -14,21 +15,43 @@ _CHARACTERS = 31
 """Columns of a line in a box; the whole line is in the tooltip."""
 
 
-def figure(picture: Picture, title: str) -> str:
-    """The drawing in a frame that scrolls, also by keyboard. A large picture is condensed, and a note says so."""
+def figure(picture: Picture, title: str, id: str = "") -> str:
+    """The drawing in a frame that scrolls, also by keyboard. A large picture is condensed, and a note says so.
+
+    ``id`` begins the ids of boxes: see ``box_id``.
+    """
     small, left_out = condense(picture)
     note = f"<p>{text(left_out)}</p>\n" if left_out else ""
     frame = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
-    return f"{note}{frame}\n{svg(small, f'{len(small.boxes)} boxes, {len(small.wires)} values')}</div>\n"
+    return f"{note}{frame}\n{svg(small, f'{len(small.boxes)} boxes, {len(small.wires)} values', id)}</div>\n"
 
 
-def svg(picture: Picture, label: str) -> str:
+def svg(picture: Picture, label: str, id: str = "") -> str:
     """The drawing; ``label`` describes it to screen readers."""
     layout = lay_out(picture)
     size = f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width} {layout.height}"'
     wires = [_wire(wire, legs) for wire, legs in zip(picture.wires, layout.routes, strict=True) if legs]
-    boxes = map(_box, picture.boxes, layout.places)
+    ids = [box_id(id, k) if id and box.about else "" for k, box in enumerate(picture.boxes)]
+    boxes = map(_box, picture.boxes, layout.places, ids)
     return "".join([f'<svg {size} role="group" aria-label="{text(label)}">\n', *wires, *boxes, "</svg>\n"])
+
+
+def box_id(id: str, box: int) -> str:
+    """The id of a box that is ``about`` something, in the picture ``id``."""
+    return f"{id}b{box}"
+
+
+def share(parts: Sequence[tuple[str, int, str]]) -> str:
+    """A bar of parts side by side: of each its classes, its size, and what is said of it."""
+    total, left, drawn = sum(size for _, size, _ in parts) or 1, 0.0, []
+    for classes, count, what in parts:
+        width = 1000 * count / total
+        place = f'x="{left:.2f}" y="0" width="{width:.2f}" height="10"'
+        drawn.append(f'<g class="{classes}"><title>{text(what)}</title><rect {place}/></g>')
+        left += width
+    label = text(", ".join(what for _, _, what in parts))
+    size = 'viewBox="0 0 1000 10" preserveAspectRatio="none"'
+    return f'<svg class="share" {size} role="img" aria-label="{label}">{"".join(drawn)}</svg>\n'
 
 
 def swatch(classes: str) -> str:
@@ -50,7 +73,7 @@ def _path(leg: Leg) -> str:
     return f"M{leg.x1} {leg.y1}{down}C{leg.x1} {below + bend} {leg.x2} {leg.y2 - bend} {leg.x2} {leg.y2}{arrow}"
 
 
-def _box(box: Box, place: Place) -> str:
+def _box(box: Box, place: Place, id: str) -> str:
     area = f'<rect x="{place.x}" y="{place.y}" width="{place.width}" height="{place.height}" rx="4"/>'
     free = _CHARACTERS - 2 * box.marked
     shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.lines))
@@ -58,8 +81,11 @@ def _box(box: Box, place: Place) -> str:
     tooltip = f"<title>{lines(box.tooltip or box.lines)}</title>"
     look = f"t{box.tone % TONES}" if box.kind == "backend" else box.kind
     look += " marked" * box.marked + (f" e{box.heat}" if box.heat else "")
-    drawn = f'<g class="{look}">{tooltip}{area}{shown}{mark}</g>'
-    return f'<a href="#{box.link}">{drawn}</a>\n' if box.link else f"{drawn}\n"
+    named = f' id="{id}"' if id else ""
+    drawn = f'<g{named} class="{look}">{tooltip}{area}{shown}{mark}</g>'
+    link = box.link or (box.about[0] if box.about else "")
+    kind = ' class="delegate"' if box.kind == "backend" and box.link else ""
+    return f'<a{kind} href="#{link}">{drawn}</a>\n' if link else f"{drawn}\n"
 
 
 def _line(k: int, line: str, place: Place) -> str:

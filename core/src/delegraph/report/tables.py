@@ -1,0 +1,98 @@
+"""Tables of pages, in HTML; what a cell is made of; and pages and notebook cells that hold nothing but tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .drawing import head, text
+
+FEW = 4
+"""Entries that a cell of a table shows without being unfolded."""
+Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, heads and rows, all of text."""
+
+
+def tables(title: str, sections: Iterable[Section]) -> str:
+    """A page of tables alone. A table without rows is left out."""
+    parts = [head(title, viewer=False), f"<body>\n<header><h1>{text(title)}</h1></header>\n"]
+    for name, heads, rows in sections:
+        if rows:
+            cells = [[text(cell) for cell in row] for row in rows]
+            parts.append(f"<h2>{text(name)}</h2>\n{table(heads, cells, *['text'] * len(heads))}")
+    return "".join([*parts, "</body></html>\n"])
+
+
+def fragment(title: str, lines: Iterable[str], sections: Iterable[Section], longest: int = 12) -> str:
+    """The same for a cell of a notebook, which has a style of its own: no style sheet, no script, no ids.
+
+    Of each table the first ``longest`` rows; ``lines`` of text come before them.
+    """
+    parts = [f"<div><strong>{text(title)}</strong>", *(f"<div>{text(line)}</div>" for line in lines)]
+    for name, heads, rows in sections:
+        if rows:
+            top = "".join(f"<th>{text(h)}</th>" for h in heads)
+            body = "".join(
+                "<tr>" + "".join(f"<td>{text(cell, _LONGEST_CELL)}</td>" for cell in row) + "</tr>"
+                for row in rows[:longest]
+            )
+            more = f"<div>and {len(rows) - longest:,} more</div>" if len(rows) > longest else ""
+            shown = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+            parts.append(f"<div>{text(name)}</div><table>{shown}</table>{more}")
+    return "".join([*parts, "</div>"])
+
+
+_LONGEST_CELL = 300
+"""Characters of a cell in a notebook."""
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *kinds: str, ids: Sequence[str] = (), around: str = "wide"
+) -> str:
+    """A table of cells that are HTML already.
+
+    ``kinds``: the class of each column. ``ids``: of rows that have one. ``around``: the class of the frame.
+    """
+    listed = list(rows)
+    classes = [f' class="{kind}"' if kind else "" for kind in kinds]
+    row_ids = [f' id="{ids[k]}"' if k < len(ids) and ids[k] else "" for k in range(len(listed))]
+    top = "".join(f'<th scope="col"{c}>{text(h)}</th>' for c, h in zip(classes, heads, strict=True))
+    body = (
+        f"<tr{row_ids[k]}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
+        for k, row in enumerate(listed)
+    )
+    frame = f'<div class="{around}"' + (' tabindex="0" role="region"' if around == "short" else "") + ">"
+    return f"{frame}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{''.join(body)}</tbody></table></div>\n"
+
+
+def code(value: str) -> str:
+    return f"<code>{text(value)}</code>"
+
+
+def link(target: str, shown: str) -> str:
+    return f'<a href="#{target}">{text(shown)}</a>'
+
+
+def cell(entries: Sequence[str], summary: str) -> str:
+    """The entries, a line each; many are folded away behind ``summary``."""
+    if len(entries) <= FEW:
+        return lines(entries)
+    return f"<details><summary>{text(summary)}</summary>{lines(entries)}</details>"
+
+
+def lines(entries: Iterable[str]) -> str:
+    """A line of code for each."""
+    return "<br/>".join(code(entry) for entry in entries)
+
+
+def places(boxes: Sequence[str], longest: int = 8) -> str:
+    """Links to boxes of a picture, by number; many are folded away."""
+    linked = [link(box, f"{k}") for k, box in enumerate(boxes, start=1)]
+    if len(linked) <= longest:
+        return " ".join(linked) or '<span class="faint">none</span>'
+    rest = " ".join(linked[longest : longest + _LINKED])
+    end = " …" if len(linked) > longest + _LINKED else ""
+    return f"{' '.join(linked[:longest])} <details><summary>more</summary>{rest}{end}</details>"
+
+
+_LINKED = 200
+"""Links of one cell that are folded away; a cause may have thousands of boxes."""
