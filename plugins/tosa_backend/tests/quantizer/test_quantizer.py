@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import delegraph
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 pytestmark = pytest.mark.filterwarnings("ignore")
 aten = torch.ops.aten
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
+BORDERS = {f"quantized_decomposed.{name}_per_tensor.default" for name in ("quantize", "dequantize")}
 
 
 def quantizer(*args, **kwargs):
@@ -132,28 +135,47 @@ def test_int16_activations_have_no_zero_point():
     assert {n.args[2] for n in calls(found, ".quantize_per_tensor")} == {0}
 
 
-@pytest.mark.parametrize(
-    ("mask", "activations", "integers"),
-    [
-        (None, torch.int8, True),
-        (torch.ones(4, 4).tril().bool(), torch.int8, True),
-        (torch.ones(4, 4).tril().log(), torch.int8, False),
-        (None, torch.int16, False),
-    ],
-    ids=["whole", "hidden", "added", "int16"],
-)
-def test_attention_that_integers_refuse_stays_in_floats(mask, activations, integers):
-    class Attention(nn.Module):
-        def forward(self, x):
-            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask).relu()
+class Attention(nn.Module):
+    """Scores are hidden by ``hide``, which takes them and what is seen; or attention is whole, with a ``mask``."""
 
-    x = torch.randn(1, 4, 8)
-    found = delegraph.quantize(Attention().eval(), [x], quantizer=quantizer(precision(activations=activations)))
-    (attention,) = calls(found, "scaled_dot_product_attention")
-    assert ("dequantize" in str(attention.args[0].target)) is integers
-    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+FP+INT+int16"}})
-    assert len(lowered.delegates) == 1
-    torch.testing.assert_close(lowered(x), found.module(check_guards=False)(x), rtol=0, atol=0.05)
+    def __init__(self, hide=None, mask=None):
+        super().__init__()
+        self.hide = hide
+        self.register_buffer("mask", mask)
+
+    def forward(self, x, seen):
+        if self.hide is None:
+            return F.scaled_dot_product_attention(x, x, x, seen if self.mask is None else self.mask)
+        return self.hide(x @ x.transpose(-2, -1) / 4, seen).softmax(-1) @ x
+
+
+LOWEST = torch.finfo(torch.float32).min
+FUTURE = torch.ones(4, 4).tril().log()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Attention(),
+        Attention(mask=FUTURE),
+        Attention(mask=FUTURE.clamp_min(LOWEST)),
+        Attention(lambda scores, seen: scores.masked_fill(~seen, -math.inf)),
+        Attention(lambda scores, seen: scores + torch.where(seen, 0.0, LOWEST)),
+        Attention(lambda scores, seen: scores + FUTURE),
+    ],
+    ids=["truth", "infinity", "lowest", "filled", "chosen", "added"],
+)
+@pytest.mark.parametrize("activations", [torch.int8, torch.int16], ids=str)
+def test_masks_have_no_scale_and_attention_no_floats(module, activations):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, 4, 8, generator=generator), torch.ones(4, 4).tril().bool()
+    found = delegraph.quantize(module.eval(), [inputs], quantizer=quantizer(precision(activations=activations)))
+    scales = [n.args[1] for n in calls(found, "quantize_per_tensor")]
+    assert 0 < max(scales) < 0.1
+    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
+    assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
+    wanted = found.module(check_guards=False)(*inputs)
+    torch.testing.assert_close(lowered(*inputs), wanted, rtol=0, atol=1.01 * calls(found, "dequantize")[-1].args[1])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from delegraph.errors import Unsupported
 from delegraph.exported_program import constant_placeholders, constant_tensor, placeholders
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..ir.graph import Value
+from ..ir.graph import Literal, Value
 from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
@@ -35,6 +36,8 @@ class Fact(NamedTuple):
     type: Type
     constant: bool
     range: Range | None
+    number: float | None = None
+    """The element of a constant of floats that has but one."""
 
     @staticmethod
     def of(value: Value) -> Fact:
@@ -43,7 +46,8 @@ class Fact(NamedTuple):
 
     def value(self) -> Value:
         """A value of which no more is known."""
-        made = Value(self.type, ABSENT if self.constant else None)
+        known = None if self.number is None else Literal(np.full(self.type.shape, self.number, np.float32))
+        made = Value(self.type, known or (ABSENT if self.constant else None))
         made.range = self.range
         return made
 
@@ -76,17 +80,20 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
             return None
         if node not in facts:
             type = type_of(node.meta["val"], f"the constant {node.name}")
-            tensor = constant_tensor(program, specs[node]) if type.dtype in READ else None
-            facts[node] = Fact(type, True, _range_of_tensor(tensor))
+            facts[node] = _fact_of(type, constant_tensor(program, specs[node]))
         return facts[node]
 
     return fact
 
 
-def _range_of_tensor(tensor: torch.Tensor | None) -> Range | None:
-    if tensor is None or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
-        return None
-    return range_of(constant_of("", tensor))
+def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
+    """Of a constant; of floats a single one is read: a limit, a factor, what hides."""
+    is_number = type.dtype is DType.FP32 and set(type.shape) <= {1}
+    if not (is_number or type.dtype in READ) or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
+        return Fact(type, True, None)
+    if is_number:
+        return Fact(type, True, None, tensor.item())
+    return Fact(type, True, range_of(constant_of("", tensor)))
 
 
 class DryRun(Interpreter):
@@ -133,7 +140,9 @@ class DryRun(Interpreter):
         try:
             kept = self.memo[key]
         except KeyError:
-            kept = self.memo[key] = self._attempt(node, arguments)
+            kept = self._attempt(node, arguments)
+            if not isinstance(kept, Lazy):
+                self.memo[key] = kept
         if isinstance(kept, str):
             raise refused(kept)
         result: Result = _revive(kept)
@@ -193,10 +202,12 @@ def _key(argument: Any) -> Hashable:
 def _summarize(result: Result) -> Any:
     if isinstance(result, tuple):
         return [_summarize(value) for value in result]
-    return None if result is None else Fact.of(result)
+    return result if result is None or isinstance(result, Lazy) else Fact.of(result)
 
 
 def _revive(kept: Any) -> Any:
     if isinstance(kept, list):
         return tuple([_revive(one) for one in kept])
+    if isinstance(kept, Lazy):
+        return kept
     return None if kept is None else kept.value()

@@ -25,15 +25,15 @@ from .torch_types import TORCH_DTYPES, refused
 
 Shape = tuple[int, ...]
 
-FOLDED_BYTES = 64 * 1024
-"""A folded constant may be this large even if its operands are smaller; a larger one would make the file explode."""
-
 
 class Emitter:
     """Makes operators for the target ``spec``.
 
     ``operators`` are those made so far, ``source`` is where the next ones come from.
     """
+
+    folded_bytes = 64 * 1024
+    """A folded constant may be this large even if its operands are smaller; larger ones would make the file explode."""
 
     def __init__(self, spec: TosaSpec) -> None:
         self.spec = spec
@@ -83,7 +83,7 @@ class Emitter:
         key = (cls, *inputs, repr(attributes))
         if key not in self._constants:
             operator, types = self._inferred(cls, inputs, attributes)
-            if not _fits(inputs, types):
+            if _bytes(types) > max(self.folded_bytes, _bytes([v.type for v in inputs])):
                 return self._appended(operator, types)
             operator.outputs = tuple([Value(type, Folded(operator, i)) for i, type in enumerate(types)])
             _bound_results(operator)
@@ -184,12 +184,6 @@ def _all_constant(values: Sequence[Value]) -> bool:
         if value.constant is None:
             return False
     return True
-
-
-def _fits(inputs: Sequence[Value], types: Sequence[Type]) -> bool:
-    """Whether a folded constant does not make the file explode."""
-    size = _bytes(types)
-    return size <= FOLDED_BYTES or size <= _bytes([v.type for v in inputs])
 
 
 def _bytes(types: Sequence[Type]) -> int:

@@ -1,4 +1,6 @@
-"""Functions of int16: a TABLE has an entry for every 128th integer only, and is linear between them.
+"""Functions of int8 are a TABLE, or several where the results have more bits.
+
+Of int16 a TABLE has an entry for every 128th integer only, and is linear between them.
 
 Where that is too coarse, a second TABLE has what rounding took from the entries of the first. Where the function bends
 too much for both, all its values are a constant that GATHER reads.
@@ -19,6 +21,7 @@ REST = 14
 EQUAL = 0.99
 """The share of integers that interpolation has to give as they are wanted; the others may be one step off."""
 INT16_VALUES = 1 << 16
+Entries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def interpolating_tables(steps: Array, wanted: Array, zero_point: int) -> list[Array]:
@@ -63,3 +66,16 @@ def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
     table = literal(values.reshape(1, -1, 1), dtype, ARRAY_DTYPES[dtype])
     found = t.gather(table, t.reshape(index, (1, math.prod(q.shape))))
     return t.reshape(found, q.shape)
+
+
+def looked_up(t: Tosa, index: Value, entries: Entries) -> Value:
+    """index int8 [*S], 256 entries -> int32 [*S]: TABLE has 8 bits, so one for each 8 of theirs."""
+    parts: list[Value] = []
+    while not parts or np.abs(entries).max() > 0:
+        upper = (entries + 128) >> 8
+        parts.append(literal(entries - 256 * upper, DType.INT8, np.int8))
+        entries = upper
+    y = t.cast(t.table(index, parts[-1]), DType.INT32)
+    for part in parts[-2::-1]:
+        y = t.add(t.left_shift(y, 8), t.cast(t.table(index, part), DType.INT32))
+    return y

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ..ir.graph import Value, literal
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from .builder import Shape, Tosa
-from .interpolation import gathered, interpolating_tables, table_sums
+from .interpolation import gathered, interpolating_tables, looked_up, table_sums
 from .quantization import Quantization, Scale, multipliers
 from .ranges import Range, inside, range_of, range_of_type
 from .torch_types import refused
@@ -26,6 +27,8 @@ from .torch_types import refused
 Function = Callable[[Tosa, Value], Value]
 SMALL = (DType.INT8, DType.INT16)
 """What activations are quantized to; wider integers are sums and products that nothing has quantized yet."""
+BITS = 29
+"""Wider integers have at most so many bits beside the sign: RESCALE takes values below 2**(shift - 1) only."""
 
 
 class Lazy(Value):
@@ -43,6 +46,10 @@ class Lazy(Value):
     def real(self, t: Tosa) -> Value:
         """The elements, computed; Unsupported if the target has no floats."""
         raise NotImplementedError
+
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """No element above ``least`` is farther from zero; infinite if nothing says how far they are."""
+        return math.inf
 
     def pointwise(self) -> Pointwise | None:
         """The same as a function of one integer of 8 or 16 bits; None if it is no such function."""
@@ -76,6 +83,9 @@ class Scaled(Lazy):
             product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
         return product if self.scale.factor == 1 and self.scale.tensors else t.mul(product, self.scale.factor)
 
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        return self.size * self.scale.factor if not self.scale.tensors and self.size < 1 << 31 else math.inf
+
     def pointwise(self) -> Pointwise | None:
         return Pointwise(self, _itself) if self.is_small else None
 
@@ -85,6 +95,12 @@ class Scaled(Lazy):
     def is_like(self, other: Scaled) -> bool:
         """Whether it is the same integers in the same quantization."""
         return self.q is other.q and (self.scale, self.zero_point) == (other.scale, other.zero_point)
+
+    @property
+    def size(self) -> int:
+        """The largest distance of an integer from the zero point."""
+        low, high = range_of(self.q)
+        return max(abs(low - self.zero_point), abs(high - self.zero_point))
 
     @property
     def is_small(self) -> bool:
@@ -113,6 +129,10 @@ class Clamped(Lazy):
     def real(self, t: Tosa) -> Value:
         return t.clamp(self.of.real(t), self.low, self.high)
 
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        most = self.of.reach(t, least)
+        return most if math.isinf(most) else min(most, max(abs(self.low), abs(self.high)))
+
     def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
         """The same in the quantization of ``of``; Unsupported if a limit lies between two of its integers."""
         scale, (least, most) = of.scale.factor, range_of_type(of.q.dtype)
@@ -132,6 +152,8 @@ class Clamped(Lazy):
 
 BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
 """All integers of 8 and of 16 bits."""
+BYTES_OF_ENTRIES = 4 * len(SHORTS)
+"""What the function of all of them may take while it is computed; no file has it."""
 KNOTS = range(-32768, 32769, 128)
 """Those for which a TABLE of int16 has entries; the last one is none of them (specification: TABLE)."""
 
@@ -154,8 +176,10 @@ class Pointwise(Lazy):
         q = self.source.q
         if q.dtype is DType.INT16:
             return self._of_int16(t, to)
-        t.require(to.dtype is DType.INT8, f"a TABLE of int8 has no entries of {to.dtype}")
-        return limit(t, t.table(q, quantized(t, self.entries(t, BYTES), to)), *to.range)
+        entries = quantized(t, self.entries(t, BYTES), to)
+        if to.dtype is not DType.INT8:
+            return t.cast(looked_up(t, q, materialize(entries).astype(np.int64)), to.dtype)
+        return limit(t, t.table(q, entries), *to.range)
 
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
         """By interpolation where that comes near enough, else from a constant with all values."""
@@ -168,6 +192,11 @@ class Pointwise(Lazy):
         sums, bits = table_sums(t, q, tables)
         return Scaled(sums, Scale(to.scale / 2.0**bits)).integer(t, to)
 
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
+        found = materialize(self.entries(t, domain))
+        return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
+
     def truth(self, t: Tosa) -> Value:
         """What it computes, if that is truth values: a lookup of 0 and 1."""
         q = self.source.q
@@ -179,7 +208,9 @@ class Pointwise(Lazy):
         """The constant [N] of the function at these integers, fp32 or bool."""
         dtype = DType.INT8 if domain is BYTES else DType.INT32
         places = t.once(domain, lambda: literal(np.array(domain), dtype, dtype.name.lower()))
-        found = self.function(t, Scaled(places, self.source.scale, self.source.zero_point).real(t))
+        folding = copy(t)
+        folding.folded_bytes = BYTES_OF_ENTRIES
+        found = self.function(folding, Scaled(places, self.source.scale, self.source.zero_point).real(folding))
         t.require(found.constant is not None and found.shape == places.shape, "it is no function of each element alone")
         return found
 
@@ -205,6 +236,9 @@ class Moved(Lazy):
     def integer(self, t: Tosa, to: Quantization) -> Value:
         return self.move(t, self.of.integer(t, to))
 
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        return self.of.reach(t, least)
+
     def real(self, t: Tosa) -> Value:
         return self.move(t, self.of.real(t))
 
@@ -220,6 +254,9 @@ class Joined(Lazy):
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         return self.join(t, [integer(t, part, to) for part in self.parts])
+
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        return max([reach(t, part, least) for part in self.parts])
 
     def real(self, t: Tosa) -> Value:
         return self.join(t, [real(t, part) for part in self.parts])
@@ -242,16 +279,28 @@ def integer(t: Tosa, value: Value, to: Quantization) -> Value:
     """The integers of a lazy value or of a constant; Unsupported for floats that are computed."""
     if isinstance(value, Lazy):
         return value.integer(t, to)
-    t.require(value.constant is not None, f"the operand {value!r} is computed in floats")
+    fixed_point = to.dtype is DType.INT32 and "FP" in t.spec.profiles
+    t.require(value.constant is not None or fixed_point, f"the operand {value!r} is computed in floats")
     return quantized(t, value, to)
+
+
+def reach(t: Tosa, value: Value, least: float) -> float:
+    """As ``Lazy.reach``; infinite for floats that are computed."""
+    if isinstance(value, Lazy):
+        return value.reach(t, least)
+    if value.constant is None:
+        return math.inf
+    elements = materialize(value)
+    return float(np.abs(elements, out=np.zeros_like(elements), where=~(elements < least)).max())
 
 
 def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
     """fp32 [*S] -> integers [*S], as ``quantize_per_tensor`` computes it: times the inverse scale, to even, limited."""
     scaled = t.clamp(t.mul(x, 1 / to.scale), float(to.low - to.zero_point), float(to.high - to.zero_point))
-    if to.zero_point == 0:
-        return t.cast(scaled, to.dtype)
-    return t.cast(t.add(t.cast(scaled, DType.INT32), to.zero_point), to.dtype)
+    y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
+    found = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
+    found.range = to.range
+    return found
 
 
 def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
@@ -261,7 +310,9 @@ def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
     if q.dtype in SMALL:
         limited = t.clamp(q, low, high)
     else:
-        limited = t.minimum(t.maximum(q, low), high)
+        least, most = range_of(q)
+        above = q if low <= least else t.maximum(q, low)
+        limited = above if most <= high else t.minimum(above, high)
     limited.range = (low, high)
     return limited
 

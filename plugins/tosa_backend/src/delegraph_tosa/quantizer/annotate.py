@@ -22,6 +22,7 @@ from ..lowering import INTEGER_RULES, RULES, computes_in_integers
 from ..lowering.integer import activations, moves
 from ..lowering.quantized_calls import is_pointwise
 from . import specs
+from .masks import hiding, is_float, packet
 from .settings import Precision, Setting, Settings, expect_operator, expect_setting, type_name
 
 aten = torch.ops.aten
@@ -44,6 +45,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         self._settings = Settings(precision)
         self._qat = qat
         self._inputs = self._outputs = True
+        self._hiding: set[Node] = set()
 
     def set_global(self, setting: Setting) -> TOSAQuantizer:
         """For everything that nothing else is set for."""
@@ -78,9 +80,10 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
     def annotate(self, model: GraphModule) -> GraphModule:
         """Called by ``prepare_pt2e``. Raises OptionError for settings of a module that is not there."""
         self._settings.expect_names(model.graph)
+        self._hiding = hiding(model.graph.nodes)
         chosen = {n: precision for n in model.graph.nodes if (precision := self._precision(n)) is not None}
         for node, precision in chosen.items():
-            node.meta[KEY] = _Call(node, precision, chosen, self._qat).annotation()
+            node.meta[KEY] = _Call(node, precision, chosen, self._hiding, self._qat).annotation()
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -96,21 +99,22 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         target = functional(node.target)
         if not computes_in_integers(target) and not belongs_to_convolution(node):
             return None
-        if not any(map(is_float, node.all_input_nodes)):
+        if not any(is_float(n) and n not in self._hiding for n in node.all_input_nodes):
             return None
         at_input = any(n.op == "placeholder" for n in node.all_input_nodes)
         at_output = any(n.op == "output" for n in node.users)
         if (at_input and not self._inputs) or (at_output and not self._outputs):
             return None
-        setting = self._settings.of(node, target)
-        return None if setting is None or is_refused_attention(node, setting) else setting
+        return self._settings.of(node, target)
 
 
 class _Call:
     """One call, with what is quantized around it."""
 
-    def __init__(self, node: Node, precision: Precision, chosen: dict[Node, Precision], qat: bool) -> None:
-        self.node, self.precision, self.chosen, self.qat = node, precision, chosen, qat
+    def __init__(
+        self, node: Node, precision: Precision, chosen: dict[Node, Precision], hiding: set[Node], qat: bool
+    ) -> None:
+        self.node, self.precision, self.chosen, self.hiding, self.qat = node, precision, chosen, hiding, qat
         self.target = functional(node.target)
 
     def annotation(self) -> QuantizationAnnotation:
@@ -122,18 +126,20 @@ class _Call:
         named = arguments(self.node)
         plain = specs.activation(self.precision, self.qat)
         x, weight = named.get("input"), named.get("weight")
-        if _packet(self.target) in NORMS:
+        if packet(self.target) in NORMS:
             return self._unless_joined({x: plain})
         if isinstance(x, Node) and isinstance(weight, Node):
             return self._weighted(x, weight, named.get("bias"))
-        floats = [n for n in self.node.all_input_nodes if is_float(n)]
-        if _packet(self.target) in JOINS:
+        floats = [n for n in self.node.all_input_nodes if is_float(n) and n not in self.hiding]
+        if packet(self.target) == "scaled_dot_product_attention":
+            floats = list(dict.fromkeys(named[name] for name in ("query", "key", "value")))
+        if packet(self.target) in JOINS:
             shared = SharedQuantizationSpec((floats[0], self.node))
             return {n: shared if k else plain for k, n in enumerate(floats)}
         return self._unless_joined(dict.fromkeys(floats, plain))
 
     def _weighted(self, x: Node, weight: Node, bias: Any) -> dict[Node, QuantizationSpecBase | None]:
-        turned = _packet(self.target).startswith("conv_transpose")
+        turned = packet(self.target).startswith("conv_transpose")
         found: dict[Node, QuantizationSpecBase | None] = {
             x: specs.activation(self.precision, self.qat),
             weight: specs.weight(self.precision, 1 if turned else 0, self.qat),
@@ -147,7 +153,7 @@ class _Call:
         return {n: spec for n, spec in operands.items() if not self._continues(n, self.node)}
 
     def _result(self) -> QuantizationSpecBase | None:
-        if not is_float(self.node):
+        if not is_float(self.node) or self.node in self.hiding:
             return None
         if len(self.node.users) == 1 and self._continues(self.node, next(iter(self.node.users))):
             return None
@@ -156,7 +162,7 @@ class _Call:
             assert isinstance(source, Node)
             first = next(n for n in source.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, source))
-        if _packet(self.target) in (*moves.MOVES, *JOINS):
+        if packet(self.target) in (*moves.MOVES, *JOINS):
             first = next(n for n in self.node.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, self.node))
         return specs.fixed(self.precision, self.target) or specs.activation(self.precision, self.qat)
@@ -168,24 +174,19 @@ class _Call:
         if before not in self.chosen or before.target is operator.getitem:
             return False
         made, uses = functional(before.target), functional(after.target)
-        if _packet(uses) == "batch_norm":
-            return True  # it was chosen, so it is that of a convolution
-        if is_limit(uses):
-            return _packet(made) not in moves.MOVES
+        if belongs_to_convolution(after):
+            return True
+        if is_limit(uses) or is_scaling(after):
+            return packet(made) not in moves.MOVES
         return is_table(before) and is_table(after) and not is_limit(made)
 
 
 def functional(target: Any) -> Any:
     """``relu_.default`` -> ``relu.default``: a program is lowered without writes."""
-    packet = _packet(target)
-    if packet.endswith("_") and not packet.startswith("_"):
-        return getattr(getattr(aten, packet[:-1], None), target._overloadname, target)
+    name = packet(target)
+    if name.endswith("_") and not name.startswith("_"):
+        return getattr(getattr(aten, name[:-1], None), target._overloadname, target)
     return target
-
-
-def _packet(target: Any) -> str:
-    """``conv2d`` of ``aten.conv2d.default``."""
-    return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -195,16 +196,16 @@ def arguments(node: Node) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def is_float(node: Node) -> bool:
-    """Whether its value is a tensor of float32."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
-
-
 def is_limit(target: Any) -> bool:
     """relu, clamp and the like, whose integer rule limits what is before them."""
     rule = INTEGER_RULES.get(target)
     return rule is not None and getattr(rule, "__module__", "") == activations.__name__
+
+
+def is_scaling(node: Node) -> bool:
+    """Whether a call multiplies by a positive number, which is part of the scale."""
+    other = node.args[1] if len(node.args) == 2 else None
+    return packet(functional(node.target)) in ("mul", "div") and isinstance(other, (int, float)) and other > 0
 
 
 def is_table(node: Node) -> bool:
@@ -214,20 +215,12 @@ def is_table(node: Node) -> bool:
     return len(tensors) == 1 and target in RULES and is_pointwise(target, RULES[target])
 
 
-def is_refused_attention(node: Node, precision: Precision) -> bool:
-    """Whether a call is attention that its integer rule refuses: of int16, or with a mask that is added."""
-    if node.target is not aten.scaled_dot_product_attention.default:
-        return False
-    mask = arguments(node).get("attn_mask")
-    return precision.activations is torch.int16 or (isinstance(mask, Node) and is_float(mask))
-
-
 def belongs_to_convolution(node: Node) -> bool:
     """Whether a batch norm becomes part of the convolution before it, as torchao does when training ends."""
     source = node.args[0]
     return (
-        _packet(node.target) == "batch_norm"
+        packet(node.target) == "batch_norm"
         and isinstance(source, Node)
-        and _packet(source.target).startswith("conv")
+        and packet(source.target).startswith("conv")
         and len(source.users) == 1
     )

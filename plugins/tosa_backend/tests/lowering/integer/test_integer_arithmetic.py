@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from ...support.quantized_cases import IntegerFamily
+from ...support.rule_cases import randn
 
 FAMILY = IntegerFamily()
+ROW = randn(7)
 TWO = (3, 20, 7), (3, 20, 7)
 
 FAMILY.case("add", torch.add, *TWO)
@@ -22,6 +24,13 @@ FAMILY.case("gt", torch.gt, *TWO)
 FAMILY.case("le", torch.le, *TWO)
 FAMILY.case("sum", lambda x: x.sum(1), (2, 16, 9))
 
+FAMILY.case("sum-whole", lambda x: x.sum(), (2, 16, 9))
+FAMILY.case("sum-of-functions", lambda x, y: F.silu(x) * y - 2 * torch.sigmoid(y), *TWO)
+FAMILY.case("divide", lambda x, y: (x / y).clamp(-2, 2), *TWO)
+FAMILY.case("plus-constant", lambda x: 0.5 - (x + ROW) * 2, (3, 20, 7))
+FAMILY.case("times-constant", lambda x: x * ROW, (3, 20, 7))
+FAMILY.case("above-constant", lambda x: torch.maximum(x, 0.1 * ROW), (3, 20, 7))
+
 FAMILY.case("relu", torch.relu, (3, 50, 7))
 FAMILY.case("clamp", lambda x: x.clamp(-0.1, 0.3), (3, 50, 7))
 for name, function in {
@@ -34,6 +43,7 @@ for name, function in {
     "plus-number": lambda x: x + 1.5,
     "hardswish-in-pieces": lambda x: x * (F.relu6(x + 3) / 6),
     "above-number": lambda x: x > 0.01,
+    "sign": torch.sign,
 }.items():
     FAMILY.case(name, function, (3, 50, 7))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +11,6 @@ from ...support.quantized_cases import IntegerFamily
 from ...support.rule_cases import WithConstant, randn
 
 FAMILY = IntegerFamily()
-BYTES = [torch.int8]
 
 
 def layer_norm(weight, bias, x):
@@ -21,30 +22,31 @@ FAMILY.case("softmax-middle", lambda x: x.softmax(1), (3, 50, 6))
 FAMILY.case("layer-norm", WithConstant(layer_norm, randn(192) + 0.5, 0.3 * randn(192)), (2, 5, 192))
 FAMILY.case("layer-norm-plain", lambda x: F.layer_norm(x, (7, 16)), (3, 7, 16))
 affine = WithConstant(layer_norm, randn(48), randn(48))
-FAMILY.case("layer-norm-below-eps", affine, (7, 48), dtypes=BYTES, magnitudes=(-7, -6))
+FAMILY.case("layer-norm-below-eps", affine, (7, 48), dtypes=[torch.int8], magnitudes=(-7, -6))
 FAMILY.case("rms-norm", WithConstant(lambda w, x: F.rms_norm(x, w.shape, w), randn(64)), (3, 7, 64))
 FAMILY.case("group-norm", WithConstant(lambda w, b, x: F.group_norm(x, 4, w, b), randn(8), randn(8)), (2, 8, 5, 5))
 
 HEADS = (2, 3, 20, 16)
-FAMILY.case("attention", F.scaled_dot_product_attention, HEADS, HEADS, HEADS, dtypes=BYTES)
-FAMILY.case(
-    "attention-causal",
-    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-    *[(1, 2, 32, 16)] * 3,
-    dtypes=BYTES,
-)
-FAMILY.case(
-    "attention-masked",
-    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, k[..., :1].transpose(-2, -1) > 0),
-    *[(1, 2, 32, 16)] * 3,
-    dtypes=BYTES,
-)
-FAMILY.case(
-    "attention-blind",
-    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, q[..., :1] > 0),
-    *[(1, 2, 32, 16)] * 3,
-    dtypes=BYTES,
-)
+FAMILY.case("attention", F.scaled_dot_product_attention, HEADS, HEADS, HEADS)
+SMALL = [(1, 2, 32, 16)] * 3
+FUTURE, BIAS = torch.ones(32, 32).tril().log(), randn(32, 32)
+MASKS = {
+    "causal": lambda q, k: torch.ones(32, 32).tril().bool(),
+    "masked": lambda q, k: k[..., :1].transpose(-2, -1) > 0,
+    "blind": lambda q, k: q[..., :1] > 0,
+    "added": lambda q, k: FUTURE,
+    "biased": lambda q, k: BIAS,
+    "blind-added": lambda q, k: torch.where(q[..., :1] > 0, 0.0, -math.inf),
+    "lowest": lambda q, k: torch.where(k[..., :1].transpose(-2, -1) > 0, 0.0, torch.finfo(torch.float32).min),
+}
+for name, mask in MASKS.items():
+    FAMILY.case(
+        f"attention-{name}", lambda q, k, v, mask=mask: F.scaled_dot_product_attention(q, k, v, mask(q, k)), *SMALL
+    )
+FAMILY.case("log-softmax", lambda x: x.log_softmax(-1), (3, 20, 64))
+FAMILY.case("softmax-added", lambda x: (x * 0.5 + FUTURE).softmax(-1), (3, 32, 32))
+FAMILY.case("softmax-filled", lambda x, y: x.masked_fill(y > 1, -1e9).softmax(-1), (3, 32, 32), (1, 32, 32))
+FAMILY.case("softmax-biased", lambda x, y: (x + y).softmax(-1), (3, 20, 64), (1, 20, 64))
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep(least=-7, most=-0.5)  # larger scores than exp has digits for in fp32

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ...support.quantized_cases import IntegerFamily, WithWeight
-from ...support.rule_cases import randn
+from ...support.rule_cases import WithConstant, randn
 
 FAMILY = IntegerFamily()
 
@@ -34,6 +34,12 @@ FAMILY.case("matmul-heads", lambda x, y: x @ y.transpose(-2, -1), (2, 3, 5, 16),
 FAMILY.case("matmul-columns", WithWeight(lambda x, w, b: x @ w, randn(32, 20), axis=1), (4, 32))
 FAMILY.case("mm-transposed", WithWeight(lambda x, w, b: torch.mm(x, w.t()), randn(20, 32)), (4, 32))
 FAMILY.case("addmm", WithWeight(lambda x, w, b: torch.addmm(b, x, w.t()), randn(20, 32), randn(20)), (4, 32))
+
+FAMILY.case(
+    "batch-norm",
+    WithConstant(lambda m, v, w, b, x: F.batch_norm(x, m, v, w, b), randn(6), randn(6).abs(), randn(6), randn(6)),
+    (2, 6, 5, 5),
+)
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep(most=-0.5)  # a bias is rounded to steps of the product

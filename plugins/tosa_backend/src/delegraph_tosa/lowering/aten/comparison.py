@@ -9,8 +9,10 @@ from ...ir.graph import Value, literal
 from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Operand, Tosa
+from ..lazy import Joined, trial
 from ..promotion import converted, promoted
 from ..registry import lowers
+from ..torch_types import dtype_of
 
 aten = torch.ops.aten
 
@@ -80,23 +82,44 @@ def logical_not(t: Tosa, self: Value) -> Value:
     return t.logical_not(converted(t, self, DType.BOOL))
 
 
-@lowers(aten.where.self)
-def where(t: Tosa, condition: Value, self: Value, other: Value) -> Value:
+@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther)
+def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """[*S], [*S], [*S] -> [*S]"""
     on_true, on_false = promoted(t, self, other)
-    return t.select(converted(t, condition, DType.BOOL), on_true, on_false)
+    return chosen(t, converted(t, condition, DType.BOOL), on_true, on_false)
+
+
+@lowers(aten.where.Scalar)
+def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Value:
+    """condition [*S] -> [*S] of torch's default type for such numbers"""
+    dtype = dtype_of(torch.result_type(torch.tensor(self), torch.tensor(other)))
+    on_true, on_false = (t.constant(number, dtype, (1,) * condition.rank) for number in (self, other))
+    return chosen(t, converted(t, condition, DType.BOOL), on_true, on_false)
+
+
+def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
+    """SELECT. Of constants, for a target without floats, a value that becomes integers where it is added to some."""
+    parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (on_true, on_false)]
+    constant = condition.constant is None and all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
+    if not constant or "FP" in t.spec.profiles:
+        return t.select(condition, on_true, on_false)
+
+    def join(t: Tosa, parts: list[Value]) -> Value:
+        return t.select(condition, *parts)
+
+    return Joined(parts, join, join(trial(), [Value(v.type) for v in parts]).shape)
 
 
 @lowers(aten.masked_fill.Scalar)
 def masked_fill(t: Tosa, self: Value, mask: Value, value: float) -> Value:
     """self [*S], mask bool [*S] -> [*S]"""
-    return t.select(mask, value, self)
+    return chosen(t, mask, value, self)
 
 
 @lowers(aten.masked_fill.Tensor)
 def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
-    return t.select(mask, converted(t, value, self.dtype), self)
+    return chosen(t, mask, converted(t, value, self.dtype), self)
 
 
 # ---- triangles: a mask of the last two axes, constant if their sizes are known

@@ -1,8 +1,4 @@
-"""Sums, products and comparisons of two quantized values. What has one run-time operand is a TABLE instead.
-
-Both operands are brought to one scale in 32 bits, of which the larger scale is a power of two times: so fine that what
-is lost does not show, and exact where the scales are equal.
-"""
+"""Sums, products and comparisons of two quantized values. What has one run-time operand is a TABLE instead."""
 
 from __future__ import annotations
 
@@ -16,111 +12,126 @@ from ...ir.graph import Value
 from ...ir.types import DType
 from ..aten.reduce import axes_of, reduced
 from ..builder import Tosa
-from ..lazy import Clamped, Lazy, Scaled, rescale
+from ..lazy import BITS, Joined, Lazy, Scaled, operand, trial
 from ..quantization import Scale
-from ..ranges import range_of
 from ..registry import RULES, lowers_quantized
-from ..torch_types import refused
+from .affine import multiplied
+from .division import Quotient
+from .sums import HIDES, Shifted, addend, aligned, centred, times
 
 aten = torch.ops.aten
-BITS = 29
-"""A sum has at most this many bits beside its sign: RESCALE takes values below 2**(shift - 1) only."""
 
 
-_UNQUANTIZED = "one of its operands is a sum or product that nothing quantizes before"
-
-
-def _pair(t: Tosa, self: Any, other: Any) -> tuple[Scaled, Scaled] | None:
-    """Both operands, if they are two run-time values; None if the operator is a function of one of them."""
-    if not isinstance(self, Value) or not isinstance(other, Value) or _is_number(self) or _is_number(other):
-        return None
-    points = [v.pointwise() if isinstance(v, Lazy) else None for v in (self, other)]
-    if points[0] and points[1] and points[0].source.is_like(points[1].source):
-        return None
-    return addend(t, self), addend(t, other)
+def _is_table(*operands: Any) -> bool:
+    """Whether a call is a function of each element of one quantized value."""
+    points = [v.pointwise() for v in operands if isinstance(v, Lazy)]
+    others = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
+    if points[0] is None or not all(_is_number(v) for v in others):
+        return False
+    return all(p is not None and p.source.is_like(points[0].source) for p in points)
 
 
 def _is_number(value: Value) -> bool:
-    return value.constant is not None and set(value.shape) <= {1} and not isinstance(value, Lazy)
+    return value.constant is not None and set(value.shape) <= {1}
 
 
-def addend(t: Tosa, value: Value) -> Scaled:
-    """A value with one scale, and integers of known size."""
-    found = value.on_grid(t, value.of) if isinstance(value, Clamped) and isinstance(value.of, Scaled) else value
-    if not isinstance(found, Scaled):
-        raise refused(
-            "one of its operands is " + ("quantized by nothing before" if isinstance(value, Lazy) else "a float")
-        )
-    t.require(not found.scale.tensors and size(found) < 1 << BITS, "one of its operands is quantized by nothing before")
-    return found
+def _is_constant(value: Any) -> bool:
+    return not isinstance(value, Lazy) and (not isinstance(value, Value) or value.constant is not None)
 
 
-def size(x: Scaled) -> int:
-    """The largest distance from the zero point."""
-    low, high = range_of(x.q)
-    return max(abs(low - x.zero_point), abs(high - x.zero_point))
-
-
-def _aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
-    """The values in int32, without zero points, and the scale that all of them have."""
-    largest = max(x.scale.factor for x in values)
-    total = math.fsum(size(x) * x.scale.factor for x in values) / largest
-    step = largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
-    return [_in_steps(t, x, step) for x in values], step
-
-
-def _in_steps(t: Tosa, x: Scaled, step: float) -> Value:
-    if x.q.dtype is DType.INT32 and x.scale.factor == step:
-        return x.q
-    return rescale(t, x, step, 0, DType.INT32)
-
-
-@lowers_quantized(aten.add.Tensor)
+@lowers_quantized(aten.add.Tensor, aten.add.Scalar)
 def add(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
     return _sum(t, self, other, alpha, 1)
 
 
-@lowers_quantized(aten.sub.Tensor, aten.subtract.Tensor)
+@lowers_quantized(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor)
 def sub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
     return _sum(t, self, other, alpha, -1)
 
 
-@lowers_quantized(aten.rsub.Tensor)
+@lowers_quantized(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
     return _sum(t, other, self, alpha, -1)
 
 
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
-    pair = _pair(t, left, right)
-    if pair is None:
+    if _is_table(left, right):
         return NotImplemented
-    t.require(alpha == 1, f"a sum with a factor of {alpha} is not lowered")
-    (x, y), step = _aligned(t, pair)
+    first, second = left, _times(t, right, alpha)
+    for x, by, turns in ((first, second, (1, sign)), (second, first, (sign, 1))):
+        if isinstance(x, Lazy) and _is_apart(t, by):
+            return _shifted(t, x if turns[0] > 0 else times(t, x, -1), _times(t, by, turns[1]))
+    (x, y), step = aligned(t, [addend(t, first), addend(t, second)])
     return Scaled(t.add(x, y) if sign > 0 else t.sub(x, y), Scale(step))
 
 
-@lowers_quantized(aten.mul.Tensor, aten.multiply.Tensor)
+def _is_apart(t: Tosa, value: Any) -> bool:
+    """Whether an operand has no scale, or hides elements."""
+    return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
+
+
+def _shifted(t: Tosa, x: Lazy, by: Any) -> Lazy:
+    number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
+    return Shifted(x, number, RULES[aten.add.Tensor].function(trial(), Value(x.type), Value(number.type), 1).shape)
+
+
+def _times(t: Tosa, value: Any, factor: float) -> Any:
+    """An operand times a number: of a constant a constant."""
+    if factor == 1:
+        return value
+    if isinstance(value, Lazy):
+        return times(t, value, factor)
+    if isinstance(value, Value):
+        return t.mul(value, float(factor))
+    return value * factor
+
+
+@lowers_quantized(aten.neg.default, aten.negative.default)
+def neg(t: Tosa, self: Lazy) -> Any:
+    """[*S] -> [*S]"""
+    return NotImplemented if _is_table(self) else times(t, self, -1)
+
+
+@lowers_quantized(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
     """[*S], [*S] -> [*S]"""
-    pair = _pair(t, self, other)
-    if pair is None:
+    if _is_table(self, other):
         return NotImplemented
-    t.require(size(pair[0]) * size(pair[1]) < 1 << 31, "a product of more than 32 bits")
-    plain = all(x.zero_point == 0 and x.q.dtype is pair[0].q.dtype for x in pair)
-    x, y = [p.q if plain else _in_steps(t, p, p.scale.factor) for p in pair]
-    return Scaled(t.mul(x, y), pair[0].scale.times(pair[1].scale))
+    for x, factor in ((self, other), (other, self)):
+        if not isinstance(factor, Value):
+            return times(t, x, factor)
+        if _is_constant(factor):
+            return multiplied(t, addend(t, x), factor)
+    pair = addend(t, self), addend(t, other)
+    if all(p.zero_point == 0 and p.q.dtype is pair[0].q.dtype and p.is_small for p in pair):
+        return Scaled(t.mul(pair[0].q, pair[1].q), pair[0].scale.times(pair[1].scale))
+    x, y = [centred(t, p, p.scale.factor) for p in pair]
+    lost = max(0, (pair[0].size * pair[1].size).bit_length() - BITS)
+    return Scaled(t.mul(x, y, shift=lost), pair[0].scale.times(pair[1].scale).times(Scale(2.0**lost)))
+
+
+@lowers_quantized(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
+def div(t: Tosa, self: Any, other: Any) -> Any:
+    """[*S], [*S] -> [*S]"""
+    if _is_table(self, other):
+        return NotImplemented
+    if not isinstance(other, Value):
+        return times(t, self, 1 / other)
+    if _is_constant(other):
+        return multiplied(t, addend(t, self), t.reciprocal(other))
+    shape = RULES[aten.div.Tensor].function(trial(), Value(self.type), Value(other.type)).shape
+    return Quotient(addend(t, self), operand(t, other, "its divisor"), shape)
 
 
 def _compares(overload: Any) -> None:
     def compared(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> bool [*S]"""
-        pair = _pair(t, self, other)
-        if pair is None:
+        if _is_table(self, other):
             return NotImplemented
-        integers, _ = _aligned(t, pair)
+        integers, _ = aligned(t, [addend(t, self), addend(t, other)])
         return RULES[overload].function(t, *integers)
 
     lowers_quantized(overload)(compared)
@@ -131,13 +142,18 @@ for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
 
 
 def _chooses(*overloads: Any, larger: bool) -> None:
+    def choose(t: Tosa, pair: Sequence[Value]) -> Value:
+        left, right = (v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair)
+        return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
+
     def chosen(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> [*S]; of what is quantized in the same way one is chosen, else of the two in one scale"""
-        pair = _pair(t, self, other)
-        if pair is None:
+        if _is_table(self, other):
             return NotImplemented
-        (x, y), step = _aligned(t, pair)
-        return Scaled(t.maximum(x, y) if larger else t.minimum(x, y), Scale(step))
+        if _is_constant(self) or _is_constant(other):
+            return Joined([self, other], choose, choose(trial(), [Value(self.type), Value(other.type)]).shape)
+        pair, step = aligned(t, [addend(t, self), addend(t, other)])
+        return Scaled(choose(t, pair), Scale(step))
 
     lowers_quantized(*overloads)(chosen)
 
@@ -163,6 +179,5 @@ def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[
     """x [*S] -> its sum over ``dim`` [*S'], and of how many elements each is one"""
     found = addend(t, x)
     count = math.prod([found.shape[a] for a in axes_of(dim, found.rank)])
-    t.require(size(found) * count < 1 << 31, "a sum of more than 32 bits")
-    q = _in_steps(t, found, found.scale.factor)
-    return Scaled(reduced(t, q, t.reduce_sum, dim, keepdim), found.scale), count
+    step = found.scale.factor * 2.0 ** max(0, (found.size * count).bit_length() - 31)
+    return Scaled(reduced(t, centred(t, found, step), t.reduce_sum, dim, keepdim), Scale(step)), count

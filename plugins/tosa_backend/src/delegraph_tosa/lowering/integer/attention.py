@@ -1,12 +1,13 @@
-"""Scaled dot-product attention in integers: MATMULs of int8, and between them exp in 32 bits.
+"""Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them exp in 32 bits.
 
 The weights of the second product are exp(score - the largest score), and its rows are divided by their sum afterwards:
-weights that were divided before would use few of their bits. They have up to 15 bits, so that product is two.
+weights that were divided before would use few of their bits. They have more than activations, so that product is two.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +17,42 @@ from ...ir.types import DType
 from ..aten.attention import repeated, transposed
 from ..aten.linear import batched_product
 from ..builder import Tosa
-from ..lazy import Lazy, Scaled, operand
+from ..lazy import Joined, Lazy, Moved, Scaled, operand
 from ..quantization import Scale
 from ..registry import lowers_quantized
 from .fixed_point import FRACTION, exp_of, reciprocal
-from .products import Accumulating
+from .products import WIDE, Accumulating
+from .softmax import logits
+from .sums import Shifted
 
 aten = torch.ops.aten
 HIDDEN = -(2**30)
 """A score that is hidden, below all others."""
+
+
+LOWER = 8
+"""Bits of a weight that are in the second product."""
+
+
+class Widths(NamedTuple):
+    """Bits of numbers: of values, and of weights, at most and at least, a row of which has a sum below 2**total."""
+
+    value: int
+    weight: int
+    total: int
+
+    def of_weights(self, t: Tosa, count: int) -> int:
+        """How many bits ``count`` weights may have; Unsupported if that is too few."""
+        bits = min(self.weight, self.total - math.ceil(math.log2(count)))
+        t.require(bits >= self.weight - 7, f"attention to {count} positions has too large a sum")
+        return bits
+
+    def lost(self, bits: int, count: int) -> int:
+        """Low bits of a row of so many products that int32 cannot hold."""
+        return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
+
+
+WIDTHS = {DType.INT8: Widths(8, 15, 22), DType.INT16: Widths(15, 23, 30)}
 
 
 @lowers_quantized(aten.scaled_dot_product_attention.default)
@@ -39,19 +67,22 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Lazy:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask bool [*B,L,S] -> [*B,L,V]; a row that sees nothing is 0"""
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; a row that sees nothing is 0"""
     t.require(dropout_p == 0, "it has dropout")
-    t.require(attn_mask is None or attn_mask.dtype is DType.BOOL, "its mask is added, which floats do")
     q, k, v = operand(t, query, "the query"), operand(t, key, "the key"), operand(t, value, "the value")
-    t.require(q.q.dtype is k.q.dtype is v.q.dtype is DType.INT8, "it is lowered on int8 only")
+    t.require(q.q.dtype is k.q.dtype is v.q.dtype, "its operands are quantized to different types")
     keys, values = (repeated(t, x.q, q.q) if enable_gqa else x.q for x in (k, v))
-    inside = Accumulating(t, DType.INT32, q.zero_point, k.zero_point)
+    inside = Accumulating(t, WIDE[q.q.dtype], q.zero_point, k.zero_point)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = Scaled(batched_product(inside, q.q, transposed(t, keys)), q.scale.times(k.scale).over(1 / factor))
-    seen = _causal(*scores.shape[-2:]) if is_causal else attn_mask
-    weights = _weights(t, scores, seen)
+    t.require(factor > 0, f"a scale of {factor} is not positive")
+    products = batched_product(inside, q.q, transposed(t, keys))
+    scores = Scaled(products, q.scale.times(k.scale).times(inside.unit).over(1 / factor))
+    widths, count = WIDTHS[q.q.dtype], scores.shape[-1]
+    bits = widths.of_weights(t, count)
+    weights = _weights(t, *_masked(t, scores, _causal(*scores.shape[-2:]) if is_causal else attn_mask), bits)
+    y = _weighted(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
-    return _divided(t, _weighted(t, weights, values, v.zero_point), total, v.scale)
+    return _divided(t, y, total, v.scale, widths.value, widths.lost(bits, count))
 
 
 def _causal(rows: int, columns: int) -> Value:
@@ -59,27 +90,58 @@ def _causal(rows: int, columns: int) -> Value:
     return literal(np.tri(rows, columns, dtype=np.bool_), DType.BOOL, np.bool_)
 
 
-def _weights(t: Tosa, scores: Scaled, seen: Value | None) -> Value:
-    """scores int32 [*B,L,S] -> exp(score - the largest of its row), int32, of which a row's sum is below 2**22"""
-    known = scores.q if seen is None else t.select(seen, scores.q, HIDDEN)
-    distance = Scaled(t.sub(known, t.reduce_max(known, known.rank - 1)), scores.scale)
-    bits = min(15, 22 - math.ceil(math.log2(scores.shape[-1])))
-    t.require(bits >= 8, f"attention to {scores.shape[-1]} positions has too large a sum")
+def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:
+    """The scores with a mask, and which of them are seen; None if all are."""
+    if mask is None:
+        return scores, None
+    if mask.dtype is DType.BOOL:
+        return Scaled(t.select(mask, scores.q, HIDDEN), scores.scale), mask
+    return logits(t, Shifted(scores, mask, scores.shape)), _seen(t, mask)
+
+
+def _seen(t: Tosa, mask: Value) -> Value | None:
+    """Where a mask that is added is not minus infinity; None if it nowhere is."""
+    if isinstance(mask, Joined):
+        parts = [_seen(t, part) for part in mask.parts]
+        true = t.constant(1, DType.BOOL, (1,) * mask.rank)
+        return None if not any(parts) else mask.join(t, [true if part is None else part for part in parts])
+    if isinstance(mask, Moved):
+        seen = _seen(t, mask.of)
+        return seen and mask.move(t, seen)
+    return None if isinstance(mask, Lazy) else t.greater(mask, -math.inf)
+
+
+def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
+    """scores int32 [*B,L,S] -> exp(score - the largest of its row), int32"""
+    distance = Scaled(t.sub(scores.q, t.reduce_max(scores.q, scores.rank - 1)), scores.scale)
     weights = exp_of(t, distance, bits)
     return weights if seen is None else t.select(seen, weights, 0)
 
 
-def _weighted(t: Tosa, weights: Value, values: Value, zero_point: int) -> Value:
-    """weights [*B,L,S] of 15 bits, values int8 [*B,S,V] -> [*B,L,V]: the products by high and by low bits"""
-    inside = Accumulating(t, DType.INT32, 0, zero_point)
-    high = t.right_shift(t.add(weights, 128), 8)
-    low = t.sub(weights, t.left_shift(high, 8))
-    sums = [batched_product(inside, t.cast(part, DType.INT8), values) for part in (high, low)]
-    return t.add(t.left_shift(sums[0], 8), sums[1])
+def _weighted(t: Tosa, weights: Value, values: Value, zero_point: int, lost: int) -> Value:
+    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost: the products by high and by low bits"""
+    high = t.right_shift(t.add(weights, 1 << (LOWER - 1)), LOWER)
+    low = t.sub(weights, t.left_shift(high, LOWER))
+    sums = [
+        batched_product(Weighing(t, values, zero_point, place), t.cast(part, values.dtype), values)
+        for part, place in ((high, max(lost - LOWER, 0)), (low, lost))
+    ]
+    return t.add(t.left_shift(sums[0], max(LOWER - lost, 0)), sums[1])
 
 
-def _divided(t: Tosa, y: Value, total: Value, scale: Scale) -> Lazy:
-    """y / total, where |y| <= 255 * total: the shift that ``reciprocal`` wants would be 8 bits too many."""
+class Weighing(Accumulating):
+    """The builder ``t``, with sums of int48 of which ``lost`` low bits are rounded off."""
+
+    def __init__(self, t: Tosa, values: Value, zero_point: int, lost: int) -> None:
+        super().__init__(t, WIDE[values.dtype], 0, zero_point)
+        self._lost = lost
+
+    def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
+        return sums if sums.dtype is DType.INT32 else self._rescaled(sums, Scale(2.0**-self._lost))
+
+
+def _divided(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
+    """(y << lost) / total, which is below 2**bits: the shift that ``reciprocal`` wants would be as much too far."""
     inverse = reciprocal(t, t.maximum(total, 1))
-    shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, 8), 0))
-    return Scaled(t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - 8)))
+    shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))
+    return Scaled(t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits)))

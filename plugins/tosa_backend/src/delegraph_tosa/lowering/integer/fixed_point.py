@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from ..interpolation import Entries, looked_up
 from ..lazy import Scaled, rescale
+from ..quantization import Scale
 
-Entries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 FRACTION = 29
 """Q29 holds numbers below 4, with room for a sign."""
 ITERATIONS = 3
@@ -61,45 +62,67 @@ def _q(number: float) -> int:
     return round(number * (1 << FRACTION))
 
 
-def looked_up(t: Tosa, index: Value, entries: Entries) -> Value:
-    """index int8 [*S], 256 entries of up to 23 bits -> int32 [*S]: TABLE has 8 bits, so two or three of them."""
-    parts: list[Value] = []
-    while not parts or np.abs(entries).max() > 0:
-        upper = (entries + 128) >> 8
-        parts.append(literal(entries - 256 * upper, DType.INT8, np.int8))
-        entries = upper
-    y = t.cast(t.table(index, parts[-1]), DType.INT32)
-    for part in parts[-2::-1]:
-        y = t.add(t.left_shift(y, 8), t.cast(t.table(index, part), DType.INT32))
-    return y
-
-
 def exp_table(step: float, bits: int) -> Entries:
     """exp(step * d) for d from -255 to 0, of so many bits."""
-    found: Entries = np.rint(np.exp(step * np.arange(-255, 1)) * ((1 << bits) - (1 << (bits - 7)))).astype(np.int64)
+    found: Entries = np.rint(np.exp(step * np.arange(-255, 1)) * exp_one(bits)).astype(np.int64)
     return found
 
 
+def exp_one(bits: int) -> int:
+    """What stands for 1 in them: a little less, so that rounding up leaves the upper bits within int8."""
+    return (1 << bits) - (1 << (bits - 7))
+
+
 PLACES = 16
-"""Entries of a table of exp from one whole number to the next."""
-BETWEEN = 2**16
-"""Steps from one entry to the next."""
-
-
+"""Entries of a table of exp from one whole number to the next: 2**4."""
+BETWEEN = 20
+"""Bits of the steps from one entry to the next."""
 LEAST = 255 / PLACES
-"""Below minus this, exp is taken to be what it is there: 1.2e-7."""
+"""Below minus this, exp is taken to be 0; it is 1.2e-7 there, which would add up in a sum."""
+
+
+_FITTED = np.polynomial.Chebyshev.interpolate(np.exp, 3, (0, 1 / PLACES))
+_CUBIC: list[float] = _FITTED.convert(kind=np.polynomial.Polynomial).coef.tolist()
+"""exp from 0 to 1/16."""
 
 
 def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     """x int32 <= 0 -> its exp, int32 of so many bits, at most 23.
 
-    Between the entries of the table, exp(f) = 1 + f + f**2 / 2 + f**3 / 6 for f below 1/16.
+    Between the entries of the table, for f below 1/16, a cubic is within 1e-8.
     """
     q = t.maximum(x.q, -min(math.floor(LEAST / x.scale.factor), 2**30))
-    steps = rescale(t, Scaled(q, x.scale), 1 / (PLACES * BETWEEN), 0, DType.INT32)
-    steps = t.maximum(steps, -255 * BETWEEN)
-    index = t.cast(t.add(t.right_shift(steps, 16), 127), DType.INT8)
-    f = t.left_shift(t.bitwise_and(steps, BETWEEN - 1), FRACTION - 20)
-    third = t.add(t.mul(f, round(2**FRACTION / 6), shift=FRACTION), _q(0.5))
-    series = t.add(t.mul(f, t.add(t.mul(f, third, shift=FRACTION), _q(1)), shift=FRACTION), _q(1))
-    return t.mul(looked_up(t, index, exp_table(1 / PLACES, bits)), series, shift=FRACTION)
+    steps = rescale(t, Scaled(q, x.scale), 1 / (PLACES << BETWEEN), 0, DType.INT32)
+    steps = t.maximum(steps, -255 << BETWEEN)
+    index = t.cast(t.add(t.right_shift(steps, BETWEEN), 127), DType.INT8)
+    f = t.left_shift(t.bitwise_and(steps, (1 << BETWEEN) - 1), FRACTION - BETWEEN - 4)
+    series: Value | int = _q(_CUBIC[3])
+    for coefficient in _CUBIC[2::-1]:
+        series = t.add(t.mul(f, series, shift=FRACTION), _q(coefficient))
+    entries = exp_table(1 / PLACES, bits)
+    entries[0] = 0
+    return t.mul(looked_up(t, index, entries), series, shift=FRACTION)
+
+
+LOG_FRACTION = 24
+"""Bits behind the point of a logarithm."""
+_LN2 = round(math.log(2) * 2**LOG_FRACTION)
+
+
+def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
+    """Of x int32 > 0 in steps of 1 / ``one``: ln(x), int32 Q24.
+
+    x << shift lies in [2**30, 2**31): its upper 8 bits choose a middle m, and what is left, f = (x - m) / m, is below
+    1/256, so that ln(1 + f) = f - f**2 / 2.
+    """
+    shift = t.sub(t.clz(x), 1)
+    place = t.left_shift(x, shift)
+    upper = t.right_shift(place, 23)
+    index = t.cast(t.sub(upper, 256), DType.INT8)
+    middles = (np.arange(256) + 128.5) / 256
+    rest = t.sub(t.bitwise_and(place, (1 << 23) - 1), 1 << 22)
+    f = t.mul(rest, looked_up(t, index, np.rint(2**22 / middles).astype(np.int64)), shift=22)
+    series = t.right_shift(t.sub(f, t.mul(f, f, shift=32)), 31 - LOG_FRACTION)
+    whole = t.mul(t.sub(31, shift), _LN2)
+    logs = np.rint((np.log(middles) - math.log(one)) * 2**LOG_FRACTION).astype(np.int64)
+    return Scaled(t.add(t.add(whole, looked_up(t, index, logs)), series), Scale(2.0**-LOG_FRACTION))

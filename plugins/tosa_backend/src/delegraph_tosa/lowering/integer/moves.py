@@ -13,7 +13,7 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.types import DType
-from ..builder import Tosa
+from ..builder import Operand, Tosa
 from ..lazy import Joined, Lazy, Scaled, trial
 from ..registry import RULES, lowers_quantized
 
@@ -173,12 +173,13 @@ def pad_in_mode(t: Tosa, self: Lazy, pad: Sequence[int], mode: str, value: float
     return _moved(aten.pad.default, t, self, pad, mode, value)
 
 
-@lowers_quantized(aten.where.self)
-def where(t: Tosa, condition: Value, self: Value, other: Value) -> Value:
+@lowers_quantized(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther)
+def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """condition [*S], [*S], [*S] -> [*S]"""
     t.require(not isinstance(condition, Lazy), "its condition is quantized")
-    whole = RULES[aten.where.self].function(trial(), Value(condition.type), Value(self.type), Value(other.type))
-    return Joined([self, other], lambda t, parts: t.select(condition, *_ranked(t, parts)), whole.shape)
+    parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (self, other)]
+    whole = RULES[aten.where.self].function(trial(), Value(condition.type), *[Value(v.type) for v in parts])
+    return Joined(parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), whole.shape)
 
 
 def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:

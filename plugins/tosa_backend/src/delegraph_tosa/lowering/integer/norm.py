@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from ...ir.graph import Array, Deferred, Value
-from ...ir.types import DType, Type
+from ...ir.graph import Value
+from ...ir.types import DType
 from ..aten.reduce import reduced
 from ..builder import Shape, Tosa
 from ..lazy import Lazy, Scaled, operand
 from ..quantization import Scale
 from ..ranges import range_of
 from ..registry import lowers_quantized
-from .arithmetic import size
+from .affine import affine, multiplied
 from .fixed_point import FRACTION, inverse_root
-from .products import deferred, real_elements
 
 aten = torch.ops.aten
-GAIN = 28
-"""Bits of a factor of a channel."""
 
 
 def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Scaled:
@@ -34,7 +30,7 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
-    bits = math.ceil(math.log2(n * (high - low if centre else size(x))))
+    bits = math.ceil(math.log2(n * (high - low if centre else x.size)))
     t.require(bits < 31, f"a norm over {n} elements has more than 32 bits")
     q = t.sub(t.cast(x.q, DType.INT32), 0 if centre else x.zero_point)
     c = t.mul(q, n)
@@ -51,42 +47,6 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
         c, more = t.right_shift(c, -more), 0
     y = t.mul(t.left_shift(c, t.add(inverse.shift, more)), inverse.mantissa, shift=FRACTION)
     return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - below)))
-
-
-def _affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
-    """y * weight + bias, which are constants that broadcast in ``shape``.
-
-    One step of the weight is made so large that neither it nor the bias, in steps of the product, overflows.
-    """
-    if weight is None and bias is None:
-        return y
-    for value in (weight, bias):
-        t.require(value is None or value.constant is not None, "its weight or bias is computed at run time")
-
-    def gain() -> Array:
-        factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
-        offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
-        largest = max(factors.max(), offsets.max() / (y.scale.factor * 2.0**29), 1e-30)
-        return np.array([largest / 2.0**GAIN], np.float32)
-
-    step = Value(Type((1,), DType.FP32), Deferred(gain))
-    factors = _in_steps(shape, weight, lambda: gain().item())
-    result = t.mul(y.q, factors, shift=GAIN)
-    scale = y.scale.over(2.0**-GAIN)
-    if bias is not None:
-        result = t.add(result, _in_steps(shape, bias, lambda: gain().item() * scale.factor))
-    return Scaled(result, Scale(scale.factor, (step,)))
-
-
-def _in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> Value:
-    """A constant, or 1, in integers."""
-
-    def load() -> Array:
-        elements = np.ones(math.prod(shape)) if value is None else real_elements(value)
-        steps: Array = np.rint(elements / step()).astype(np.int32).reshape(shape)
-        return steps
-
-    return deferred(Type(shape, DType.INT32), load, 2**29)
 
 
 def _last(x: Value, normalized_shape: Sequence[int]) -> tuple[list[int], Shape]:
@@ -107,7 +67,7 @@ def layer_norm(
 ) -> Lazy:
     """input [*S,*N], weight [*N], bias [*N] -> [*S,*N]"""
     axes, shape = _last(input, normalized_shape)
-    return _affine(t, normalized(t, operand(t, input, "its input"), axes, eps, True), shape, weight, bias)
+    return affine(t, normalized(t, operand(t, input, "its input"), axes, eps, True), shape, weight, bias)
 
 
 @lowers_quantized(aten.rms_norm.default)
@@ -115,7 +75,7 @@ def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Val
     """input [*S,*N], weight [*N] -> [*S,*N]"""
     axes, shape = _last(input, normalized_shape)
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
-    return _affine(t, normalized(t, operand(t, input, "its input"), axes, epsilon, False), shape, weight, None)
+    return affine(t, normalized(t, operand(t, input, "its input"), axes, epsilon, False), shape, weight, None)
 
 
 @lowers_quantized(aten.group_norm.default)
@@ -135,4 +95,30 @@ def group_norm(
     groups = Scaled(parts, x.scale, x.zero_point)
     y = normalized(t, groups, [2], eps, True)
     shape = (1, channels, *(1,) * len(size))
-    return _affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), shape, weight, bias)
+    return affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), shape, weight, bias)
+
+
+@lowers_quantized(aten.batch_norm.default)
+def batch_norm(
+    t: Tosa,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Lazy:
+    """input [N,C,*S], the others [C] -> [N,C,*S]; by the statistics of training"""
+    t.require(not training and running_mean is not None and running_var is not None, "it has the statistics of a batch")
+    assert running_mean is not None and running_var is not None
+    for value in (weight, bias, running_mean, running_var):
+        t.require(value is None or value.constant is not None, "its weight or statistics are computed at run time")
+    gain = t.rsqrt(t.add(running_var, eps))
+    gain = gain if weight is None else t.mul(gain, weight)
+    offset = t.negate(t.mul(running_mean, gain))
+    offset = offset if bias is None else t.add(offset, bias)
+    shape = (1, input.shape[1], *(1,) * (input.rank - 2))
+    return multiplied(t, operand(t, input, "its input"), t.reshape(gain, shape), t.reshape(offset, shape))

@@ -91,7 +91,10 @@ class Accumulating(Tosa):
     def matmul(self, left: Value, right: Value) -> Value:
         zeros = self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
         sums = self.emit(tosa.MATMUL, (left, right, *zeros), dtype=self.sums)
-        return self._narrow_sums(sums, left.shape[2], left, right)
+        found = self._narrow_sums(sums, left.shape[2], left, right)
+        most = left.shape[2] * _farthest(left, self._left) * _farthest(right, self._right) / self.unit.factor
+        found.range = (-math.ceil(most), math.ceil(most)) if most < 1 << 31 else None
+        return found
 
 
 def _summed(
@@ -112,6 +115,11 @@ def _bits(value: Value) -> int:
     """How many bits its integers have, beside the sign; the least one counts as the greatest."""
     low, high = range_of(value)
     return (max(-low, high, 1) - 1).bit_length()
+
+
+def _farthest(value: Value, zero_point: int) -> int:
+    """The largest distance of its integers from the zero point."""
+    return max(abs(end - zero_point) for end in range_of(value))
 
 
 def _unit(largest: float) -> float:

@@ -12,32 +12,70 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from ..interpolation import looked_up
 from ..layout import axis_of
-from ..lazy import Lazy, Scaled
-from ..quantization import Scale
+from ..lazy import BITS, Lazy, Scaled
+from ..quantization import Quantization, Scale
 from ..registry import lowers_quantized
-from .arithmetic import addend
-from .fixed_point import FRACTION, exp_of, exp_table, looked_up, reciprocal
+from .fixed_point import FRACTION, LOG_FRACTION, exp_of, exp_one, exp_table, logarithm, reciprocal
+from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
+MARGIN = 32.0
+"""So far below the least element lies what is hidden: its exp is 1e-14."""
 
 
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
     """x [*S] -> [*S]"""
     axis = axis_of(dim, x.rank)
-    e = exponentials(t, addend(t, x), axis)
+    e = exponentials(t, logits(t, x), axis)
     inverse = reciprocal(t, t.reduce_sum(e, axis))
     return Scaled(t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31), Scale(2.0**-FRACTION))
 
 
+def logits(t: Tosa, x: Lazy) -> Scaled:
+    """What a softmax is taken of; hidden elements are as far below the others as int32 lets them be.
+
+    Where an addition hides all of a row they are equal, as those are to which the lowest number of fp32 was added.
+    """
+    most = x.reach(t, HIDES)
+    t.require(most < math.inf, "nothing quantizes its operand before")
+    if isinstance(x, Shifted) or x.reach(t) > most:
+        step = (most + MARGIN) / 2.0**BITS
+        return Scaled(x.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)), Scale(step))
+    return addend(t, x)
+
+
 def exponentials(t: Tosa, x: Scaled, axis: int) -> Value:
     """exp(x - the largest x along ``axis``), int32 in some scale, of which a sum along the axis is below 2**30"""
-    distance = t.sub(t.cast(x.q, DType.INT32), t.cast(t.reduce_max(x.q, axis), DType.INT32))
-    room = 30 - math.ceil(math.log2(x.shape[axis]))
-    t.require(room >= 15, f"a softmax over {x.shape[axis]} elements has too large a sum")
+    room = _room(t, x, axis)
+    distance = _distance(t, x, axis)
     if x.q.dtype is DType.INT8:
         return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, 15))
     return exp_of(t, Scaled(distance, x.scale), min(room, 23))
+
+
+def _room(t: Tosa, x: Scaled, axis: int) -> int:
+    """How many bits each element may have, so that their sum has 30."""
+    room = 30 - math.ceil(math.log2(x.shape[axis]))
+    t.require(room >= 15, f"a softmax over {x.shape[axis]} elements has too large a sum")
+    return room
+
+
+def _distance(t: Tosa, x: Scaled, axis: int) -> Value:
+    """x minus the largest x along ``axis``, int32"""
+    return t.sub(t.cast(x.q, DType.INT32), t.cast(t.reduce_max(x.q, axis), DType.INT32))
+
+
+def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
+    """x [*S] -> [*S]"""
+    axis = axis_of(dim, x.rank)
+    found = logits(t, x)
+    distance, bits = Scaled(_distance(t, found, axis), found.scale), min(_room(t, found, axis), 23)
+    total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
+    total.q.range = (-1, math.ceil(math.log2(x.shape[axis]) + 1) << LOG_FRACTION)
+    (left, right), step = aligned(t, [distance, total])
+    return Scaled(t.sub(left, right), Scale(step))
 
 
 @lowers_quantized(aten.softmax.int)
@@ -51,3 +89,16 @@ def softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
 def softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> Lazy:
     """[*S] -> [*S]"""
     return softmax_of(t, self, dim)
+
+
+@lowers_quantized(aten.log_softmax.int)
+def log_softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
+    """[*S] -> [*S]"""
+    t.require(dtype in (None, torch.float32), f"a log_softmax in {dtype} is not lowered")
+    return log_softmax_of(t, self, dim)
+
+
+@lowers_quantized(aten._log_softmax.default)
+def log_softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> Lazy:
+    """[*S] -> [*S]"""
+    return log_softmax_of(t, self, dim)

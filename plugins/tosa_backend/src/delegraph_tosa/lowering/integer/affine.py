@@ -1,0 +1,62 @@
+"""Products with, and sums of, constants of the model that have a number for each channel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ...ir.graph import Array, Deferred, Value
+from ...ir.types import DType, Type
+from ..builder import Shape, Tosa
+from ..lazy import BITS, Scaled
+from ..quantization import Scale
+from .products import deferred, real_elements
+from .sums import centred
+
+GAIN = 28
+"""Bits of a factor of a channel."""
+
+
+def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
+    """x * by + bias, which are constants that broadcast in one shape"""
+    room = 2.0 ** (BITS - x.size.bit_length())
+    y = Scaled(centred(t, x, x.scale.factor / room), Scale(x.scale.factor / room))
+    return affine(t, y, by.shape, by, bias)
+
+
+def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
+    """y * weight + bias, which are constants that broadcast in ``shape``.
+
+    One step of the weight is made so large that neither it nor the bias, in steps of the product, overflows.
+    """
+    if weight is None and bias is None:
+        return y
+    for value in (weight, bias):
+        t.require(value is None or value.constant is not None, "its weight or bias is computed at run time")
+
+    def gain() -> Array:
+        factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
+        offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
+        largest = max(factors.max(), offsets.max() / (y.scale.factor * 2.0**29), 1e-30)
+        return np.array([largest / 2.0**GAIN], np.float32)
+
+    step = Value(Type((1,), DType.FP32), Deferred(gain))
+    factors = _in_steps(shape, weight, lambda: gain().item())
+    result = t.mul(y.q, factors, shift=GAIN)
+    scale = y.scale.over(2.0**-GAIN)
+    if bias is not None:
+        result = t.add(result, _in_steps(shape, bias, lambda: gain().item() * scale.factor))
+    return Scaled(result, Scale(scale.factor, (step,)))
+
+
+def _in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> Value:
+    """A constant, or 1, in integers."""
+
+    def load() -> Array:
+        elements = np.ones(math.prod(shape)) if value is None else real_elements(value)
+        steps: Array = np.rint(elements / step()).astype(np.int32).reshape(shape)
+        return steps
+
+    return deferred(Type(shape, DType.INT32), load, 2**29)

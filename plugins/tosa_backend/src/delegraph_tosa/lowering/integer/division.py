@@ -1,0 +1,60 @@
+"""Quotients of quantized values, in steps of what the result is quantized to: they have no size beforehand."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import DType
+from ..builder import Tosa
+from ..lazy import Lazy, Scaled, limit
+from ..quantization import Quantization
+from ..registry import RULES
+from .fixed_point import reciprocal
+from .sums import centred
+
+MOST = 17
+"""Bits of a result that is not limited yet: one more than int16 has."""
+
+
+class Quotient(Lazy):
+    """left / right. What is divided by 0 is infinite; 0 / 0 is 0."""
+
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: Scaled, right: Scaled, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.left, self.right = left, right
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The steps n * m / 2**k of the result have their sign apart; m and k depend on the element.
+
+        n and d are brought to 31 bits, so that the quotient has 29 whatever their size, which are then shifted back.
+        """
+        t.require(to.dtype in (DType.INT8, DType.INT16), f"a quotient in {to.dtype} is not lowered")
+        n, d = (centred(t, x, x.scale.factor) for x in (self.left, self.right))
+        ratio = self.left.scale.factor / self.right.scale.factor / to.scale
+        steps = _quotient(t, t.abs(n), t.abs(d), ratio)
+        signed = t.select(t.greater(0, t.bitwise_xor(n, d)), t.sub(0, steps), steps)
+        return t.cast(limit(t, t.add(signed, to.zero_point), to.low, to.high), to.dtype)
+
+    def real(self, t: Tosa) -> Value:
+        result: Value = RULES[torch.ops.aten.div.Tensor].function(t, self.left.real(t), self.right.real(t))
+        return result
+
+
+def _quotient(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
+    """n, d int32 >= 0 -> n / d * ratio, rounded, below 2**(MOST + 1)
+
+    n << a lies in [2**30, 2**31), n / d = (n << a) * mantissa / 2**60 * 2**(shift - a), and ratio = fraction * 2**e.
+    """
+    a = t.sub(t.clz(n), 1)
+    inverse = reciprocal(t, t.maximum(d, 1))
+    fraction, e = math.frexp(ratio)
+    product = t.mul(t.left_shift(n, a), inverse.mantissa, shift=31)
+    product = t.mul(product, round(fraction * 2**31 - 0.5), shift=31)
+    behind = t.add(t.sub(a, inverse.shift), 29 - e)
+    behind = t.select(t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(behind, 29 - MOST), 31))
+    return t.right_shift(t.add(product, t.left_shift(1, t.sub(behind, 1))), behind)
