@@ -21,6 +21,9 @@ for name in ("logical_and", "logical_or", "logical_xor"):
 FAMILY.cases("logical_not", torch.logical_not, truth(2, 3), ints[0])
 FAMILY.cases("where", torch.where, (truth(2, 3), randn(2, 3), randn(3)), (truth(3), whole(2, 3), whole(1)))
 FAMILY.cases("where-promoted", torch.where, (truth(2, 3), randn(2, 3), whole(3)))
+FAMILY.cases("where-number", lambda c, x: torch.where(c, x, 0.5), (truth(2, 3), randn(3)), (truth(3), whole(2, 3)))
+FAMILY.case("where-numbers", lambda c: torch.where(c, 1, 2.5), truth(2, 3))
+FAMILY.case("where-whole-numbers", lambda c: torch.where(c, 1, 2).int(), truth(2, 3))
 FAMILY.cases("masked-fill", lambda x, m: x.masked_fill(m, -inf).softmax(-1), (randn(2, 3), torch.eye(2, 3) > 0))
 FAMILY.cases("masked-fill-tensor", lambda x, m, v: x.masked_fill(m, v), (randn(2, 3), truth(3), torch.tensor(2.0)))
 for name in ("tril", "triu"):
