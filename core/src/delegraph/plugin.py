@@ -79,6 +79,9 @@ class BackendSpec:
     ``checksum=False`` says that changed bytes of a blob may go unnoticed, ``known_differences`` where numbers are not
     eager's on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is NaN"),)``.
     ``delegraph check`` reads both.
+
+    ``default=True`` offers the backend to whoever names none where several are installed; if two such suit, the user is
+    asked to choose.
     """
 
     name: str
@@ -91,6 +94,7 @@ class BackendSpec:
     options: tuple[OptionSpec, ...] = ()
     checksum: bool = True
     known_differences: tuple[tuple[str, str], ...] = ()
+    default: bool = False
 
     def __post_init__(self) -> None:
         _check(self, name=_NAME, backend_id=_IDENTIFIER, target=_TARGET)

@@ -106,6 +106,16 @@ def test_what_is_chosen_for_whoever_names_no_backend(hermetic):
     assert hermetic.default_backends(["other", "chip"]).names == ["other", "chip"]
 
 
+def test_a_plugin_may_declare_its_backend_the_default(hermetic):
+    hermetic.register(Chip)
+    hermetic.register(BackendSpec("npu", f"{__name__}:Other", "Npu", 1, default=True))
+    assert hermetic.default_backends() == (["npu"], "no backend was named; npu is the default (others: chip)")
+    assert hermetic.default_backends(suits=lambda info: info.name == "chip").names == ["chip"]
+    hermetic.register(BackendSpec("gpu", f"{__name__}:Other", "Gpu", 1, default=True))
+    with pytest.raises(OptionError, match="there are several: gpu, npu"):
+        hermetic.default_backends()
+
+
 def test_a_broken_plugin_costs_only_itself_where_no_backend_is_named(site, monkeypatch):
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "vendor-good,vendor-bad")
     site.backend("vendor-good", "npu")

@@ -80,6 +80,7 @@ class BackendInfo:
     partitioners: tuple[str, ...]
     has_runtime: bool
     has_quantizer: bool
+    is_default: bool
 
     @property
     def usable(self) -> bool:
@@ -154,6 +155,7 @@ class Index:
             partitioners=tuple(s.name for s, _ in self._of(entry, PartitionerSpec)),
             has_runtime=bool(self._of(entry, RuntimeSpec)),
             has_quantizer=bool(self._of(entry, QuantizerSpec)),
+            is_default=entry.spec.default,
         )
 
     def find(self, name: str) -> BackendEntry:

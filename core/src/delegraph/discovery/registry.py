@@ -133,21 +133,27 @@ class Registry:
     def default_backends(
         self, optioned: Iterable[str] = (), suits: Callable[[BackendInfo], bool] = lambda info: True
     ) -> DefaultBackends:
-        """The backends of whoever names none: those that options are given for, else the only usable one.
+        """The backends of whoever names none: those with options, else the only usable one, else the default.
 
-        ``suits`` narrows several, if it takes any, to those that can do what is wanted besides. Raises
-        BackendNotFound if no backend can be used, OptionError if several can: none is preferred silently.
+        ``suits`` narrows several, if it takes any, to those that can do what is wanted besides; of those that are left,
+        the one that its plugin declares as ``default`` is taken. Raises BackendNotFound if no backend can be used,
+        OptionError if it is not clear which is meant.
         """
         if chosen := list(optioned):
             return DefaultBackends(chosen, f"no backend was named; the options are for {', '.join(chosen)}")
         usable = self.usable_backends()
-        suited = [b.name for b in usable if suits(b)] or [b.name for b in usable]
-        if len(suited) > 1:
-            text = f"no backend is named, and there are several: {', '.join(suited)}"
+        suited = [b for b in usable if suits(b)] or usable
+        defaults = [b for b in suited if b.is_default] if len(suited) > 1 else suited
+        if len(defaults) != 1:
+            text = f"no backend is named, and there are several: {', '.join(b.name for b in defaults or suited)}"
             hint = "backends=[NAME, ...] in order of preference; on the command line --backend NAME"
             raise OptionError("option-invalid", text, hint=hint)
-        which = "is the only one" if len(usable) == 1 else "is the only one that suits"
-        return DefaultBackends(suited, f"no backend was named; {suited[0]} {which}")
+        (chosen_one,) = defaults
+        others = ", ".join(b.name for b in suited if b is not chosen_one)
+        why = f"is the default (others: {others})" if others else "is the only one"
+        if not others and len(usable) > 1:
+            why += " that suits"
+        return DefaultBackends([chosen_one.name], f"no backend was named; {chosen_one.name} {why}")
 
     # --- what it resolves to
 

@@ -37,6 +37,7 @@ def delegraph_backends() -> list[BackendSpec]:
             summary="TOSA 1.0 flatbuffers for Arm NPUs and anything else that reads TOSA",
             options=OPTIONS,
             known_differences=KNOWN_DIFFERENCES,
+            default=True,
         )
     ]
 
