@@ -569,10 +569,34 @@ def _conv(draw, d, x, values):
     return _bounded(d, d.norm(y))
 
 
+def _linear(draw, d, x, values):
+    if x.rank not in (2, 3) or math.prod(x.shape) > 500:
+        return x
+    return _bounded(d, d.linear(_bounded(d, x), draw(st.integers(1, 4))))
+
+
+def _heads(draw, d, x, values):
+    """Layers that are split into heads. The heads of the last one are joined again, or multiply those of another."""
+    if x.rank != 3 or math.prod(x.shape) > 200:
+        return x
+    x, numbers = _bounded(d, x), draw(st.lists(st.integers(1, 2), min_size=2, max_size=3))
+    perms = draw(st.sampled_from([(0, 2, 1, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 2, 3, 1)]))
+    batch, rows, _ = x.shape
+    parts = [d.transpose(d.reshape(d.linear(x, n * 2), batch, rows, n, 2), *perms) for n in numbers]
+    values += parts[:-1]
+    if perms != (0, 2, 1, 3):
+        return _bounded(d, parts[-1])
+    if numbers[0] == 2 * numbers[1]:
+        keys = d.op(tosa.TILE, d.reshape(parts[1], batch, numbers[1], 1, rows, 2), sizes((1, 1, 2, 1, 1)))
+        keys = d.transpose(d.reshape(keys, batch * 2, rows, 2), 0, 2, 1)
+        return _bounded(d, d.matmul(d.reshape(parts[0], batch * 2, rows, 2), keys))
+    return _bounded(d, d.reshape(d.transpose(parts[-1], 0, 2, 1, 3), batch, rows, numbers[-1] * 2))
+
+
 STEPS = {
-    "argmax": _argmax, "binary": _binary, "concat": _concat, "conv": _conv, "pad": _pad, "reduced": _reduced,
-    "reshaped": _reshaped, "select": _select, "slice": _slice, "tile": _tile, "transposed": _transposed,
-    "transposed again": _transposed, "reshaped again": _reshaped, "unary": _unary,
+    "argmax": _argmax, "binary": _binary, "concat": _concat, "conv": _conv, "heads": _heads, "linear": _linear,
+    "pad": _pad, "reduced": _reduced, "reshaped": _reshaped, "select": _select, "slice": _slice, "tile": _tile,
+    "transposed": _transposed, "transposed again": _transposed, "reshaped again": _reshaped, "unary": _unary,
 }  # fmt: skip
 
 

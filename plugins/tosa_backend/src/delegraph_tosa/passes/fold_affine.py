@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from ..ir.graph import Graph, Operator, Value
-from ..ir.operators import ADD, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, SUB, TRANSPOSE_CONV2D
+from ..ir.operators import ADD, CONCAT, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, SUB, TRANSPOSE_CONV2D
 from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
 from .axes import Shape
-from .rewriter import Rewrite, both, replaced
+from .rewriter import Rewrite, both, origin, replaced
 
 CONVOLUTIONS = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D})
 AFFINE = frozenset({ADD, MUL, SUB})
@@ -68,6 +68,8 @@ class _Fold(Rewrite):
         operand, constant = _sides(factor)
         if constant is None or operand.shape != x.shape or not _of_channels(constant, x) or x.dtype is DType.FP16:
             return convolution  # fp16: a weight times a small factor leaves the normal numbers
+        if isinstance(origin(weight), CONCAT):
+            return convolution  # joined weights are written as they lie in memory; all of them would be computed
         shape = _operand_factor(convolution, constant.shape[-1])
         weight = self._apply(factor, weight, self.reshape(constant, shape, factor.source))
         return replaced(convolution, (operand, weight, *others), both(factor.source, convolution.source))

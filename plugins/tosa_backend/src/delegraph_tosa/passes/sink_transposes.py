@@ -16,6 +16,7 @@ from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from . import axes as ax
 from .axes import Axes, Shape
+from .parallel_heads import Heads, join_heads, parallel_heads
 from .repeated_operands import repetition
 from .rewriter import Rewrite, both, rebuilt, replaced
 from .transposed_layers import read_as_it_lies
@@ -48,7 +49,7 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
     Constants meet a view by folded TRANSPOSE and RESHAPE. What has an element type that the target does not move stays.
     """
     uses = Counter([v for operator in graph.operators for v in operator.inputs] + graph.outputs)
-    sweep = Sweep(spec, uses)
+    sweep = Sweep(spec, uses, parallel_heads(graph, uses))
     for operator in graph.operators:
         sweep.visit(operator)
     return Graph(graph.inputs, [sweep.value(v) for v in graph.outputs], sweep.operators, graph.name)
@@ -57,22 +58,25 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 class Sweep(Rewrite):
     """The new operators, and for each value of the old graph what it became: a value or a view."""
 
-    def __init__(self, spec: TosaSpec, uses: Counter[Value]) -> None:
+    def __init__(self, spec: TosaSpec, uses: Counter[Value], parallel: list[list[Heads]]) -> None:
         super().__init__()
         self._spec = spec
         self._uses = uses
+        self._parallel = {group[0].layer: group for group in parallel}
+        self._joined = {operator for group in parallel for heads in group for operator in heads.operators}
         self._values: dict[Value, Value] = {}
         self._views: dict[Value, View] = {}
         self._movable: dict[DType, bool] = {}
 
     def visit(self, operator: Operator) -> None:
+        if operator in self._joined:
+            return self.join(operator)
         rule = LAYOUT.get(type(operator))
         if rule is None and not self._views.keys().isdisjoint(operator.inputs):
             rule = CARRIED.get(type(operator))
         if rule is None:
-            self.keep(operator)
-        else:
-            rule(self, operator)
+            return self.keep(operator)
+        return rule(self, operator)
 
     def keep(self, operator: Operator) -> None:
         """``operator`` with its operands as they are; itself if none of them changed."""
@@ -83,6 +87,14 @@ class Sweep(Rewrite):
             new = replaced(operator, inputs)
             self.operators.append(new)
             self._values.update(zip(operator.outputs, new.outputs, strict=True))
+
+    def join(self, operator: Operator) -> None:
+        """Make one of layers that are alike, where the first of them was; nothing in the place of the others."""
+        group = self._parallel.get(operator)
+        if group is not None:
+            views = join_heads(self, group, self.value(operator.inputs[0]))
+            for heads, (part, axes) in zip(group, views, strict=True):
+                self.see(heads.transpose.outputs[0], View(part, axes, heads.transpose.source))
 
     def linear(self, layer: Operator) -> None:
         """A CONV2D reads its operand as it was before it was transposed, if nothing else uses that or the weight."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from ..evaluate.stored import stored_elements
-from ..ir.graph import Array, Graph
+from ..ir.graph import Array, Folded, Graph, Value
+from ..ir.operators import CONCAT
+from ..ir.types import FLOATS
 from ..spec import TosaSpec
 from .elements import pack, size_in_file
 from .structure import LENGTH_BYTES, Placed, lay_out
@@ -64,10 +66,14 @@ class TosaFile:
             file.write(bytes(placed.start - position))
             if placed.has_length:
                 file.write(size_in_file(placed.type).to_bytes(LENGTH_BYTES, "little"))
+            position = _end(placed)
+            if joined := _joined(placed.value):
+                for weight in joined:
+                    file.write(pack(stored_elements(weight)[0], weight.type))
+                continue
             if placed.part == 0:  # the scales of a block-scaled constant follow its values
                 parts = stored_elements(placed.value)
             file.write(pack(parts[placed.part], placed.type))
-            position = _end(placed)
         file.write(self._trailer)
 
     def constants(self) -> Iterator[Constant]:
@@ -83,6 +89,14 @@ class TosaFile:
         stream.seek(0)
         self.write_to(stream)
         return stream.getvalue()
+
+
+def _joined(value: Value) -> tuple[Value, ...]:
+    """Weights whose elements, one after another, are those of ``value``: they are not copied into one array."""
+    if not isinstance(value.constant, Folded) or value.dtype not in FLOATS:
+        return ()
+    operator = value.constant.operator
+    return operator.inputs if isinstance(operator, CONCAT) and operator.axis == 0 else ()
 
 
 def _end(placed: Placed) -> int:

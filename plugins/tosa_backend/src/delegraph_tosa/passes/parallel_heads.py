@@ -1,0 +1,152 @@
+"""Linear layers of one operand that are split into heads, as query, key and value of an attention: one layer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+from functools import reduce
+from typing import Any, NamedTuple
+
+from ..ir.graph import Graph, Operator, Value
+from ..ir.operators import CONCAT, CONV2D, RESHAPE, SLICE, TILE, TRANSPOSE
+from ..ir.sizes import is_dynamic
+from ..ir.types import FLOATS, Type
+from . import axes as ax
+from .axes import Axes
+from .rewriter import Rewrite, both, rebuilt
+
+
+class Heads(NamedTuple):
+    """A linear layer whose channels are split into heads, which are moved away: CONV2D - RESHAPE ... - TRANSPOSE.
+
+    The axes before ``transpose`` are rows, heads and the channels of a head. ``operators`` are all of these.
+    """
+
+    operators: list[Operator]
+
+    @property
+    def layer(self) -> Operator:
+        return self.operators[0]
+
+    @property
+    def transpose(self) -> TRANSPOSE:
+        last = self.operators[-1]
+        assert isinstance(last, TRANSPOSE)
+        return last
+
+    @property
+    def number(self) -> int:
+        return self.transpose.inputs[0].shape[-2]
+
+
+def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
+    """Layers that can be one, so that their heads are moved by one TRANSPOSE. Each list has at least two.
+
+    before: x - CONV2D [N,1,L,H*E] - RESHAPE [N,L,H,E] - TRANSPOSE (0,2,1,3), three times with weights of their own
+    after:  x - CONV2D [N,1,L,3*H*E] - RESHAPE [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of that
+
+    For floats (of integers each layer has a zero point of its own), and constant weights that nothing else uses. The
+    layers are alike in all but the number of heads. A key is moved once more for its product, which it would be at one
+    go if it was by itself: that counts.
+    """
+    users = {v: operator for operator in graph.operators for v in operator.inputs if uses[v] == 1}
+    alike: dict[Hashable, list[Heads]] = defaultdict(list)
+    for operator in graph.operators:
+        if type(operator) is CONV2D and (heads := _heads(operator, users, uses)):
+            alike[_kind(heads)].append(heads)
+    return [group for group in alike.values() if len(group) > 1 + sum(_moves_again(h, users) for h in group)]
+
+
+def _heads(layer: Operator, users: dict[Value, Operator], uses: Counter[Value]) -> Heads | None:
+    _, weight, bias, *_ = layer.inputs
+    if weight.constant is None or bias.constant is None or uses[weight] != 1 or weight.dtype not in FLOATS:
+        return None
+    operators = [layer, *_following(layer.outputs[0], users)]
+    result, moved = layer.outputs[0], operators[-1]
+    if not isinstance(moved, TRANSPOSE) or moved.inputs[0].rank < 3:
+        return None
+    shape = moved.inputs[0].shape
+    split = ((result.rank - 1,), (len(shape) - 2, len(shape) - 1))
+    if split not in ax.pieces(result.shape, shape) or any(map(is_dynamic, shape[-2:])):
+        return None
+    return None if ax.ascends(ax.order(shape, moved.perms)) else Heads(operators)
+
+
+def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]:
+    """The RESHAPE operators that ``value`` goes through, each its only user, and the TRANSPOSE behind them."""
+    while (operator := users.get(value)) is not None and isinstance(operator, (RESHAPE, TRANSPOSE)):
+        yield operator
+        value = operator.outputs[0]
+        if isinstance(operator, TRANSPOSE):
+            break
+
+
+def _kind(heads: Heads) -> Hashable:
+    """Equal for layers that can be one."""
+    x, weight, bias, *_ = heads.layer.inputs
+    while isinstance(x.producer, RESHAPE):
+        x = x.producer.inputs[0]
+    *rows, _, width = heads.transpose.inputs[0].shape
+    kernel = (weight.shape[1:], weight.dtype, bias.dtype)
+    attributes = tuple(heads.layer.attribute_values().values())
+    return x, heads.layer.inputs[0].type, kernel, attributes, tuple(rows), width, heads.transpose.perms
+
+
+def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
+    return any(isinstance(operator, TRANSPOSE) for operator in _following(heads.transpose.outputs[0], users))
+
+
+def join_heads(rewrite: Rewrite, group: list[Heads], x: Value) -> list[tuple[Value, Axes]]:
+    """Make one layer of ``group``, which reads ``x``; for each of them, the value of which its result is a view."""
+    result = _joined_layer(rewrite, group, x)
+    *rows, _, width = group[0].transpose.inputs[0].shape
+    shape = (*rows, sum([heads.number for heads in group]), width)
+    kept = [axis for axis, size in enumerate(shape) if size != 1 or axis >= len(rows)]
+    split = rewrite.reshape(result, tuple([shape[axis] for axis in kept]), _source(_reshapes(group)))
+    order = [axis for axis in group[0].transpose.perms if axis in kept]
+    perms = tuple([kept.index(axis) for axis in order])
+    moved = rewrite.transpose(split, perms, _source([heads.transpose for heads in group]))
+    axes = tuple([order.index(axis) if axis in kept else None for axis in group[0].transpose.perms])
+    return [(part, axes) for part in _parts(rewrite, moved, order.index(len(rows)), group)]
+
+
+def _parts(rewrite: Rewrite, moved: Value, axis: int, group: list[Heads]) -> Iterable[Value]:
+    """The heads of each layer: ``moved`` has those of all along ``axis``."""
+    start, size = [0] * moved.rank, list(moved.shape)
+    for heads in group:
+        size[axis] = heads.number
+        operands = (moved, rewrite.shape(tuple(start)), rewrite.shape(tuple(size)))
+        yield rewrite.make(SLICE, operands, Type(tuple(size), moved.dtype), _source(heads.operators))
+        start[axis] += heads.number
+
+
+def _joined_layer(rewrite: Rewrite, group: list[Heads], x: Value) -> Value:
+    """The result of one CONV2D with the channels of all."""
+    layers = [heads.layer for heads in group]
+    source = _source(layers)
+    _, weight, bias, *zero_points = layers[0].inputs
+    channels = sum(layer.inputs[1].shape[0] for layer in layers)
+    weights = tuple([layer.inputs[1] for layer in layers])
+    weight = rewrite.make(CONCAT, weights, Type((channels, *weight.shape[1:]), weight.dtype), source, axis=0)
+    biases = tuple([_wide_bias(rewrite, layer) for layer in layers])
+    bias = rewrite.make(CONCAT, biases, Type((channels,), bias.dtype), source, axis=0)
+    result = Type((*layers[0].outputs[0].shape[:-1], channels), layers[0].outputs[0].dtype)
+    new = rebuilt(layers[0], (x, weight, bias, *zero_points), [result], source=source)
+    rewrite.operators.append(new)
+    return new.outputs[0]
+
+
+def _wide_bias(rewrite: Rewrite, layer: Operator) -> Value:
+    """The bias of a layer with an element for each channel."""
+    bias, channels = layer.inputs[2], layer.inputs[1].shape[0]
+    if bias.shape == (channels,):
+        return bias
+    return rewrite.make(TILE, (bias, rewrite.shape((channels,))), Type((channels,), bias.dtype), layer.source)
+
+
+def _reshapes(group: list[Heads]) -> list[Operator]:
+    return [operator for heads in group for operator in heads.operators[1:-1]]
+
+
+def _source(operators: Iterable[Operator]) -> Any:
+    return reduce(both, [operator.source for operator in operators], None)
