@@ -97,29 +97,20 @@ __all__ = [
     "register",
 ]
 
-_HOME = {
-    "QuantizationErrors": "quantization.layer_errors",
-    "Comparison": "comparison",
-    "BucketedProgram": "buckets",
-    "LoweredProgram": "lowered_program",
-    "Refusal": "partitioner",
-    "Registry": "discovery.registry",
-    "Report": "report.model",
-    "Verification": "program.verify",
-    "compare": "comparison",
-    "backends": "discovery.registry",
-    "get_backend": "discovery.registry",
-    "get_partitioner": "discovery.registry",
-    "get_runtime": "discovery.registry",
-    "register": "discovery.registry",
-    "load": "api",
-    "default_registry": "discovery.registry",
-    "lower": "api",
-    "lower_buckets": "buckets",
-    "quantization_errors": "quantization.layer_errors",
-    "quantize": "quantization.flow",
+_NAMES = {
+    "api": "load lower",
+    "buckets": "BucketedProgram lower_buckets",
+    "comparison": "Comparison compare",
+    "discovery.registry": "Registry backends default_registry get_backend get_partitioner get_runtime register",
+    "lowered_program": "LoweredProgram",
+    "partitioner": "Refusal",
+    "program.verify": "Verification",
+    "quantization.flow": "quantize",
+    "quantization.layer_errors": "QuantizationErrors quantization_errors",
+    "report.model": "Report",
 }
-"""Public name -> the module that has it, imported when the name is first used."""
+"""Module -> the public names in it, which import it when one is first used."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt or not

@@ -52,7 +52,7 @@ def lower(
     ``program``: an nn.Module in eval mode with ``example_inputs`` (its arguments; a tensor alone is one), an
     ExportedProgram, or {method: either} (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by
     method too). ``backends``: names in order of preference, Partitioners, or both; [] leaves everything on the host;
-    without it those that ``options`` are for, else the only one that is installed, and the report says which.
+    without it those that ``options`` are for, else the only or the default one installed, and the report says which.
     ``options``: {backend name: {option: value}}. ``transforms``: functions from program to program, run on the
     normalized program. ``require_full`` makes an operator left to the host an error that lists all of them. Calls on
     constants alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is

@@ -16,6 +16,7 @@ from .discovery.registry import Registry, default_registry
 from .engine.export import Source, arguments_of, export_method, sources_by_method
 from .engine.subgraphs import all_nodes
 from .errors import DelegraphError, InputError, OptionError
+from .io.escape import table
 from .lowered_program import LoweredProgram
 from .program.types import ExampleInputs, Program, Transform
 from .program.verify import Verification
@@ -122,9 +123,7 @@ class Comparison:
 
     def __str__(self) -> str:
         rows = [list(map(str.upper, _HEADS)), *self._rows()]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(_HEADS))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"only {b} takes: {_counts(n)}" for b, n in self.alone.items())])
+        return "\n".join([table(rows), *(f"only {b} takes: {_counts(n)}" for b, n in self.alone.items())])
 
 
 def compare(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DelegraphError, InputError, InternalError, WriteError
 from ..io.atomic_write import write_whole
-from ..io.escape import printable
-from .outcome import DEFECT, Outcome, as_json, describe_error, table
+from ..io.escape import printable, table
+from .outcome import DEFECT, Outcome, as_json, describe_error
 
 if TYPE_CHECKING:
     from ..program.verify import Verification

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..discovery.registry import default_registry
 from ..errors import InputError, UsageError, WriteError
 from ..io.atomic_write import write_whole
+from ..io.escape import table
 from ..program.files import FileFormat
-from .outcome import Outcome, expect_file, natural_number, output_path, progress, table
+from .outcome import Outcome, expect_file, natural_number, output_path, progress
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,10 +11,10 @@ from ..discovery.index import BackendInfo
 from ..discovery.record import PluginRecord, Status
 from ..discovery.registry import default_registry
 from ..errors import DelegraphWarning
-from ..io.escape import printable
+from ..io.escape import printable, table
 from ..plugin import OptionSpec
 from .lookup import list_collisions
-from .outcome import Outcome, progress, table
+from .outcome import Outcome, progress
 
 
 class Backends:

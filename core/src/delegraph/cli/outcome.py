@@ -8,7 +8,7 @@ import json
 import math
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,11 +104,3 @@ def progress(text: str) -> Iterator[None]:
         yield
     finally:
         terminal.clear_line()
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart. A cell is one line, whatever is in it."""
-    shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[k]) for row in shown) for k in range(len(shown[0]))] if shown else []
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)
-    return "\n".join(line.rstrip() for line in lines)

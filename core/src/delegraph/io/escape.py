@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["LONGEST", "lines", "printable", "text"]
+__all__ = ["LONGEST", "lines", "printable", "table", "text"]
 
 LONGEST = 2000
 """Characters of one text; a model may have names of any length."""
@@ -37,3 +37,11 @@ def printable(shown: str, kept: str = "") -> str:
 def lines(values: Iterable[object]) -> str:
     """Several texts, a line each, as in a tooltip."""
     return "\n".join(text(v, _TOOLTIP) for v in values)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, two spaces apart. A cell is one line, whatever is in it."""
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[k]) for row in shown) for k in range(len(shown[0]))] if shown else []
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)
+    return "\n".join(line.rstrip() for line in lines)

@@ -85,17 +85,17 @@ class _Listed(Predicate):
         return None if node in self._taken else self._otherwise(node)
 
 
-def matches(*patterns: Graph | ExportedProgram, ignore_literals: bool = False) -> NodeLists:
+def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
     """A function that lists, for a program, the calls of each place where one of ``patterns`` occurs.
 
     A pattern is the graph of an exported module, such as ``torch.export.export(module, inputs)``: its placeholders,
-    parameters among them, match any value. Its numbers have to be equal unless ``ignore_literals``. Matches of one
-    pattern never overlap (torch's ``SubgraphMatcher`` finds them).
+    parameters among them, match any value. Its numbers have to be equal. Matches of one pattern never overlap
+    (torch's ``SubgraphMatcher`` finds them).
     """
     graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
 
     def find(exported_program: ExportedProgram) -> list[Sequence[Node]]:
-        matchers = [SubgraphMatcher(graph, ignore_literals=ignore_literals) for graph in graphs]
+        matchers = [SubgraphMatcher(graph) for graph in graphs]
         places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
         return [[n for p, n in place.nodes_map.items() if p.op == "call_function"] for place in places]
 

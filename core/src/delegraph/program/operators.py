@@ -66,9 +66,9 @@ class OperatorVerification:
     operators: tuple[OperatorStatistics, ...]
     not_compared: Mapping[str, int]
 
-    def differing(self, tolerance: float | None = None) -> list[OperatorStatistics]:
+    def differing(self) -> list[OperatorStatistics]:
         """Those that do not agree, in order."""
-        return [o for o in self.operators if not o.agrees(tolerance)]
+        return [o for o in self.operators if not o.agrees()]
 
     @property
     def first(self) -> OperatorStatistics | None:

@@ -20,12 +20,34 @@ from ..discovery.registry import Registry, default_registry
 from ..engine.tracing import TRACING
 from ..errors import InputError
 from ..exported_program import build_program, copy_node, flat_call, output_node
+from ..io.escape import table
 from ..program.types import Program
+from ..report.drawing import head, text
 from ..report.node_data import BAD_TO_GOOD, PROGRAM, NodeData
+from ..report.tables import table as html_table
 from ..source import source_of
 from .calibration import checked
-from .error_page import LayerError, page
 from .flow import LAYER, export_whole, module_of
+
+FULL = 60.0
+"""dB at which a bar of the page is full: little is lost then."""
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """A layer of a quantized program beside the same layer in floats, over all batches.
+
+    ``snr`` is the signal-to-noise ratio in dB: 10 log10(sum of squares in floats / sum of squared differences), of all
+    that was lost up to this layer; infinite if nothing was. ``node`` is its name in the quantized program.
+    """
+
+    layer: str
+    node: str
+    operator: str
+    source: str
+    snr: float
+    max_abs_error: float
+    max_abs_value: float
 
 
 @dataclass(frozen=True)
@@ -40,12 +62,9 @@ class QuantizationErrors:
 
     def to_text(self) -> str:
         """A table; the worst layers are named below it."""
-        head = ("layer", "operator", "SNR dB", "max error", "max value", "source")
-        cells = [head, *[_cells(row) for row in self.layers]]
-        widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        heads = ("layer", "operator", "SNR dB", "max error", "max value", "source")
         worst = ", ".join(f"{row.layer} ({_decibels(row.snr)} dB)" for row in self.worst(3))
-        return "\n".join([*lines, f"worst: {worst}"])
+        return "\n".join([table([heads, *map(_cells, self.layers)]), f"worst: {worst}"])
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary; an infinite ratio becomes None."""
@@ -54,7 +73,10 @@ class QuantizationErrors:
 
     def to_html(self) -> str:
         """A page with a bar for each layer."""
-        return page(self.layers)
+        heads = ("layer", "operator", "signal to noise, dB", "max error", "source")
+        top = "<body>\n<header><h1>Quantization errors by layer</h1></header>\n"
+        rows = html_table(heads, map(_html_cells, self.layers), *["text"] * len(heads))
+        return f"{head('Quantization errors', viewer=False)}{top}{rows}</body></html>\n"
 
     def to_model_explorer(self, graph: str = PROGRAM) -> str:
         """Node data for Model Explorer, JSON: the ratio of each node of the quantized program, from red to green.
@@ -71,6 +93,13 @@ class QuantizationErrors:
 def _cells(row: LayerError) -> tuple[str, ...]:
     figures = _decibels(row.snr), f"{row.max_abs_error:.3g}", f"{row.max_abs_value:.3g}"
     return row.layer, row.operator, *figures, row.source
+
+
+def _html_cells(row: LayerError) -> list[str]:
+    limits = f'max="{FULL}" low="{FULL / 3}" high="{FULL / 1.5}" optimum="{FULL}"'
+    bar = f'<meter {limits} value="{min(max(row.snr, 0.0), FULL):.1f}" aria-label="{row.snr:.1f} dB"></meter>'
+    error = f"{row.max_abs_error:.3g}"
+    return [text(row.layer), text(row.operator), f"{bar} {_decibels(row.snr)}", error, text(row.source)]
 
 
 def _decibels(snr: float) -> str:

@@ -27,7 +27,7 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
     text = f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time"
     hint = (
         "lower for spec=TOSA-1.1+FP+INT+shape, which computes with sizes, or export with static sizes (without these"
-        " dynamic_shapes), once for each size that you need"
+        " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
     )
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
