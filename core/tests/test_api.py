@@ -591,6 +591,16 @@ def test_transforms_run_on_the_normalized_program(registry):
         api.lower(module, (x,), backends=[echo()], transforms=[lambda p: None], registry=registry)
 
 
+def test_a_transform_whose_program_is_invalid_is_named(registry):
+    def call_python(program):
+        next(n for n in program.graph.nodes if n.target is aten.relu.default).target = abs
+        return program
+
+    torch_says = "transform call_python returned a program that torch does not take for valid: .*built-in function abs"
+    with pytest.raises(errors.ContractViolation, match=torch_says):
+        api.lower(Middle().eval(), (torch.ones(3, 4),), backends=[echo()], transforms=[call_python], registry=registry)
+
+
 @st.composite
 def programs(draw):
     """Random programs with pairs, in-place calls, constants and views, as lists of steps on a pool of values."""

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._export.verifier import Verifier
+from torch._export.verifier import SpecViolationError, Verifier
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -51,6 +51,7 @@ __all__ = [
     "placeholders",
     "root_call",
     "user_inputs",
+    "why_not_valid",
     "written_targets",
     "written_values",
 ]
@@ -225,6 +226,15 @@ def validate(program: ExportedProgram) -> None:
         program.validate()  # type: ignore[no-untyped-call]
     finally:
         _VALIDATING.reset(token)
+
+
+def why_not_valid(program: ExportedProgram) -> str | None:
+    """What torch's verifier finds wrong with the program; None if it is as exported programs are."""
+    try:
+        validate(program)
+    except SpecViolationError as error:
+        return str(error)
+    return None
 
 
 _VALIDATING: ContextVar[bool] = ContextVar("_VALIDATING", default=False)

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from ..discovery.attribution import attributing
 from ..discovery.registry import Registry
 from ..errors import ContractViolation
+from ..exported_program import why_not_valid
 from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
 from ..program.types import Transform
@@ -110,12 +111,23 @@ def _normalize(lowering: Lowering) -> None:
         for transform in lowering.transforms.get(method, ()):
             changed = transform(program)
             if not isinstance(changed, ExportedProgram):
-                name = getattr(transform, "__name__", type(transform).__name__)
-                text = f"transform {name} returned {type(changed).__name__}, not an ExportedProgram"
+                text = f"{_named(transform)} returned {type(changed).__name__}, not an ExportedProgram"
                 raise ContractViolation("contract-violation", text)
             program = _normalized(lowering, method, changed)
+            _expect_valid(program, transform)
         lowering.programs[method] = program
     lowering.notes += shared_state_notes(lowering.programs)
+
+
+def _expect_valid(program: ExportedProgram, transform: Transform) -> None:
+    why = why_not_valid(program)
+    if why is not None:
+        text = f"{_named(transform)} returned a program that torch does not take for valid: {why}"
+        raise ContractViolation("contract-violation", text)
+
+
+def _named(transform: Transform) -> str:
+    return f"transform {getattr(transform, '__name__', type(transform).__name__)}"
 
 
 def _normalized(lowering: Lowering, method: str, program: ExportedProgram) -> ExportedProgram:

@@ -537,3 +537,22 @@ def test_a_convolution_of_a_dynamic_batch_is_decomposed():
     assert (targets(made.exported_program()), made.report.notes) == ([aten.convolution.default], [])
     x = torch.rand(2, 3, 7, 8)
     torch.testing.assert_close(made(x), F.conv2d(x, weight))
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(2, 1).expand(2, 3)])
+def test_a_cast_is_decomposed_as_a_trace_would(x, monkeypatch):
+    program = torch.export.export(Cast(), (x,))
+    cast = next(n for n in program.graph.nodes if n.target is aten.to.dtype)
+    known = trace.Tracer().decompose(cast, to_core(cast.target))
+    monkeypatch.setattr(trace, "_as_cast", lambda node: None)
+    traced = trace.Tracer().decompose(cast, to_core(cast.target))
+    described = [
+        [(call.target, call.kwargs, call.meta["val"].dtype, call.meta["val"].stride()) for call in found.calls]
+        for found in (known, traced)
+    ]
+    assert described[0] == described[1] and len(described[0]) == 1
+
+
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.to(torch.int32) + 1

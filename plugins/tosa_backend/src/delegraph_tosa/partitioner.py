@@ -23,7 +23,7 @@ from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
 from .lowering.hints import dynamic, int64_result, no_dtype
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
-from .lowering.torch_sizes import is_dynamic_shape, shape_of_tensor
+from .lowering.torch_sizes import is_dynamic_tensor, shape_of_tensor
 from .lowering.torch_types import type_of
 from .options import Options
 from .spec import TosaSpec
@@ -227,7 +227,7 @@ def why_not_dynamic(node: Node) -> str | None:
     """Refuses dynamic sizes for TOSA 1.0. Nobody takes apart what a check refuses: pieces have sizes too."""
     for operand in (*node.all_input_nodes, node):
         val = operand.meta.get("val")
-        if isinstance(val, torch.Tensor) and is_dynamic_shape(val.shape):
+        if isinstance(val, torch.Tensor) and is_dynamic_tensor(val):
             what = ("its result", None) if operand is node else (f"the input {operand.name}", operand)
             return dynamic(val, *what)
     return None

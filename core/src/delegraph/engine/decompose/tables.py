@@ -56,7 +56,7 @@ def beyond_core(op: Any) -> Decompose | None:
     """What computes ``op``, which has no way to core ATen, from simpler operators; None if nothing does."""
     if op in _BEYOND:
         return _BEYOND[op]
-    if not _may_be_decomposed(op) or to_core(op):
+    if op in _IN_PRIMS_ONLY or not _may_be_decomposed(op) or to_core(op):
         return None
     return op.decompose if is_composite(op) else decomposition_table.get(op)
 
@@ -152,3 +152,5 @@ _BEYOND: dict[OpOverload, Decompose] = {
     aten.any.dim: _any_dim,
 }
 """Where torch has nothing, or something in terms of its ``prims``."""
+_IN_PRIMS_ONLY = frozenset({aten._to_copy.default})
+"""What torch has in terms of its ``prims``, which no backend is asked about, and nothing better is known of."""

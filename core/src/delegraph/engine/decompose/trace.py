@@ -143,6 +143,9 @@ class Tracer:
         mode = _fake_mode(node)
         if mode is None:
             raise Untraceable("the program does not say the types and shapes of its operands and results")
+        cast = _as_cast(node)
+        if cast is not None:
+            return cast
         before = _guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
         if _guards(mode) != before:
@@ -187,6 +190,22 @@ def _is_alike(val: Any, result: Any) -> bool:
 def _guards(mode: Any) -> int:
     env = mode.shape_env
     return 0 if env is None else len(env.guards) + len(env.replacements)
+
+
+def _as_cast(node: Node) -> Decomposition | None:
+    """What tracing a cast gives, without a trace, which takes three milliseconds; None if ``node`` is no plain cast."""
+    given = node.args[0]
+    if node.target is not aten.to.dtype or len(node.args) != 2 or node.kwargs or not isinstance(given, Node):
+        return None
+    if given.meta["val"].dtype is node.meta["val"].dtype:  # then it returns its argument
+        return None
+    graph = Graph()
+    operand = graph.placeholder("self")
+    operand.meta["val"] = given.meta["val"]
+    call = graph.call_function(aten._to_copy.default, (operand,), {"dtype": node.args[1]})
+    call.meta["val"] = node.meta["val"]
+    graph.output((call,))
+    return Decomposition(graph, single=True)
 
 
 def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: Table | None) -> Decomposition:

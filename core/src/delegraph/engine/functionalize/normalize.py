@@ -97,7 +97,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     outputs = [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(outputs, values, strict=True)]
     number_calls(graph, handles, mutations.origin)
     copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
-    # Not validated here: the programs of the partitions and of the host are, and they are all of it.
+    # Not validated here: torch has done that, and does it again for what decompositions and delegates make of it.
     return copy, _normalize_subgraphs(copy, handles)
 
 

@@ -23,6 +23,7 @@ from ..ir.types import DType, Type
 from .builder import Tosa
 from .hints import no_rule
 from .short_floats import apply_rounding_once
+from .torch_sizes import is_empty_tensor
 from .torch_types import refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -139,7 +140,7 @@ def _adds_nothing(part: Any, whole: Node) -> bool:
 def is_empty(node: Node) -> bool:
     """Whether ``node`` is a tensor without elements, which TOSA does not have."""
     val = node.meta.get("val")
-    return isinstance(val, torch.Tensor) and any([type(size) is int and size == 0 for size in val.shape])
+    return isinstance(val, torch.Tensor) and is_empty_tensor(val)
 
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:

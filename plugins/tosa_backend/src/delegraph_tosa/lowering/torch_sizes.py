@@ -45,6 +45,18 @@ def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:
     return not all([type(n) is int for n in shape])
 
 
+def is_dynamic_tensor(val: torch.Tensor) -> bool:
+    """Whether a fake tensor has such a size; of most tensors torch knows it without looking at one size."""
+    return val._has_symbolic_sizes_strides and is_dynamic_shape(val.shape)
+
+
+def is_empty_tensor(val: torch.Tensor) -> bool:
+    """Whether a fake tensor has no elements; one that may have some is not empty."""
+    if is_dynamic_tensor(val):
+        return any([type(size) is int and size == 0 for size in val.shape])
+    return 0 in val.shape
+
+
 def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
     """Whether a size is no input's, and may be 0: how many elements there are is in the data."""
     return is_dynamic_shape(shape) and any(free_unbacked_symbols(n) for n in shape)

@@ -15,7 +15,7 @@ from ..ir.graph import Array, Deferred, Value
 from ..ir.sizes import exceeds
 from ..ir.types import DType, Type
 from .hints import data_dependent, no_dtype
-from .torch_sizes import depends_on_data, shape_of_tensor
+from .torch_sizes import depends_on_data, is_dynamic_tensor, is_empty_tensor, shape_of_tensor
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.FP32,
@@ -54,12 +54,11 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
         raise refused(_no_tensor(val, what))
     if val.layout is not torch.strided:
         raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
-    if depends_on_data(val.shape):
+    if is_dynamic_tensor(val) and depends_on_data(val.shape):
         raise refused(data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}", of))
     shape = shape_of_tensor(val.shape)
-    for size in shape:
-        if exceeds(1, size):
-            raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
+    if is_empty_tensor(val) or (is_dynamic_tensor(val) and any(exceeds(1, size) for size in shape)):
+        raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
     dtype = DTYPES.get(val.dtype)
     if dtype is None:
         raise refused(no_dtype(val.dtype, what, of))
