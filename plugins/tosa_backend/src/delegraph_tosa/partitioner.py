@@ -16,7 +16,6 @@ from .ir.graph import Value
 from .ir.operators import VARIABLE
 from .ir.types import DType, Type
 from .ir.witnesses import why_untold
-from .lowering.bounds import bounds_of
 from .lowering.builder import Tosa
 from .lowering.complex_numbers import Complex
 from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
@@ -41,10 +40,10 @@ class TOSASupport:
         self._constant: Constants = lambda node: None
         self._has_sizes = False
         self._calls = 0
-        self._run = self._fresh({}, lambda node: None)
+        self._run = self._exact = self._fresh(())
 
-    def _fresh(self, bounds: Mapping[Node, Range], arriving: Callable[[Node], Range | None]) -> DryRun:
-        return DryRun(self._t, self._constant, bounds, arriving, self._memo)
+    def _fresh(self, nodes: Collection[Node], arriving: Callable[[Node], Range | None] | None = None) -> DryRun:
+        return DryRun(self._t, self._constant, nodes, arriving, self._memo)
 
     def begin(self, exported_program: ExportedProgram) -> None:
         """A new program: forget the last one."""
@@ -53,12 +52,16 @@ class TOSASupport:
         self._constant = facts_of_constants(exported_program)
         self._has_sizes = bool(exported_program.range_constraints)
         self._calls = sum(n.op == "call_function" for n in exported_program.graph.nodes)
-        bounds = bounds_of(exported_program.graph.nodes)
-        self._run = self._fresh(bounds, bounds.get)
+        self._run = self._exact = self._fresh(exported_program.graph.nodes)
+        if self._run.casts:
+            self._exact = self._fresh(exported_program.graph.nodes)
+            self._exact.casts = {}
 
     def why_not(self, node: Node) -> str | None:
         """Why ``node`` is not lowered for this target; None if it is. Asked in graph order."""
         why = self._run.why_not(node)
+        if self._exact is not self._run:
+            self._exact.why_not(node)
         if why is None:
             self._accepted.add(node)
         return why
@@ -79,7 +82,7 @@ class TOSASupport:
         has been interpreted.
         """
         inside = set(nodes)
-        alone = self._fresh(bounds_of(nodes), self._known) if len(inside) < self._calls else None
+        alone = self._fresh(nodes, self._known) if len(inside) < self._calls else None
         found: dict[Node, str] = {}
         inputs = self._inputs(nodes, inside) if self._has_sizes else []
         for node in nodes:
@@ -106,8 +109,11 @@ class TOSASupport:
         return [Value(Type(shape_of_tensor(val.shape), DType.INT32)) for val in tensors]
 
     def _known(self, node: Node) -> Range | None:
-        """The range of a value in the whole program; Unsupported if nothing is known of it there."""
-        return Fact.of(self._run.value_of(node)).range
+        """The range of a value in the whole program; Unsupported if nothing is known of it there.
+
+        Without what follows from casts that stop somewhere: they do so for uses in their own partition alone.
+        """
+        return Fact.of(self._exact.value_of(node)).range
 
     def _why_not_result(self, run: DryRun, node: Node, inside: set[Node]) -> str | None:
         """Why a value that others use cannot leave the partition."""

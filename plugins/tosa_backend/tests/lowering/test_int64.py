@@ -6,9 +6,11 @@ import delegraph
 import pytest
 import torch
 import torch.nn.functional as F
+from delegraph_tosa.partitioner import TOSAPartitioner
 from torch import nn
 
 torch.set_num_threads(1)
+aten = torch.ops.aten
 LARGE = 2**40
 
 
@@ -131,11 +133,57 @@ def test_a_cast_that_wraps_proves_nothing_of_what_it_cuts():
         torch.testing.assert_close(found, wanted)
 
 
-def test_floats_that_become_indices_are_not_bounded():
-    """Nothing fits a float into 32 bits, so the host makes the index."""
-    module, lowered = lower(lambda m, x: F.embedding(x.long(), m.table) + 1, torch.tensor([1.5, 3.0]), table=TABLE)
-    assert list(reasons(lowered)) == ["aten.to.dtype"]
-    torch.testing.assert_close(lowered(torch.tensor([2.5, 9.0])), module(torch.tensor([2.5, 9.0])))
+def distances(m, x):
+    """Distances in T5: exact up to 4, then by their logarithms, of which that of 0 is hidden by the condition."""
+    far = 4 + (torch.log(x / 4) / 3 * 6).to(torch.long)
+    far = torch.min(far, torch.full_like(far, 9))
+    return F.embedding(torch.where(x < 4, x.long(), far), m.table)
+
+
+SATURATED = {
+    "an index": (lambda m, x: F.embedding(x.long(), m.table), [0.5, 9.9, 3.0]),
+    "an index that is shifted": (lambda m, x: F.embedding((x.long() + 3).view(3, 1) - 4, m.table), [1.5, 10.9, 3.0]),
+    "the smaller one": (lambda m, x: F.embedding(x.long().minimum(m.last), m.table), [1e18, 2.0, 9.5]),
+    "between numbers": (lambda m, x: F.embedding(x.long().clamp(2, 9), m.table), [-1e18, 3e12, 4.5]),
+    "not a number": (lambda m, x: F.embedding(x.long().clamp(1, 9), m.table), [float("nan"), -float("inf"), 8.0]),
+    "distances": (distances, [0.0, 100.0, 5.0]),
+}
+
+
+@pytest.mark.parametrize("name", SATURATED)
+def test_casts_of_floats_stop_where_their_uses_do(name):
+    function, numbers = SATURATED[name]
+    x = torch.tensor(numbers)
+    module, lowered = lower(function, x, table=TABLE, last=torch.tensor(9))
+    assert (len(lowered.delegates), lowered.report.host_operators) == (1, 0), lowered.report
+    torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0)
+
+
+SEEN = {
+    "by the caller": lambda m, x: (F.embedding(y := x.long().clamp(2, 9), m.table), x.long() + 1, y),
+    "by a comparison": lambda m, x: (lambda y: (F.embedding(y.clamp(2, 9), m.table), y > 100))(x.long()),
+    "by the condition": lambda m, x: (lambda y: F.embedding(torch.where(y > 50, y.clamp(2, 9), 0), m.table))(x.long()),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_casts_do_not_stop_where_it_would_be_seen(name):
+    x = torch.tensor([3e12, 200.0, 4.5])
+    module, lowered = lower(SEEN[name], x, table=TABLE, last=torch.tensor(9))
+    assert "aten.to.dtype" in reasons(lowered)
+    torch.testing.assert_close(lowered(x), module(x))
+
+
+def test_what_the_host_casts_does_not_stop():
+    """The rest is refused then, since a large number would be cut to 32 bits on its way in."""
+    partitioner = TOSAPartitioner()
+    ask = partitioner.support.why_not
+    partitioner.support.why_not = lambda n: ask(n) or ("kept apart" if n.target is aten.to.dtype else None)
+    module = Program(lambda m, x: F.embedding(x.long().minimum(m.last), m.table), table=TABLE, last=torch.tensor(9))
+    x = torch.tensor([3e12, 2.0])
+    lowered = delegraph.lower(module.eval(), (x,), backends=[partitioner])
+    assert set(reasons(lowered)) == {"aten.to.dtype", "aten.minimum.default"}
+    torch.testing.assert_close(lowered(x), module(x))
 
 
 def test_a_part_proves_nothing_of_the_whole():

@@ -90,15 +90,23 @@ def static_cache(name):
     return make
 
 
-def whisper_step(library):
-    """One step of the decoder, with static caches of what was said."""
+def decoder_step(model):
+    """One step of a decoder beside an encoder, with static caches of what was said."""
     from transformers.integrations.executorch import Seq2SeqLMDecoderExportableModuleWithStaticCache
 
-    model = library.WhisperForConditionalGeneration(library.WhisperConfig(**WHISPER))
-    model.lm_head = model.proj_out
     module = Seq2SeqLMDecoderExportableModuleWithStaticCache(model, max_static_cache_length=16, batch_size=1)
     step = {"decoder_input_ids": IDS[:, :1], "cache_position": torch.tensor([3])}
     return module, step | {"encoder_hidden_states": torch.randn(1, 20, 32)}
+
+
+def whisper_step(library):
+    model = library.WhisperForConditionalGeneration(library.WhisperConfig(**WHISPER))
+    model.lm_head = model.proj_out
+    return decoder_step(model)
+
+
+def t5_step(library):
+    return decoder_step(library.T5ForConditionalGeneration(library.T5Config(**T5, decoder_start_token_id=0)))
 
 
 def plain(model, config, inputs, sizes, **options):
@@ -126,6 +134,7 @@ MODELS = {
     "DeBERTa masked": plain("DebertaV2Model", "DebertaV2Config", TRUTHS, DEBERTA),
     "T5 encoder": plain("T5EncoderModel", "T5Config", TOKENS, T5),
     "T5 encoder masked": plain("T5EncoderModel", "T5Config", MASKED, T5),
+    "T5 decoder with a cache": t5_step,
     "Whisper encoder": whisper_encoder,
     "Whisper decoder": whisper_decoder,
     "Whisper decoder with a cache": whisper_step,

@@ -34,8 +34,8 @@ def bounds_of(nodes: Iterable[Node]) -> dict[Node, Range]:
             _note(bounds, rule(node))
         if node not in bounds or 0 in _shape(node):  # nothing is said of what is left out
             continue
-        if node.target in _PASSING:
-            _note(bounds, _PASSING[node.target](node, bounds[node]))
+        if node.target in PASSING:
+            _note(bounds, PASSING[node.target](node, bounds[node]))
         elif node.target in _TAKING:
             _note(bounds, _joined(node, bounds[node], parts))
     return bounds
@@ -194,7 +194,7 @@ def _numbers(argument: Any) -> Range | None:
         ends = [0, *argument.args[:2]][-2:]
         whole = all(type(end) is int for end in ends) and _dtype(argument) is torch.int64
         return (ends[0], ends[1] - 1) if whole else None  # type: ignore[operator, return-value]
-    return _numbers(argument.args[0]) if _PASSING.get(argument.target) is _first else None
+    return _numbers(argument.args[0]) if PASSING.get(argument.target) is _first else None
 
 
 _WHOLE = (
@@ -210,7 +210,7 @@ def _overloads(name: str) -> list[Any]:
     return [getattr(packet, overload) for overload in packet.overloads() if (name, overload) != ("view", "dtype")]
 
 
-_PASSING: dict[Any, Callable[[Node, Range], Found]] = {
+PASSING: dict[Any, Callable[[Node, Range], Found]] = {
     **{overload: _first for name in _WHOLE for overload in _overloads(name)},
     **{overload: _listed for name in ("cat", "concat", "concatenate", "stack") for overload in _overloads(name)},
     **{overload: _cast for name in ("to", "_to_copy", "type_as") for overload in _overloads(name)},

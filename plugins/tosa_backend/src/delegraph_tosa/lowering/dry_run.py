@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from .interpreter import Interpreter
 from .lazy import Lazy
 from .quantized_calls import any_lazy
 from .ranges import INT32, READ, Range, inside, range_of
-from .registry import Result, Rule, apply, bind, is_empty, is_unpacking, rule_of
+from .registry import Result, Rule, apply, is_empty, is_unpacking, rule_of
 from .templates import ABSENT
 from .torch_types import constant_of, refused, type_of
 
@@ -41,8 +41,9 @@ class Fact(NamedTuple):
 
     @staticmethod
     def of(value: Value) -> Fact:
-        """What is known of ``value``; only integers have a range."""
-        return Fact(value.type, value.constant is not None, range_of(value) if value.dtype in INTEGERS else None)
+        """What is known of ``value``; floats have a range only where they were made to (``saturation``)."""
+        range = None if value.dtype is DType.BOOL else range_of(value) if value.dtype in INTEGERS else value.range
+        return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
         """A value of which no more is known."""
@@ -99,19 +100,20 @@ def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
 class DryRun(Interpreter):
     """Lowers on facts only. What was lowered once, with the same facts and arguments, is not lowered again.
 
-    ``arriving`` tells what is known of an int64 value that is computed elsewhere and crosses the border as int32.
+    ``arriving`` tells what is known of an int64 value that is computed elsewhere and crosses the border as int32;
+    without it the uses tell.
     """
 
     def __init__(
         self,
         t: Tosa,
         constant: Constants,
-        bounds: Mapping[Node, Range],
-        arriving: Callable[[Node], Range | None],
+        nodes: Collection[Node],
+        arriving: Callable[[Node], Range | None] | None,
         memo: dict[Hashable, Any],
     ) -> None:
-        super().__init__(t, lambda node: (fact := constant(node)) and fact.value(), bounds)
-        self.arriving, self.memo = arriving, memo
+        super().__init__(t, lambda node: (fact := constant(node)) and fact.value(), nodes)
+        self.arriving, self.memo = arriving or self.bounds.get, memo
 
     def input(self, node: Node) -> Value:
         """As in a lowering; an int64 value arrives as an int32 that may be anything, if it is known to fit."""
@@ -133,7 +135,7 @@ class DryRun(Interpreter):
         rule = rule_of(node)
         if is_empty(node):
             return None
-        arguments = bind(rule, node, self.value_of, self.type_of_operand)
+        arguments = self.arguments(rule, node)
         if rule.lazy or any_lazy(arguments):
             return self._run_quantized(rule, node, arguments)
         key = (node.target, *map(_key, arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -34,7 +34,8 @@ from .hints import dynamic, no_rule, other_target
 from .lazy import real
 from .quantized_calls import any_lazy
 from .ranges import Range, meet, range_of
-from .registry import Result, bind, is_empty, is_unpacking, rule_of
+from .registry import Result, Rule, bind, is_empty, is_unpacking, rule_of
+from .saturation import saturated, saturating_casts
 from .templates import templates_for
 from .torch_sizes import depends_on_data, size_of
 from .torch_types import constant_of, memory_of, refused, type_of
@@ -70,13 +71,19 @@ class Interpreter:
 
     A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
     ``constant`` makes the value of a constant placeholder, or None for other nodes. ``bounds`` says in which range
-    integers lie because of what they are used for.
+    integers lie because of what they are used for by ``nodes``, those to lower.
     """
 
     def __init__(
-        self, t: Tosa, constant: Callable[[Node], Value | None], bounds: Mapping[Node, Range] | None = None
+        self,
+        t: Tosa,
+        constant: Callable[[Node], Value | None],
+        nodes: Collection[Node] = (),
+        bounds: Mapping[Node, Range] | None = None,
     ) -> None:
-        self.t, self.constant, self.bounds = t, constant, bounds or {}
+        self.t, self.constant = t, constant
+        self.bounds = bounds_of(nodes) if bounds is None else bounds
+        self.casts = saturating_casts(nodes, self.bounds)
         self.values: dict[Node, Result | int] = {}
         """What each node stands for; an int is a size."""
         self.templates = templates_for(t.spec)
@@ -142,13 +149,20 @@ class Interpreter:
         rule = rule_of(node)
         if is_empty(node):
             return None  # there is nothing to compute; who needs it as an operand is refused
-        arguments = bind(rule, node, self.value_of, self.type_of_operand)
+        arguments = self.arguments(rule, node)
         if any_lazy(arguments):
             result = self.bounded(node, apply_lazy(self.t, rule, node, arguments))
         else:
             result = self.bounded(node, self.templates.apply(self.t, rule, node, arguments))
         self.values[node] = result
         return result
+
+    def arguments(self, rule: Rule, node: Node) -> list[Any]:
+        """What the rule is called with."""
+        arguments = bind(rule, node, self.value_of, self.type_of_operand)
+        if node in self.casts:
+            arguments[0] = saturated(self.t, arguments[0], self.casts[node])
+        return arguments
 
     def lower(self, node: Node) -> None:
         """Lower one call; Unsupported has the node, the innermost one of control flow, and the user's line."""
@@ -160,10 +174,11 @@ class Interpreter:
                 raise
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
-    def enter(self, nodes: Iterable[Node], given: Callable[[Node], Value]) -> Self:
+    def enter(self, nodes: Collection[Node], given: Callable[[Node], Value]) -> Self:
         """An interpreter for the nodes of a subgraph, the values of whose placeholders are ``given``."""
         inner = copy(self)
         inner.values, inner.bounds = {}, bounds_of(nodes)
+        inner.casts = saturating_casts(nodes, inner.bounds)
         inner.constant = lambda node: given(node) if node.op == "placeholder" else _tensor_of(node)
         return inner
 
@@ -211,7 +226,7 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
     buffers and constants stay where they are until the graph is written. Buffers that the program writes are
     variables: it reads them first and writes them last. Raises Unsupported with the node and the user's line.
     """
-    interpreter = Interpreter(t or Tosa(spec), _constants(program), bounds_of(program.graph.nodes))
+    interpreter = Interpreter(t or Tosa(spec), _constants(program), program.graph.nodes)
     inputs = [interpreter.value_of(node) for node in user_inputs(program)]
     state = written_values(program)
     names = {node: str(spec.target) for node, spec in placeholders(program) if node in state}

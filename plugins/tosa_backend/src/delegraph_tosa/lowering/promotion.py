@@ -35,6 +35,10 @@ def _cut(t: Tosa, x: Value, dtype: DType) -> Value:
     CAST takes the nearest integer of its type. What int32 does not hold, infinities and NaN are left open by torch,
     which gives the lowest int32 on most processors; smaller types have the low bits of that.
     """
+    if x.range is not None:
+        narrow = t.cast(truncated(t, x), DType.INT32)
+        narrow.range = x.range
+        return t.cast(narrow, dtype)
     fits = t.greater(2.0**31, x)
     whole = t.select(fits, truncated(t, x), -(2.0**31))
     return t.cast(whole, dtype) if dtype is DType.INT64 else t.cast(t.cast(whole, DType.INT32), dtype)

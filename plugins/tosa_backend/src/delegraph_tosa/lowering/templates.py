@@ -109,7 +109,8 @@ class Templates:
         """The template for a call, and its ``operands``; None if there can be none."""
         key = (rule.function, *[_key(a, operands) for a in arguments])
         for value in operands:
-            if value.type.dtype not in COPIED or type(value) is not Value:
+            known = value.dtype in FLOATS and value.range is not None
+            if known or value.type.dtype not in COPIED or type(value) is not Value:
                 return None
         template = self._known.get(key)
         if template is None:
