@@ -159,7 +159,7 @@ def _sizes(node: Node) -> list[int]:
     return list(shape_of_tensor([*numbers, *sizes]))
 
 
-def _all_constant(result: Result | int) -> bool:
+def _all_constant(result: Result | float) -> bool:
     """Whether every result that is there is constant, or a size, which each partition takes from its own inputs."""
     values = result if isinstance(result, tuple) else (result,)
     there = [value for value in values if value is not None]

@@ -136,6 +136,19 @@ CASES = {
         lambda n, m: (whole(10, n, m),),
         [BOTH],
     ),
+    "resized": (
+        of(
+            lambda x: [
+                *(F.interpolate(x, scale_factor=s, mode=m) for s in (2.0, 0.5) for m in ("nearest", "bilinear")),
+                F.interpolate(x, size=(2 * x.shape[2], 8), mode="bilinear"),
+            ]
+        ),
+        lambda n, m: (randn(n, 1, 4 * m, 4),),
+        [{0: N, 2: 4 * Dim("quarter", max=16)}],
+    ),
+    "parts": (of(lambda x: (x.chunk(2, 1), x.chunk(3, 1))), lambda n, m: (randn(n, 6 * m),), [{0: N, 1: 6 * M}]),
+    "spectrum": (of(lambda x: torch.fft.rfft(x).abs()), lambda n, m: (randn(n, 8),), [ROWS]),
+    "bags": (of(lambda w, i: w(i), nn.EmbeddingBag(10, 4)), lambda n, m: (whole(10, n, 5),), [ROWS]),
     "moved": (
         of(lambda x: (x.flip(0), x.roll(1, 1), x.repeat(2, 1), F.pad(x, (1, 2)), x.cumsum(1))),
         lambda n, m: (randn(n, m),),
@@ -250,7 +263,18 @@ def test_what_depends_on_the_size_is_refused_with_the_reason():
 
 def test_a_size_that_the_host_makes_stays_there():
     found = dict(refusals(lambda x: torch.where(x > 0, x, x.shape[0] * 0.5), (randn(3, 4),), [ROWS]))
-    assert any("symbolic number" in reason or "no TOSA lowering" in reason for reason in found.values())
+    assert any("known at run time only" in reason or "no TOSA lowering" in reason for reason in found.values())
+
+
+def test_windows_whose_size_depends_on_the_input_are_refused_with_the_reason():
+    images = {2: 2 * Dim("half", max=16)}
+    found = dict(refusals(lambda x: F.adaptive_avg_pool2d(x, 2), (randn(1, 2, 6, 4),), [images]))
+    assert "in 2 parts have a size that is known at run time only" in found["aten.adaptive_avg_pool2d.default"]
+
+
+def test_a_size_is_no_tensor():
+    found = dict(refusals(lambda x: x / x.shape[0] ** 0.5, (randn(3, 4),), [ROWS]))
+    assert "a number that is known at run time only" in found["aten.div.Tensor"]
 
 
 # ---- a decoder's int32 ids alone tell the sizes, under FP alone as well

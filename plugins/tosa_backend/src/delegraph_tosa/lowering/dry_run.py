@@ -27,6 +27,7 @@ from .quantized_calls import any_lazy
 from .ranges import INT32, READ, Range, inside, range_of
 from .registry import Result, Rule, apply, is_empty, is_unpacking, rule_of
 from .templates import ABSENT
+from .torch_sizes import is_size
 from .torch_types import constant_of, refused, type_of
 
 
@@ -127,8 +128,8 @@ class DryRun(Interpreter):
         self.expect_tensor(node, Type(arrives.shape, DType.INT32))
         return Fact(arrives, False, INT32).value()
 
-    def run(self, node: Node) -> Result | int:
-        if is_unpacking(node) or isinstance(node.meta.get("val"), torch.SymInt):
+    def run(self, node: Node) -> Result | float:
+        if is_unpacking(node) or is_size(node):
             return super().run(node)
         if node.target in CONTROL:
             return self._run_control(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple, Self, TypeVar
@@ -37,10 +38,12 @@ from .ranges import Range, meet, range_of
 from .registry import Result, Rule, bind, is_empty, is_unpacking, rule_of
 from .saturation import saturated, saturating_casts
 from .templates import templates_for
-from .torch_sizes import depends_on_data, size_of
-from .torch_types import constant_of, memory_of, refused, type_of
+from .torch_sizes import depends_on_data, is_size, size_of
+from .torch_types import constant_of, memory_of, no_tensor, refused, type_of
 
 R = TypeVar("R", bound=Result)
+_BETWEEN_SIZES = math.nan
+"""Stands for a number that is no size, such as one times 0.5, of which torch makes a size again."""
 
 
 class Origin(NamedTuple):
@@ -84,7 +87,7 @@ class Interpreter:
         self.t, self.constant = t, constant
         self.bounds = bounds_of(nodes) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)
-        self.values: dict[Node, Result | int] = {}
+        self.values: dict[Node, Result | float] = {}
         """What each node stands for; an int is a size."""
         self.templates = templates_for(t.spec)
 
@@ -93,6 +96,8 @@ class Interpreter:
         found = self.values.get(node)
         if found is None:
             found = self.values[node] = self._first_use(node)
+        if isinstance(found, float):
+            raise refused(no_tensor(node.meta["val"], f"the operand {node.name}"))
         return found  # type: ignore[return-value]
 
     def _first_use(self, node: Node) -> Value:
@@ -137,11 +142,11 @@ class Interpreter:
             ways = value_alternatives(type.dtype, self.t.spec.version)
             raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
 
-    def run(self, node: Node) -> Result | int:
+    def run(self, node: Node) -> Result | float:
         """Lower one call; Unsupported says why it cannot be."""
         if is_unpacking(node):
             return None  # when it is used: of several results, those that nobody uses need not be there
-        if isinstance(node.meta.get("val"), torch.SymInt):
+        if is_size(node):
             return self.size(node)
         if node.target in CONTROL:
             self.values[node] = results = CONTROL[node.target](self, node)
@@ -193,11 +198,12 @@ class Interpreter:
         self.t.source = Origin.of(value)
         self.t.variable_write(name, self.value_of(value))
 
-    def size(self, node: Node) -> int:
+    def size(self, node: Node) -> float:
         """What a call on sizes returns: torch knows of which symbols it is made, and the operands are those already."""
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
-        found = self.values[node] = size_of(node.meta["val"])
+        val = node.meta["val"]
+        found = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else _BETWEEN_SIZES
         return found
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:

@@ -23,7 +23,7 @@ from ..ir.types import DType, Type
 from .builder import Tosa
 from .hints import no_rule
 from .short_floats import apply_rounding_once
-from .torch_sizes import is_empty_tensor
+from .torch_sizes import is_empty_tensor, shape_of_tensor
 from .torch_types import refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -172,7 +172,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
 def _result_type(rule: Rule, val: Any) -> Type:
     """The type of a result; of complex numbers, which only lazy values can be, that of their parts."""
     if rule.lazy and isinstance(val, torch.Tensor) and val.dtype is torch.complex64:
-        return Type(tuple(val.shape), DType.FP32)
+        return Type(shape_of_tensor(val.shape), DType.FP32)
     return type_of(val, "the result")
 
 

@@ -12,9 +12,10 @@ from functools import reduce
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ..ir.sizes import LARGEST_SIZE, largest, smallest, symbol
+from ..ir.sizes import LARGEST_SIZE, is_dynamic, largest, smallest, symbol
 
 _FOLDED: dict[str, Callable[[int, int], int]] = {
     "Add": lambda x, y: x + y,
@@ -38,6 +39,11 @@ def size_of(size: int | torch.SymInt) -> int:
         return size
     node = size.node  # type: ignore[union-attr]
     return _of_expression(node.expr, node.shape_env.var_to_range)
+
+
+def is_size(node: Node) -> bool:
+    """Whether a call makes a size of sizes, or a number on the way to one."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
 
 
 def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:
@@ -81,9 +87,28 @@ def _of_expression(expression: Any, ranges: Any) -> int:
         return _CALLED[name](*parts)
     if name == "Pow" and type(parts[1]) is int and parts[1] > 0:
         return math.prod([parts[0]] * parts[1])
+    if name in ("FloorToInt", "TruncToInt") and (found := _scaled(expression.args[0], ranges)) is not None:
+        return found
     if name == "FloorToInt" and type(expression.args[0]).__name__ == "IntTrueDiv":
         return parts[0]
     return symbol(str(expression), 0)
+
+
+def _scaled(product: Any, ranges: Any) -> int | None:
+    """A size times a number, rounded down: what torch makes of a scale; None for anything else."""
+    factors = dict.fromkeys(type(factor).__name__ for factor in product.args)
+    if type(product).__name__ != "Mul" or list(factors) != ["Float", "ToFloat"]:
+        return None
+    number, size = product.args
+    return scaled(_of_expression(size.args[0], ranges), float(number))
+
+
+def scaled(size: int, scale: float) -> int:
+    """``int(size * scale)``, of a size that may be known at run time only."""
+    if not is_dynamic(size):
+        return int(size * scale)
+    whole, part = scale.as_integer_ratio()
+    return size * whole // part
 
 
 def _symbol(one: Any, ranges: Any) -> int:

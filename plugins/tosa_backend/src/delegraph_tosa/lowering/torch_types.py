@@ -51,7 +51,7 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
     ``of``: the operand that it is the type of, if it is one's.
     """
     if not isinstance(val, torch.Tensor):
-        raise refused(_no_tensor(val, what))
+        raise refused(no_tensor(val, what))
     if val.layout is not torch.strided:
         raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
     if is_dynamic_tensor(val) and depends_on_data(val.shape):
@@ -65,9 +65,10 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
     return Type(shape, dtype)
 
 
-def _no_tensor(val: Any, what: str) -> str:
+def no_tensor(val: Any, what: str) -> str:
+    """The reason for what is a number, or no tensor at all."""
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return f"{what} is the symbolic number {val}; TOSA takes and returns tensors"
+        return f"{what} is {val}, a number that is known at run time only; TOSA takes and returns tensors"
     return f"{what} is {val!r}, not a tensor"
 
 

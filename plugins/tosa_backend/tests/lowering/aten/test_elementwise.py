@@ -31,6 +31,8 @@ for name in ("add", "sub", "mul", "div", "maximum", "minimum", "rsub"):
 for name in ("add", "sub", "mul", "rsub"):
     FAMILY.cases(f"{name}-ints", getattr(torch, name), (whole(2, 3), whole(3)))
 FAMILY.cases("alpha", lambda x, y: torch.add(x, y, alpha=0.5) - torch.sub(y, x, alpha=-2), *pairs)
+large_ints = whole(3) + 2**31 - 20
+FAMILY.cases("alpha-of-large-ints", lambda x, y: x.add(y, alpha=2) + x.sub(y, alpha=3), (randn(3), large_ints))
 FAMILY.cases("rsub-alpha", lambda x, y: torch.rsub(x, y, alpha=3), *pairs)
 scalars = [randn(2, 3), whole(2, 3), half(3), torch.tensor(1.5)]
 FAMILY.cases("number", lambda x: 1.5 - (x + 2) * 0.25 / 3 + 2 / (x.abs() + 1), *scalars)

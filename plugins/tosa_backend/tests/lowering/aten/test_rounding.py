@@ -20,6 +20,7 @@ for name in ("fmod", "remainder"):
     function = getattr(torch, name)
     FAMILY.cases(name, function, (randn(2, 9) * 9, positive(9)), (randn(2, 9) * 9, randn(9)), (half(5) * 9, half(5)))
     FAMILY.cases(f"{name}-number", lambda x, f=function: f(x, 3) + f(x, -0.7), MULTIPLES, randn(9) * 20)
+    FAMILY.cases(f"{name}-sign-of-zero", lambda x, f=function: 1 / f(x, 2), torch.tensor([-4.0, 4.0, -0.0, 0.0, -3.0]))
 grid = [a.flatten() for a in torch.meshgrid(EDGES, EDGES, indexing="ij")]
 for name in ("fmod", "remainder"):
     FAMILY.case(f"{name}-edges", getattr(torch, name), *grid)

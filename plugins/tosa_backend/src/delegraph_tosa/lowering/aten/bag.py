@@ -51,8 +51,7 @@ def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> 
     """Which rows belong to which bag: bool [B,W,1]. A bag ends where the next one begins, the last one at the end."""
     bags = offsets.shape[0] - include_last_offset
     begin = t.slice(offsets, (0,), (bags,))
-    rest = [t.slice(offsets, (1,), (bags - 1,))] if bags > 1 else []
-    end = t.concat([*rest, t.constant(count, offsets.dtype, (1,))], 0)
+    end = t.slice(t.concat([offsets, t.constant(count, offsets.dtype, (1,))], 0), (1,), (bags,))
     place = converted(t, counted(t, count, (1, count, 1)), offsets.dtype)
     after, before = (t.reshape(v, (bags, 1, 1)) for v in (begin, end))
     return t.logical_and(t.greater_equal(place, after), t.greater(before, place))

@@ -125,12 +125,14 @@ def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
     """left + alpha * right; of truth values: either, or the left one if alpha is False."""
     if _both_bool(left, right):
         return t.logical_or(left, right if alpha else t.logical_and(right, False))
-    return t.add(*promoted(t, left, scaled(t, right, alpha)))
+    left, right = promoted(t, left, right)
+    return t.add(left, scaled(t, right, alpha))
 
 
 def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
     """left - alpha * right."""
-    return t.sub(*promoted(t, left, scaled(t, right, alpha)))
+    left, right = promoted(t, left, right)
+    return t.sub(left, scaled(t, right, alpha))
 
 
 def _both_bool(left: Operand, right: Operand) -> bool:

@@ -5,7 +5,6 @@ Positions and weights are computed in fp32, as torch does. What RESIZE can expre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from ..builder import Tosa
 from ..positions import picked
 from ..promotion import converted
 from ..registry import lowers
+from ..torch_sizes import scaled
 
 aten = torch.ops.aten
 f32 = np.float32
@@ -150,7 +150,7 @@ def axes_of(x: Value, output_size: Sequence[int] | None, scales: Sequence[float 
     sizes = x.shape[2:]
     given = [None] * len(sizes) if scales is None else list(scales)
     if output_size is None:
-        output_size = [math.floor(n * scale) for n, scale in zip(sizes, given, strict=True)]  # type: ignore[operator]
+        output_size = [scaled(n, scale) for n, scale in zip(sizes, given, strict=True)]  # type: ignore[arg-type]
     return [Axis(*row) for row in zip(sizes, output_size, given, strict=True)]
 
 

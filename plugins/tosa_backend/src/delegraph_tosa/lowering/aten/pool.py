@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, FLOATS
 from ..builder import Tosa
 from ..layout import batched, channels_first, channels_last, numbers, unbatched
@@ -203,6 +204,9 @@ def avg_pool3d(
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; equal windows where the sizes divide, else one after the other"""
+    for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True):
+        why = f"windows of {n} elements in {out} parts have a size that is known at run time only, and TOSA fixes it"
+        t.require(out == 1 or not is_dynamic(n), why)
     axes = [Window(n // out, n // out, 0, 0) for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True)]
     if all(n % out == 0 for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True)):
         return avg_pooled(t, x, axes, False, None)

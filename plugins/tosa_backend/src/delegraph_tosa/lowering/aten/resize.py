@@ -15,10 +15,12 @@ import torch
 from delegraph.errors import Unsupported
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import ResizeMode
 from ..builder import Tosa
 from ..layout import NCHW, NHWC, Pair, pair
 from ..registry import lowers
+from ..torch_sizes import scaled
 from . import interpolate
 
 aten = torch.ops.aten
@@ -36,10 +38,23 @@ class Axis(NamedTuple):
 def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
     """Input pixels per output pixel: from the sizes, or 1 / scale if the user gave a scale."""
     if scale is None or scale <= 0:
-        return Fraction(size, out)
+        return _of_sizes(t, size, out)
     exact = Fraction(scale).limit_denominator(2048)
     t.require(float(exact) == scale, f"the scale factor {scale} is no fraction that RESIZE can express")
     return 1 / exact
+
+
+def _of_sizes(t: Tosa, size: int, out: int) -> Fraction:
+    """size / out; of sizes known at run time only where one is a multiple of the other."""
+    if not is_dynamic(size) and not is_dynamic(out):
+        return Fraction(size, out)
+    larger, smaller = out // size, size // out
+    if not is_dynamic(larger) and larger * size == out:
+        return Fraction(1, larger)
+    t.require(
+        not is_dynamic(smaller) and smaller * out == size, f"how {size} relates to {out} is known at run time only"
+    )
+    return Fraction(smaller)
 
 
 def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
@@ -52,6 +67,8 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
     """Whether torch, which multiplies in fp32, takes the pixels that the exact ratio takes."""
+    if is_dynamic(size) or is_dynamic(out):  # powers of two are exact
+        return (step.numerator * step.denominator).bit_count() == 1
     factor = np.float32(size) / np.float32(out) if scale is None or scale <= 0 else np.float32(1 / scale)
     positions = np.arange(out)
     rounded = np.minimum((positions.astype(np.float32) * factor).astype(np.int64), size - 1)
@@ -61,7 +78,7 @@ def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bo
 def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -> Axis:
     """Output pixel o lies at (o + 1/2) * ratio - 1/2; with ``corners`` the centres of the outer pixels stay."""
     if corners:
-        step = Fraction(size - 1, out - 1)
+        step = _of_sizes(t, size - 1, out - 1)
         return _axis(size, out, step.denominator, step.numerator, 0)
     step = ratio(t, size, out, scale)
     n, d = 2 * step.denominator, 2 * step.numerator
@@ -92,6 +109,8 @@ def upsampled(
     try:
         return _by_resize(t, x, out, scales, mode, corners)
     except Unsupported:
+        if any(is_dynamic(size) for size in (*x.shape[2:], *out)):
+            raise
         kind = interpolate.nearest if mode is ResizeMode.NEAREST else interpolate.linear
         return interpolate.interpolated(t, x, interpolate.axes_of(x, out, scales), kind, corners)
 
@@ -122,7 +141,7 @@ def _sizes(
     if output_size is not None:
         return pair(output_size), [None, None]
     assert scales is not None
-    height, width = (int(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True))
+    height, width = (scaled(size, scale) for size, scale in zip(x.shape[2:], scales, strict=True))
     return (height, width), list(scales)
 
 

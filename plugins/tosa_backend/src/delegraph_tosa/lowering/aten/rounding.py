@@ -101,6 +101,7 @@ def _halves(t: Tosa, y: Value) -> tuple[Value, Value]:
 def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
     """(quotient, remainder) of x / y, rounded down or towards zero: the remainder has the sign of y, or that of x.
 
+    A remainder of 0 has the sign of x in both cases.
     The nearest quotient leaves a remainder of either sign; where it is not the wanted one, the quotient was one too
     far from where it is rounded to.
     """
@@ -114,12 +115,13 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     wrong = t.logical_and(wrong, t.logical_not(t.equal(rest, 0)))
     step = t.select(t.logical_xor(t.greater(0.0, x), t.greater(0.0, y)), t.like(-1, x), 1.0) if towards_zero else 1.0
     moved = t.add(rest, t.mul(y, step))
-    return t.select(wrong, t.sub(quotient, step), quotient), t.select(wrong, moved, rest)
+    remainder = t.select(t.equal(rest, 0), t.mul(x, 0.0), t.select(wrong, moved, rest))
+    return t.select(wrong, t.sub(quotient, step), quotient), remainder
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend, 0 without one. Exact while the quotient is below
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. Exact while the quotient is below
     4096, and meaningless from 2^24 on
     """
     x, y, dtype = _operands(t, self, other)
@@ -128,8 +130,8 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor, 0 without one. Exact while the quotient is below
-    4096, and meaningless from 2^24 on
+    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor, 0 with the dividend's. Exact while the quotient
+    is below 4096, and meaningless from 2^24 on
     """
     x, y, dtype = _operands(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)

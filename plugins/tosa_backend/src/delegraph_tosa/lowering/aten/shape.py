@@ -237,7 +237,9 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
 
 
 def _even(size: int, step: int) -> list[int]:
-    """``size`` in pieces of ``step`` and a smaller last one."""
+    """``size`` in pieces of ``step`` and a smaller last one. Of a dynamic size, as many as torch made."""
+    if is_dynamic(step) and not is_dynamic(size // step):
+        return [step] * (size // step)
     return [min(step, size - start) for start in range(0, size, step)]
 
 
