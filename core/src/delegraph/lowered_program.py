@@ -127,7 +127,7 @@ class LoweredProgram(MethodPrograms):
         torch.set_rng_state(seed)
         written = {target for d in self.delegates if d.method == name for target in d.module.state}
         written |= written_targets(self._programs[name])
-        with TRACING, torch.no_grad(), _state_kept(self._eager[name], written) as eager:
+        with TRACING, torch.no_grad(), _state_kept(self._eager_module(name), written) as eager:
             returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
         found = Verification.of(got, wanted)
@@ -147,6 +147,13 @@ class LoweredProgram(MethodPrograms):
         """
         node_of = None if file is None else FileFormat(file, self._registry).node_of
         return node_data(self.report, method or self._only(), operators, node_of)
+
+    def _eager_module(self, name: str) -> torch.nn.Module:
+        """The program before it was lowered, to be called; torch takes long to make a module of an ExportedProgram."""
+        program = self._eager[name]
+        if isinstance(program, ExportedProgram):
+            program = self._eager[name] = program.module(check_guards=False)
+        return program
 
     def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:
@@ -169,9 +176,8 @@ class LoweredProgram(MethodPrograms):
 
 
 @contextmanager
-def _state_kept(eager: Program, written: Collection[str]) -> Iterator[Callable[..., Any]]:
-    """``eager`` as a callable; buffers that a call writes get their values back, also those of delegates in it."""
-    module = eager.module(check_guards=False) if isinstance(eager, ExportedProgram) else eager
+def _state_kept(module: torch.nn.Module, written: Collection[str]) -> Iterator[Callable[..., Any]]:
+    """``module`` to be called; buffers that a call writes get their values back, also those of delegates in it."""
     tensors = chain(module.named_parameters(), module.named_buffers())
     kept = {name: t.detach().clone() for name, t in tensors if name in written}
     inside = [t for m in module.modules() if isinstance(m, LoweredBackendModule) for t in m.state_tensors()]

@@ -9,7 +9,8 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from ..exported_program import STATE_WRITES, constant_tensor, output_values, placeholders
@@ -88,8 +89,14 @@ class EagerValues:
 def _call(node: Node, operands: Mapping[Node, Any], widen: bool = False) -> Any:
     """The call with these values; with ``widen``, operators that are told a type are told the wide one."""
     target: Any = RESHAPE if node.target in VIEWS else node.target
-    arguments: Any = map_arg((node.args, node.kwargs), operands.__getitem__)
-    args, kwargs = pytree.tree_map_only(torch.dtype, _wide_dtype, arguments) if widen else arguments
+
+    def value_of(argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return operands[argument]
+        return _wide_dtype(argument) if widen and isinstance(argument, torch.dtype) else argument
+
+    arguments: Any = map_aggregate((node.args, node.kwargs), value_of)
+    args, kwargs = arguments
     return target(*args, **kwargs)
 
 
@@ -100,6 +107,8 @@ def is_random(node: Node) -> bool:
 
 def widened(value: Any) -> Any:
     """With float64 in place of shorter floats, complex128 in place of shorter complex numbers."""
+    if isinstance(value, torch.Tensor):  # pytree takes its time, and nearly all values are
+        return _wide_tensor(value)
     return pytree.tree_map_only(torch.Tensor, _wide_tensor, value)
 
 

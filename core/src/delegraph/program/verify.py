@@ -134,16 +134,17 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     a, b = map(_wide, (got, wanted))
     if a.shape != b.shape:
         return OutputStatistics(name, tuple(b.shape), float("inf"), _largest(b), b.numel(), dtype)
-    same = (a == b) | (a.isnan() & b.isnan())
-    finite = a.isfinite() & b.isfinite()
-    error = torch.where(finite, (a - b).abs(), 0.0)
+    error = (a - b).abs()
     if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:  # float64 holds 53 bits
         error = error.maximum((got != wanted).to(error.dtype))
-    odd = int((~finite & ~same).sum())
-    value = torch.where(finite, b, 0.0)
-    largest = _largest(error), _largest(value)
-    snr = _decibels(value, error) if all(largest) else None
-    return OutputStatistics(name, tuple(b.shape), *largest, odd, dtype, snr=snr)
+    value, largest, odd = b, _largest(error), 0
+    if not math.isfinite(largest):  # else everything is finite
+        same = (a == b) | (a.isnan() & b.isnan())
+        finite = a.isfinite() & b.isfinite()
+        error, value = (torch.where(finite, x, 0.0) for x in (error, b))
+        largest, odd = _largest(error), int((~finite & ~same).sum())
+    snr = _decibels(value, error) if largest else None
+    return OutputStatistics(name, tuple(b.shape), largest, _largest(value), odd, dtype, snr=snr)
 
 
 def _decibels(signal: torch.Tensor, noise: torch.Tensor) -> float | None:
