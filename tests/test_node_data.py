@@ -44,8 +44,9 @@ def results(columns, graph="graph"):
 
 def test_figures_are_at_the_nodes_of_the_exported_program(exported):
     lowered = delegraph.lower(exported, backends=["tosa"])
-    found = lowered.verify(X, per_operator=True).operators
-    shown = results(lowered.node_data(operators=found))
+    verification = lowered.verify(X, per_operator=True)
+    found = verification.operators
+    shown = results(lowered.node_data(verification=verification))
     names = {n.name: n for n in exported.graph.nodes}
     assert all(set(column) <= set(names) for column in shown.values())
     computing = {"conv2d", "group_norm", "add", "linalg_inv_ex", "mul_1"}

@@ -22,7 +22,6 @@ from .program.delegates import DelegateInfo, MethodPrograms
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
-from .program.operators import OperatorVerification
 from .program.reference import Reference
 from .program.types import Program
 from .program.verify import Verification
@@ -136,17 +135,18 @@ class LoweredProgram(MethodPrograms):
     def node_data(
         self,
         method: str | None = None,
-        operators: OperatorVerification | None = None,
+        verification: Verification | None = None,
         file: str | os.PathLike[str] | None = None,
     ) -> list[NodeData]:
         """Columns for Model Explorer, beside the exported program of a method: delegate, source, refusal, error.
 
-        ``operators`` is what ``verify(per_operator=True)`` found. ``file``: where the program is saved; its nodes have
-        the figures too. Write each column's ``to_json()`` to a file of its own. Raises InputError if the report was
-        released, OptionError if the file's format does not say what Model Explorer calls its nodes.
+        ``verification`` is what ``verify(per_operator=True)`` found. ``file``: where the program is saved; its nodes
+        have the figures too. Write each column's ``to_json()`` to a file of its own. Raises InputError if the report
+        was released, OptionError if the file's format does not say what Model Explorer calls its nodes.
         """
         node_of = None if file is None else FileFormat(file, self._registry).node_of
-        return node_data(self.report, method or self._only(), operators, node_of)
+        found = None if verification is None else verification.operators
+        return node_data(self.report, method or self._only(), found, node_of)
 
     def _eager_module(self, name: str) -> torch.nn.Module:
         """The program before it was lowered, to be called; torch takes long to make a module of an ExportedProgram."""

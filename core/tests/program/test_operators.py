@@ -9,6 +9,7 @@ from delegraph.backend import BackendDetails, DelegateMappingBuilder, Preprocess
 from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph.program import reference
 from delegraph.program.operators import severity
 from delegraph.program.verify import Verification
 from delegraph.runtime import BackendRuntime
@@ -160,6 +161,71 @@ def test_what_eager_loses_itself_is_no_error():
     found = lower(Cancelling(), (x,)).verify(x, per_operator=True)
     last = found.operators.operators[-1]
     assert last.figures.relative_error > 0.5 and last.eager_error > 0.5 and last.agrees()
+
+
+class Loops(torch.nn.Module):
+    """Branches in a loop, and a map, with operators that the host keeps (lgamma) and such as are delegated."""
+
+    def forward(self, x):
+        def body(i, z):
+            return i + 1, torch.cond(z.sum() > 0, lambda z: torch.tanh(z.lgamma() + 1), lambda z: z.exp() + 0.5, (z,))
+
+        _, z = torch.while_loop(lambda i, z: i < 6, body, (torch.tensor(0), x))
+        return z, torch._higher_order_ops.map(lambda row: row.lgamma().sin(), x)
+
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: (x + 1,), lambda x: (x * 2 + 3,), (x,))
+
+
+class LateRuntime(TellingRuntime):
+    """Its tanh is wrong from the third call on."""
+
+    @staticmethod
+    def observe(processed_bytes, compile_specs, named_data):
+        right = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+        has_tanh = any(n.target is aten.tanh.default for n in COMPILED[processed_bytes].graph.nodes)
+        calls = []
+
+        def call(*args):
+            calls.append(args)
+            outputs, told = right(*args)
+            factor = (1 if len(calls) >= 3 else 1 / 1.01) if has_tanh else 1
+            return tuple(o * factor for o in outputs), {k: (v[0] * factor,) for k, v in told.items() if k == "tanh"}
+
+        return call
+
+
+def test_inside_of_branches_and_loops_by_iteration():
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    lowered = lower(
+        Loops(), (x,), LateRuntime, lambda n: None if n.target in (aten.tanh.default, aten.exp.default) else "no"
+    )
+    verification = lowered.verify(x, per_operator=True)
+    found = verification.operators
+    rows = {(o.where, o.node): o for o in found.operators}
+    branch = "while_loop_body_graph_0.true_graph_0"
+    tanh = next(o for o in found.operators if "tanh" in o.operator)
+    assert tanh.where.startswith(f"{branch}.lowered_module_") and tanh.where in {d.name for d in lowered.delegates}
+    assert tanh.differs_from == 3 and 3 <= tanh.iteration <= 6
+    assert found.first is tanh and f"in iteration {tanh.iteration} (it differs from 3 on)" in str(tanh)
+    kept = rows[f"host, in {branch}", "lgamma"]
+    assert kept.agrees() and kept.iteration in range(1, 7) and kept.differs_from is None
+    assert rows["host, in body_graph_0", "lgamma"].iteration in (1, 2, 3)
+    assert rows["host", "while_loop"].iteration is None
+    assert json.loads(json.dumps(tanh.to_json()))["differs_from"] == 3
+    assert ' e4"' in lowered.report.to_html({"forward": verification})
+
+
+def test_what_is_not_looked_into_is_counted(monkeypatch):
+    monkeypatch.setattr(reference, "ITERATIONS", 4)
+    x = torch.rand(3, 4) + 0.5
+    found = lower(Loops(), (x,), why_not=lambda n: "no").verify(x, per_operator=True).operators
+    assert set(found.not_compared) == {reference.LATER}
+    assert found.not_compared[reference.LATER] > 2 * 3
+    whole = lower(Branch(), (x,)).verify(x, per_operator=True).operators
+    assert whole.not_compared == {reference.WHOLE: 3}
 
 
 def test_worst_of_several_inputs(image):

@@ -28,16 +28,20 @@ class Pair(NamedTuple):
 
 
 class EagerValues:
-    """The values of the graph of ``program`` that are still needed; ``known`` has its inputs to begin with."""
+    """The values of the graph of a program that are still needed; ``known`` has its inputs to begin with.
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self.program = program
+    Of a branch or a loop body, which has no constants of its own, the graph module is enough.
+    """
+
+    def __init__(self, program: ExportedProgram | GraphModule) -> None:
+        self.module = program if isinstance(program, GraphModule) else program.graph_module
         self.known: dict[Node, Pair] = {}
-        self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
-        self._specs = dict(placeholders(program))
+        self.calls = [n for n in self.module.graph.nodes if n.op == "call_function"]
+        self._program = None if isinstance(program, GraphModule) else program
+        self._specs = {} if self._program is None else dict(placeholders(self._program))
         self._dying: dict[Node, list[Node]] = {}
         kept = {call.args[0] for call in self.calls if picks(call)}  # a tie is seen in what was picked from
-        last = {used: user for user in program.graph.nodes for used in user.all_input_nodes}
+        last = {used: user for user in self.module.graph.nodes for used in user.all_input_nodes}
         for used, user in last.items():
             if used not in kept:
                 self._dying.setdefault(user, []).append(used)
@@ -47,8 +51,9 @@ class EagerValues:
         if node in self.known:
             return self.known[node]
         if node.op == "placeholder":
-            return _paired(constant_tensor(self.program, self._specs[node]))
-        fetched: Any = self.program.graph_module
+            assert self._program is not None, "all inputs of a branch or a body are known"
+            return _paired(constant_tensor(self._program, self._specs[node]))
+        fetched: Any = self.module
         for part in str(node.target).split("."):
             fetched = getattr(fetched, part)
         return _paired(_as_function(fetched) if isinstance(fetched, GraphModule) else fetched)
@@ -82,7 +87,8 @@ class EagerValues:
 
     def returned(self, mutations: Collection[OutputKind] = STATE_WRITES) -> list[Node | Any]:
         """What the graph returns to its caller: not the new values of buffers, which are ``mutations``."""
-        specs = zip(self.program.graph_signature.output_specs, output_values(self.program), strict=True)
+        assert self._program is not None
+        specs = zip(self._program.graph_signature.output_specs, output_values(self._program), strict=True)
         return [value for spec, value in specs if spec.kind not in mutations]
 
 

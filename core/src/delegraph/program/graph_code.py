@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,8 +21,21 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _serial = itertools.count()
 Function = Callable[..., Any]
 BindDelegate = Callable[[LoweredBackendModule], Function]
-See = Callable[[Node, Any], None]
-"""Is told the value of each call as soon as it is computed."""
+OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
+"""Operators that call their subgraphs with plain tensors, so that one can look into them. Others vectorize them."""
+
+
+class Watch(Protocol):
+    """Is told the value of each call as soon as it is computed, also of those in branches and loop bodies.
+
+    What is told between ``enter`` and ``leave`` is of the subgraph ``module``, which ``owner`` fetches.
+    """
+
+    def see(self, node: Node, value: Any) -> None: ...
+
+    def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 class GraphCode:
@@ -30,7 +43,7 @@ class GraphCode:
 
     ``parameters`` are the placeholders that a call passes, in order; ``constants`` gives the others their values.
     ``layouts``: values that are brought into a layout as soon as they are computed. ``watched``: ``function`` wants a
-    ``see``, which is told the values of the graph, not of its subgraphs. ``inside``: another graph calls this one.
+    ``Watch``. ``inside``: another graph calls this one.
     """
 
     def __init__(
@@ -46,7 +59,7 @@ class GraphCode:
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
         self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank}
         self._bound |= {self._names[n]: v for n, v in constants.items()}
-        self._subgraphs: dict[str, GraphCode] = {}
+        self._subgraphs: dict[str, tuple[Node, GraphCode]] = {}
         self._delegates: dict[str, LoweredBackendModule] = {}
         self._lines = [f"def run({', '.join(self._names[n] for n in parameters)}):"]
         self._origins: list[Node | None] = [None]
@@ -54,11 +67,13 @@ class GraphCode:
         self._file = f"lowered graph {next(_serial)}"
         self._code = compile("\n".join(self._lines), self._file, "exec")
 
-    def function(self, bind: BindDelegate, see: See | None = None) -> Function:
+    def function(self, bind: BindDelegate, watch: Watch | None = None) -> Function:
         """The graph as a function of its parameters that returns its outputs; any number of threads may call it."""
-        names = {"__name__": self._file, "__loader__": self, "see": see, **self._bound}
+        names = {"__name__": self._file, "__loader__": self, "see": watch and watch.see, **self._bound}
         names |= {name: bind(module) for name, module in self._delegates.items()}
-        names |= {name: subgraph.function(bind) for name, subgraph in self._subgraphs.items()}
+        for name, (owner, subgraph) in self._subgraphs.items():
+            run = subgraph.function(bind, watch)
+            names[name] = _entered(run, watch, owner, subgraph._module) if watch and subgraph._watched else run
         exec(self._code, names)
         function: Function = names["run"]
         return function
@@ -107,7 +122,8 @@ class GraphCode:
         elif isinstance(value, GraphModule):
             inputs = [n for n in value.graph.nodes if n.op == "placeholder"]
             layouts = subgraph_layouts(node, value, self._layouts)
-            self._subgraphs[name] = GraphCode(value, inputs, {}, layouts, inside=True)
+            watched = self._watched and is_observable(node)
+            self._subgraphs[name] = node, GraphCode(value, inputs, {}, layouts, watched, inside=True)
         else:
             self._bound[name] = value
 
@@ -145,3 +161,19 @@ class GraphCode:
         name = f"c{len(self._bound)}"
         self._bound[name] = value
         return name
+
+
+def is_observable(owner: Node) -> bool:
+    """Whether a watch is told what happens in the subgraph that ``owner`` fetches."""
+    return all(getattr(user.target, "__name__", "") in OBSERVABLE for user in owner.users)
+
+
+def _entered(run: Function, watch: Watch, owner: Node, module: GraphModule) -> Function:
+    def call(*inputs: Any) -> Any:
+        watch.enter(owner, module, inputs)
+        try:
+            return run(*inputs)
+        finally:
+            watch.leave()
+
+    return call

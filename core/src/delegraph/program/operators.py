@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..source import Source
@@ -33,6 +33,10 @@ class OperatorStatistics:
     eager_error: float
     quantizes: bool = False
     """Then one step of the integers is agreement."""
+    iteration: int | None = None
+    """Of a loop body: the run of it, from 1, that these figures are of, which is the worst."""
+    differs_from: int | None = None
+    """Of a loop body: the first run of it that does not agree."""
 
     def agrees(self, tolerance: float | None = None) -> bool:
         """Whether the difference is within the tolerance of its type, or within twice what eager itself loses."""
@@ -48,13 +52,16 @@ class OperatorStatistics:
         place = s and {"file": s.file, "line": s.line, "function": s.function, "code": s.code}
         figures = {k: v for k, v in asdict(self.figures).items() if k != "name"}
         errors = {"relative_error": self.figures.relative_error, "eager_error": self.eager_error}
-        return {**named, "source": place, **figures, **errors, "agrees": self.agrees()}
+        runs = {"iteration": self.iteration, "differs_from": self.differs_from}
+        return {**named, "source": place, **figures, **errors, "agrees": self.agrees(), **runs}
 
     def __str__(self) -> str:
         f = self.figures
         odd = f", {f.mismatched} elements differ in being finite" if f.mismatched else ""
         size = f"{f.relative_error:.2g} of the largest value (eager {self.eager_error:.2g}){odd}"
         line = f"\n      at {self.source}" if self.source else ""
+        since = f" (it differs from {self.differs_from} on)" if self.differs_from else ""
+        size += f", in iteration {self.iteration}{since}" if self.iteration else ""
         remark = f"\n      {f.remark}" if f.remark else ""
         return f"{self.node} = {self.operator} in {self.where}, {f.dtype}{list(f.shape)}: {size}{remark}{line}"
 
@@ -119,6 +126,16 @@ class OperatorVerification:
         lines += [f"  also:  {o}" for o in more]
         lines += [f"  said:  {o}" for o in self.remarked[:SHOWN]]
         return "\n".join(lines)
+
+
+def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
+    """One row of each value, in the order of the program: of iterations the worst, and since when it differs."""
+    groups: dict[tuple[str, str], list[OperatorStatistics]] = {}
+    for row in rows:
+        groups.setdefault((row.where, row.figures.name), []).append(row)
+    for group in groups.values():
+        first = next((row.iteration for row in group if not row.agrees()), None)
+        yield replace(max(group, key=severity), differs_from=first)
 
 
 def severity(o: OperatorStatistics) -> tuple[bool, int, float]:

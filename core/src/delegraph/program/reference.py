@@ -9,35 +9,49 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
 from ..source import source_of
 from .eager_values import EagerValues, Pair, is_random, widened
+from .graph_code import is_observable
 from .inside import DelegateValues
 from .lowered_module import LoweredBackendModule
-from .operators import OperatorStatistics, OperatorVerification
+from .operators import OperatorStatistics, OperatorVerification, merged
 from .ties import picked_from, why_tied
 from .verify import OutputStatistics, Verification, compare
 from .watching import Inside
 
 RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"
 DECIDED = "eager gives the same where it decides as the program did: see the operators"
+ITERATIONS = 1000
+"""How often a branch or loop body is looked into; in all, also if the loop itself is run several times."""
 UNDECIDED = "eager disagrees with itself: in float64 it decides otherwise there too"
 
 
+LATER = f"in a branch or loop body that was run before {ITERATIONS} times"
+WHOLE = "in a branch or loop that is a part of a delegate"
+VECTORIZED = "in a body that torch runs on many elements at a time"
+
+
 class _Place(NamedTuple):
-    """Where values are computed: the name of a delegate or ``"host"``, and eager's values there."""
+    """Where values are computed: the name of a delegate or ``"host"``, and eager's values there.
+
+    ``path``: the attributes that lead to the branch or loop body that it is in. ``iteration``: how often that has been
+    run, this time counted; None outside of loops.
+    """
 
     where: str
     values: EagerValues
+    path: str = ""
+    iteration: int | None = None
 
 
 class Reference:
@@ -46,6 +60,9 @@ class Reference:
     def __init__(self, method: str, program: ExportedProgram) -> None:
         self._method = method
         self._host = _Place("host", EagerValues(program))
+        self._places: list[_Place | None] = [self._host]
+        """The host's graph, and the branches and bodies inside of it that are being run; None for one too many."""
+        self._runs: Counter[str] = Counter()
         self._rows: list[OperatorStatistics] = []
         self._missing: Counter[str] = Counter()
         self._inside: dict[LoweredBackendModule, Inside] = {}
@@ -53,7 +70,7 @@ class Reference:
     @property
     def verification(self) -> OperatorVerification:
         """All values that were compared."""
-        return OperatorVerification(tuple(self._rows), dict(self._missing))
+        return OperatorVerification(tuple(merged(self._rows)), dict(self._missing))
 
     def added_to(self, found: Verification, got: Any) -> Verification:
         """``found`` with all this. Outputs that agree with eager once it decides as the program did are remarked."""
@@ -71,26 +88,61 @@ class Reference:
     def inside(self, module: LoweredBackendModule, values: Inside) -> None:
         self._inside[module] = values
 
-    def see(self, node: Node, value: Any) -> None:
-        if node.target is CALL_DELEGATE:
-            pair = self._follow(node, value)
-        else:
-            pair = self._host.values.compute(node)
-            if node.target is not operator.getitem:  # its call was compared
-                pair = self._judge(node, value, pair, self._host)
-        self._host.values.keep(node, pair)
+    def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
+        """Each run of a branch or loop body is compared by itself: eager begins with the lowered program's inputs.
 
-    def _follow(self, call: Node, outputs: tuple[Any, ...]) -> Pair:
+        What was lost in one iteration is then not told of all that come after it.
+        """
+        around = self._places[-1]
+        path = f"{around.path}{owner.target}." if around is not None else ""
+        self._runs[path] += 1
+        if around is None or self._runs[path] > ITERATIONS:
+            self._places.append(None)
+            return
+        values = EagerValues(module)
+        given = zip((n for n in module.graph.nodes if n.op == "placeholder"), inputs, strict=True)
+        values.known.update({node: Pair(value, widened(value)) for node, value in given})
+        repeated = any(getattr(user.target, "__name__", "") != "cond" for user in owner.users)
+        iteration = self._runs[path] if repeated else around.iteration
+        self._places.append(_Place(f"host, in {path[:-1]}", values, path, iteration))
+
+    def leave(self) -> None:
+        self._places.pop()
+
+    def see(self, node: Node, value: Any) -> None:
+        place = self._places[-1]
+        if place is None:
+            self._missing[LATER] += 1
+            return
+        if node.target is CALL_DELEGATE:
+            pair = self._follow(node, value, place)
+        else:
+            self._note_unseen(node, place, in_delegate=False)
+            pair = place.values.compute(node)
+            if node.target is not operator.getitem:  # its call was compared
+                pair = self._judge(node, value, pair, place)
+        place.values.keep(node, pair)
+
+    def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
+        """Count the values of the subgraphs of a call that nobody tells."""
+        for owner in (n for n in call.all_input_nodes if n.op == "get_attr"):
+            module = getattr(place.values.module, str(owner.target), None)
+            if isinstance(module, GraphModule) and (in_delegate or not is_observable(owner)):
+                calls = sum(n.op == "call_function" for n in module.graph.nodes)
+                self._missing[WHOLE if in_delegate else VECTORIZED] += calls
+
+    def _follow(self, call: Node, outputs: tuple[Any, ...], around: _Place) -> Pair:
         """The operators inside of a delegate, each compared with what its runtime told, and the results of the call."""
         owner: Any = call.args[0]
-        module: LoweredBackendModule = getattr(self._host.values.program.graph_module, owner.target)
+        module: LoweredBackendModule = getattr(around.values.module, owner.target)
         delegate = DelegateValues(module, self._inside.pop(module, None))
-        place = _Place(str(owner.target), delegate.values)
-        given = [self._host.values.pair(a) if isinstance(a, Node) else Pair(a, a) for a in call.args[1:]]
+        place = _Place(f"{around.path}{owner.target}", delegate.values, around.path, around.iteration)
+        given = [around.values.pair(a) if isinstance(a, Node) else Pair(a, a) for a in call.args[1:]]
         place.values.known.update(zip(user_inputs(module.original_module), given, strict=True))
         shown = dict(zip(delegate.returned, outputs, strict=True))
         first = len(self._rows)
         for node in place.values.calls:
+            self._note_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
             got = shown[node] if node in shown else self._find(node, pair, delegate)
             place.values.keep(node, pair if got is None else self._judge(node, got, pair, place))
@@ -151,7 +203,16 @@ class Reference:
         handle, line = node.meta.get("debug_handle"), source_of(node)
         self._rows.append(
             OperatorStatistics(
-                self._method, node.name, str(node.target), handle, place.where, line, figures, eager_error, quantizes
+                self._method,
+                node.name,
+                str(node.target),
+                handle,
+                place.where,
+                line,
+                figures,
+                eager_error,
+                quantizes,
+                place.iteration,
             )
         )
 

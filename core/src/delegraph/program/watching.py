@@ -11,20 +11,19 @@ from torch.fx import Node
 
 from ..runtime import BackendRuntime, Delegate
 from .executor import Delegates, Executable, LoadedDelegate
+from .graph_code import Watch
 from .lowered_module import LoweredBackendModule
 
 Inside = Mapping[Any, Sequence[torch.Tensor]]
 """Delegate debug identifier -> values that were computed there."""
 
 
-class Watcher(Protocol):
+class Watcher(Watch, Protocol):
     """Who is told of the values: of the parameters, then of calls in order, each delegate's inside before its call."""
 
     def begin(self, values: Mapping[Node, Any]) -> None: ...
 
     def inside(self, module: LoweredBackendModule, values: Inside) -> None: ...
-
-    def see(self, node: Node, value: Any) -> None: ...
 
 
 class WatchedExecutable(Executable):
@@ -35,7 +34,7 @@ class WatchedExecutable(Executable):
         self._watcher = watcher
 
     def _function(self) -> Callable[..., Any]:
-        run = self._method.generate(watched=True).function(self._bind, self._watcher.see)
+        run = self._method.generate(watched=True).function(self._bind, self._watcher)
 
         def watched(*values: Any) -> Any:
             self._watcher.begin(dict(zip(self._method.parameters, values, strict=True)))

@@ -159,10 +159,10 @@ class _Method:
         picture = _inside(row, info.nodes, self.tones[row.backend], self.errors, self.links)
         return Drawn.of(f"inside of {row.name}", picture, id)
 
-    def about(self, node: Node) -> tuple[str, ...]:
+    def about(self, node: Node, where: str) -> tuple[str, ...]:
         """The rows of the page that tell about an operator of the host."""
         causes = self.causes.get(node.meta.get("debug_handle", 0), []) if is_operator(node) else []
-        return (*causes, *filter(None, [self.links.values.get(("host", node.name))]))
+        return (*causes, *filter(None, [self.links.values.get((where, node.name))]))
 
     def id(self, delegate: int) -> str:
         """Where the page tells about a delegate."""
@@ -175,11 +175,12 @@ class _Method:
         hidden: Iterable[Node] = (),
         names: Sequence[str] = (),
         specs: Mapping[Node, Any] | None = None,
+        path: str = "",
     ) -> Picture:
-        """Draw a graph, and after it those of its control flow; returns all of it."""
+        """Draw a graph, and after it those of its control flow; returns all of it. ``path`` leads to a subgraph."""
         place = len(self.graphs)
         self.graphs.append(Drawn(title, Picture((), ()), f"{self.prefix}g{place}"))
-        picture = _Host(self, root, set(hidden), specs).picture(names)
+        picture = _Host(self, root, set(hidden), specs, path).picture(names)
         self.graphs[place] = Drawn.of(title, picture, self.graphs[place].id)
         return picture
 
@@ -221,8 +222,11 @@ class _Graph:
 class _Host(_Graph):
     """A graph that the host runs. ``specs``: signature of the method's own graph; None for a subgraph."""
 
-    def __init__(self, method: _Method, root: GraphModule, hidden: set[Node], specs: Mapping[Node, Any] | None) -> None:
+    def __init__(
+        self, method: _Method, root: GraphModule, hidden: set[Node], specs: Mapping[Node, Any] | None, path: str
+    ) -> None:
         super().__init__()
+        self.path, self.where = path, f"host, in {path}" if path else "host"
         self.method, self.root, self.hidden, self.specs = method, root, hidden, specs or {}
         self.is_subgraph = specs is None
         self.rows: dict[Node, DelegateRow] = {}
@@ -273,14 +277,16 @@ class _Host(_Graph):
         if self.is_subgraph:  # it need not have been offered to backends
             refusals = [r for r in refusals if r[1] != NOT_TAGGED]
         tooltip = [*describe(node, self.hidden), *(f"refused by {who}: {why}" for who, why in refusals)]
-        tooltip += self.method.errors.lines("host", node.name)
-        heat = self.method.errors.heat("host", node.name)
-        held = [(n.name, _fetch(self.root, n)) for n in node.all_input_nodes]
-        subgraphs = [(name, module) for name, module in held if isinstance(module, GraphModule)]
+        tooltip += self.method.errors.lines(self.where, node.name)
+        heat = self.method.errors.heat(self.where, node.name)
+        held = [(n, _fetch(self.root, n)) for n in node.all_input_nodes]
+        subgraphs = [(owner, module) for owner, module in held if isinstance(module, GraphModule)]
         body = f"{self.method.prefix}g{len(self.method.graphs)}" if subgraphs else ""
-        for name, module in subgraphs:
-            self.method.draw(f"{name}, a body of {node.name}", module)
-        shown = (_stem(operator_name(node)), show_type(node, named=False), *self.method.errors.shown("host", node.name))
+        for owner, module in subgraphs:
+            path = f"{self.path}.{owner.target}" if self.path else str(owner.target)
+            self.method.draw(f"{owner.name}, a body of {node.name}", module, path=path)
+        figures = self.method.errors.shown(self.where, node.name)
+        shown = (_stem(operator_name(node)), show_type(node, named=False), *figures)
         return Box(
             shown,
             tuple(tooltip),
@@ -288,7 +294,7 @@ class _Host(_Graph):
             link=body,
             owner="host operator",
             heat=heat,
-            about=self.method.about(node),
+            about=self.method.about(node, self.where),
         )
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
