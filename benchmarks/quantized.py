@@ -34,6 +34,7 @@ from torch.export import ExportedProgram
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import mobilenet_v2
 import resnet
+import transformer
 
 warnings.simplefilter("ignore")
 SPEC = "TOSA-1.0+INT"
@@ -77,6 +78,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor]]]] = {
     "keyword spotter": keyword_spotter,
     "MobileNetV2": mobilenet_v2.mobilenet_v2,
     "ResNet-18": resnet.resnet18,
+    "ViT, 2 layers": lambda: transformer.vit_b16(layers=2, width=192),
 }
 
 

@@ -12,8 +12,8 @@ from ..ir.operators import CONCAT, CONV2D, RESHAPE, SLICE, TILE, TRANSPOSE
 from ..ir.sizes import is_dynamic
 from ..ir.types import FLOATS, Type
 from . import axes as ax
-from .axes import Axes
-from .rewriter import Rewrite, both, rebuilt
+from .rewriter import both, rebuilt
+from .views import View, Views
 
 
 class Heads(NamedTuple):
@@ -96,52 +96,54 @@ def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
     return any(isinstance(operator, TRANSPOSE) for operator in _following(heads.transpose.outputs[0], users))
 
 
-def join_heads(rewrite: Rewrite, group: list[Heads], x: Value) -> list[tuple[Value, Axes]]:
-    """Make one layer of ``group``, which reads ``x``; for each of them, the value of which its result is a view."""
-    result = _joined_layer(rewrite, group, x)
+def join_heads(views: Views, group: list[Heads]) -> None:
+    """Make one layer of those in ``group``, and of the heads of each a view."""
+    result = _joined_layer(views, group)
     *rows, _, width = group[0].transpose.inputs[0].shape
     shape = (*rows, sum([heads.number for heads in group]), width)
     kept = [axis for axis, size in enumerate(shape) if size != 1 or axis >= len(rows)]
-    split = rewrite.reshape(result, tuple([shape[axis] for axis in kept]), _source(_reshapes(group)))
+    split = views.reshape(result, tuple([shape[axis] for axis in kept]), _source(_reshapes(group)))
     order = [axis for axis in group[0].transpose.perms if axis in kept]
     perms = tuple([kept.index(axis) for axis in order])
-    moved = rewrite.transpose(split, perms, _source([heads.transpose for heads in group]))
+    moved = views.transpose(split, perms, _source([heads.transpose for heads in group]))
     axes = tuple([order.index(axis) if axis in kept else None for axis in group[0].transpose.perms])
-    return [(part, axes) for part in _parts(rewrite, moved, order.index(len(rows)), group)]
+    for heads, part in zip(group, _parts(views, moved, order.index(len(rows)), group), strict=True):
+        views.see(heads.transpose.outputs[0], View(part, axes, heads.transpose.source))
 
 
-def _parts(rewrite: Rewrite, moved: Value, axis: int, group: list[Heads]) -> Iterable[Value]:
+def _parts(views: Views, moved: Value, axis: int, group: list[Heads]) -> Iterable[Value]:
     """The heads of each layer: ``moved`` has those of all along ``axis``."""
     start, size = [0] * moved.rank, list(moved.shape)
     for heads in group:
         size[axis] = heads.number
-        operands = (moved, rewrite.shape(tuple(start)), rewrite.shape(tuple(size)))
-        yield rewrite.make(SLICE, operands, Type(tuple(size), moved.dtype), _source(heads.operators))
+        operands = (moved, views.shape(tuple(start)), views.shape(tuple(size)))
+        yield views.make(SLICE, operands, Type(tuple(size), moved.dtype), _source(heads.operators))
         start[axis] += heads.number
 
 
-def _joined_layer(rewrite: Rewrite, group: list[Heads], x: Value) -> Value:
+def _joined_layer(views: Views, group: list[Heads]) -> Value:
     """The result of one CONV2D with the channels of all."""
     layers = [heads.layer for heads in group]
     source = _source(layers)
     _, weight, bias, *zero_points = layers[0].inputs
     channels = sum(layer.inputs[1].shape[0] for layer in layers)
     weights = tuple([layer.inputs[1] for layer in layers])
-    weight = rewrite.make(CONCAT, weights, Type((channels, *weight.shape[1:]), weight.dtype), source, axis=0)
-    biases = tuple([_wide_bias(rewrite, layer) for layer in layers])
-    bias = rewrite.make(CONCAT, biases, Type((channels,), bias.dtype), source, axis=0)
+    weight = views.make(CONCAT, weights, Type((channels, *weight.shape[1:]), weight.dtype), source, axis=0)
+    biases = tuple([_wide_bias(views, layer) for layer in layers])
+    bias = views.make(CONCAT, biases, Type((channels,), bias.dtype), source, axis=0)
     result = Type((*layers[0].outputs[0].shape[:-1], channels), layers[0].outputs[0].dtype)
+    x = views.value(layers[0].inputs[0])
     new = rebuilt(layers[0], (x, weight, bias, *zero_points), [result], source=source)
-    rewrite.operators.append(new)
+    views.operators.append(new)
     return new.outputs[0]
 
 
-def _wide_bias(rewrite: Rewrite, layer: Operator) -> Value:
+def _wide_bias(views: Views, layer: Operator) -> Value:
     """The bias of a layer with an element for each channel."""
     bias, channels = layer.inputs[2], layer.inputs[1].shape[0]
     if bias.shape == (channels,):
         return bias
-    return rewrite.make(TILE, (bias, rewrite.shape((channels,))), Type((channels,), bias.dtype), layer.source)
+    return views.make(TILE, (bias, views.shape((channels,))), Type((channels,), bias.dtype), layer.source)
 
 
 def _reshapes(group: list[Heads]) -> list[Operator]:

@@ -6,16 +6,33 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from ..ir.graph import Operator, Value, shape_of, shape_value
-from ..ir.operators import IDENTITY, RESHAPE, TILE, TRANSPOSE
+from ..ir.operators import IDENTITY, TILE, TRANSPOSE
 from ..ir.sizes import is_dynamic
 from ..ir.types import Type
 from . import axes as ax
-from .rewriter import rebuilt
+from .layout_rules import LAYOUT
+from .rewriter import both, rebuilt
+from .views import Views
 
-ARRANGING = frozenset({IDENTITY, RESHAPE, TRANSPOSE})
+
+def multiply_once(views: Views, product: Operator) -> None:
+    """Let left matrices lie below each other that a MATMUL multiplies by the same right one, which TILE repeats.
+
+    before: MATMUL (q [B*G,L,E], TILE k [B*G,E,S])
+    after:  MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
+    """
+    repeated, result = _repetition(product.inputs[1], views.uses), product.outputs[0]
+    if repeated is None or repeated.axis != 0 or not views.movable(result.dtype):
+        return views.keep(product)
+    for operator in repeated.operators:
+        LAYOUT[type(operator)](views, operator)
+    left, right = views.value(product.inputs[0]), views.value(repeated.once)
+    source = both(repeated.source, product.source)
+    joined = views.reshape(left, (right.shape[0], repeated.times * left.shape[1], left.shape[2]), source)
+    return views.replace(result, views.rebuild(product, (joined, right, *product.inputs[2:]), source=source))
 
 
-class Repeated(NamedTuple):
+class _Repeated(NamedTuple):
     """A value of which ``times`` neighbours along ``axis`` are equal: ``once`` has each of them once.
 
     ``operators`` compute ``once``; ``source`` is that of the TILE, which it does not need.
@@ -28,7 +45,7 @@ class Repeated(NamedTuple):
     source: Any
 
 
-def repetition(value: Value, uses: Counter[Value]) -> Repeated | None:
+def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
     """``value`` without the TILE that repeats it along an axis; None if there is none, or something else uses it.
 
     before: k [N,H,1,S,E] - TILE (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1)
@@ -36,7 +53,7 @@ def repetition(value: Value, uses: Counter[Value]) -> Repeated | None:
     """
     chain: list[Operator] = []
     operator = value.producer
-    while type(operator) in ARRANGING:
+    while type(operator) in LAYOUT:
         chain.append(operator)  # type: ignore[arg-type]
         operator = operator.inputs[0].producer  # type: ignore[union-attr]
     if not isinstance(operator, TILE) or any(uses[op.outputs[0]] != 1 for op in (operator, *chain)):
@@ -47,15 +64,15 @@ def repetition(value: Value, uses: Counter[Value]) -> Repeated | None:
     return found
 
 
-def _tiled(tile: Operator) -> Repeated | None:
+def _tiled(tile: Operator) -> _Repeated | None:
     operand, multiples = tile.inputs[0], shape_of(tile.inputs[1])
     wide = [axis for axis, times in enumerate(multiples) if times != 1]
     if len(wide) != 1 or operand.shape[wide[0]] != 1 or is_dynamic(multiples[wide[0]]):
         return None
-    return Repeated(operand, wide[0], multiples[wide[0]], (), tile.source)
+    return _Repeated(operand, wide[0], multiples[wide[0]], (), tile.source)
 
 
-def _arranged(given: Repeated, operator: Operator) -> Repeated | None:
+def _arranged(given: _Repeated, operator: Operator) -> _Repeated | None:
     """What ``operator``, which arranges a repeated value, makes of it; None if neighbours are parted."""
     if isinstance(operator, TRANSPOSE):
         new = rebuilt(operator, (given.once,))
@@ -72,5 +89,5 @@ def _arranged(given: Repeated, operator: Operator) -> Repeated | None:
     return _after(given, new, to[0])
 
 
-def _after(given: Repeated, operator: Operator, axis: int) -> Repeated:
+def _after(given: _Repeated, operator: Operator, axis: int) -> _Repeated:
     return given._replace(once=operator.outputs[0], axis=axis, operators=(*given.operators, operator))

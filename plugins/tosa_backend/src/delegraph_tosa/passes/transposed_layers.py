@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -11,10 +10,10 @@ from ..ir.graph import Operator, Value
 from ..ir.operators import RESHAPE, TRANSPOSE
 from ..ir.sizes import is_dynamic
 from ..ir.types import Type
-from ..spec import TosaSpec
 from . import axes as ax
 from .axes import Shape
-from .rewriter import Rewrite, both, rebuilt
+from .rewriter import both, rebuilt
+from .views import Views
 
 
 class _Window(NamedTuple):
@@ -29,31 +28,41 @@ class _Window(NamedTuple):
     source: Any
 
 
-def read_as_it_lies(rewrite: Rewrite, layer: Operator, operands: Sequence[Value], spec: TosaSpec) -> Operator | None:
-    """A CONV2D that reads what was transposed for ``layer``; None if nothing was, or it cannot.
+def read_as_it_lies(views: Views, layer: Operator) -> None:
+    """Let a CONV2D read what was transposed for it as it lay before, if nothing else uses that or the weight.
 
-    ``operands`` are those of ``layer``, a CONV2D with a constant weight; the result has the same elements in the same
-    order, perhaps in another shape. Heads of an attention become the height of the kernel:
+    Heads of an attention become the height of the kernel:
         before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight [O,1,1,H*E])
         after:  x - CONV2D (weight [O,H,1,E])
     For a feature map that is flattened channels first, or whose channels are shuffled, the weight is permuted:
         before: x [N,H,W,C] - TRANSPOSE (0,3,1,2) - RESHAPE [1,1,N,C*H*W] - CONV2D (weight [O,1,1,C*H*W])
         after:  x - RESHAPE [1,1,N,H*W*C] - CONV2D (weight [O,1,1,H*W*C])
     """
-    x, weight, *others = operands
-    window = _window(x) if _is_linear(layer) else None
+    (x, weight, *_), result, new = layer.inputs, layer.outputs[0], None
+    if weight.constant is not None and views.uses[x] == views.uses[weight] == 1 and _is_linear(layer):
+        new = _windowed(views, layer)
+    if new is None or not (new.outputs[0].shape == result.shape or views.movable(result.dtype)):
+        return views.keep(layer)
+    views.operators.append(new)
+    return views.replace(result, new)
+
+
+def _windowed(views: Views, layer: Operator) -> Operator | None:
+    """The layer in its new form, its result perhaps in another shape."""
+    x, weight, *others = [views.value(v) for v in layer.inputs]
+    window = _window(x)
     if window is None:
         return None
     base, image, summed, source = window
     source = both(source, layer.source)
     outputs, inputs = weight.shape[0], weight.shape[3]
-    kernel = rewrite.reshape(weight, (outputs, *[base.shape[axis] for axis in summed]), source)
-    kernel = rewrite.transpose(kernel, (0, *[1 + summed.index(axis) for axis in sorted(summed)]), source)
-    kernel = rewrite.reshape(kernel, (outputs, inputs // image[3], 1, image[3]), source)
+    kernel = views.reshape(weight, (outputs, *[base.shape[axis] for axis in summed]), source)
+    kernel = views.transpose(kernel, (0, *[1 + summed.index(axis) for axis in sorted(summed)]), source)
+    kernel = views.reshape(kernel, (outputs, inputs // image[3], 1, image[3]), source)
     new = rebuilt(layer, (Value(Type(image, base.dtype)), kernel, *others), source=source)
-    if spec.why_not(new) is not None:
+    if views.spec.why_not(new) is not None:
         return None
-    new.inputs = (rewrite.reshape(base, image, source), *new.inputs[1:])
+    new.inputs = (views.reshape(base, image, source), *new.inputs[1:])
     return new
 
 

@@ -1,0 +1,166 @@
+"""What the values of a graph become while transpositions sink: values, or views that nothing computes yet."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ..ir.graph import Operator, Value
+from ..ir.operators import TRANSPOSE
+from ..ir.sizes import range_of
+from ..ir.types import DType, Type
+from ..spec import TosaSpec
+from . import axes as ax
+from .axes import Axes, Shape
+from .rewriter import Rewrite, rebuilt, replaced
+
+
+class View(NamedTuple):
+    """A value that was not computed: ``base``, seen along ``axes`` (see ``axes``). ``source`` made it a view.
+
+    It names every operator that moved an axis, so that the one that arranges the view in the end stands for them all.
+    """
+
+    base: Value
+    axes: Axes
+    source: Any
+
+
+class Views(Rewrite):
+    """The new operators, and for each value of the old graph what it became: a value or a view.
+
+    ``uses`` counts the uses of the old values.
+    """
+
+    def __init__(self, spec: TosaSpec, uses: Counter[Value]) -> None:
+        super().__init__()
+        self.spec, self.uses = spec, uses
+        self._values: dict[Value, Value] = {}
+        self._views: dict[Value, View] = {}
+        self._movable: dict[DType, bool] = {}
+
+    def has_view(self, operands: Iterable[Value]) -> bool:
+        """Whether one of these old values became a view."""
+        return not self._views.keys().isdisjoint(operands)
+
+    def keep(self, operator: Operator) -> None:
+        """``operator`` with its operands as they are; itself if none of them changed."""
+        inputs = tuple([self.value(v) for v in operator.inputs])
+        if inputs == operator.inputs:
+            self.operators.append(operator)
+        else:
+            new = replaced(operator, inputs)
+            self.operators.append(new)
+            self._values.update(zip(operator.outputs, new.outputs, strict=True))
+
+    def replace(self, old: Value, operator: Operator) -> None:
+        """Let the result of ``operator``, in the shape of ``old``, stand for it."""
+        new = self.reshape(operator.outputs[0], old.shape, operator.source)
+        self.see(old, View(new, ax.plain(old.rank), None))
+
+    def rebuild(self, operator: Operator, inputs: Sequence[Value], **attributes: Any) -> Operator:
+        new = rebuilt(operator, inputs, **attributes)
+        self.operators.append(new)
+        return new
+
+    def value(self, old: Value) -> Value:
+        """What ``old`` became, as a value."""
+        view = self._views.get(old)
+        return self._values.get(old, old) if view is None else self.arrange(*view)
+
+    def view(self, old: Value) -> View:
+        """What ``old`` became, as a view; of itself if it is none."""
+        view = self._views.get(old)
+        return View(self._values.get(old, old), ax.plain(old.rank), None) if view is None else view
+
+    def see(self, old: Value, view: View) -> None:
+        """Remember what ``old`` became."""
+        if view.axes == ax.plain(view.base.rank):
+            self._values[old] = view.base
+        else:
+            self._views[old] = view
+
+    def carry(self, operator: Operator, operands: Sequence[Value] | None = None, **attributes: Any) -> None:
+        """Apply ``operator`` to the base of its first operand; ``operands`` are the others, the old ones if None."""
+        view, result = self.view(operator.inputs[0]), operator.outputs[0]
+        if not self.movable(result.dtype):
+            return self.keep(operator)
+        others = [self.value(v) for v in operator.inputs[1:]] if operands is None else operands
+        new = self.rebuild(operator, (view.base, *others), **attributes)
+        return self.see(result, View(new.outputs[0], view.axes, view.source))
+
+    def movable(self, dtype: DType) -> bool:
+        """Whether the target has TRANSPOSE and RESHAPE for ``dtype``: int32 ones need PRO-INT, for example."""
+        if dtype not in self._movable:
+            value, scratch = Value(Type((1, 1), dtype)), Rewrite()
+            scratch.transpose(value, (1, 0), None)
+            scratch.reshape(value, (1,), None)
+            self._movable[dtype] = all(self.spec.why_not(operator) is None for operator in scratch.operators)
+        return self._movable[dtype]
+
+    def arrange(self, base: Value, axes: Axes, source: Any) -> Value:
+        """The view as a value: ``base`` itself, a RESHAPE of it, a TRANSPOSE, or at worst one of each."""
+        shape = ax.viewed(base.shape, axes)
+        if ax.ascends(ax.order(base.shape, axes)):
+            return self.reshape(base, shape, source)
+        if len(axes) != base.rank:
+            base, axes = self._of_rank(base, axes, shape, source)
+        return self.transpose(base, ax.completed(axes), source)
+
+    def _of_rank(self, base: Value, axes: Axes, shape: Shape, source: Any) -> tuple[Value, Axes]:
+        """The same view of a base of the view's rank."""
+        single = [a is None or base.shape[a] == 1 for a in axes]
+        places = sorted(range(len(axes)), key=lambda i: -1 if single[i] else axes[i])  # type: ignore[arg-type,return-value]
+        reshaped = self.reshape(base, tuple([shape[i] for i in places]), source)
+        return reshaped, tuple([places.index(i) for i in range(len(axes))])
+
+    def lead(self, operands: Sequence[Value], shape: Shape) -> View:
+        """The view whose arrangement an operator of several operands and a result of ``shape`` takes: the cheapest.
+
+        Constants follow for free. Between equals a view wins over a value as it is, so that residual branches stay
+        in the layout of their convolutions.
+        """
+        views = [self.view(v) for v in operands if v.constant is None]
+        layouts = {(v.axes, v.base.rank): v for v in views}
+        if len(layouts) == 1 and _holds(views[0], shape):
+            return views[0]
+        candidates = [v for v in layouts.values() if v.axes != ax.plain(v.base.rank) and _holds(v, shape)]
+        candidates.append(View(operands[0], ax.plain(len(shape)), None))
+        return min(candidates, key=lambda lead: sum(self._cost(v, lead) for v in views))
+
+    def _cost(self, view: View, lead: View) -> float:
+        """What ``view`` costs in the arrangement of ``lead``: a TRANSPOSE its elements, a RESHAPE next to nothing."""
+        base, axes = view.base, ax.through(view.axes, lead.axes, lead.base.rank)
+        if ax.ascends(ax.order(base.shape, axes)):
+            return float(ax.viewed(base.shape, axes) != base.shape)
+        if len(axes) == base.rank and (TRANSPOSE, (base,), ax.completed(axes)) in self._made:
+            return 0.0
+        return 1.0 + range_of(math.prod(base.shape))[0] if self.movable(base.dtype) else math.inf
+
+    def follow(self, operand: Value, lead: View, source: Any) -> Value:
+        """``operand`` in the arrangement of ``lead``."""
+        base, axes, made_by = self.view(operand)
+        rank = lead.base.rank
+        if axes == lead.axes and base.rank == rank:
+            return base
+        return self.arrange(base, ax.through(axes, lead.axes, rank), made_by or source)
+
+    def lead_by(self, lead: View, operator: Operator, count: int, **attributes: Any) -> None:
+        """Apply ``operator`` to its first ``count`` operands in the arrangement of ``lead``."""
+        result, source = operator.outputs[0], operator.source
+        operands = [self.follow(v, lead, source) for v in operator.inputs[:count]]
+        operands += [self.value(v) for v in operator.inputs[count:]]
+        arranged = ax.through(ax.plain(result.rank), lead.axes, lead.base.rank)
+        type = Type(ax.viewed(result.shape, arranged), result.dtype)
+        new = rebuilt(operator, operands, (type,), **attributes)
+        self.operators.append(new)
+        self.see(result, View(new.outputs[0], lead.axes, lead.source))
+
+
+def _holds(view: View, shape: Shape) -> bool:
+    """Whether a result of ``shape`` fits the axes: one that the view adds must stay of size 1."""
+    return None not in view.axes or all(
+        axis is not None or size == 1 for axis, size in zip(view.axes, shape, strict=True)
+    )
