@@ -160,8 +160,9 @@ class _Method:
         return Drawn.of(f"inside of {row.name}", picture, id)
 
     def about(self, node: Node, where: str) -> tuple[str, ...]:
-        """The rows of the page that tell about an operator of the host."""
-        causes = self.causes.get(node.meta.get("debug_handle", 0), []) if is_operator(node) else []
+        """The rows of the page that tell about an operator of the host, or a cast at the border of a delegate."""
+        counts = is_operator(node) and "boundary" not in node.meta
+        causes = self.causes.get(node.meta.get("debug_handle", 0), []) if counts else []
         return (*causes, *filter(None, [self.links.values.get((where, node.name))]))
 
     def id(self, delegate: int) -> str:
@@ -259,7 +260,8 @@ class _Host(_Graph):
         elif node in self.host:
             box = self._operator(node)
         else:
-            box = Box((f"cast of {node.all_input_nodes[0].name}", show_type(node)), kind="border", owner="cast")
+            title = f"cast of {node.all_input_nodes[0].name}"
+            box = Box((title, show_type(node)), kind="border", owner="cast", about=self.method.about(node, self.where))
         self.connect(node.all_input_nodes, self.add(box, node))
 
     def _delegate(self, node: Node) -> Box:

@@ -153,7 +153,10 @@ class _Method:
             return
         rows = [self._cause(row, cause) for row, cause in self.causes.items()]
         yield f"<h3>Left to the host: {pluralize(sum(self.counts.values()), 'operator')}</h3>\n"
-        heads, kinds = ("operators", "which", "why", "first at", "in the graph"), ("number", "text", "text", "text", "")
+        heads, kinds = (
+            ("operators", "which", "why", "first at", "in the graph"),
+            ("number", "op", "text", "text", "links"),
+        )
         shown = table(heads, rows, *kinds, ids=list(self.causes), around="short")
         yield shown if rows else "<p>No backend was asked.</p>\n"
         every = [f"{n} x {op}" for op, n in most_frequent(self.counts)]
@@ -199,7 +202,9 @@ class _Method:
         odd = f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
         errors = [f"{_ratio(o.figures.relative_error)}{odd}", _decibels(o.figures), _ratio(o.eager_error)]
         name = f"{code(f'{o.node} = {o.operator}')}{remark}"
-        return [name, text(o.where), *errors, _where(o.source), places(self.boxes.get(row, ()))]
+        around = self.pictures.delegates.get(o.where) if self.pictures else None
+        boxes = self.boxes.get(row) or self.boxes.get(around.id if around else "", ())[:1]
+        return [name, text(o.where), *errors, _where(o.source), places(boxes)]
 
     def _delegates(self) -> str:
         """One row for each delegate. Where its inside is not drawn, its box in the graph links to this row."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from .picture import Box, Picture, Wire, layers_of
+from .picture import Box, Kind, Picture, Wire, layers_of
 
 LARGEST = 1000
 """Boxes that are drawn one by one."""
@@ -167,11 +167,13 @@ def _merge_boxes(boxes: list[Box]) -> Box:
     names = ", ".join(f"{n} x {title}" if n > 1 else title for title, n in titles[:3])
     rest = [f"and {sum(n for _, n in titles[20:])} more of {len(titles[20:])} kinds"] if titles[20:] else []
     kinds, tones = {b.kind for b in boxes}, {b.tone for b in boxes}
+    delegates = [b for b in boxes if b.kind in ("backend", "mixed")]
+    kind: Kind = "mixed" if delegates else "several"
     return Box(
         lines=(*counts[:_OWNERS], names + (", …" if len(titles) > 3 else "")),
         tooltip=(*counts, *(f"{n} x {title}" for title, n in titles[:20]), *rest),
-        kind=boxes[0].kind if len(kinds) == len(tones) == len(owners) == 1 else "several",
-        tone=boxes[0].tone,
+        kind=boxes[0].kind if len(kinds) == len(tones) == len(owners) == 1 else kind,
+        tone=delegates[0].tone if delegates else 0,
         marked=any(b.marked for b in boxes),
         owner=boxes[0].owner if len(owners) == 1 else "several",
         count=sum(owners.values()),

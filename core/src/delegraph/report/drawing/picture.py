@@ -8,19 +8,19 @@ from typing import Literal
 
 HEATS = 4
 """Degrees of ``Box.heat``."""
-Kind = Literal["border", "host", "backend", "several"]
+Kind = Literal["border", "host", "backend", "several", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """One rectangle: the lines in it, the lines of its tooltip, and how it looks.
 
-    ``border`` is an input or output of the graph; ``several`` holds boxes of different owners. ``tone`` numbers the
-    backend, for its colour. A ``marked`` box is one to look at: its operator was refused. ``link`` is the id of the
-    element of the page that tells more; without one it is the first of ``about``, the ids of the elements that tell
-    about the box and can lead back to it. ``owner`` (a noun) and ``count`` say what the box stands for when several are
-    drawn as one: ``3 host operators``. ``heat``, from 1 to ``HEATS``, colours it by how wrong its value is; 0 is not
-    known.
+    ``border`` is an input or output of the graph; ``several`` holds boxes of different owners, and ``mixed`` has
+    delegates among them. ``tone`` numbers the backend, for its colour. A ``marked`` box is one to look at: its operator
+    was refused. ``link`` is the id of the element of the page that tells more; without one it is the first of
+    ``about``, the ids of the elements that tell about the box and can lead back to it. ``owner`` (a noun) and ``count``
+    say what the box stands for when several are drawn as one: ``3 host operators``. ``heat``, from 1 to ``HEATS``,
+    colours it by how wrong its value is; 0 is not known.
     """
 
     lines: tuple[str, ...]

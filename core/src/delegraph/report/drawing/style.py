@@ -35,7 +35,8 @@ table { border-collapse: collapse; font-size: .93em; } caption { text-align: lef
 th, td { text-align: left; vertical-align: top; padding: .3rem 1.1rem .3rem 0; border-bottom: 1px solid var(--rule);
   unicode-bidi: isolate; }
 th { white-space: nowrap; color: var(--faint); font-weight: 600; }
-td { min-width: 5rem; } td.name { min-width: 8.5rem; } td.text { min-width: 12rem; }
+td { min-width: 5rem; } td.name { min-width: 10rem; } td.text { min-width: 12rem; }
+td.op { min-width: 17rem; } td.links { min-width: 9rem; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr:target > * { background: var(--lit); } details:has(:target) > summary { font-weight: 600; }
 code, .code { font: .9em/1.4 ui-monospace, monospace; unicode-bidi: isolate; }
@@ -45,7 +46,7 @@ summary { cursor: pointer; } details details { margin-left: 1rem; }
 .wide, .short { overflow-x: auto; }
 .short { max-height: max(9rem, 27vh); overflow-y: auto; border-bottom: 1px solid var(--rule); }
 .short thead th { position: sticky; top: 0; background: var(--paper); }
-.short tr:last-child td { border-bottom: 0; }
+.short tr:last-child td, nav .short { border-bottom: 0; }
 .share { display: block; width: 100%; height: 10px; margin: .6rem 0 .5rem; border-radius: 5px; }
 .share rect { fill-opacity: 1; stroke: var(--paper); stroke-width: 0; } .share .host rect { fill-opacity: .3; }
 .legend { list-style: none; padding: 0; margin: .25rem 0; display: flex; flex-wrap: wrap; gap: .1rem 1.4rem;
@@ -79,7 +80,6 @@ svg path.near { stroke: transparent; stroke-width: 9; }
 svg g:hover > path.wire { stroke: var(--link); stroke-width: 3; }
 svg a:hover rect { stroke: var(--link); } svg a:focus-visible { outline: none; }
 svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width: 5; stroke-dasharray: none; }
-.bar { display: block; width: 10rem; height: .7rem; }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; } .tools { display: none; } h2, h3 { break-after: avoid; }
   .short, .picture { max-height: none; height: auto !important; overflow: visible; border: 0; background: none; }

@@ -79,7 +79,8 @@ def _box(box: Box, place: Place, id: str) -> str:
     shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.lines))
     mark = f'<text class="mark" x="{place.x + place.width - 13}" y="{place.y + LINE}">!</text>' if box.marked else ""
     tooltip = f"<title>{lines(box.tooltip or box.lines)}</title>"
-    look = f"t{box.tone % TONES}" if box.kind == "backend" else box.kind
+    tone = f"t{box.tone % TONES}"
+    look = {"backend": tone, "mixed": f"several {tone}"}.get(box.kind, box.kind)
     look += " marked" * box.marked + (f" e{box.heat}" if box.heat else "")
     named = f' id="{id}"' if id else ""
     drawn = f'<g{named} class="{look}">{tooltip}{area}{shown}{mark}</g>'

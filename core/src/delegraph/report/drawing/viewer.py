@@ -5,7 +5,7 @@ from __future__ import annotations
 # Nothing of a model is in it, and it makes no markup of what it reads. "<" and "&" do not occur, so that a page is XML.
 SCRIPT = """
 "use strict";
-const SMALLEST = 0.02, LARGEST = 4, READABLE = 0.7, STEP = 1.25;
+const SMALLEST = 0.002, LARGEST = 4, READABLE = 0.7, STEP = 1.25;
 
 class Viewer {
   constructor(frame) {
@@ -14,6 +14,8 @@ class Viewer {
     this.width = this.svg.width.baseVal.value;
     this.height = this.svg.height.baseVal.value;
     this.delegates = [...frame.querySelectorAll("a.delegate")];
+    // Of a thousand boxes none is a stop of the Tab key: keys and tables lead to them.
+    for (const link of frame.querySelectorAll("a")) link.setAttribute("tabindex", "-1");
     this.next = 0;
     this.scale = 1;
     this.dragged = -Infinity;
@@ -127,7 +129,8 @@ class Viewer {
   }
 
   show(element) {
-    const part = this.box(element);
+    const part = this.box(element), link = element.closest("a");
+    if (link !== null) link.focus({preventScroll: true});
     if (READABLE > this.scale) this.zoom(1);
     this.center(part);
   }
@@ -135,7 +138,8 @@ class Viewer {
   // As many delegates, from the first on, as can be read together.
   open() {
     this.next = 0;
-    const whole = this.box(this.svg);
+    const whole = this.box(this.svg), {clientWidth, clientHeight} = this.frame;
+    if (clientWidth >= this.width) if (clientHeight >= this.height) return this.zoom(1);
     if (this.filling(whole) >= READABLE) return this.fit(whole);
     let seen = null;
     for (const delegate of this.delegates) {
@@ -154,7 +158,6 @@ class Viewer {
     const many = this.delegates.length;
     this.next = (this.next + by + many) % many;
     const delegate = this.delegates[this.next];
-    delegate.focus({preventScroll: true});
     this.show(delegate);
   }
 }
