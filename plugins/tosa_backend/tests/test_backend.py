@@ -72,6 +72,21 @@ def test_results_are_named_as_in_the_program_and_differ():
     assert names == ["add", "mul_", "add_1", "mul", "mul__", "add_"]
 
 
+def test_results_leave_in_the_programs_order(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x.exp(), (difference := x - 1), difference * 2, difference.abs(), difference
+
+    class Reversed(Model):
+        def forward(self, x):
+            return super().forward(x)[::-1]
+
+    for model in (Model().eval(), Reversed().eval()):
+        delegraph.lower(model, (X,), backends=["tosa"]).save(tmp_path / "m.tosa")
+        found = delegraph.load(tmp_path / "m.tosa")(X)
+        torch.testing.assert_close(found, tuple(dict.fromkeys(model(X))))
+
+
 def test_a_part_keeps_the_names_of_what_crosses_its_border():
     def chosen(x):
         return torch.linalg.inv_ex(x)[0].exp().topk(2)

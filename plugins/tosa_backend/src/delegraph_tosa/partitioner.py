@@ -78,11 +78,10 @@ class TOSASupport:
         """Refusals of what shows only in a whole partition; {} if ``TOSABackend`` compiles it.
 
         That an int64 fits into 32 bits when it crosses the border may follow from the whole program; what follows from
-        that inside, the backend has to see in the partition alone. A partition of all calls is the whole program, which
-        has been interpreted.
+        that inside, the backend has to see in the partition alone.
         """
         inside = set(nodes)
-        alone = self._fresh(nodes, self._known) if len(inside) < self._calls else None
+        alone = self._alone(nodes, inside)
         found: dict[Node, str] = {}
         inputs = self._inputs(nodes, inside) if self._has_sizes else []
         for node in nodes:
@@ -96,6 +95,29 @@ class TOSASupport:
                     alone.values.pop(node, None)
         self._accepted.difference_update(found)
         return found
+
+    def _alone(self, nodes: Sequence[Node], inside: set[Node]) -> DryRun | None:
+        """An interpretation of a partition alone; None if that of the whole program knows no more of what arrives."""
+        if len(inside) == self._calls:
+            return None
+        run = self._fresh(nodes, self._known)
+        if self._has_sizes or self._run.casts or any(self._run.bounds.get(n) != run.bounds.get(n) for n in nodes):
+            return run
+        seen = {id(value) for n in nodes for value in _flat(self._run.values.get(n))}
+        for node in dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside):
+            value = self._run.values.get(node)
+            if value is None or self._constant(node):
+                continue  # no more than its type, or in both
+            if type(value) is not Value or id(value) in seen or not self._arrives_as(value, run, node):
+                return run
+            seen.add(id(value))  # where two are one, rules may see it
+        return None
+
+    def _arrives_as(self, value: Value, run: DryRun, node: Node) -> bool:
+        try:
+            return Fact.of(run.value_of(node)) == Fact.of(value)
+        except Unsupported:
+            return False
 
     def _why_not_empty(self, node: Node, inside: set[Node]) -> str | None:
         """Why an empty tensor cannot enter the partition, also where the rule leaves it out; TOSA has none."""
@@ -143,6 +165,10 @@ class TOSASupport:
     def _is_refused(self, node: Node) -> bool:
         """Or another backend's, which is not asked about."""
         return node.target is CALL_DELEGATE or _call(node) not in self._accepted
+
+
+def _flat(result: Result | int | None) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _call(node: Node) -> Node:

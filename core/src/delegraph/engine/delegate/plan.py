@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from ...discovery.attribution import AtWork
-from ...exported_program import constant_placeholders, written_values
+from ...exported_program import constant_placeholders, output_values, written_values
 from ...partitioner.contract import Partitioner, PartitionResult
 from ...partitioner.validate import check_result
 from .partition import Partition, Plan, Tags, broken
@@ -32,8 +33,10 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
     returned = returned_values(program, {n for p in partitions.values() for n in p.state})
+    results = _results(program)
     for partition in partitions.values():
         _connect(partition, tags, position, returned)
+        _order_results(partition, results)
     return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
 
 
@@ -112,6 +115,21 @@ def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], ret
     partition.constants.sort(key=position.__getitem__)
     partition.inputs = sorted(incoming, key=position.__getitem__)
     partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags, returned)]
+
+
+def _order_results(partition: Partition, results: Mapping[Node, int]) -> None:
+    """Give results of the program its order, among themselves: the file of a whole program returns them so."""
+    ordered = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
+    partition.outputs = [next(ordered) if n in results else n for n in partition.outputs]
+
+
+def _results(program: ExportedProgram) -> dict[Node, int]:
+    """Calls that the program returns, with their position, the first if one is returned several times."""
+    found: dict[Node, int] = {}
+    for k, (spec, value) in enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True)):
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node):
+            found.setdefault(value, k)
+    return found
 
 
 def _leaves(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
