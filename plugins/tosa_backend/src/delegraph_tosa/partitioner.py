@@ -167,7 +167,7 @@ class TOSASupport:
         return node.target is CALL_DELEGATE or _call(node) not in self._accepted
 
 
-def _flat(result: Result | int | None) -> tuple[Any, ...]:
+def _flat(result: Result | float | None) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
