@@ -70,6 +70,9 @@ class BucketedProgram:
     def __repr__(self) -> str:
         return f"<BucketedProgram {', '.join(self.methods)}: {self.report.summary()}>"
 
+    def _repr_html_(self) -> str:
+        return self.program._repr_html_()
+
     @property
     def methods(self) -> list[str]:
         """Names of the methods, smallest first."""

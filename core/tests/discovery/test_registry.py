@@ -92,7 +92,7 @@ def test_what_is_chosen_for_whoever_names_no_backend(hermetic):
         hermetic.default_backends()
     assert "--host-only" in none.value.hint
     hermetic.register(BackendSpec("absent", "nobody:Absent", "Absent", 1, requires=("nobody_has_it",)))
-    with pytest.raises(BackendNotFound, match="absent is unavailable: .*nobody_has_it"):
+    with pytest.raises(BackendNotFound, match=r"used; absent \(.*\) is unavailable: .*nobody_has_it.*\n"):
         hermetic.default_backends()
     hermetic.register(Chip)
     assert hermetic.default_backends() == (["chip"], "no backend was named; chip is the only one")
@@ -123,6 +123,9 @@ def test_a_broken_plugin_costs_only_itself_where_no_backend_is_named(site, monke
     registry = Registry()
     with pytest.warns(DelegraphWarning, match="vendor-bad 1.0 is broken"):
         assert registry.default_backends().names == ["npu"]
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "vendor-bad")
+    with pytest.raises(BackendNotFound, match=r"npu \(vendor-good 1.0\) is disabled: .*vendor-bad .* is broken: "):
+        Registry().default_backends()
 
 
 def test_two_providers_of_a_name(site):

@@ -125,9 +125,13 @@ class Registry:
         there = self.backends()
         usable = [b for b in there if b.usable]
         if not usable:
-            broken = "".join(f"; {b.name} is {b.status}: {b.error}" for b in there)
+            failed = [p for p in self.plugins() if p.status is not Status.OK]
+            others = [b for b in there if all(b.location != p.location for p in failed)]
+            listed = [f"{p.name} ({p.owner}) is {p.status}: {p.error}" for p in failed]
+            listed += [f"{b.name} is {b.status}: {b.error}" for b in others]
+            wrong = "".join(f"; {each}" for each in listed)
             hint = "install the distribution of one; backends=[] (--host-only) leaves everything to the host"
-            raise BackendNotFound("backend-not-found", f"no backend is installed that can be used{broken}", hint=hint)
+            raise BackendNotFound("backend-not-found", f"no backend is installed that can be used{wrong}", hint=hint)
         return usable
 
     def default_backends(

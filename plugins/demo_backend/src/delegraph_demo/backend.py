@@ -37,9 +37,8 @@ def why_not(node: Node) -> Reason | None:
         return Reason("relu is taken together with the convolution before it", hint=hint, cause="pair", of=producer)
     if node.target is aten.tan.default:
         return None
-    return Reason(
-        "the demo knows convolution followed by relu, and tan", hint="name a backend after demo that takes it"
-    )
+    text = "the demo knows convolution followed by relu, and tan"
+    return Reason(text, hint="name a backend after demo that takes it", cause="unknown")
 
 
 class BackendWithDelegateMappingDemo(BackendDetails):

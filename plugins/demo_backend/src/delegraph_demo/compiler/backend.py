@@ -63,7 +63,8 @@ def lower_call(node: Node) -> tuple[Operator, list[Operand]]:
     operator = BY_TARGET.get(node.target)  # type: ignore[call-overload]
     if operator is None:
         known = ", ".join(str(target).removeprefix("aten.") for target in BY_TARGET)
-        raise refused(f"it compiles {known}", hint="name a backend after compiler-demo that takes it")
+        hint = "name a backend after compiler-demo that takes it"
+        raise refused(f"it compiles {known}", hint=hint, cause="unknown")
     arguments = _arguments(node)
     for name, value, default in arguments[operator.most :]:
         if value != default:
