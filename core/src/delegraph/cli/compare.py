@@ -32,16 +32,7 @@ class Compare:
         with progress(f"comparing {', '.join(backends)}"):
             from ..comparison import compare
 
-            given = read_model(args.model)
-            found = compare(
-                given.programs,
-                given.inputs,
-                example_kwargs=given.kwargs,
-                dynamic_shapes=given.dynamic_shapes,
-                transforms=given.transforms,
-                backends=backends,
-                options=options,
-            )
+            found = compare(**read_model(args.model).arguments(), backends=backends, options=options)
         outcome = Outcome("delegraph.compare/1", found.to_json(), str(found))
         if args.report:
             suffix = args.report.suffix

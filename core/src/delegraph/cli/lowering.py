@@ -114,16 +114,8 @@ def _lower_one(
         if args.quantize:
             quantize_given(given, args.quantize, backends[0])
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
-            lowered = lower(
-                given.programs,
-                given.inputs,
-                example_kwargs=given.kwargs,
-                dynamic_shapes=given.dynamic_shapes,
-                transforms=given.transforms,
-                backends=backends,
-                options=options,
-                fold_constants=not args.no_fold_constants,
-            )
+            folds = not args.no_fold_constants
+            lowered = lower(**given.arguments(), backends=backends, options=options, fold_constants=folds)
         made.report = lowered.report
         made.report.notes += [args.why_backends] if args.why_backends else []
         _check(made, lowered, given, args)

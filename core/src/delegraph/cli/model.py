@@ -38,6 +38,15 @@ class GivenModel:
         self.programs[method], self.inputs[method] = program, inputs
         self.kwargs[method], self.dynamic_shapes[method] = dict(kwargs or {}), dynamic_shapes
 
+    def arguments(self) -> dict[str, Any]:
+        """What ``delegraph.lower`` and ``delegraph.compare`` are called with to lower this."""
+        of_methods = {
+            "example_inputs": self.inputs,
+            "example_kwargs": self.kwargs,
+            "dynamic_shapes": self.dynamic_shapes,
+        }
+        return {"program": self.programs, **of_methods, "transforms": self.transforms}
+
 
 def read_model(text: str) -> GivenModel:
     """Everything that a MODEL says. Reading a path runs its code. Raises InputError, FormatError or UsageError."""

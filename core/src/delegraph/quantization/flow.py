@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
@@ -23,6 +20,7 @@ from ..engine.export import Source, export_method
 from ..engine.tracing import TRACING
 from ..errors import InputError, OptionError, PluginUnavailable
 from ..exported_program import written_targets
+from ..io.quiet import quietly
 from ..program.types import Program
 from .calibration import Progress, calibrate, checked
 
@@ -112,7 +110,7 @@ def _prepared(exported: ExportedProgram, quantizer: Any) -> GraphModule:
 
     module = module_of(exported)
     _unshare_weights(module)
-    with _quiet():
+    with quietly():
         prepared: GraphModule = prepare_pt2e(module, quantizer)
     if not prepared.graph.find_nodes(op="call_module"):  # observers
         text = "nothing of the program is quantized: the quantizer takes none of its calls"
@@ -153,7 +151,7 @@ def _converted(prepared: GraphModule) -> GraphModule:
     """The program with Q/DQ in the place of observers, and without the weights in floats, which torchao leaves."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    with _quiet():
+    with quietly():
         converted: GraphModule = convert_pt2e(prepared)
     used = {str(node.target) for node in converted.graph.nodes if node.op == "get_attr"}
     for name, _ in [*converted.named_parameters(), *converted.named_buffers()]:
@@ -174,7 +172,7 @@ def export_whole(program: Program, inputs: tuple[Any, ...], dynamic_shapes: Any 
     table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
     if not table and not any(map(_writes_buffer, exported.graph.nodes, repeat(exported))):
         return exported
-    with TRACING, _quiet():
+    with TRACING, quietly():
         unrolled: ExportedProgram = exported.run_decompositions(table)
     return unrolled
 
@@ -194,21 +192,5 @@ def expect_torchao() -> None:
     if missing(["torchao"]):
         text = "quantizing needs torchao, which is not installed"
         raise PluginUnavailable("plugin-unavailable", text, hint="pip install torchao==0.18.0")
-    with _quiet():
+    with quietly():
         import torchao.quantization.pt2e  # noqa: F401
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torchao says while it is imported which of its kernels for GPUs do not load, and warns of its own calls."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

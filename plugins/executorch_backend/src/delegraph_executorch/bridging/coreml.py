@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from delegraph.io.quiet import quietly
+
 from . import bridge
-from .quiet import quietly
 
 with quietly():
     from executorch.backends.apple.coreml.compiler import CoreMLBackend as TheirBackend

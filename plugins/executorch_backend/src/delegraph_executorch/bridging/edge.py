@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from delegraph.exported_program import argument_of, build_program, copy_node, flat_call, output_values, placeholders
+from delegraph.io.quiet import quietly
 from torch._ops import OpOverload
 from torch._prims_common import is_contiguous_or_false
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
-
-from .quiet import quietly
 
 ORIGIN = "delegraph_origin"
 """Key of a piece's meta: the name of the node that it is a piece of."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from delegraph.io.quiet import quietly
 from torch.fx import Node
 
 from . import bridge
-from .quiet import quietly
 
 with quietly():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner as TheirPartitioner

@@ -1,4 +1,4 @@
-"""Packages that set up logging, log and warn while they are imported and while they work."""
+"""Packages of others that set up logging, log and warn while they are imported and while they work."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+__all__ = ["quietly"]
+
 
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without warnings, and with the root logger as it was: how it logs is the program's choice, not ours.
 
-    torchao, which ExecuTorch imports, logs which of its kernels for GPUs do not load.
+    torchao, which quantizing and ExecuTorch import, logs which of its kernels for GPUs do not load, and warns of calls
+    that are its own.
     """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
