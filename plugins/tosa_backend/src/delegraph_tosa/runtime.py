@@ -15,7 +15,7 @@ from delegraph.runtime import BackendRuntime, Delegate, ObservedDelegate
 
 from .evaluate import Program, See, check_inputs
 from .ir.graph import Array, Graph, Operator, Value
-from .ir.operators import VARIABLE
+from .ir.operators import CONCAT, IDENTITY, RESCALE, RESHAPE, REVERSE, SLICE, TILE, TRANSPOSE, VARIABLE
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
 from .lowering.torch_types import array_of
 from .options import Options
@@ -81,6 +81,7 @@ class LoadedGraph:
         self.program = Program(graph)
         self._turn: AbstractContextManager[Any] = threading.Lock() if _has_variables(graph) else nullcontext()
         self._variables: dict[str, Array] = {}
+        self._unsigned = _unsigned(graph)
         self._constants = frozenset(_root(array) for array in self.program.constants.values())
 
     def __call__(self, *args: torch.Tensor | Scalar) -> tuple[torch.Tensor, ...]:
@@ -90,9 +91,9 @@ class LoadedGraph:
         """As a call; ``see`` is told what each operator computes."""
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
         wanted = self.program.graph.inputs
-        check_inputs(wanted, [(tuple(t.shape), _held_as(t.dtype, k, wanted)) for k, t in enumerate(tensors)])
+        check_inputs(wanted, [(tuple(t.shape), self._held_as(t.dtype, k)) for k, t in enumerate(tensors)])
         with self._turn:
-            return self._run([array_of(tensor) for tensor in tensors], see)
+            return self._run([_held(array_of(t), v) for t, v in zip(tensors, wanted, strict=True)], see)
 
     def _run(self, inputs: Sequence[Array], see: See | None) -> tuple[torch.Tensor, ...]:
         """Variables change if the whole call succeeds, and share no memory with what the caller has."""
@@ -103,9 +104,18 @@ class LoadedGraph:
         results = []
         for output, value in zip(outputs, self.program.graph.outputs, strict=True):
             result = torch.from_numpy(_owned(output, taken))
-            results.append(result.view(torch.bfloat16) if value.dtype is DType.BF16 else result)
+            seen_as = torch.bfloat16 if value.dtype is DType.BF16 else torch.uint8 if value in self._unsigned else None
+            results.append(result if seen_as is None else result.view(seen_as))
             taken = taken | {_root(output)}
         return tuple(results)
+
+    def _held_as(self, dtype: torch.dtype, position: int) -> str:
+        """The name of the element type of an array; of what numpy or TOSA lacks, that of its bits, where it is due."""
+        inputs = self.program.graph.inputs
+        due = inputs[position] if position < len(inputs) else None
+        if dtype is torch.bfloat16 and due is not None and due.dtype is DType.BF16:
+            return ARRAY_DTYPES[DType.BF16].name
+        return "int8" if dtype is torch.uint8 and due in self._unsigned else str(dtype).removeprefix("torch.")
 
 
 _SHOWN = frozenset({DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.FP16, DType.BF16, DType.FP32})
@@ -121,18 +131,38 @@ def _has_variables(graph: Graph) -> bool:
     return any(isinstance(op, VARIABLE) for g in graph.reachable() for op in g.operators)
 
 
+def _unsigned(graph: Graph) -> frozenset[Value]:
+    """The int8 that stand for uint8: RESCALE says so. Of an input that nobody uses nothing is known."""
+    rescales = [op for op in graph.operators if isinstance(op, RESCALE)]
+    found = {op.input for op in rescales if op.input_unsigned} | {
+        op.outputs[0] for op in rescales if op.output_unsigned
+    }
+    moves = [op for op in graph.operators if isinstance(op, _MOVES)]
+    for operator in moves:
+        if found & set(operator.inputs):
+            found.update(operator.outputs)
+    for operator in reversed(moves):
+        if found & set(operator.outputs):
+            found.update(operator.inputs)
+    used = {value for op in graph.operators for value in op.inputs} | set(graph.outputs)
+    found.update(value for value in graph.inputs if value not in used)
+    return frozenset(value for value in found if value.dtype is DType.INT8)
+
+
+_MOVES = (RESHAPE, TRANSPOSE, SLICE, CONCAT, TILE, REVERSE, IDENTITY)
+"""Operators that passes put between RESCALE and the border."""
+
+
+def _held(array: Array, value: Value) -> Array:
+    """An array with the bits of ``value``, which may be int8 that stands for uint8."""
+    return array.view(np.int8) if value.dtype is DType.INT8 else array
+
+
 def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
     if isinstance(arg, torch.Tensor) and arg.device.type == "cpu":
         return arg
     given = f"a tensor on {arg.device}" if isinstance(arg, torch.Tensor) else repr(arg)
     raise InputError("input-invalid", f"input {position}: a tensor on the CPU is wanted, {given} was given")
-
-
-def _held_as(dtype: torch.dtype, position: int, inputs: Sequence[Value]) -> str:
-    """The name of the element type of an array; of bfloat16, which numpy lacks, that of its bits, where it is due."""
-    is_due = position < len(inputs) and inputs[position].dtype is DType.BF16
-    held = ARRAY_DTYPES[DType.BF16].name if dtype is torch.bfloat16 and is_due else str(dtype)
-    return held.removeprefix("torch.")
 
 
 def _owned(output: Array, taken: Set[int]) -> Array:

@@ -21,6 +21,7 @@ from .quantization import Quantization
 from .quantized_calls import apply_quantized
 from .registry import F, Result, Rule, checked
 from .torch_types import refused
+from .unsigned import BYTES_RULES, Bytes
 
 COMPLEX_RULES: dict[OpOverload, Callable[..., Any]] = {}
 """What operators do to complex values."""
@@ -53,10 +54,11 @@ def lowers_complex(*overloads: OpOverload) -> Callable[[F], F]:
 
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call of which some operands are complex, or quantized."""
-    if not any(isinstance(argument, Complex) for argument in arguments):
-        return apply_quantized(t, rule, node, arguments)
-    own = COMPLEX_RULES.get(node.target)  # type: ignore[call-overload]
-    if own is None:
-        raise refused(no_dtype(torch.complex64, "its operand"))
-    return checked(rule._replace(lazy=True), node, lambda: own(t, *arguments))
+    """The result of a call of which some operands are complex, unsigned, or quantized."""
+    for kind, rules, dtype in ((Complex, COMPLEX_RULES, torch.complex64), (Bytes, BYTES_RULES, torch.uint8)):
+        if any(isinstance(argument, kind) for argument in arguments):
+            own = rules.get(node.target)  # type: ignore[call-overload]
+            if own is None:
+                raise refused(no_dtype(dtype, "its operand"))
+            return checked(rule._replace(lazy=True), node, lambda own=own: own(t, *arguments))  # type: ignore[misc]
+    return apply_quantized(t, rule, node, arguments)

@@ -29,6 +29,7 @@ from .registry import Result, Rule, apply, is_empty, is_unpacking, rule_of
 from .templates import ABSENT
 from .torch_sizes import is_size
 from .torch_types import constant_of, refused, type_of
+from .unsigned import Bytes, is_bytes, type_of_bytes
 
 
 class Fact(NamedTuple):
@@ -81,7 +82,8 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
         if node not in constant:
             return None
         if node not in facts:
-            type = type_of(node.meta["val"], f"the constant {node.name}")
+            val, what = node.meta["val"], f"the constant {node.name}"
+            type = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what)
             facts[node] = _fact_of(type, constant_tensor(program, specs[node]))
         return facts[node]
 
@@ -113,7 +115,7 @@ class DryRun(Interpreter):
         arriving: Callable[[Node], Range | None] | None,
         memo: dict[Hashable, Any],
     ) -> None:
-        super().__init__(t, lambda node: (fact := constant(node)) and fact.value(), nodes)
+        super().__init__(t, lambda node: _constant(node, constant(node)), nodes)
         self.arriving, self.memo = arriving or self.bounds.get, memo
 
     def input(self, node: Node) -> Value:
@@ -191,6 +193,13 @@ class DryRun(Interpreter):
         except Unsupported as refusal:
             return refusal.message
         return None
+
+
+def _constant(node: Node, fact: Fact | None) -> Value | None:
+    """A constant of which no more than ``fact`` is known."""
+    if fact is None:
+        return None
+    return Bytes(fact.value()) if is_bytes(node.meta["val"]) else fact.value()
 
 
 def _key(argument: Any) -> Hashable:

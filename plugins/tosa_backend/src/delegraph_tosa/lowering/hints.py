@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ def int64_result(text: str) -> Reason:
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
     """TOSA has no such elements."""
+    if of is not None and _is_chosen_scale(of):
+        return scale_at_run_time()
     name = str(dtype).removeprefix("torch.")
     cast, other = _INSTEAD.get(dtype, ("", None))
     text, hint = f"TOSA has no {dtype}", ""
@@ -91,8 +94,31 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
     return Reason(text, hint=f"if your device has it, lower for spec={wider}", cause=f"target {needs}")
 
 
+def scale_at_run_time() -> Reason:
+    """Dynamic quantization."""
+    hint = (
+        "quantize with scales that calibration finds (delegraph.quantize), or leave these activations in floats;"
+        " weights alone may be quantized"
+    )
+    return Reason("its scale is chosen at run time; TOSA's are constants", hint=hint, cause="dynamic quantization")
+
+
+def _is_chosen_scale(node: Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and _chooses_scale(source.target)
+
+
+def _chooses_scale(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(_CHOOSES)
+
+
+_CHOOSES = "quantized_decomposed::choose_qparams"
+
+
 def no_rule(target: Any) -> Reason:
     """There is no lowering for the operator."""
+    if _chooses_scale(target):
+        return scale_at_run_time()
     tags = getattr(target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:
         return Reason(

@@ -40,6 +40,7 @@ from .saturation import saturated, saturating_casts
 from .templates import templates_for
 from .torch_sizes import depends_on_data, is_size, size_of
 from .torch_types import constant_of, memory_of, no_tensor, refused, type_of
+from .unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
 
 R = TypeVar("R", bound=Result)
 _BETWEEN_SIZES = math.nan
@@ -129,9 +130,11 @@ class Interpreter:
 
     def input(self, node: Node) -> Value:
         """A value that arrives at run time; Unsupported if the target has no such tensor."""
-        arrives = type_of(node.meta.get("val"), f"the input {node.name}", node)
+        val, what = node.meta.get("val"), f"the input {node.name}"
+        arrives = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what, node)
         self.expect_tensor(node, arrives)
-        return Value(arrives, name=node.name)
+        value = Value(arrives, name=node.name)
+        return Bytes.arriving(self.t, value) if is_bytes(val) else value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
         """Raise Unsupported unless the target has inputs of this type, as which the value of ``node`` arrives."""
@@ -215,7 +218,7 @@ class Interpreter:
         taken, results = set(inputs), []
         for position, (node, value) in enumerate(returned):
             self.t.source = Origin.of(node)
-            value = real(self.t, value)
+            value = value.leaving(self.t) if isinstance(value, Bytes) else real(self.t, value)
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
             if value in taken or value.constant is not None:
@@ -233,7 +236,7 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
     variables: it reads them first and writes them last. Raises Unsupported with the node and the user's line.
     """
     interpreter = Interpreter(t or Tosa(spec), _constants(program), program.graph.nodes)
-    inputs = [interpreter.value_of(node) for node in user_inputs(program)]
+    inputs = [_held(interpreter.value_of(node)) for node in user_inputs(program)]
     state = written_values(program)
     names = {node: str(spec.target) for node, spec in placeholders(program) if node in state}
     for node, name in names.items():
@@ -247,6 +250,11 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
     results = interpreter.returned(nodes, inputs)
     _name(results, nodes, {value.name for value in inputs})
     return Graph(inputs, results, interpreter.t.operators)
+
+
+def _held(value: Value) -> Value:
+    """The input of the graph that a value is, or is made of."""
+    return value.held if isinstance(value, Bytes) and value.held is not None else value
 
 
 def _name(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
@@ -271,7 +279,8 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
         why = why_no_bytes(tensor)
         if why is not None:
             raise refused(f"the constant {specs[node].target}: {why}")
-        value = constant_of(str(specs[node].target), tensor)
+        make = constant_bytes if is_bytes(tensor) else constant_of
+        value = make(str(specs[node].target), tensor)
         return made.setdefault(memory_of(tensor), value)
 
     return value

@@ -170,7 +170,9 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
 
 
 def _result_type(rule: Rule, val: Any) -> Type:
-    """The type of a result; of complex numbers, which only lazy values can be, that of their parts."""
+    """The type of a result; of complex numbers and uint8, which only lazy values can be, that of what they are here."""
+    if isinstance(val, torch.Tensor) and val.dtype is torch.uint8:
+        return type_of(val.view(torch.int8), "the result")
     if rule.lazy and isinstance(val, torch.Tensor) and val.dtype is torch.complex64:
         return Type(shape_of_tensor(val.shape), DType.FP32)
     return type_of(val, "the result")

@@ -44,5 +44,30 @@ FAMILY.cases(
     whole(torch.int8, 2, 3, 4),
 )
 
+SCALE, POINT = torch.tensor([0.1]), torch.tensor([-7])
+LIMITS_OF_INT8 = torch.tensor(-128), torch.tensor(127)
+FAMILY.cases(
+    "quantize-by-tensors",
+    WithConstant(
+        lambda s, z, x: quantized_decomposed.quantize_per_tensor(x, s, z, -128, 127, torch.int8), SCALE, POINT
+    ),
+    EDGES,
+)
+FAMILY.cases(
+    "dequantize-by-tensors",
+    WithConstant(
+        lambda s, z, x: quantized_decomposed.dequantize_per_tensor(x, s, z, -128, 127, torch.int8), SCALE, POINT
+    ),
+    whole(torch.int8, 3, 5),
+)
+
+
+def quantize_and_back(s, z, low, high, x):
+    q = quantized_decomposed.quantize_per_tensor.tensor2(x, s, z, low, high, torch.int8)
+    return quantized_decomposed.dequantize_per_tensor.tensor2(q, s, z, low, high, torch.int8)
+
+
+FAMILY.cases("by-tensors", WithConstant(quantize_and_back, SCALE, POINT, *LIMITS_OF_INT8), EDGES)
+
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()

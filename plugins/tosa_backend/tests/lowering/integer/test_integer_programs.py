@@ -18,7 +18,8 @@ from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
 from ...support.quantized_cases import SPECS, WithWeight, check, dequantize, quantize, quantized_decomposed
-from ...support.rule_cases import SPEC, Function, randn
+from ...support.reference_tools import judge as strictly
+from ...support.rule_cases import SPEC, Function, judge, randn
 
 INT8 = SPECS[torch.int8]
 
@@ -142,3 +143,70 @@ def test_a_program_can_take_and_return_integers():
 def test_integer_borders_of_a_program_without_any_are_refused():
     with pytest.raises(Unsupported, match="quantizes no input"):
         delegraph.lower(nn.ReLU().eval(), (randn(2),), backends=["tosa"], transforms=[integer_borders])
+
+
+def to_bytes(x, scale, zero_point):
+    return quantized_decomposed.quantize_per_tensor(x, scale, zero_point, 0, 255, torch.uint8)
+
+
+def of_bytes(x, scale, zero_point):
+    return quantized_decomposed.dequantize_per_tensor(x, scale, zero_point, 0, 255, torch.uint8)
+
+
+def between_bytes(u):
+    x = of_bytes(u.reshape(2, 12), 0.02, 100)
+    y = of_bytes(to_bytes(torch.tanh(x), 0.008, 120), 0.008, 120)
+    return to_bytes(x + y, 0.03, 77).t()
+
+
+class BytesOfWeights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.arange(30, dtype=torch.uint8).reshape(5, 6) * 8)
+
+    def forward(self, u):
+        return to_bytes(F.linear(of_bytes(u, 0.02, 100), of_bytes(self.weight, 0.01, 128)), 0.05, 128)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [between_bytes, BytesOfWeights(), lambda u: to_bytes((u.float() / 255 - 0.45) / 0.22, 0.03, 60)],
+    ids=["inside", "weights", "image"],
+)
+def test_uint8_is_int8_inside(program):
+    module = program if isinstance(program, nn.Module) else Function(program)
+    u = torch.randint(0, 256, (4, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    lowered = delegraph.lower(module.eval(), (u,), backends=["tosa"], options={"tosa": {"spec": str(INT8)}})
+    assert not lowered.report.refusals and len(lowered.delegates) == 1
+    assert torch.equal(lowered(u), module(u)) and lowered(u).dtype is torch.uint8
+
+
+def test_a_file_with_uint8_is_what_the_judges_take(tmp_path):
+    pytest.importorskip("tosa_reference_model")
+    module, u = BytesOfWeights().eval(), torch.arange(24, dtype=torch.uint8).reshape(4, 6) * 10
+    blob = TosaFile(compile_program(torch.export.export(module, (u,)), INT8), INT8).join()
+    strictly(blob, INT8)
+    ((found,), valid) = judge([("bytes", blob, [u.view(torch.int8).numpy()])], tmp_path)["bytes"]
+    assert valid and (found.view("uint8") == module(u).numpy()).all()
+
+
+def test_uint8_is_no_number_to_compute_with():
+    with pytest.raises(Unsupported, match=r"its operand: TOSA has no torch\.uint8"):
+        names(lambda u: u + 1, torch.zeros(2, dtype=torch.uint8))
+
+
+class Dynamic(nn.Module):
+    def forward(self, x):
+        scale, point = quantized_decomposed.choose_qparams(x, -128, 127, 1e-5, torch.int8)
+        q = quantized_decomposed.quantize_per_tensor.tensor(x, scale, point, -128, 127, torch.int8)
+        return quantized_decomposed.dequantize_per_tensor.tensor(q, scale, point, -128, 127, torch.int8) @ x.t()
+
+
+@pytest.mark.parametrize(("spec", "delegates"), [(str(INT8), 0), ("TOSA-1.0+FP+INT", 1)])
+def test_scales_that_are_chosen_at_run_time_are_refused_with_what_to_do(spec, delegates):
+    x = randn(3, 4)
+    lowered = delegraph.lower(Dynamic().eval(), (x,), backends=["tosa"], options={"tosa": {"spec": spec}})
+    assert len(lowered.delegates) == delegates
+    text = str(lowered.report)
+    assert "its scale is chosen at run time; TOSA's are constants" in text and "delegraph.quantize" in text
+    torch.testing.assert_close(lowered(x), Dynamic()(x))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators; so did what exports them
 
+from ...evaluate import materialize
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from ..hints import scale_at_run_time
 from ..lazy import Lazy, Scaled, quantized
 from ..promotion import converted
 from ..quantization import Quantization, Scale, expect_scale
 from ..ranges import inside, meet, range_of, range_of_type
 from ..registry import lowers, lowers_quantized
 from ..torch_types import dtype_of
+from ..unsigned import HALF, Bytes, lowers_bytes
 
 quantized_decomposed = torch.ops.quantized_decomposed
 
@@ -23,7 +28,8 @@ def quantize_per_tensor(
     t: Tosa, input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Value:
     """fp32 [*S] -> integers [*S]"""
-    return quantized(t, converted(t, input, DType.FP32), _wanted(t, scale, zero_point, quant_min, quant_max, dtype))
+    wanted = _wanted(t, scale, zero_point, quant_min, quant_max, dtype)
+    return _as_wanted(quantized(t, converted(t, input, DType.FP32), wanted), dtype)
 
 
 @lowers_quantized(quantized_decomposed.quantize_per_tensor.default)
@@ -31,11 +37,18 @@ def requantize_per_tensor(
     t: Tosa, input: Lazy, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Value:
     """[*S] -> integers [*S]: the last operator of a chain of integers"""
-    return input.integer(t, _wanted(t, scale, zero_point, quant_min, quant_max, dtype))
+    return _as_wanted(input.integer(t, _wanted(t, scale, zero_point, quant_min, quant_max, dtype)), dtype)
+
+
+def _as_wanted(q: Value, dtype: torch.dtype) -> Value:
+    return Bytes(q) if dtype is torch.uint8 else q
 
 
 def _wanted(t: Tosa, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype) -> Quantization:
+    """What to quantize to; of uint8, the int8 that is 128 less."""
     expect_scale(scale)
+    if dtype is torch.uint8:
+        zero_point, quant_min, quant_max, dtype = zero_point - HALF, quant_min - HALF, quant_max - HALF, torch.int8
     element = dtype_of(dtype)
     t.require(
         inside((quant_min, quant_max), range_of_type(element)), f"{quant_min}..{quant_max} is more than {element}"
@@ -71,13 +84,54 @@ def dequantize_per_channel(
     quant_max: int,
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
-) -> Value:
+) -> Scaled:
     """integers [*A,C,*B], scales [C], zero points int64 [C] that are equal -> [*A,C,*B], nothing computed"""
     _expect_fp32(t, out_dtype)
     t.require(scales.constant is not None, "its scales are computed at run time")
     low, high = (0, 0) if zero_points is None else range_of(zero_points)
     t.require(low == high, "its channels have different zero points, or none that are known; TOSA has one for all")
     return Scaled(_within(input, quant_min, quant_max), Scale(1.0, (scales,)), low, axis % input.rank)
+
+
+@lowers_bytes(quantized_decomposed.dequantize_per_tensor.default)
+def dequantize_bytes(
+    t: Tosa,
+    input: Bytes,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None,
+) -> Value:
+    """uint8 [*S] -> [*S], nothing computed"""
+    limits = quant_min - HALF, quant_max - HALF
+    return dequantize_per_tensor(t, input.q, scale, zero_point - HALF, *limits, torch.int8, out_dtype)
+
+
+@lowers_bytes(quantized_decomposed.dequantize_per_channel.default)
+def dequantize_channels_of_bytes(
+    t: Tosa,
+    input: Bytes,
+    scales: Value,
+    zero_points: Value | None,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None,
+) -> Value:
+    """uint8 [*A,C,*B], scales [C], zero points int64 [C] that are equal -> [*A,C,*B], nothing computed"""
+    limits = quant_min - HALF, quant_max - HALF
+    found = dequantize_per_channel(t, input.q, scales, zero_points, axis, *limits, torch.int8, out_dtype)
+    return Scaled(found.q, found.scale, found.zero_point - HALF, found.axis)
+
+
+@lowers_bytes(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
+def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
+    """uint8 [*S] -> the same numbers [*S], nothing computed: they are quantized with a scale of 1"""
+    t.require(dtype is torch.float32, f"uint8 is not converted to {dtype}, only to float32")
+    return Scaled(input.q, Scale(1.0), -HALF)
 
 
 def _within(input: Value, quant_min: int, quant_max: int) -> Value:
@@ -89,3 +143,72 @@ def _within(input: Value, quant_min: int, quant_max: int) -> Value:
 
 def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
     t.require(out_dtype in (None, torch.float32), f"dequantizing to {out_dtype} is not lowered, only to float32")
+
+
+# ---- scales and zero points that are tensors of the model
+
+
+@lowers(quantized_decomposed.quantize_per_tensor.tensor, quantized_decomposed.quantize_per_tensor.tensor2)
+def quantize_by_tensors(
+    t: Tosa,
+    input: Value,
+    scale: Value,
+    zero_point: Value,
+    quant_min: Value | int,
+    quant_max: Value | int,
+    dtype: torch.dtype,
+) -> Value:
+    """fp32 [*S], constants of one element -> integers [*S]"""
+    numbers = _numbers(t, scale, zero_point, quant_min, quant_max)
+    return quantize_per_tensor(t, input, *numbers, dtype)
+
+
+@lowers_quantized(quantized_decomposed.quantize_per_tensor.tensor, quantized_decomposed.quantize_per_tensor.tensor2)
+def requantize_by_tensors(
+    t: Tosa,
+    input: Lazy,
+    scale: Value,
+    zero_point: Value,
+    quant_min: Value | int,
+    quant_max: Value | int,
+    dtype: torch.dtype,
+) -> Value:
+    """[*S] -> integers [*S]: the last operator of a chain of integers"""
+    return requantize_per_tensor(t, input, *_numbers(t, scale, zero_point, quant_min, quant_max), dtype)
+
+
+_BY_TENSORS = (quantized_decomposed.dequantize_per_tensor.tensor, quantized_decomposed.dequantize_per_tensor.tensor2)
+
+
+@lowers(*_BY_TENSORS, lazy=True)
+def dequantize_by_tensors(
+    t: Tosa,
+    input: Value,
+    scale: Value,
+    zero_point: Value,
+    quant_min: Value | int,
+    quant_max: Value | int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None,
+) -> Value:
+    """integers [*S], constants of one element -> [*S], nothing computed"""
+    numbers = _numbers(t, scale, zero_point, quant_min, quant_max)
+    rule = dequantize_bytes if isinstance(input, Bytes) else dequantize_per_tensor
+    return rule(t, input, *numbers, dtype, out_dtype)  # type: ignore[arg-type]
+
+
+lowers_bytes(*_BY_TENSORS)(dequantize_by_tensors)
+
+
+def _numbers(
+    t: Tosa, scale: Value, zero_point: Value, quant_min: Value | int, quant_max: Value | int
+) -> tuple[float, int, int, int]:
+    t.require(scale.constant is not None, scale_at_run_time())
+    limits = [_integer(t, limit) if isinstance(limit, Value) else limit for limit in (quant_min, quant_max)]
+    return materialize(scale).item(), _integer(t, zero_point), limits[0], limits[1]
+
+
+def _integer(t: Tosa, value: Value) -> int:
+    low, high = range_of(value)
+    t.require(value.constant is not None and low == high, "its zero point or limits are not known")
+    return low

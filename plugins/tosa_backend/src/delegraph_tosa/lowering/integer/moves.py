@@ -16,6 +16,7 @@ from ...ir.types import DType
 from ..builder import Operand, Tosa
 from ..lazy import Joined, Lazy, Scaled, trial
 from ..registry import RULES, lowers_quantized
+from ..unsigned import Bytes, lowers_bytes
 
 aten = torch.ops.aten
 
@@ -105,8 +106,17 @@ def _shape(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
     return result.shape
 
 
+def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
+    """The same of uint8, which int8 is in the same order."""
+    results = RULES[overload].function(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
+    if isinstance(results, tuple):
+        return tuple([Bytes(q) if q.dtype is DType.INT8 else q for q in results])
+    return Bytes(results) if results.dtype is DType.INT8 else results
+
+
 for overload in _overloads():
     lowers_quantized(overload)(partial(_moved, overload))
+    lowers_bytes(overload)(partial(_moved_bytes, overload))
 
 
 @lowers_quantized(aten.cat.default, aten.concat.default, aten.concatenate.default)
