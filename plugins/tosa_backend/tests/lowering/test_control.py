@@ -16,6 +16,7 @@ from torch import nn
 from torch._higher_order_ops import scan
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.while_loop import while_loop
+from torch.utils._pytree import tree_leaves
 
 from ..support import reference_tools
 from ..support.rule_cases import Family, Function, WithConstant, randn, whole
@@ -189,10 +190,6 @@ REFUSED = {
         lambda x: torch.cond(x.sum(), lambda x: x + 1, lambda x: x - 1, (x,)),
         "TOSA COND_IF takes bool where it is given fp32",
     ),
-    "long": (
-        lambda x: torch_map(lambda row: row.sin(), x.reshape(8, 1).expand(8, 200).reshape(1600)),
-        "its 1600 steps are more than the 1024 written out",
-    ),
 }
 
 
@@ -203,6 +200,55 @@ def test_what_is_left_has_its_reason(name):
     assert any(r.reason.startswith(reason) for r in made.report.refusals), made.report
     if name != "random":
         torch.testing.assert_close(made(x.abs()), function(x.abs()))
+
+
+def long_map(x, n, y):
+    """Rows of floats and truth values; what is mapped is floats and truth values of two ranks."""
+
+    def step(row, n, y):
+        number, truth, (a, b) = row
+        return torch.where(truth, number + y, number * 2), truth.logical_not(), torch.stack([a, b * n])
+
+    return torch_map(step, (x[:, 0] + 1, x[:, 0] > 0, (x * 3, x * 2)), n, y)
+
+
+def long_scan(weight, x):
+    def step(carry, row):
+        total, count = carry
+        total = total @ weight + row
+        return (total, count + 1), (total * 2, count.clone())
+
+    return scan(step, (torch.zeros(1, 4), torch.tensor(0, dtype=torch.int32)), x)
+
+
+LONG = 1200
+"""More steps than are written out."""
+MANY = {
+    "map": (long_map, randn(LONG, 4), torch.tensor(3.0), torch.tensor(0.5)),
+    "scan": (WithConstant(long_scan, weight / 4), randn(LONG, 4)),
+}
+
+
+@pytest.mark.parametrize(("name", "target"), [("map", TARGET), ("map", "TOSA-1.0+FP+controlflow"), ("scan", TARGET)])
+def test_many_steps_are_a_loop(name, target):
+    function, *given = MANY[name]
+    function = function if isinstance(function, nn.Module) else Function(function)
+    made = lowered(function, *given, target=target)
+    assert (len(made.delegates), made.report.host_operators) == (1, 0), made.report
+    blob = made.delegates[0].processed_bytes
+    assert [op.name for op in read(blob).operators].count("WHILE_LOOP") == 1
+    reference_tools.check_strictly(blob, "pro_fp,pro_int" if "INT" in target else "pro_fp", "controlflow")
+    for mine, theirs in zip(tree_leaves(made(*given)), tree_leaves(function(*given)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_many_steps_need_the_extension():
+    many = lambda x: torch_map(lambda row: row.sin(), x.reshape(8, 1).expand(8, 200).reshape(1600))  # noqa: E731
+    made = lowered(many, x.abs(), target="TOSA-1.0+FP")
+    ((reason, hint),) = [(c.reason, c.hint) for c in made.report.causes if "steps" in c.reason]
+    assert reason == "its 1600 steps are more than the 1024 that are written out without a loop"
+    assert hint == "if your device has it, lower for spec=TOSA-1.0+FP+controlflow"
+    torch.testing.assert_close(made(x.abs()), many(x.abs()))
 
 
 def deep(depth):
@@ -279,7 +325,8 @@ def test_sizes_that_are_known_at_run_time_do_not_cross():
     batch = ({0: torch.export.Dim("batch", min=2, max=9)},)
     program = torch.export.export(either, (randn(3, 4),), dynamic_shapes=batch)
     made = lowered(program, target="TOSA-1.1+FP+INT+shape+controlflow")
-    (reason,) = [r.reason for r in made.report.refusals if r.operator == "cond"]
-    assert "has a size that is known at run time only" in reason
+    (cause,) = made.report.causes
+    assert "has a size that is known at run time only" in cause.reason
+    assert cause.hint.startswith("compute both branches and choose by torch.where")
     for each in (randn(5, 4).abs(), -randn(2, 4).abs()):
         torch.testing.assert_close(made(each), either(each))

@@ -1,8 +1,8 @@
 """Control flow: a higher-order call is lowered with its subgraphs, or not at all.
 
-``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; ``map`` and ``scan``, whose lengths are known, are written
-out. The calls in a subgraph are lowered by the rules that they have elsewhere, in a dry run too. If one of them is
-refused, so is the whole call, and the core lowers the subgraph as a program of its own.
+``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; for ``map`` and ``scan`` see ``repeated``. The calls in a
+subgraph are lowered by the rules that they have elsewhere, in a dry run too. If one of them is refused, so is the whole
+call, and the core lowers the subgraph as a program of its own.
 
 What a call passes and is constant, such as a weight, is a constant of the graph that uses it. Everything else arrives
 as an input, because graphs of TOSA do not see the values around them. What is quantized crosses as its integers.
@@ -23,6 +23,7 @@ from ..ir.types import INTEGERS, DType, Type
 from ..ir.witnesses import why_not_told
 from .builder import Tosa
 from .conditions import assumed
+from .hints import across_graphs, within
 from .lazy import Scaled, real
 from .ranges import INT32, Range, inside, range_of, range_of_type, union
 from .torch_types import DTYPES, refused, type_of
@@ -36,9 +37,6 @@ Wanted = Callable[[Node], bool]
 """Whether a result of a subgraph is wanted."""
 Ranges = list[Range | None]
 """Of what a loop carries; None for what is no integer."""
-
-MOST_STEPS = 1024
-"""Steps of ``map`` and ``scan``, each of which is written out."""
 
 
 class Subgraph:
@@ -54,25 +52,25 @@ class Subgraph:
         self.operators: list[Operator] = []
         self.inputs: dict[int, Value] = {}
         self.outputs: list[Value] = []
-        self.name, self.nodes = str(owner.target), list(_module(owner).graph.nodes)
+        self.name, self.nodes = str(owner.target), list(module_of(owner).graph.nodes)
         self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
         self.inner = outer.enter(self.nodes, self._operand)
-        returned = [v for v in _results_of(self.nodes) if only is None or not isinstance(v, Node) or only(v)]
+        returned = [v for v in results_of(self.nodes) if only is None or not isinstance(v, Node) or only(v)]
         with self.t.inside(self.operators):
-            _lower_calls(self.inner, self.nodes if only is None else _needed_for(returned), self.name)
-            self.results = [_value(self.inner, v, "a subgraph returns") for v in returned]
+            lower_calls(self.inner, self.nodes if only is None else _needed_for(returned), self.name)
+            self.results = [value_in(self.inner, v, "a subgraph returns") for v in returned]
 
     def _operand(self, node: Node) -> Value:
         value = self.given(self.position[node])
         if value.constant is not None:
-            return _own(value)
+            return own(value)
         return _seen(self.t, self.input(self.position[node]), value, value.range)
 
     def input(self, position: int) -> Value:
         """The input of the graph at that position of the call, used or not."""
         if position not in self.inputs:
             arrives = self.t.held_type(_held(self.given(position)).type)
-            _expect_static(self.t, arrives, f"an input of {self.name}")
+            expect_static(self.t, arrives, f"an input of {self.name}")
             why = self.t.spec.why_not_tensor(arrives)
             self.t.require(why is None, f"an input of {self.name}: {why}")
             self.inputs[position] = Value(arrives, name=f"{self.name}_{position}")
@@ -90,7 +88,7 @@ class Subgraph:
         with self.t.inside(self.operators):
             returned = [(n, self.t.held(_held(v))) for n, v in zip(nodes, self.results, strict=True)]
             for _, value in returned:
-                _expect_static(self.t, value.type, f"a result of {self.name}")
+                expect_static(self.t, value.type, f"a result of {self.name}")
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[k]) for k in passed]
         why = why_not_told(inputs, self.operators)
@@ -98,27 +96,29 @@ class Subgraph:
         return Graph(inputs, outputs, self.operators, self.name)
 
 
-def _expect_static(t: Tosa, type: Type, what: str) -> None:
+def expect_static(t: Tosa, type: Type, what: str) -> None:
     """Unsupported for what graphs of control flow cannot pass: each graph of a file has sizes of its own."""
-    t.require(not type.is_dynamic, f"{what} has a size that is known at run time only, {type}: graphs cannot share it")
+    if type.is_dynamic:
+        text = f"{what} has a size that is known at run time only, {type}: graphs cannot share it"
+        raise refused(across_graphs(text))
 
 
-def _module(owner: Node) -> GraphModule:
+def module_of(owner: Node) -> GraphModule:
     """The subgraph that a ``get_attr`` node fetches."""
     module: Any = getattr(owner.graph.owning_module, str(owner.target))
     return module  # type: ignore[no-any-return]
 
 
-def _lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
+def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
     for node in nodes:
         try:
             if node.op == "call_function":
                 inner.lower(node)
         except Unsupported as refusal:
-            raise Unsupported(refusal.code, f"{name}: {refusal.message}", refusal.node, refusal.source) from refusal
+            raise Unsupported(refusal.code, within(name, refusal.message), refusal.node, refusal.source) from refusal
 
 
-def _results_of(nodes: Sequence[Node]) -> Sequence[Any]:
+def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
     """What a subgraph of these nodes returns; it may be one value that is in no tuple."""
     returned: Any = nodes[-1].args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
@@ -136,7 +136,7 @@ def _needed_for(values: Iterable[Any]) -> list[Node]:
     return [n for n in next(iter(needed)).graph.nodes if n in needed] if needed else []
 
 
-def _value(interpreter: Interpreter, argument: Any, what: str) -> Value:
+def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
     if not isinstance(argument, Node):
         raise refused(f"{what} the Python value {argument!r}, not a tensor")
     value = interpreter.value_of(argument)
@@ -169,7 +169,7 @@ def _is_alike(first: Value, second: Value) -> bool:
     return (first.scale, first.zero_point, first.q.dtype) == (second.scale, second.zero_point, second.q.dtype)
 
 
-def _operands(outer: Interpreter, listed: Any) -> Given:
+def operands_of(outer: Interpreter, listed: Any) -> Given:
     """What has to be computed for them belongs to the graph around the call, wherever they are asked for."""
     operators = outer.t.operators
     known: dict[int, Value] = {}
@@ -177,18 +177,18 @@ def _operands(outer: Interpreter, listed: Any) -> Given:
     def given(position: int) -> Value:
         if position not in known:
             with outer.t.appending_to(operators):
-                known[position] = _value(outer, listed[position], "a subgraph is given")
+                known[position] = value_in(outer, listed[position], "a subgraph is given")
         return known[position]
 
     return given
 
 
-def _own(constant: Value) -> Value:
+def own(constant: Value) -> Value:
     """A constant as another value, for what a subgraph proves of integers holds only if it runs."""
     return Value(constant.type, constant.constant, constant.name) if constant.dtype in INTEGERS else constant
 
 
-def _expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
+def expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
     """Unsupported if the target has no such operator, before anything is said of its subgraphs."""
     empty = Graph((), (), ())
     attributes = dict.fromkeys((name for name, kind in cls.attributes.items() if kind == "Graph"), empty)
@@ -213,8 +213,8 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """COND_IF, which needs the extension `controlflow`; its predicate is one truth value."""
     t = outer.t
     predicate, true, false, listed = call.args
-    condition, given = _value(outer, predicate, "the predicate is"), _operands(outer, listed)
-    _expect_taken(t, tosa.COND_IF, condition)
+    condition, given = value_in(outer, predicate, "the predicate is"), operands_of(outer, listed)
+    expect_taken(t, tosa.COND_IF, condition)
     branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
     for k, pair in enumerate(zip(*(branch.results for branch in branches), strict=True)):
         if not _is_alike(*pair):
@@ -235,7 +235,7 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     TOSA's loop carries everything that its graphs use: the body returns additional inputs as they came.
     """
     t = outer.t
-    _expect_taken(t, tosa.WHILE_LOOP)
+    expect_taken(t, tosa.WHILE_LOOP)
     loop = _Loop(outer, call)
     loop.settle()
     ranges = loop.invariant()
@@ -260,8 +260,8 @@ class _Loop:
         self.owners: Any = call.args[:2]
         carried: Any = call.args[2]
         additional: Any = call.args[3]
-        self.start = [_value(outer, v, "the loop carries") for v in carried]
-        self.given = _operands(outer, [*carried, *additional])
+        self.start = [value_in(outer, v, "the loop carries") for v in carried]
+        self.given = operands_of(outer, [*carried, *additional])
 
     def subgraphs(self, ranges: Ranges, only: Wanted | None = None) -> tuple[Subgraph, Subgraph]:
         """Condition and body when what the loop carries is in ``ranges``, and in the body what the condition says.
@@ -345,66 +345,3 @@ def _wider(before: Range, after: Range) -> Range:
     low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
     high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
     return low, high
-
-
-def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """The operators of all its steps, of which there are 1024 at most."""
-    body, xs, additional = call.args
-    steps = _Steps(outer, body, xs)
-    return steps.stacked([steps.run(k, (), additional) for k in range(steps.count)])
-
-
-def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """The operators of all its steps, of which there are 1024 at most; each gets what the one before carries."""
-    body, start, xs, additional = call.args
-    steps, rows = _Steps(outer, body, xs), []
-    carried: Sequence[Value] = [_value(outer, v, "the scan carries") for v in start]  # type: ignore[union-attr]
-    for k in range(steps.count):
-        results = steps.run(k, carried, additional)
-        carried, row = results[: len(carried)], results[len(carried) :]
-        rows.append(row)
-    return (*carried, *steps.stacked(rows))
-
-
-class _Steps:
-    """The steps of ``map`` and ``scan`` over the first axis of ``xs``."""
-
-    def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
-        self.outer, self.name, self.nodes = outer, str(body.target), list(_module(body).graph.nodes)
-        self.xs = [_value(outer, x, "a step takes a slice of") for x in xs]
-        for x in self.xs:
-            _expect_static(outer.t, x.type, "what is mapped over")
-        self.count = self.xs[0].shape[0]
-        outer.t.require(self.count <= MOST_STEPS, f"its {self.count} steps are more than the {MOST_STEPS} written out")
-
-    def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
-        """The results of one step."""
-        t, source = self.outer.t, self.outer.t.source
-        rows = [t.slice(x, (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
-        slices = [t.reshape(row, row.shape[1:]) for row in rows]
-        given = dict(enumerate([*carried, *slices]))
-        later = _operands(self.outer, additional)
-        position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
-
-        def operand(node: Node) -> Value:
-            k = position[node]
-            return given[k] if k in given else later(k - len(given))
-
-        inner = self.outer.enter(self.nodes, operand)
-        _lower_calls(inner, self.nodes, self.name)
-        t.source = source
-        return [_value(inner, v, "a step returns") for v in _results_of(self.nodes)]
-
-    def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
-        """The results of all steps, joined along a new first axis."""
-        t = self.outer.t
-        return tuple([t.concat([t.reshape(v, (1, *v.shape)) for v in column], 0) for column in zip(*rows, strict=True)])
-
-
-CONTROL: dict[Any, Callable[[Interpreter, Node], tuple[Value, ...]]] = {
-    torch.ops.higher_order.cond: cond,
-    torch.ops.higher_order.while_loop: while_loop,
-    torch.ops.higher_order.map_impl: map_impl,
-    torch.ops.higher_order.scan: scan,
-}
-"""Higher-order operators that are lowered with their subgraphs."""

@@ -19,8 +19,8 @@ from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
 from .complex_numbers import apply_lazy
-from .control import CONTROL
-from .hints import int64_value
+from .higher_order import CONTROL
+from .hints import int64_value, within
 from .interpreter import Interpreter
 from .lazy import Lazy
 from .quantized_calls import any_lazy
@@ -167,7 +167,7 @@ class DryRun(Interpreter):
         try:
             self.run(node)
         except Unsupported as refusal:
-            raise refused(f"{node.target}: {refusal.message}") from refusal
+            raise refused(within(str(node.target), refusal.message)) from refusal
 
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """Not kept: lazy values know which integers they come from, and that is more than facts say."""

@@ -80,6 +80,19 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
     return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)
 
 
+def within(what: str, why: str) -> str:
+    """The reason of a call inside of ``what``, with what the user can do about it."""
+    if not isinstance(why, Reason):
+        return f"{what}: {why}"
+    return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless)
+
+
+def across_graphs(text: str) -> Reason:
+    """A dynamic size that would have to enter or leave a graph of control flow."""
+    hint = "compute both branches and choose by torch.where, or export with static sizes"
+    return Reason(text, hint=hint, cause="dynamic control flow", unless="static")
+
+
 def too_large(text: str) -> Reason:
     """A constant that a rule would have to spell out."""
     return Reason(text, hint="make it once, in the module's __init__, and register it as a buffer")

@@ -30,7 +30,7 @@ from ..spec.target import value_alternatives
 from .bounds import bounds_of
 from .builder import Tosa
 from .complex_numbers import apply_lazy
-from .control import CONTROL
+from .higher_order import CONTROL
 from .hints import dynamic, no_rule, other_target
 from .lazy import real
 from .quantized_calls import any_lazy
