@@ -59,7 +59,7 @@ def test_running(path):
     assert name == "sum"
     np.testing.assert_array_equal(total, np.broadcast_to(np.arange(32) + 1.0, (2, 32)))
     np.testing.assert_array_equal(wide, total)
-    with pytest.raises(InputError, match="1 inputs are wanted, 0 were given"):
+    with pytest.raises(InputError, match="1 input is wanted, 0 were given"):
         TosaFormat.run(path, [])
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
+import delegraph
 import numpy as np
 import pytest
 import torch
@@ -63,8 +65,8 @@ def test_inputs_of_any_strides_and_with_gradients(layer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "1 inputs are wanted, 0 were given"),
-        ((torch.zeros(1, 6, 7, 2),) * 2, "1 inputs are wanted, 2 were given"),
+        ((), "1 input is wanted, 0 were given"),
+        ((torch.zeros(1, 6, 7, 2),) * 2, "1 input is wanted, 2 were given"),
         (
             (torch.zeros(1, 2, 6, 7),),
             r"input 0 \(x\): float32 \[1, 6, 7, 2\] is wanted, float32 \[1, 2, 6, 7\] was given",
@@ -160,3 +162,32 @@ def test_operator_that_the_host_cannot_compute():
     custom = node(ops.CUSTOM, x, operator_name="f", domain_name="d", implementation_attrs=b"", types=(x.type,))
     with pytest.raises(Unsupported, match="does not compute CUSTOM"):
         load([x], custom.outputs, [custom])
+
+
+def test_a_file_takes_inputs_by_their_names_and_says_what_it_is(tmp_path):
+    x, y = (Value(Type((2, 3), DType.FP32), name=name) for name in ("x", "the.y"))
+    operator = node(ops.SUB, x, y)
+    operator.outputs[0].name = "difference"
+    file = tmp_path / "sub.tosa"
+    file.write_bytes(TosaFile(Graph([x, y], operator.outputs, [operator]), TosaSpec()).join())
+    loaded = delegraph.load(file)
+    a, b = torch.ones(2, 3), torch.full((2, 3), 3.0)
+    for (got,) in (loaded(a, b), loaded(a, **{"the.y": b}), loaded(**{"the.y": b}, x=a)):
+        assert torch.equal(got, a - b)
+    assert repr(loaded) == "<LoadedProgram sub.tosa: forward>"
+    (method,) = loaded.summary.methods
+    assert [t.name for t in (*method.inputs, *method.outputs)] == ["x", "the.y", "difference"]
+    with ThreadPoolExecutor(4) as executor:
+        assert all(torch.equal(r, a - b) for (r,) in executor.map(lambda _: loaded(a, b), range(40)))
+    for call, said in (
+        (lambda: loaded(a, z=b), "the input 'z' is none of the file's; inputs: x, the.y"),
+        (lambda: loaded(a, x=b), "the input 'x' is given twice"),
+        (lambda: loaded(x=a), "the input 'the.y' is not given"),
+        (lambda: loaded(a), "2 inputs are wanted, 1 were given"),
+        (lambda: loaded(a, b.numpy()), "input 1: a tensor on the CPU is wanted, a ndarray was given"),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            call()
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(FormatError, match="damaged TOSA file"):
+        delegraph.load(file)

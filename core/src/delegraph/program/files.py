@@ -11,16 +11,20 @@ from typing import Any, BinaryIO, cast
 from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, InputError, NoRuntime, OptionError
-from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, defines
+from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, Summary, defines
 from ..io.atomic_write import write_whole
 from ..io.blob import is_blob
+from ..io.escape import printable
 
 
 class LoadedProgram:
     """A program that was read from a file: it is called as it was before it was saved."""
 
-    def __init__(self, methods: Mapping[str, Callable[..., Any]], quantization: Callable[[], Quantization]) -> None:
-        self._methods, self._quantization = dict(methods), quantization
+    def __init__(self, methods: Mapping[str, Callable[..., Any]], file: FileFormat) -> None:
+        self._methods, self._file = dict(methods), file
+
+    def __repr__(self) -> str:
+        return f"<LoadedProgram {printable(self._file.path.name)}: {printable(', '.join(self.methods))}>"
 
     @property
     def methods(self) -> list[str]:
@@ -39,7 +43,15 @@ class LoadedProgram:
 
         Raises OptionError if files of the format do not say it, FormatError for a damaged one.
         """
-        return self._quantization()
+        return cast(Quantization, self._file.quantization(self._file.path))
+
+    @property
+    def summary(self) -> Summary:
+        """What the file holds on one screen: names, types and shapes of inputs and outputs among it; ``print`` it.
+
+        Raises OptionError if files of the format do not say it.
+        """
+        return cast(Summary, self._file.summarize(self._file.path))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward``, or the only method."""
@@ -108,7 +120,7 @@ class FileFormat:
             raise ContractViolation("contract-violation", text)
         call = self._work("call")
         called = {name: call.around(method) for name, method in methods.items()}
-        return LoadedProgram(called, lambda: cast(Quantization, self.quantization(self.path)))
+        return LoadedProgram(called, self)
 
     def _load_delegate(
         self,

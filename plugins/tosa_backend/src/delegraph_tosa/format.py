@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from delegraph.errors import Unsupported
-from delegraph.formats import Blob, DelegateFormat, ProgramContents, Quantization, Summary, Verdict, join
+from delegraph.errors import InputError, Unsupported
+from delegraph.formats import Blob, DelegateFormat, LoadDelegate, ProgramContents, Quantization, Summary, Verdict, join
 
 from .evaluate import bounded_iterations, evaluate, numbers_of
 from .evaluate.specialize import is_dynamic
@@ -28,6 +28,8 @@ ADDRESSABLE = 1 << 47
 """Bytes that a process has addresses for, on 64-bit processors."""
 MAX_ITERATIONS = 100_000
 """Iterations of loops that ``run`` allows unless it is told another number: some seconds of small bodies."""
+_LISTED = 8
+"""Names of inputs in an error."""
 MAPPED = 1 << 28
 """Bytes from which on a file is mapped into memory."""
 
@@ -125,6 +127,13 @@ class TosaFormat(DelegateFormat):
             text=render(graph, elide=ELIDED),
         )
 
+    @classmethod
+    def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
+        """``forward``, which takes its inputs in order or by the names in the file, and returns a tuple."""
+        names = [value.name for value in _graph(path).inputs]
+        delegate = load_delegate(cls.backend_id, path.read_bytes())
+        return {"forward": lambda *args, **kwargs: delegate(*_in_order(names, args, kwargs))}
+
     @staticmethod
     def quantization(path: Path) -> Quantization:
         """The scales of integers that enter and leave, which stand behind the flatbuffer."""
@@ -182,6 +191,20 @@ class TosaFormat(DelegateFormat):
         return [
             (_name(k, v), _readable(r, v.dtype)) for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))
         ]
+
+
+def _in_order(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a call in the order of the file's inputs. How many there are is the delegate's matter."""
+    rest = names[len(args) :]
+    for name in kwargs:
+        if name not in rest:
+            listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])]) or "none"
+            why = "is given twice" if name in names else f"is none of the file's; inputs: {listed}"
+            raise InputError("input-invalid", f"the input {name!r} {why}")
+    missing = [name for name in rest if name not in kwargs]
+    if missing and kwargs:
+        raise InputError("input-invalid", f"the input {missing[0]!r} is not given")
+    return [*args, *(kwargs[name] for name in rest if name in kwargs)]
 
 
 def _graph(path: Path) -> Graph:

@@ -161,8 +161,16 @@ def _held(array: Array, value: Value) -> Array:
 def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
     if isinstance(arg, torch.Tensor) and arg.device.type == "cpu":
         return arg
-    given = f"a tensor on {arg.device}" if isinstance(arg, torch.Tensor) else repr(arg)
-    raise InputError("input-invalid", f"input {position}: a tensor on the CPU is wanted, {given} was given")
+    number = arg is None or isinstance(arg, (bool, int, float))
+    given = (
+        f"a tensor on {arg.device}"
+        if isinstance(arg, torch.Tensor)
+        else repr(arg)
+        if number
+        else f"a {type(arg).__name__}"
+    )
+    text = f"input {position}: a tensor on the CPU is wanted, {given} was given"
+    raise InputError("input-invalid", text, hint="torch.from_numpy(array)" if isinstance(arg, np.ndarray) else None)
 
 
 def _owned(output: Array, taken: Set[int]) -> Array:

@@ -181,7 +181,7 @@ def test_elements_must_fit_the_type():
 def test_inputs_are_checked():
     graph = unary(ops.EXP, (2, 3))
     given = np.zeros((2, 3), np.float32)
-    with pytest.raises(InputError, match=r"1 inputs are wanted, 2 were given"):
+    with pytest.raises(InputError, match=r"1 input is wanted, 2 were given"):
         evaluate(graph, [given, given])
     with pytest.raises(InputError, match=r"input 0 \(x\): float32 \[2, 3\] is wanted, float32 \[3, 2\] was given"):
         evaluate(graph, [given.T])

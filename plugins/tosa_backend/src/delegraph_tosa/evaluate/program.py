@@ -121,7 +121,8 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
 def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...], str]]) -> None:
     """Raise InputError unless ``given``, shapes and names of element types, are what the graph takes."""
     if len(given) != len(wanted):
-        raise InputError("input-invalid", f"{len(wanted)} inputs are wanted, {len(given)} were given")
+        count = "1 input is wanted" if len(wanted) == 1 else f"{len(wanted)} inputs are wanted"
+        raise InputError("input-invalid", f"{count}, {len(given)} were given")
     for position, (value, (shape, dtype)) in enumerate(zip(wanted, given, strict=True)):
         expected = ARRAY_DTYPES[value.dtype].name
         if not agree(tuple(shape), value.shape) or 0 in shape or dtype != expected:
