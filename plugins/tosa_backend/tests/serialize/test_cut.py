@@ -63,6 +63,24 @@ def test_a_tosa_file_is_whole(model, tmp_path):
     assert (tmp_path / "shared.tosa").read_bytes() == (tmp_path / "plain.tosa").read_bytes()
 
 
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("a", torch.randn(64, 64))
+        self.register_buffer("b", self.a.clone())
+
+    def forward(self, x):
+        return torch.relu(x @ self.a) @ self.b
+
+
+def test_of_equal_constants_one_is_left_out():
+    """So that no table of places makes more of a blob and its named data than there is of them."""
+    lowered = delegraph.lower(Twice().eval(), torch.randn(3, 64), backends=["tosa"], options=OPTIONS)
+    (delegate,) = lowered.delegates
+    assert len(named(lowered)) == 1 and len(delegate.processed_bytes) > 64 * 64 * 4
+    assert lowered.verify(torch.randn(3, 64)).agrees(1e-5)
+
+
 def test_damaged_blobs(shared):
     blob, data = shared.program.delegates[0].processed_bytes, named(shared.program)
     (key,) = data
@@ -73,6 +91,7 @@ def test_damaged_blobs(shared):
         (blob[: len(MAGIC)] + (2**32 - 1).to_bytes(4, "little") + blob[len(MAGIC) + 4 :], data),
         (blob[: len(MAGIC) + 4] + (2**60).to_bytes(8, "little") + blob[len(MAGIC) + 12 :], data),
         (blob[:100], data),
+        (blob[: len(MAGIC)] + (2).to_bytes(4, "little") + 2 * blob[len(MAGIC) + 4 : len(MAGIC) + 52], data),
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
             joined(broken, there)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from delegraph.backend import NamedDataStore, NamedDataStoreOutput
 from delegraph.errors import FormatError
 
-from .writer import Constant, TosaFile
+from .writer import TosaFile
 
 MAGIC = b"dlgrCUT1"
 LEAST = 4096
@@ -32,14 +32,14 @@ def key_of(digest: bytes) -> str:
 
 
 def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
-    """The file without its large constants, and these. Reads all constants once."""
-    large = [constant for constant in file.constants() if constant.size >= LEAST]
+    """The file without its large constants, and these. Reads all constants once; one that is there twice stays once."""
+    large = {constant.start: constant for constant in file.constants() if constant.size >= LEAST}
     kept = _Kept(large)
     file.write_to(kept)  # type: ignore[arg-type]
-    store, digests = NamedDataStore(), [digest.digest() for digest in kept.digests]
-    for constant, digest in zip(large, digests, strict=True):
-        store.add_named_data(key_of(digest), constant, ALIGNMENT)
-    rows = [_ROW.pack(constant.start, constant.size, digest) for constant, digest in zip(large, digests, strict=True)]
+    store, rows = NamedDataStore(), []
+    for digest, start in kept.left_out.items():
+        store.add_named_data(key_of(digest), large[start], ALIGNMENT)
+        rows.append(_ROW.pack(start, large[start].size, digest))
     content = b"".join([MAGIC, _COUNT.pack(len(rows)), *rows, kept.rest.getvalue()])
     return content, store.get_named_data_store_output()
 
@@ -50,6 +50,8 @@ def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
         return content
     whole, position = bytearray(), len(MAGIC) + _COUNT.size
     rows = list(_rows(content))
+    if len({row.digest for row in rows}) < len(rows):  # a small blob must not ask for more than there is to read
+        raise _damaged("a constant is left out twice")
     position += _ROW.size * len(rows)
     for row in rows:
         data = named_data.get(key_of(row.digest))
@@ -84,21 +86,19 @@ def _damaged(why: str) -> FormatError:
 
 
 class _Kept(io.RawIOBase):
-    """Keeps what is written to it but for constants, of which it keeps the digests."""
+    """Keeps what is written to it but for large constants, of which ``left_out`` has the digests and places."""
 
-    def __init__(self, left_out: Sequence[Constant]) -> None:
-        self.rest = io.BytesIO()
-        self.digests = [hashlib.sha256() for _ in left_out]
-        self._starts = {constant.start: k for k, constant in enumerate(left_out)}
-        self._position = 0
+    def __init__(self, large: Collection[int]) -> None:
+        self.rest, self.left_out = io.BytesIO(), dict[bytes, int]()
+        self._large, self._position = large, 0
 
     def write(self, data: Any) -> int:
         """A constant comes in one piece."""
-        size = memoryview(data).nbytes
-        place = self._starts.get(self._position) if size >= LEAST else None
-        if place is None:
+        size, place = memoryview(data).nbytes, self._position
+        digest = hashlib.sha256(data).digest() if size >= LEAST and place in self._large else None
+        if digest is None or digest in self.left_out:
             self.rest.write(data)
         else:
-            self.digests[place].update(data)
+            self.left_out[digest] = place
         self._position += size
         return size
