@@ -25,7 +25,7 @@ VARIABLE = "DELEGRAPH_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell", "chrome")
 MISSING = f"needs Chromium: set {VARIABLE} to its path, or put one of {', '.join(NAMES)} on the PATH (CONTRIBUTING.md)"
 _ARGUMENTS = ("--headless", "--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu", "--no-first-run")
-_SECONDS = 300
+_SECONDS = 600
 """After which the browser is ended, whatever it is doing."""
 
 

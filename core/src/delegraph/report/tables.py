@@ -8,6 +8,8 @@ from .drawing import head, text
 
 FEW = 4
 """Entries that a cell of a table shows without being unfolded."""
+_SHORT = 20
+"""Characters of a cell that needs no broad column."""
 Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """Title, heads and rows, all of text."""
 
@@ -18,7 +20,8 @@ def tables(title: str, sections: Iterable[Section]) -> str:
     for name, heads, rows in sections:
         if rows:
             cells = [[text(cell) for cell in row] for row in rows]
-            parts.append(f"<h2>{text(name)}</h2>\n{table(heads, cells, *['text'] * len(heads))}")
+            kinds = ["text" if max(map(len, column)) > _SHORT else "" for column in zip(*rows, strict=True)]
+            parts.append(f"<h2>{text(name)}</h2>\n{table(heads, cells, *kinds)}")
     return "".join([*parts, "</body></html>\n"])
 
 
