@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 
 import delegraph
 import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.errors import InputError, OptionError
+from delegraph.errors import InputError, OptionError, PluginUnavailable
 from torch import nn
 
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
@@ -139,6 +140,13 @@ def test_sizes_that_vary():
     assert errors.layers[-1].snr > 30
     with pytest.raises(InputError, match=r"batch 1 has [^$]*hint: dynamic_shapes lets sizes vary"):
         delegraph.quantization_errors(net(), program, given, options=options)
+
+
+@pytest.mark.parametrize(("given", "hint"), [(None, r"delegraph-tosa\[quantize\]"), ("best", "torchao==")])
+def test_without_torchao(monkeypatch, given, hint):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(PluginUnavailable, match=f"needs torchao, which is not installed\n  hint: pip install .*{hint}"):
+        delegraph.quantize(net(), batches(), backend="tosa", quantizer=given)
 
 
 def test_a_quantizer_that_is_none():

@@ -50,12 +50,12 @@ def quantize(
     Raises InputError for batches that do not fit, have NaN or show nothing, and for a program of which nothing is
     quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
     """
-    expect_torchao()
     if quantizer is None:
         registry = registry or default_registry()
         if backend is None:
             (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
         quantizer = registry.get_quantizer(backend)()
+    expect_torchao()
     _expect_quantizer(quantizer)
     batches, total = checked(calibration_batches, dynamic_shapes is not None)
     first = next(batches)

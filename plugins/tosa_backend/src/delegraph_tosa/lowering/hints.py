@@ -128,6 +128,14 @@ def _chooses_scale(target: Any) -> bool:
 _CHOOSES = "quantized_decomposed::choose_qparams"
 
 
+def neither(in_integers: str, in_floats: str) -> str:
+    """A call on quantized values that neither way takes. What helps is what lets integers take it, if that is known."""
+    text = f"in integers: {in_integers}; in floats: {in_floats}"
+    if not isinstance(in_integers, Reason):
+        return text
+    return Reason(text, hint=in_integers.hint, cause=in_integers.cause)
+
+
 def no_rule(target: Any) -> Reason:
     """There is no lowering for the operator."""
     if _chooses_scale(target):

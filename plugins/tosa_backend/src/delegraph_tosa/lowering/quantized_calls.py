@@ -11,6 +11,7 @@ from torch.fx import Node
 from ..ir.graph import Value
 from ..ir.types import DType
 from .builder import Tosa
+from .hints import neither
 from .lazy import BYTES, Lazy, Pointwise, real
 from .registry import INTEGER_RULES, RULES, Result, Rule, apply, checked
 from .torch_types import refused
@@ -40,8 +41,7 @@ def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Re
         try:
             return apply(t, rule, node, _computed(t, arguments))
         except Unsupported as in_floats:
-            why = f"in integers: {refusal.message}; in floats: {in_floats.message}"
-            raise refused(why) from in_floats
+            raise refused(neither(refusal.message, in_floats.message)) from in_floats
 
 
 def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:

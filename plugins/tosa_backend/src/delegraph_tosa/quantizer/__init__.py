@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+
 from delegraph.errors import PluginUnavailable
 
-try:
-    import torchao.quantization.pt2e  # noqa: F401
-except ModuleNotFoundError as e:
-    raise PluginUnavailable(
-        "plugin-unavailable",
-        "TOSAQuantizer needs torchao, which is not installed",
-        hint="pip install 'delegraph-tosa[quantize]'",
-    ) from e
 
-from .annotate import TOSAQuantizer
-from .settings import Precision
+def _import_torchao() -> None:
+    """Without what it logs while it is imported: which of its kernels for GPUs do not load here."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torchao", "torch.utils._pytree"))}
+    try:
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
+        import torchao.quantization.pt2e  # noqa: F401
+    except ModuleNotFoundError as e:
+        text, hint = "TOSAQuantizer needs torchao, which is not installed", "pip install 'delegraph-tosa[quantize]'"
+        raise PluginUnavailable("plugin-unavailable", text, hint=hint) from e
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+_import_torchao()
+
+from .annotate import TOSAQuantizer  # noqa: E402
+from .settings import Precision  # noqa: E402
 
 __all__ = ["Precision", "TOSAQuantizer"]
