@@ -2,9 +2,10 @@
 
     DELEGRAPH_CHROMIUM=/path/to/chromium python benchmarks/pages.py
 
-Programs for TOSA: one that it takes but for 700 operators in two stretches, one of which it takes nine operators in ten,
-and the same in two branches side by side. ``page`` is `Report.to_html` after its rows were built, in CPU seconds; ``loaded`` is the time until the browser's load event, and ``moved`` that of scaling the picture once,
-each of wall time with whatever else the machine does.
+Programs for TOSA: one that it takes but for 700 operators in two stretches, one of which it takes nine operators in
+ten, and the same in two branches side by side. ``page`` is `Report.to_html` after its rows were built, in CPU seconds;
+``loaded`` is the time until the browser's load event, and ``moved`` that of scaling the picture once, each of wall time
+with whatever else the machine does.
 """
 
 from __future__ import annotations

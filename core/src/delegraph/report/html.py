@@ -135,7 +135,8 @@ class _Method:
     def parts(self) -> Iterator[str]:
         if self.verified is not None:
             verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
-            yield f"<p>The outputs {verdict}; largest error {_ratio(self.verified.relative_error)} of the largest value.</p>\n"
+            error = _ratio(self.verified.relative_error)
+            yield f"<p>The outputs {verdict}; largest error {error} of the largest value.</p>\n"
         yield from self._left()
         yield from self._graphs()
         yield from self._accuracy()

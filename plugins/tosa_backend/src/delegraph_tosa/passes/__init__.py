@@ -13,6 +13,7 @@ from .cse import merge_equal
 from .dce import drop_dead
 from .fold_affine import fold_affine
 from .fold_pads import fold_pads
+from .narrow_constants import narrow_constants
 from .outputs import name_outputs, separate_outputs
 from .rewriter import Sources, sources_of, with_bodies
 from .sink_transposes import sink_transposes
@@ -28,6 +29,7 @@ PASSES = (
     fold_affine,
     compute_shapes,  # before duplicates are looked for, of which there may be some among the sizes
     merge_equal,
+    narrow_constants,  # after duplicates, of which it makes some: each user has its own
     drop_dead,
 )
 

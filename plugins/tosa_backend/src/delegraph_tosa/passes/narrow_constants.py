@@ -1,0 +1,62 @@
+"""Constants of 8 bits that are scaled to 32 stay narrow, and are scaled at run time as what they meet is."""
+
+from __future__ import annotations
+
+import math
+
+from ..ir.graph import Folded, Graph, Operator, Value
+from ..ir.operators import ADD, MUL, RESCALE, RESHAPE, SUB
+from ..ir.sizes import range_of
+from ..ir.types import DType, Type
+from ..spec import TosaSpec
+from .rewriter import Rewrite, origin, rebuilt, replaced
+
+MEETING = frozenset({ADD, MUL, SUB})
+LEAST_ELEMENTS = 4096
+"""Of a result: those of smaller ones cost next to nothing, and every RESCALE is an operator more."""
+
+
+def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
+    """Leave the RESCALE of a constant to the run time where the other operand is scaled there from 8 bits.
+
+    before: MUL (RESCALE x, a constant of int32)
+    after:  MUL (RESCALE x, RESCALE a constant of int8)
+
+    NPUs read small integers and scale them on the way, if both operands are such (Vela: a layer norm of 197 x 192
+    elements and its gain take 140,000 cycles less). The constant takes a quarter of the bytes.
+    """
+    new: dict[Value, Value] = {}
+    operators: list[Operator] = []
+    for operator in graph.operators:
+        inputs = [new.get(v, v) for v in operator.inputs]
+        if type(operator) in MEETING and _is_worth_it(operator):
+            scaled = {v: rescale for v in inputs if (rescale := _rescale_of(v))}
+            operators += scaled.values()
+            inputs = [scaled[v].outputs[0] if v in scaled else v for v in inputs]
+        if inputs != list(operator.inputs):
+            old, operator = operator, replaced(operator, inputs)
+            new.update(zip(old.outputs, operator.outputs, strict=True))
+        operators.append(operator)
+    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
+
+
+def _is_worth_it(operator: Operator) -> bool:
+    is_large = range_of(math.prod(operator.outputs[0].shape))[0] >= LEAST_ELEMENTS
+    return is_large and any(_widens(v.producer) for v in operator.inputs)
+
+
+def _widens(operator: Operator | None) -> bool:
+    if not isinstance(operator, RESCALE) or operator.per_channel:
+        return False
+    return (operator.inputs[0].dtype, operator.outputs[0].dtype) == (DType.INT8, DType.INT32)
+
+
+def _rescale_of(value: Value) -> Operator | None:
+    """An operator that makes ``value`` of a constant of 8 bits; None if it is no such constant."""
+    operator = origin(value) if isinstance(value.constant, Folded) else None
+    while isinstance(operator, RESHAPE):
+        operator = origin(operator.inputs[0])
+    if operator is None or not _widens(operator):
+        return None
+    narrow = Rewrite().reshape(operator.inputs[0], value.shape, operator.source)
+    return rebuilt(operator, (narrow, *operator.inputs[1:]), [Type(value.shape, DType.INT32)])

@@ -1,0 +1,72 @@
+"""Constants of 8 bits in sums and products of 32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.ir import operators as tosa
+from delegraph_tosa.ir.graph import Folded, Graph, Value, literal
+from delegraph_tosa.ir.types import DType, RoundingMode, Type
+from delegraph_tosa.passes import run_passes
+from delegraph_tosa.spec import TosaSpec
+
+from ..support.drafts import Draft, assert_well_formed, names, sizes
+
+INT = TosaSpec.parse("TOSA-1.0+INT")
+
+
+def scaled(d: Draft, x: Value, dtype: DType = DType.INT32) -> Value:
+    """``x`` minus -3, times 2 to 8 for each step; folded if it is a constant, as lowering does."""
+    numbers = literal([3 << 29], DType.INT32, np.int32), literal([28], DType.INT8, np.int8)
+    zeros = literal([-3], DType.INT8, np.int8), literal([0], dtype, np.int32)
+    flags = {"scale32": True, "per_channel": False, "input_unsigned": False, "output_unsigned": False}
+    flags |= {"dtype": dtype, "rounding_mode": RoundingMode.SINGLE_ROUND}
+    result = d.op(tosa.RESCALE, x, *numbers, *zeros, **flags)
+    if x.constant is None:
+        return result
+    return Value(result.type, Folded(d.operators.pop()))
+
+
+def gain(d: Draft, width: int) -> Value:
+    """A constant int8 [width], scaled to int32 and seen as [1,1,width]"""
+    elements = d.random.integers(-128, 128, width)
+    wide = scaled(d, literal(elements, DType.INT8, np.int8))
+    reshape = tosa.RESHAPE((wide, sizes((1, 1, width))))
+    reshape.outputs = (Value(Type((1, 1, width), DType.INT32), Folded(reshape)),)
+    return reshape.outputs[0]
+
+
+def optimized(d: Draft, *outputs: Value) -> Graph:
+    """The graph after the passes, which computes the same integers."""
+    given = d.graph(*outputs)
+    result = run_passes(given, INT)
+    assert_well_formed(result, INT)
+    arrays = [d.random.integers(-128, 128, v.shape).astype(np.int8) for v in d.inputs]
+    for old, new in zip(evaluate(given, arrays), evaluate(result, arrays), strict=True):
+        np.testing.assert_array_equal(new, old)
+    return result
+
+
+@pytest.mark.parametrize("cls", [tosa.MUL, tosa.ADD, tosa.SUB], ids=lambda cls: cls.__name__)
+def test_a_constant_is_scaled_as_what_it_meets(cls):
+    d = Draft()
+    x, shift = scaled(d, d.input(1, 64, 96, dtype=DType.INT8)), [d.no_shift] if cls is tosa.MUL else []
+    result = optimized(d, d.op(cls, gain(d, 96), x, *shift))
+    assert names(result) == {"RESCALE": 2, cls.__name__: 1}
+    constants = {
+        v.dtype for op in result.operators for v in op.inputs if v.constant is not None and v.shape[-1:] == (96,)
+    }
+    assert constants == {DType.INT8}
+
+
+def test_a_constant_in_a_small_product_is_scaled_when_it_is_written():
+    d = Draft()
+    x = scaled(d, d.input(1, 4, 96, dtype=DType.INT8))
+    assert names(optimized(d, d.mul(x, gain(d, 96)))) == {"RESCALE": 1, "MUL": 1}
+
+
+def test_a_constant_that_meets_integers_of_32_bits_is_scaled_when_it_is_written():
+    d = Draft()
+    x = d.op(tosa.ABS, scaled(d, d.input(1, 64, 96, dtype=DType.INT8)))
+    assert names(optimized(d, d.mul(x, gain(d, 96)))) == {"RESCALE": 1, "ABS": 1, "MUL": 1}
