@@ -56,7 +56,7 @@ ROWS = {
     "tanhshrink": Row(F.tanhshrink, *ANY, scale=1.0),
     "gelu": Row(F.gelu, -10, 10, 1.0),
     "gelu by tanh": Row(lambda x: F.gelu(x, approximate="tanh"), -10, 10, 1.0),
-    **{f"x ** {p}": Row(lambda x, p=p: x**p, *POSITIVE) for p in (1.7, -0.3, 3, -2)},
+    **{f"x ** {p}": Row(lambda x, p=p: x**p, *POSITIVE) for p in (1.7, -0.3, 1.5, 3, -2)},
     "2.5 ** x": Row(lambda x: 2.5**x, -40, 40),
     "pow": Row(torch.pow, 0.1, 20, operands=2),
     "div": Row(torch.div, *ANY, operands=2),

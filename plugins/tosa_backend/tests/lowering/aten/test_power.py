@@ -10,7 +10,7 @@ FAMILY = Family()
 BASES = torch.tensor([-inf, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, inf, nan])
 EXPONENTS = torch.tensor([-inf, -3.0, -2.5, -2.0, -0.0, 0.3, 1.0, 2.0, 3.0, inf, nan])
 
-for exponent in (1, 2, 3, 4, 7, 0.5, -0.5, -1, 1.7, -2, 0, -1.3, 17, 20, -17, 100):
+for exponent in (1, 2, 3, 4, 7, 0.5, -0.5, 1.5, -2.5, -1, 1.7, -2, 0, -1.3, 17, 20, -17, 100):
     FAMILY.cases(f"pow{exponent}", lambda x, e=exponent: torch.pow(x, e), positive(2, 3), half(5).abs(), EDGES, BASES)
 FAMILY.cases("pow-of-negative", lambda x: x**2 + x**3, randn(2, 3))
 FAMILY.cases("pow-of-int", lambda x: x**2, whole(2, 3))

@@ -15,6 +15,8 @@ aten = torch.ops.aten
 inf = math.inf
 
 LN2, LN10 = math.log(2), math.log(10)
+LN2_HIGH = 0xB17 / (1 << 12)
+"""The first 12 bits of log(2): their product with a whole number below 2^12 is exact."""
 
 
 TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
@@ -41,13 +43,13 @@ def log1p_of(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 2 to the power x, to 2e-6 of the value (see power.py). POW is not defined for exponents that are no
-    numbers, or infinite
+    """[*S] -> [*S]; 2 to the power x: EXP of whole x times the first bits of log(2), which is exact, times that of the
+    rest. POW is off by 2e-6 at 2^80 (see power.py)
     """
-    x = floating_value(t, self)
-    number = t.equal(x, x)
-    power = t.pow(2, t.clamp(t.select(number, x, 0), -256, 256))
-    return t.select(number, power, x)
+    x = t.clamp(floating_value(t, self), -256, 256)
+    whole = t.floor(x)
+    rest = t.add(t.mul(whole, LN2 - LN2_HIGH), t.mul(t.sub(x, whole), LN2))
+    return t.mul(t.exp(t.mul(whole, LN2_HIGH)), t.exp(rest))
 
 
 @lowers(aten.expm1.default, aten.special_expm1.default)
