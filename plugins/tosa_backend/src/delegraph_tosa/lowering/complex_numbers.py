@@ -56,9 +56,14 @@ def lowers_complex(*overloads: OpOverload) -> Callable[[F], F]:
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
     """The result of a call of which some operands are complex, unsigned, or quantized."""
     for kind, rules, dtype in ((Complex, COMPLEX_RULES, torch.complex64), (Bytes, BYTES_RULES, torch.uint8)):
-        if any(isinstance(argument, kind) for argument in arguments):
+        if any(_has(argument, kind) for argument in arguments):
             own = rules.get(node.target)  # type: ignore[call-overload]
             if own is None:
                 raise refused(no_dtype(dtype, "its operand"))
             return checked(rule._replace(lazy=True), node, lambda own=own: own(t, *arguments))  # type: ignore[misc]
     return apply_quantized(t, rule, node, arguments)
+
+
+def _has(argument: Any, kind: type[Lazy]) -> bool:
+    """Whether an argument is a value of that kind, or a list with one."""
+    return isinstance(argument, kind) or (isinstance(argument, list) and any(_has(a, kind) for a in argument))

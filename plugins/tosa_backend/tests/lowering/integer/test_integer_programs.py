@@ -210,3 +210,14 @@ def test_scales_that_are_chosen_at_run_time_are_refused_with_what_to_do(spec, de
     text = str(lowered.report)
     assert "its scale is chosen at run time; TOSA's are constants" in text and "delegraph.quantize" in text
     torch.testing.assert_close(lowered(x), Dynamic()(x))
+
+
+def test_uint8_beside_other_integers_and_without_axes():
+    """What is joined of mixed types is the host's; a number has no axis along which RESCALE could have scales."""
+    u, signed = torch.tensor(200, dtype=torch.uint8), torch.tensor([-3], dtype=torch.int8)
+    mixed, number = Function(lambda u, x: torch.cat([x, u.view(1)])), Function(lambda u: u.unsqueeze(0))
+    for module, inputs in [(mixed, (u, signed)), (number, (u,))]:
+        made = delegraph.lower(module.eval(), inputs, backends=["tosa"])
+        found, wanted = made(*inputs), module(*inputs)
+        assert found.dtype is wanted.dtype and torch.equal(found, wanted)
+        assert made.delegates
