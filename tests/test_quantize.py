@@ -194,6 +194,12 @@ def test_errors_name_the_worst_layer():
     assert set(data["graph"]["results"]) <= names
 
 
+def test_layers_that_only_move_integers_add_no_error():
+    module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Unflatten(1, (2, 4)), nn.Linear(4, 4)).eval()
+    errors = delegraph.quantization_errors(module, delegraph.quantize(module, batches()), batches(), options=INT)
+    assert [row.layer for row in errors.layers] == ["linear", "linear_1", "output 0"]
+
+
 def test_errors_of_a_program_that_was_not_quantized():
     module, given = net(), batches()
     with pytest.raises(InputError, match="no quantized layer"):

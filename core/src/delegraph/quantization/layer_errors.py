@@ -191,12 +191,22 @@ def _tap(node: Node) -> _Tap | None:
     made = node.args[0]
     assert isinstance(made, Node)
     layer = made.meta.get("custom", {}).get(LAYER)
-    if layer is None or made.target is operator.getitem:  # one of several results, which a layer only moved
+    if layer is None or made.target is operator.getitem or _only_moves(made, node):
         return None
     scale, zero_point = node.args[1:3]
     source = source_of(made)
     place = "" if source is None else source.place
     return _Tap(layer, made.name, str(made.target), place, float(scale), int(zero_point))  # type: ignore[arg-type]
+
+
+def _only_moves(made: Node, quantize: Node) -> bool:
+    """Whether a layer gives integers that it was given: a view, a transpose, a maximum. It adds no error."""
+    given = made.all_input_nodes
+    return (
+        len(given) == 1
+        and given[0].target is torch.ops.quantized_decomposed.dequantize_per_tensor.default
+        and given[0].args[1:] == quantize.args[1:]
+    )
 
 
 def _real(integers: torch.Tensor, tap: _Tap) -> torch.Tensor:
