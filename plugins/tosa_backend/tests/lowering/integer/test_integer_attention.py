@@ -24,6 +24,7 @@ FAMILY.case("layer-norm-plain", lambda x: F.layer_norm(x, (7, 16)), (3, 7, 16))
 affine = WithConstant(layer_norm, randn(48), randn(48))
 FAMILY.case("layer-norm-below-eps", affine, (7, 48), dtypes=[torch.int8], magnitudes=(-7, -6))
 FAMILY.case("rms-norm", WithConstant(lambda w, x: F.rms_norm(x, w.shape, w), randn(64)), (3, 7, 64))
+FAMILY.case("instance-norm", F.instance_norm, (2, 8, 5, 5))
 FAMILY.case("group-norm", WithConstant(lambda w, b, x: F.group_norm(x, 4, w, b), randn(8), randn(8)), (2, 8, 5, 5))
 
 HEADS = (2, 3, 20, 16)

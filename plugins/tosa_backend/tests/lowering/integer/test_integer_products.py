@@ -29,6 +29,8 @@ spreading = WithWeight(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1), randn(
 FAMILY.case("conv-transpose2d", spreading, (2, 8, 5, 5))
 dilated = WithWeight(lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 1, dilation=2), randn(8, 6, 3), randn(6), axis=1)
 FAMILY.case("conv-transpose1d", dilated, (2, 8, 5))
+grouped = WithWeight(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, groups=2), randn(8, 3, 3, 3), randn(6), axis=1)
+FAMILY.case("conv-transpose2d-groups", grouped, (2, 8, 5, 5), dtypes=[torch.int8])
 FAMILY.case("matmul", torch.matmul, (2, 5, 16), (2, 16, 7))
 FAMILY.case("matmul-heads", lambda x, y: x @ y.transpose(-2, -1), (2, 3, 5, 16), (2, 3, 7, 16))
 FAMILY.case("matmul-columns", WithWeight(lambda x, w, b: x @ w, randn(32, 20), axis=1), (4, 32))

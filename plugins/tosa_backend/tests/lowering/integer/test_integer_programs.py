@@ -145,6 +145,30 @@ def test_integer_borders_of_a_program_without_any_are_refused():
         delegraph.lower(nn.ReLU().eval(), (randn(2),), backends=["tosa"], transforms=[integer_borders])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, y: x.softmax(-1) + 0 * y, lambda x, y: x @ y, lambda x, y: torch.where(x > y, torch.tanh(x), y)],
+    ids=["softmax", "matmul", "chosen"],
+)
+def test_int8_and_int16_meet(function):
+    def program(x, y):
+        return quantize(function(dequantize(x, 0.05, 3), dequantize(y, 0.0001, 0)), 0.0007, 0, torch.int16)
+
+    module = Function(program)
+    inputs = whole(9, 9), torch.arange(-7600, 8600, 200).reshape(9, 9).to(torch.int16)
+    graph = compile_program(torch.export.export(module, inputs), SPECS[torch.int16])
+    assert all(value.dtype is not DType.FP32 for op in graph.operators for value in op.outputs)
+    check(evaluate(graph, [x.numpy() for x in inputs])[0], module(*inputs))
+
+
+def test_rows_of_a_table_have_scales_of_their_own():
+    table = WithWeight(lambda i, w, b: F.embedding(i, w), randn(50, 16) * torch.arange(1, 51)[:, None])
+    module = Function(lambda i: quantize(table(i), 0.5, 3, torch.int8))
+    indices = torch.arange(0, 50, 3, dtype=torch.int32)
+    graph = compile_program(torch.export.export(module, (indices,)), INT8)
+    check(evaluate(graph, [indices.numpy()])[0], module(indices))
+
+
 def to_bytes(x, scale, zero_point):
     return quantized_decomposed.quantize_per_tensor(x, scale, zero_point, 0, 255, torch.uint8)
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...ir.graph import Value
-from ...ir.types import DType
+from ...ir.graph import Array, Deferred, Value
+from ...ir.types import DType, Type
 from ..builder import Operand, Tosa
 from ..lazy import Joined, Lazy, Scaled, trial
+from ..quantization import Scale
 from ..registry import RULES, lowers_quantized
 from ..unsigned import Bytes, lowers_bytes
 
@@ -56,6 +58,8 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
     def move(t: Tosa, v: Value) -> Any:
         return RULES[overload].function(t, *[v if a is x else a for a in arguments])
 
+    if isinstance(x, Scaled) and x.axis == 0 and overload is aten.embedding.default:
+        return _rows(t, x, move)
     if isinstance(x, Scaled) and x.axis is not None and x.constant is not None:
         return _turned(t, x, overload, move, arguments[1:])
     if isinstance(x, Scaled) and x.is_small:
@@ -81,6 +85,26 @@ def _turned(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any
         axes = [axis % x.rank for axis in settings[0]]
     assert x.axis is not None
     return Scaled(move(t, x.q), x.scale, x.zero_point, axes.index(x.axis))
+
+
+ROW_BITS = 22
+"""Bits of a row's scale: with those of int8 they are 30."""
+
+
+def _rows(t: Tosa, x: Scaled, move: Any) -> Value:
+    """Rows of a table [K,C] that has a scale for each: their integers times their share of the largest scale."""
+    t.require(x.q.dtype is DType.INT8, "its rows have scales of their own, which is lowered for int8 only")
+
+    def load() -> Array:
+        scales = x.scale.elements()
+        shares: Array = np.rint(scales / scales.max() * (1 << ROW_BITS)).astype(np.int32)
+        return shares.reshape(-1, 1)
+
+    shares = Value(Type((x.shape[0], 1), DType.INT32), Deferred(load))
+    shares.range = (0, 1 << ROW_BITS)
+    largest = Value(Type((1,), DType.FP32), Deferred(lambda: np.array([x.scale.elements().max()], np.float32)))
+    centred = t.sub(t.cast(move(t, x.q), DType.INT32), x.zero_point)
+    return Scaled(t.mul(centred, move(t, shares)), Scale(2.0**-ROW_BITS, (largest,)))
 
 
 def _like(x: Scaled, q: Value) -> Value:

@@ -98,6 +98,27 @@ def group_norm(
     return affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), shape, weight, bias)
 
 
+@lowers_quantized(aten.instance_norm.default)
+def instance_norm(
+    t: Tosa,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Lazy:
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each channel of each sample for itself"""
+    if not use_input_stats:
+        return batch_norm(t, input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled)
+    t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
+    y = normalized(t, operand(t, input, "its input"), range(2, input.rank), eps, True)
+    return affine(t, y, (1, input.shape[1], *(1,) * (input.rank - 2)), weight, bias)
+
+
 @lowers_quantized(aten.batch_norm.default)
 def batch_norm(
     t: Tosa,

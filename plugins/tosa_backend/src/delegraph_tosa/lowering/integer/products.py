@@ -17,7 +17,7 @@ from ...ir import operators as tosa
 from ...ir.graph import Array, Deferred, Operator, Value
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Operand, Shape, Tosa
-from ..lazy import Lazy, Scaled, operand
+from ..lazy import Lazy, Scaled, operand, rescale
 from ..quantization import Scale, multipliers
 from ..ranges import inside, range_of
 from ..registry import RULES, lowers_quantized
@@ -229,10 +229,18 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
     t.require(left.axis is None, f"the left matrix has scales along axis {left.axis}")
     columns = right.rank - 1
     t.require(right.axis in (None, columns), f"the right matrix has scales along axis {right.axis}, not {columns}")
+    left, right = _widened(t, left, right), _widened(t, right, left)
     sums = WIDE[left.q.dtype]
     building = Accumulating(t, sums, left.zero_point, right.zero_point)
     y: Value = RULES[overload].function(building, left.q, right.q)
     return Scaled(y, left.scale.times(right.scale).times(building.unit), axis=y.rank - 1)
+
+
+def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
+    """int8 beside int16 as int16, without zero point."""
+    if x.q.dtype is other.q.dtype or x.q.dtype is DType.INT16 or x.axis is not None:
+        return x
+    return Scaled(rescale(t, x, x.scale.factor, 0, DType.INT16), x.scale)
 
 
 _multiplies(aten.matmul.default, aten.mm.default, aten.bmm.default)
@@ -246,12 +254,18 @@ def _spreads(*overloads: Any) -> None:
         ) -> Lazy:
             """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
             x, w = operand(t, input, "its input"), _constant_weight(t, weight, 1)
-            groups = settings[3]
-            t.require(w.axis is None or groups == 1, "its groups of channels have one scale for several channels")
-            y, scale = _summed(t, of, x, w, bias, *settings)
+            every = Scaled(w.q, _of_groups(t, w.scale, settings[3]), w.zero_point, w.axis)
+            y, scale = _summed(t, of, x, every, bias, *settings)
             return Scaled(y, scale, axis=y.rank - (w.rank - 1))
 
         lowers_quantized(overload)(spread)
+
+
+def _of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
+    """The scale of every channel, where each group has the same ones."""
+    if scale.channels == 1:
+        return scale
+    return Scale(scale.factor, tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]))
 
 
 _spreads(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)

@@ -16,7 +16,7 @@ from ..interpolation import looked_up
 from ..layout import axis_of
 from ..lazy import BITS, Lazy, Scaled
 from ..quantization import Quantization, Scale
-from ..registry import lowers_quantized
+from ..registry import RULES, lowers_quantized
 from .fixed_point import FRACTION, LOG_FRACTION, exp_of, exp_one, exp_table, logarithm, reciprocal
 from .sums import HIDES, Shifted, addend, aligned
 
@@ -25,12 +25,38 @@ MARGIN = 32.0
 """So far below the least element lies what is hidden: its exp is 1e-14."""
 
 
+class Softmax(Lazy):
+    """The softmax of ``of`` along ``axis``; its exponentials have as many bits as the result needs."""
+
+    __slots__ = ("axis", "of")
+
+    def __init__(self, of: Lazy, dim: int) -> None:
+        super().__init__(of.shape)
+        self.of, self.axis = of, axis_of(dim, of.rank)
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        e = exponentials(t, logits(t, self.of), self.axis, 15 if to.dtype is DType.INT8 else 23)
+        inverse = reciprocal(t, t.reduce_sum(e, self.axis))
+        shares = t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31)
+        return Scaled(shares, Scale(2.0**-FRACTION)).integer(t, to)
+
+    def real(self, t: Tosa) -> Value:
+        result: Value = RULES[aten.softmax.int].function(t, self.of.real(t), self.axis, None)
+        return result
+
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        return 1.0
+
+
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]"""
-    axis = axis_of(dim, x.rank)
-    e = exponentials(t, logits(t, x), axis)
-    inverse = reciprocal(t, t.reduce_sum(e, axis))
-    return Scaled(t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31), Scale(2.0**-FRACTION))
+    """x [*S] -> [*S]; Unsupported now if it would be so later"""
+    found = Softmax(x, dim)
+    t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)
+    _room(t, x, found.axis)
+    return found
+
+
+_UNKNOWN = "nothing quantizes its operand before"
 
 
 def logits(t: Tosa, x: Lazy) -> Scaled:
@@ -39,23 +65,22 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
     Where an addition hides all of a row they are equal, as those are to which the lowest number of fp32 was added.
     """
     most = x.reach(t, HIDES)
-    t.require(most < math.inf, "nothing quantizes its operand before")
+    t.require(most < math.inf, _UNKNOWN)
     if isinstance(x, Shifted) or x.reach(t) > most:
         step = (most + MARGIN) / 2.0**BITS
         return Scaled(x.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)), Scale(step))
     return addend(t, x)
 
 
-def exponentials(t: Tosa, x: Scaled, axis: int) -> Value:
+def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
     """exp(x - the largest x along ``axis``), int32 in some scale, of which a sum along the axis is below 2**30"""
-    room = _room(t, x, axis)
-    distance = _distance(t, x, axis)
+    bits, distance = min(_room(t, x, axis), bits), _distance(t, x, axis)
     if x.q.dtype is DType.INT8:
-        return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, 15))
-    return exp_of(t, Scaled(distance, x.scale), min(room, 23))
+        return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, bits))
+    return exp_of(t, Scaled(distance, x.scale), bits)
 
 
-def _room(t: Tosa, x: Scaled, axis: int) -> int:
+def _room(t: Tosa, x: Value, axis: int) -> int:
     """How many bits each element may have, so that their sum has 30."""
     room = 30 - math.ceil(math.log2(x.shape[axis]))
     t.require(room >= 15, f"a softmax over {x.shape[axis]} elements has too large a sum")
