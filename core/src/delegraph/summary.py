@@ -17,7 +17,7 @@ __all__ = ["ConstantSummary", "DelegateSummary", "MethodSummary", "Summary", "Te
 LARGEST = 5
 """Constants that a summary lists."""
 _LISTED = 12
-"""Kinds of operators, inputs and outputs that the text lists; the data have all."""
+"""Methods, inputs, outputs, delegates and kinds of operators that the text lists; the data have all."""
 _NAME = 60
 """Characters of a name in the text."""
 
@@ -114,8 +114,9 @@ class Summary:
         made = f", made by {_short(self.producer)}" if self.producer else ""
         yield f"{self.kind}, version {self.version}, {self.bytes:,} bytes{made}"
         yield from (f"needs {what}: {_listed(names)}" for what, names in self.needs.items() if names)
-        for method in self.methods:
+        for method in self.methods[:_LISTED]:
             yield from _method_lines(method)
+        yield from [f"and {len(self.methods) - _LISTED} more methods"] if len(self.methods) > _LISTED else []
         yield f"constants: {self.constants:,}, {self.constant_bytes:,} bytes" + (", largest:" if self.largest else "")
         rows = [(f"{c.bytes:,}", f"{_short(c.name)}: {c.dtype}{list(c.shape)}") for c in self.largest]
         width = max((len(size) for size, _ in rows), default=0)

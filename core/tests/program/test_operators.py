@@ -72,7 +72,8 @@ def lower(model, inputs, runtime=TellingRuntime, why_not=lambda node: None):
     registry = Registry(discover=False)
     partitioner = CapabilityPartitioner(why_not, "TellingBackend")
     registry.register(TellingBackend, partitioner=partitioner, runtime=runtime, name="telling")
-    return delegraph.lower(model.eval(), inputs, backends=["telling"], registry=registry)
+    program = model.eval() if isinstance(model, torch.nn.Module) else model
+    return delegraph.lower(program, inputs, backends=["telling"], registry=registry)
 
 
 class Net(torch.nn.Module):
@@ -174,6 +175,13 @@ class Loops(torch.nn.Module):
         return z, torch._higher_order_ops.map(lambda row: row.lgamma().sin(), x)
 
 
+@pytest.fixture(scope="module")
+def loops():
+    """The program, which torch exports in seconds, and its input."""
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    return torch.export.export(Loops().eval(), (x,)), x
+
+
 class Branch(torch.nn.Module):
     def forward(self, x):
         return torch.cond(x.sum() > 0, lambda x: (x + 1,), lambda x: (x * 2 + 3,), (x,))
@@ -197,10 +205,10 @@ class LateRuntime(TellingRuntime):
         return call
 
 
-def test_inside_of_branches_and_loops_by_iteration():
-    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+def test_inside_of_branches_and_loops_by_iteration(loops):
+    program, x = loops
     lowered = lower(
-        Loops(), (x,), LateRuntime, lambda n: None if n.target in (aten.tanh.default, aten.exp.default) else "no"
+        program, None, LateRuntime, lambda n: None if n.target in (aten.tanh.default, aten.exp.default) else "no"
     )
     verification = lowered.verify(x, per_operator=True)
     found = verification.operators
@@ -218,10 +226,10 @@ def test_inside_of_branches_and_loops_by_iteration():
     assert ' e4"' in lowered.report.to_html({"forward": verification})
 
 
-def test_what_is_not_looked_into_is_counted(monkeypatch):
+def test_what_is_not_looked_into_is_counted(loops, monkeypatch):
     monkeypatch.setattr(reference, "ITERATIONS", 4)
-    x = torch.rand(3, 4) + 0.5
-    found = lower(Loops(), (x,), why_not=lambda n: "no").verify(x, per_operator=True).operators
+    program, x = loops
+    found = lower(program, None, why_not=lambda n: "no").verify(x, per_operator=True).operators
     assert set(found.not_compared) == {reference.LATER}
     assert found.not_compared[reference.LATER] > 2 * 3
     whole = lower(Branch(), (x,)).verify(x, per_operator=True).operators
