@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from .eager_values import EagerValues, Pair
 from .lowered_module import LoweredBackendModule
-from .verify import TOLERANCES, compare
+from .verify import TOLERANCES, OutputStatistics, compare
 from .watching import Inside
 
 _NHWC = ((0, 3, 1, 2), (0, 2, 3, 1))
@@ -31,20 +31,20 @@ class DelegateValues:
             self.why_not = "the backend has fused or moved them"
             self._by_handle = _by_handle(module, told)
 
-    def find(self, node: Node, pair: Pair) -> torch.Tensor | None:
-        """The value of ``node``: of those under its debug handle the one that agrees best with eager.
+    def find(self, node: Node, pair: Pair) -> tuple[torch.Tensor, OutputStatistics] | None:
+        """The value of ``node``, and how it compares: of those under its debug handle the one that agrees best.
 
         A backend may hold a value in another layout, and one handle stands for all that a call was decomposed to.
         """
         told = (self._by_handle or {}).get(node.meta.get("debug_handle", -1), ())
         candidates = [c for value in told for c in _as_layouts(value, pair.eager)]
-        best: torch.Tensor | None = None
+        best: tuple[torch.Tensor, OutputStatistics] | None = None
         least = float("inf")
         for candidate in candidates:
-            figures = compare("", candidate, pair.exact)
+            figures = compare(node.name, candidate, pair.exact)
             error = float("inf") if figures.mismatched else figures.relative_error
             if best is None or error < least:
-                best, least = candidate, error
+                best, least = (candidate, figures), error
             if least <= 0.01 * TOLERANCES.get(figures.dtype, 0.0):
                 break
         return best

@@ -144,13 +144,13 @@ class Reference:
         for node in place.values.calls:
             self._note_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
-            got = shown[node] if node in shown else self._find(node, pair, delegate)
-            place.values.keep(node, pair if got is None else self._judge(node, got, pair, place))
+            told = (shown[node], None) if node in shown else self._find(node, pair, delegate)
+            place.values.keep(node, pair if told is None else self._judge(node, told[0], pair, place, told[1]))
         self._drop_fused(first, place, shown)
         pairs = [place.values.pair(n) if isinstance(n, Node) else Pair(n, n) for n in delegate.returned]
         return Pair(tuple(p.eager for p in pairs), tuple(p.exact for p in pairs))
 
-    def _find(self, node: Node, pair: Pair, delegate: DelegateValues) -> torch.Tensor | None:
+    def _find(self, node: Node, pair: Pair, delegate: DelegateValues) -> tuple[torch.Tensor, OutputStatistics] | None:
         if not isinstance(pair.eager, torch.Tensor):
             return None
         found = delegate.find(node, pair)
@@ -174,23 +174,29 @@ class Reference:
                 self._rows[first:] = [row for row in self._rows[first:] if row.node != node.name]
                 self._missing["the backend has fused or moved them"] += 1
 
-    def _judge(self, node: Node, got: Any, pair: Pair, place: _Place) -> Pair:
-        """Add a row for each tensor that ``node`` makes; what eager and float64 go on with."""
+    def _judge(self, node: Node, got: Any, pair: Pair, place: _Place, known: OutputStatistics | None = None) -> Pair:
+        """Add a row for each tensor that ``node`` makes; what eager and float64 go on with.
+
+        ``known``: how a single tensor compares with float64, if that was found out already.
+        """
         (eagers, spec), gots = pytree.tree_flatten(pair.eager), pytree.tree_leaves(got)
         sides = zip(gots, eagers, pytree.tree_leaves(pair.exact), strict=True)
         taken = []
         for k, (value, eager, exact) in enumerate(sides):
             name = f"{node.name}[{k}]" if len(gots) > 1 else node.name
             tensors = isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor)
-            taken.append(self._judge_one(node, name, value, eager, exact, place) if tensors else Pair(eager, exact))
+            judged = self._judge_one(node, name, value, eager, exact, place, known) if tensors else Pair(eager, exact)
+            taken.append(judged)
         return Pair(*(pytree.tree_unflatten([one[side] for one in taken], spec) for side in (0, 1)))
 
-    def _judge_one(self, node: Node, name: str, got: Any, eager: Any, exact: Any, place: _Place) -> Pair:
+    def _judge_one(
+        self, node: Node, name: str, got: Any, eager: Any, exact: Any, place: _Place, known: OutputStatistics | None
+    ) -> Pair:
         if is_random(node):
             self._add(node, replace(compare(name, got, got), remark=RANDOM), 0.0, place)
             return Pair(got, widened(got))
         if eager.is_floating_point() or eager.is_complex():
-            self._add(node, *_against(name, got, eager, exact), place)
+            self._add(node, *_against(known or compare(name, got, exact), got, eager, exact), place)
             return Pair(eager, exact)
         figures = compare(name, got, eager)
         differs = figures.max_abs_error > 0 or figures.mismatched > 0
@@ -217,11 +223,11 @@ class Reference:
         )
 
 
-def _against(name: str, got: Any, eager: Any, exact: Any) -> tuple[OutputStatistics, float]:
+def _against(ours: OutputStatistics, got: Any, eager: Any, exact: Any) -> tuple[OutputStatistics, float]:
     """Figures against float64, or against eager where only eager is not finite; and the relative error of eager."""
-    ours, theirs = compare(name, got, exact), compare(name, eager, exact)
+    theirs = compare(ours.name, eager, exact)
     if ours.mismatched and theirs.mismatched:
-        ours, theirs = compare(name, got, eager), compare(name, eager, eager)
+        ours, theirs = compare(ours.name, got, eager), compare(ours.name, eager, eager)
     dtype = str(eager.dtype).removeprefix("torch.")
     return replace(ours, dtype=dtype), theirs.relative_error
 
