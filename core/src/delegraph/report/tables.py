@@ -63,7 +63,8 @@ def table(
         f"<tr{row_ids[k]}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
         for k, row in enumerate(listed)
     )
-    frame = f'<div class="{around}"' + (' tabindex="0" role="region"' if around == "short" else "") + ">"
+    region = f' tabindex="0" role="region" aria-label="{text(", ".join(heads))}"' if around == "short" else ""
+    frame = f'<div class="{around}"{region}>'
     return f"{frame}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{''.join(body)}</tbody></table></div>\n"
 
 

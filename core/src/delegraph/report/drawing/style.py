@@ -59,7 +59,7 @@ summary { cursor: pointer; } details details { margin-left: 1rem; }
 @media (min-width: 50rem) { h3 + .tools { float: right; margin: -2rem 0 0; } }
 .picture { clear: both; overflow: auto; max-height: 80vh; border: 1px solid var(--rule); border-radius: 8px;
   margin: .35rem 0; background: var(--sheet); cursor: grab; }
-.picture.dragged { cursor: grabbing; user-select: none; } .picture.dragged * { pointer-events: none; }
+.picture.dragged { cursor: grabbing; user-select: none; }
 .picture svg { display: block; margin: 0 auto; }
 svg text { font: 11px ui-monospace, monospace; fill: var(--ink); unicode-bidi: isolate; }
 svg .title { font-weight: bold; }

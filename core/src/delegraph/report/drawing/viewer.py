@@ -151,7 +151,9 @@ class Viewer {
       if (seen !== null) if (READABLE > this.filling(wider)) break;
       seen = wider;
     }
+    const first = this.svg.querySelector("rect");
     if (seen !== null) this.fit(seen);
+    else if (first !== null) this.center(this.box(first));
   }
 
   step(by) {
@@ -164,7 +166,7 @@ class Viewer {
 
 const viewers = new Map();
 
-// The browser has scrolled to what a link names; unfold what it is in, and show it in the middle of its picture.
+// The browser has scrolled to what a link names, and some unfolded it: do both for all, in the middle of a picture.
 function reveal() {
   const named = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (named === null) return;
