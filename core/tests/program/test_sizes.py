@@ -56,6 +56,17 @@ def inside(x):
     return torch.cond(x.sum() > 1e9, lambda x: x.squeeze(0) * 2, lambda x: x.squeeze(0) + 1, (x,)).mT
 
 
+def test_a_squeeze_of_a_number_drops_nothing():
+    program = export(OfNumber(), (torch.tensor(2.0),))
+    result = delegraph.lower(program, backends=[])(torch.tensor(3.0))
+    torch.testing.assert_close(result, OfNumber()(torch.tensor(3.0)))
+
+
+class OfNumber(torch.nn.Module):
+    def forward(self, x):
+        return x.squeeze(0).logsumexp(0), x.squeeze()
+
+
 COUNTED_ON = {
     "a decomposition": (lambda x: x.squeeze(1).transpose(0, -1), (2, 1), ()),
     "one for which another dimension is meant": (lambda x: x.squeeze(1).std(-2), (2, 1), ()),

@@ -51,7 +51,7 @@ def _droppable(node: Node) -> list[int]:
     shape = operand.meta["val"].shape
     asked: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
     dims = [asked] if isinstance(asked, int) else asked
-    return sorted(d % len(shape) for d in dims if isinstance(shape[d], torch.SymInt))
+    return sorted(d % len(shape) for d in dims if shape and isinstance(shape[d], torch.SymInt))
 
 
 def _is_counted_on(node: Node, inside: bool) -> bool:

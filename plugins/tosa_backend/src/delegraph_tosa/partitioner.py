@@ -24,6 +24,7 @@ from .lowering.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
 from .lowering.torch_sizes import is_dynamic_tensor, shape_of_tensor
 from .lowering.torch_types import type_of
+from .lowering.unsigned import Bytes
 from .options import Options
 from .spec import TosaSpec
 
@@ -152,9 +153,21 @@ class TOSASupport:
         if not isinstance(value, Value):
             return f"the size {value} leaves the delegate: TOSA returns tensors"
         fact = Fact.of(value)
-        why = fact.why_not_result(self._t.spec)
+        why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value)
         text = why and f"the result leaves the delegate: {why}"
         return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
+
+    def _why_no_bytes(self, value: Value) -> str | None:
+        """Why uint8 cannot leave: it takes an operator to."""
+        if not isinstance(value, Bytes):
+            return None
+        try:
+            value.leaving(self._t)
+        except Unsupported as refusal:
+            return refusal.message
+        finally:
+            self._t.operators.clear()
+        return None
 
     def _leaves(self, node: Node, value: Value | int, inside: set[Node]) -> bool:
         """Whether somebody outside needs the value. Who else uses a constant that a partition uses has its own."""

@@ -16,6 +16,7 @@ from delegraph_tosa.ir.types import DType
 from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ...support.quantized_cases import SPECS, WithWeight, check, dequantize, quantize, quantized_decomposed
 from ...support.reference_tools import judge as strictly
@@ -240,8 +241,14 @@ def test_uint8_beside_other_integers_and_without_axes():
     """What is joined of mixed types is the host's; a number has no axis along which RESCALE could have scales."""
     u, signed = torch.tensor(200, dtype=torch.uint8), torch.tensor([-3], dtype=torch.int8)
     mixed, number = Function(lambda u, x: torch.cat([x, u.view(1)])), Function(lambda u: u.unsqueeze(0))
-    for module, inputs in [(mixed, (u, signed)), (number, (u,))]:
-        made = delegraph.lower(module.eval(), inputs, backends=["tosa"])
+    made_here = Function(lambda x: (x * 2, torch.full((2,), 7, dtype=torch.uint8)))
+    for module, inputs, spec in [
+        (mixed, (u, signed), "TOSA-1.0+FP+INT"),
+        (number, (u,), "TOSA-1.0+FP+INT"),
+        (made_here, (torch.ones(2),), "TOSA-1.0+FP"),
+    ]:
+        made = delegraph.lower(module.eval(), inputs, backends=["tosa"], options={"tosa": {"spec": spec}})
         found, wanted = made(*inputs), module(*inputs)
-        assert found.dtype is wanted.dtype and torch.equal(found, wanted)
+        for mine, theirs in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
+            assert mine.dtype is theirs.dtype and torch.equal(mine, theirs)
         assert made.delegates
