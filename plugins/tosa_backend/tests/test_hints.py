@@ -153,3 +153,20 @@ def test_another_target():
     (cause,) = made.report.causes
     assert cause.hint == "if your device has it, lower for spec=TOSA-1.0+FP+INT"
     one_delegate(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+FP+INT"}})
+
+
+def test_what_integers_leave_at_the_border():
+    """The hint leads to a program without it."""
+    import torch.ao.quantization.fx._decomposed  # registers the operators
+    from delegraph_tosa.borders import integer_borders
+
+    limits = (0.1, 0, -128, 127, torch.int8)
+    there, back = (getattr(torch.ops.quantized_decomposed, f"{name}_per_tensor") for name in ("quantize", "dequantize"))
+
+    def sigmoid(x):
+        return back(there(back(there(x, *limits), *limits).sigmoid(), *limits), *limits)
+
+    options = {"tosa": {"spec": "TOSA-1.0+INT"}}
+    (cause,) = lowered(sigmoid, torch.randn(3), options=options).report.causes
+    assert cause.count == 2 and "transforms=[delegraph_tosa.borders.integer_borders]" in cause.hint
+    assert not lowered(sigmoid, torch.randn(3), options=options, transforms=[integer_borders]).report.causes

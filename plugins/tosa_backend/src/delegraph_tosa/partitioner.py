@@ -19,7 +19,7 @@ from .ir.witnesses import why_untold
 from .lowering.builder import Tosa
 from .lowering.complex_numbers import Complex
 from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
-from .lowering.hints import dynamic, int64_result, no_dtype
+from .lowering.hints import at_border, dynamic, int64_result, no_dtype
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
 from .lowering.torch_sizes import is_dynamic_tensor, shape_of_tensor
@@ -65,7 +65,8 @@ class TOSASupport:
             self._exact.why_not(node)
         if why is None:
             self._accepted.add(node)
-        return why
+            return None
+        return at_border(self._t.spec, node, why)
 
     def is_constant(self, node: Node) -> bool:
         """Whether an accepted node folds to a constant, and takes nothing that has to be computed before it."""
@@ -91,7 +92,7 @@ class TOSASupport:
             if why is None and self._has_sizes:
                 why = why_untold(inputs, _sizes(node))
             if why is not None:
-                found[node] = why
+                found[node] = at_border(self._t.spec, node, why)
                 if alone:
                     alone.values.pop(node, None)
         self._accepted.difference_update(found)

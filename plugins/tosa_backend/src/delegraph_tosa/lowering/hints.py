@@ -136,6 +136,17 @@ def neither(in_integers: str, in_floats: str) -> str:
     return Reason(text, hint=in_integers.hint, cause=in_integers.cause)
 
 
+def at_border(spec: TosaSpec, node: Node, why: str) -> str:
+    """``why``; for the quantize of an input or the dequantize of a result, which INT leaves to the host, what to do."""
+    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+    arrives = name == "quantized_decomposed::quantize_per_tensor" and node.all_input_nodes[0].op == "placeholder"
+    leaves = name == "quantized_decomposed::dequantize_per_tensor" and all(u.op == "output" for u in node.users)
+    if "FP" in spec.profiles or not (arrives or leaves):
+        return why
+    hint = "a program that takes and returns integers: transforms=[delegraph_tosa.borders.integer_borders]"
+    return Reason(why, hint=hint, cause="quantized border")
+
+
 def no_rule(target: Any) -> Reason:
     """There is no lowering for the operator."""
     if _chooses_scale(target):
