@@ -68,9 +68,11 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
 def test_a_value_that_is_not_finite_is_written_out_and_numbers_of_several_parts_are_the_worst(exported):
     from delegraph.report.node_data import NodeData
 
-    data = NodeData("error", {"graph": {"a": float("inf"), "b": 0.5}}, ("red", "green")).to_json()
+    data = NodeData(
+        "error", {"graph": {"a": float("inf"), "b": 0.5}}, ("red", "green"), {float("inf"): "red"}
+    ).to_json()
     assert json.loads(json.dumps(data, allow_nan=False))["graph"]["results"] == {
-        "a": {"value": "inf"},
+        "a": {"value": "inf", "bgColor": "red"},
         "b": {"value": 0.5},
     }
 

@@ -109,9 +109,10 @@ class _Method:
             NodeData("source", self._texts(lambda place: str(source_of(place.node) or ""))),
             NodeData("refusal", refusals, colors=kept),
         ]
-        return (
-            [*columns, NodeData("error", self._values(self._error, max), BAD_TO_GOOD[::-1])] if self.errors else columns
-        )
+        if self.errors:
+            errors = self._values(self._error, max)
+            columns.append(NodeData("error", errors, BAD_TO_GOOD[::-1], colors={math.inf: BAD_TO_GOOD[0]}))
+        return columns
 
     def _texts(self, say: Callable[[_Place], str]) -> Mapping[str, Mapping[str, float | str]]:
         """Of what several operators have become, each text once."""
