@@ -113,7 +113,8 @@ def test_the_report_and_the_figures_are_there_whatever_fails(model, tmp_path, ca
         assert failures == [code]
     assert not (tmp_path / "net.echo").exists()
     page = tmp_path / "r.html"
-    assert run(capsys, "lower", model, *LOWER, "--require-full", "--report", page)[0] == 1 and page.exists()
+    assert run(capsys, "lower", model, *LOWER, "--require-full", "--verify", "--report", page)[0] == 1
+    assert "Outputs beside eager" in page.read_text()
 
 
 def test_gates_that_are_passed(model, tmp_path, capsys):

@@ -56,7 +56,7 @@ summary { cursor: pointer; } details details { margin-left: 1rem; }
 .tools button { font: inherit; font-size: .87em; min-width: 2rem; padding: .1rem .6rem; color: var(--ink);
   background: var(--sheet); border: 1px solid var(--rule); border-radius: 6px; cursor: pointer; }
 .tools button:hover { border-color: var(--link); }
-@media (min-width: 50rem) { h3 + .tools { float: right; margin: -2rem 0 0; } }
+@media (min-width: 50rem) { h2 + .tools, h3 + .tools { float: right; margin: -2rem 0 0; } }
 .picture { clear: both; overflow: auto; max-height: 80vh; border: 1px solid var(--rule); border-radius: 8px;
   margin: .35rem 0; background: var(--sheet); cursor: grab; }
 .picture.dragged { cursor: grabbing; user-select: none; }
