@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from operator import is_
 
 import torch
 from torch.export import ExportedProgram
@@ -10,8 +10,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from ...io.weights import State, is_written, state_of
 from ..graph_equality import same_arguments
-
-Row = tuple[Any, ...]
 
 
 class Snapshot:
@@ -22,9 +20,9 @@ class Snapshot:
     """
 
     def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
-        self._program, self._graph = program, _rows(program.graph)
+        self._program, self._graph = program, _Nodes(program.graph)
         modules = program.graph_module.named_modules()
-        self._subgraphs = [(name, m, _rows(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
+        self._subgraphs = [(name, m, _Nodes(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
         self._tensors = _tensors(program)
         known: dict[int, State] = earlier._states if earlier else {}
         self._states: dict[int, State] = {id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()}
@@ -33,11 +31,11 @@ class Snapshot:
         """Whether the program's own graph, literal arguments included, or its table of tensors has changed."""
         now = _tensors(self._program)
         kept = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
-        return not kept or not _is_unchanged(self._program.graph, self._graph)
+        return not kept or _Nodes(self._program.graph) != self._graph
 
     def edited_subgraphs(self) -> list[str]:
         """Names of the changed graphs of branches and loops, which the programs of others contain too."""
-        return [name for name, module, before in self._subgraphs if not _is_unchanged(module.graph, before)]
+        return [name for name, module, before in self._subgraphs if _Nodes(module.graph) != before]
 
     def written_tensors(self) -> list[str]:
         """Names of the tensors that were written since, of those that were there."""
@@ -49,20 +47,22 @@ def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
     return {name: t for name, t in named if isinstance(t, torch.Tensor)}
 
 
-def _rows(graph: Graph) -> list[Row]:
-    return [(n, n.op, n.target, _fetched(n), n.args, n.kwargs) for n in graph.nodes]
+class _Nodes:
+    """The nodes of a graph, column by column: which they are, what they call, and with what arguments."""
+
+    def __init__(self, graph: Graph) -> None:
+        nodes = list(graph.nodes)
+        self.what = nodes, [(n.op, n.target) for n in nodes], [_fetched(n) for n in nodes if n.op == "get_attr"]
+        self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Nodes) or self.what != other.what:
+            return False
+        pairs = zip(self.arguments, other.arguments, strict=True)
+        # nearly always they are the very same arguments, which is much faster to see
+        return all(all(map(is_, mine, theirs)) or same_arguments(mine, theirs) for mine, theirs in pairs)
 
 
-def _fetched(node: Node) -> Any:
+def _fetched(node: Node) -> int:
     """What a ``get_attr`` fetches: another object under the same name is another program."""
-    return id(getattr(node.graph.owning_module, str(node.target), None)) if node.op == "get_attr" else None
-
-
-def _is_unchanged(graph: Graph, before: list[Row]) -> bool:
-    now = _rows(graph)
-    return len(now) == len(before) and all(map(_is_same, now, before))
-
-
-def _is_same(now: Row, before: Row) -> bool:
-    untouched = now[4] is before[4] and now[5] is before[5]  # nearly always, and much faster to see
-    return now[:4] == before[:4] and (untouched or same_arguments(now[4:], before[4:]))
+    return id(getattr(node.graph.owning_module, str(node.target), None))

@@ -64,6 +64,9 @@ class Origin(NamedTuple):
         path = next(reversed(modules.values()))[0]
         return Origin(node.name, str(node.target), node.meta.get("debug_handle"), path, source_of(node))
 
+    def __hash__(self) -> int:
+        return hash(self.node)  # of all that it knows it would be five times as long
+
     def __str__(self) -> str:
         """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
         module = f" in {self.module}" if self.module else ""

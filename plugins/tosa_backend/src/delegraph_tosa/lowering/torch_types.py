@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -52,6 +52,10 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
     """
     if not isinstance(val, torch.Tensor):
         raise refused(no_tensor(val, what))
+    if val.layout is torch.strided and not is_dynamic_tensor(val):
+        known = _known_type(val.shape, val.dtype)
+        if known is not None:
+            return known
     if val.layout is not torch.strided:
         raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
     if is_dynamic_tensor(val) and depends_on_data(val.shape):
@@ -63,6 +67,13 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
     if dtype is None:
         raise refused(no_dtype(val.dtype, what, of))
     return Type(shape, dtype)
+
+
+@lru_cache(maxsize=4096)
+def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
+    """The type of a dense tensor whose sizes are numbers, one object for all of that type; None if TOSA has none."""
+    found = DTYPES.get(dtype)
+    return None if found is None or 0 in shape else Type(tuple(shape), found)
 
 
 def no_tensor(val: Any, what: str) -> str:
@@ -103,8 +114,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
     """Equal for tensors that are the same elements of the same memory."""
-    place = (tensor.untyped_storage()._cdata, tensor.storage_offset())
-    return *place, tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -64,6 +64,8 @@ class Sources(tuple[Any, ...]):
 
 def both(first: Any, second: Any) -> Any:
     """The source of an operator that takes the place of two: each source once, None if there is none."""
+    if first is second or second is None:
+        return first
     found = dict.fromkeys((*sources_of(first), *sources_of(second)))
     return Sources(found) if len(found) > 1 else next(iter(found), None)
 
