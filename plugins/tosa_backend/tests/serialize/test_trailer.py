@@ -67,6 +67,22 @@ def test_inputs_in_another_order_keep_their_scales(tmp_path):
     assert [p and p.zero_point for p in inputs.values()] == [0, None, 3]
 
 
+def test_bytes_without_sign(tmp_path):
+    """The file has them as int8, its operators know that they are not."""
+    limits = (0.05, 128, 0, 255, torch.uint8)
+    there, back = (getattr(torch.ops.quantized_decomposed, f"{name}_per_tensor") for name in ("quantize", "dequantize"))
+
+    class Bytes(torch.nn.Module):
+        def forward(self, x):
+            return there(back(there(x, *limits), *limits).relu(), *limits)
+
+    options = {"tosa": {"spec": "TOSA-1.0+INT"}}
+    delegraph.lower(Bytes().eval(), GIVEN[0], options=options, transforms=[integer_borders]).save(tmp_path / "m.tosa")
+    loaded = delegraph.load(tmp_path / "m.tosa")
+    assert set(loaded.quantization.inputs.values()) == {QuantizationParameters("uint8", 0.05, 128)}
+    assert loaded(torch.tensor([[100, 200] * 8] * 2, dtype=torch.uint8))[0].unique().tolist() == [128, 200]
+
+
 def test_inspecting_shows_them(path, capsys):
     assert main(["inspect", str(path)]) == 0
     assert "// quantized: %x: int8, scale 0.05, zero point 3\n" in capsys.readouterr().out
@@ -125,6 +141,8 @@ def described(**changes):
         (described(scale="1"), "the scale of x is no positive number"),
         (described(zero_point=128), "the zero point of x is no int8"),
         (described(zero_point=True), "the zero point of x is no int8"),
+        (described(dtype="uint8", zero_point=-1), "the zero point of x is no uint8"),
+        (described(dtype=["int8"]), "x is int8, and not quantized as"),
     ],
 )
 def test_what_is_damaged_is_one_error_where_it_is_read(path, text, message, capsys):

@@ -46,15 +46,22 @@ def int64_value(node: Node, why: str) -> Reason:
     """An int64 that is made elsewhere and that may not fit into 32 bits."""
     cast = "write .int() behind what makes it"
     if node.op == "placeholder":
-        cast = f"{_from_the_start(node, torch.int32, '.int()')}; a mask can be bool"
+        cast = f"{_from_the_start(node.name, torch.int32, '.int()')}; a mask can be bool"
     text, hint = f"the input {node.name}: {why}", f"if its values fit into 32 bits, {cast}"
     return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
 
 
-def _from_the_start(given: Node, other: torch.dtype, cast: str) -> str:
+def _from_the_start(given: str, other: torch.dtype, cast: str) -> str:
     """Of an input or a buffer: a cast inside of the model is itself an operator on what TOSA does not take."""
     name = str(other).removeprefix("torch.")
-    return f"let {given.name} be {name} from the start ({given.name}{cast} in the model stays on the host)"
+    return f"let {given} be {name} from the start ({given}{cast} in the model stays on the host)"
+
+
+def cast_of_bytes(dtype: torch.dtype | None, given: str | None) -> Reason:
+    """uint8 that becomes another integer; ``given`` is the input, if it is one."""
+    cast, other = _INSTEAD[torch.uint8]
+    hint = _from_the_start(given, other, cast) if given else "as float32 it is taken"
+    return Reason(f"uint8 is not converted to {dtype}, only to float32", hint=hint, cause="uint8")
 
 
 def int64_result(text: str) -> Reason:
@@ -74,7 +81,7 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
         hint = f"let it be {other}: without casts to {dtype}, and without buffers or constants of it"
     elif other is not None and of is not None:
         given = of.op == "placeholder"
-        hint = _from_the_start(of, other, cast) if given else f"write {cast} behind what makes it"
+        hint = _from_the_start(of.name, other, cast) if given else f"write {cast} behind what makes it"
     if dtype.is_complex:
         hint = "compute real and imaginary parts apart, as torch.view_as_real gives them"
     return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)

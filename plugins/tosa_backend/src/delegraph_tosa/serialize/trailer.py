@@ -26,8 +26,12 @@ MAGIC = b"dlgrMETA"
 SCHEMA = "delegraph-tosa.metadata/1"
 LONGEST = 1 << 22
 """Bytes of JSON that are read: some 60,000 inputs."""
-LIMITS = {DType.INT8: 1 << 7, DType.INT16: 1 << 15, DType.INT32: 1 << 31}
-"""Types of quantized numbers; a zero point lies between minus this and below this."""
+LIMITS = {
+    DType.INT8: {"int8": (-128, 127), "uint8": (0, 255)},
+    DType.INT16: {"int16": (-(1 << 15), (1 << 15) - 1), "uint16": (0, (1 << 16) - 1)},
+    DType.INT32: {"int32": (-(1 << 31), (1 << 31) - 1)},
+}
+"""Types of quantized numbers that the file holds as one type, and between which numbers their zero points lie."""
 _LENGTH = struct.Struct("<I")
 
 Border = Sequence[QuantizationParameters | None]
@@ -85,13 +89,14 @@ def _named(values: Sequence[Value], rows: Any, side: str) -> dict[str, Quantizat
 
 
 def _parameters(row: Any, value: Value, name: str) -> QuantizationParameters:
-    limit, given = LIMITS.get(value.dtype), row if isinstance(row, dict) else {}
+    types, given = LIMITS.get(value.dtype, {}), row if isinstance(row, dict) else {}
     dtype, scale, zero_point = (given.get(key) for key in QuantizationParameters._fields)
-    if limit is None or dtype != value.dtype.name.lower():
+    if not isinstance(dtype, str) or dtype not in types:
         raise _damaged(f"{name} is {value.dtype}, and not quantized as {str(dtype)[:20]!r}")
     if not isinstance(scale, float) or not 0 < scale < math.inf:
         raise _damaged(f"the scale of {name} is no positive number")
-    if type(zero_point) is not int or not -limit <= zero_point < limit:
+    least, most = types[dtype]
+    if type(zero_point) is not int or not least <= zero_point <= most:
         raise _damaged(f"the zero point of {name} is no {dtype}")
     return QuantizationParameters(dtype, scale, zero_point)
 

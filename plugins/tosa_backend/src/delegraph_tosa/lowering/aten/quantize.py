@@ -11,13 +11,13 @@ from ...evaluate import materialize
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..hints import scale_at_run_time
+from ..hints import cast_of_bytes, scale_at_run_time
 from ..lazy import Lazy, Scaled, quantized
 from ..promotion import converted
 from ..quantization import Quantization, Scale, expect_scale
 from ..ranges import inside, meet, range_of, range_of_type
 from ..registry import lowers, lowers_quantized
-from ..torch_types import dtype_of
+from ..torch_types import dtype_of, refused
 from ..unsigned import HALF, Bytes, lowers_bytes
 
 quantized_decomposed = torch.ops.quantized_decomposed
@@ -130,7 +130,8 @@ def dequantize_channels_of_bytes(
 @lowers_bytes(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
 def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
     """uint8 [*S] -> the same numbers [*S], nothing computed: they are quantized with a scale of 1"""
-    t.require(dtype is torch.float32, f"uint8 is not converted to {dtype}, only to float32")
+    if dtype is not torch.float32:
+        raise refused(cast_of_bytes(dtype, None if input.held is None else input.held.name))
     return Scaled(input.q, Scale(1.0), -HALF)
 
 
