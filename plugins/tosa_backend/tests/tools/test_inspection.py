@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from html.parser import HTMLParser
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,12 +102,25 @@ def test_the_summary(tmp_path):
     assert "  in   x: float32[8]" in shown and "operators: 10 (8 ADD, 1 ABS, 1 EXP)" in shown
 
 
-def test_the_reference_model_is_not_asked_about_large_files(tmp_path, monkeypatch):
-    file = tmp_path / "chain.tosa"
-    file.write_bytes(TosaFile(chain(), TosaSpec()).join())
-    monkeypatch.setattr("delegraph_tosa.tools.external_validators.RUN_UP_TO", 1)
-    monkeypatch.setattr("delegraph_tosa.tools.external_validators.legality", lambda *given: None)
-    assert TosaFormat.verify(file)[1].accepted is None
+def test_tools_get_no_large_constants_of_large_files(tmp_path, monkeypatch):
+    """The reference model is not asked at all, tosa-opt about a copy."""
+    weight, zero = (literal(np.zeros(shape), DType.FP32, np.float32) for shape in ((1, 512, 512), 1))
+    x = value(1, 4, 512, name="x")
+    product = apply(ops.MATMUL, x, weight, zero, zero, dtype=DType.FP32)
+    file = tmp_path / "product.tosa"
+    file.write_bytes(TosaFile(Graph([x], product.outputs, [product]), TosaSpec()).join())
+    asked = []
+
+    def call(command, text=""):
+        asked.extend(Path(found).stat().st_size for found in re.findall(r"filename=([^}]+)", " ".join(command)))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("delegraph_tosa.tools.external_validators.WHOLE_UP_TO", 1 << 20)
+    real = TosaFormat.verify(file)
+    assert [v.accepted for v in real] == [True, None] and "a copy with 1 large constants as inputs" in real[0].detail
+    monkeypatch.setattr("delegraph_tosa.tools.external_validators._call", call)
+    TosaFormat.verify(file)
+    assert len(asked) == 1 and asked[0] < 4096
 
 
 PRODUCTS = {
