@@ -594,3 +594,10 @@ def test_text_on_a_terminal_moves_no_cursor():
     assert "hint: do \\x1b" in shown
     assert "1 x my.op\\x1b[2J  acme: no\\u202e reason\\x07\n" in shown and "a\\rb" in shown
     assert all(c.isprintable() or c == "\n" for c in shown)
+
+
+def test_a_cause_may_free_more_than_it_keeps():
+    """What stands behind its operators for a cause of its own is counted too."""
+    row = RefusalRow("forward", "aten.conv2d.default", "acme", "dynamic", 2, None)
+    for frees, said in ((1, "takes 1 of 2"), (3, "takes 3 operators, with those behind them")):
+        assert Cause("forward", "acme", "dynamic", "", "", (row,), frees).remarks == [f"without that acme {said}"]

@@ -135,7 +135,9 @@ class Cause:
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
             alone = "" if self.frees else ", whose next reason shows then"
-            remarks.append(f"without that {self.backend} takes {self.frees} of {self.count}{alone}")
+            behind = pluralize(self.frees, "operator") + ", with those behind them"
+            taken = f"{self.frees} of {self.count}" if self.frees <= self.count else behind
+            remarks.append(f"without that {self.backend} takes {taken}{alone}")
         return remarks
 
     def __str__(self) -> str:

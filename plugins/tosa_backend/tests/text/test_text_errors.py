@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from delegraph.errors import FormatError
+from delegraph.formats import Quantization
 from delegraph_tosa.format import TosaInspection
 from delegraph_tosa.ir.graph import Graph
 from delegraph_tosa.text import parse, render
@@ -78,7 +79,8 @@ def test_remarks_stand_anywhere_between_statements():
 def test_what_inspect_shows_is_a_text_form():
     graph = next(s.graph for s in samples() if s.label == "RESCALE(int8, int32)")
     text = render(graph)
-    shown = TosaInspection("a.tosa", 1, (), (), {}, 0, 0, 0, 0, {}, {}, 0, "1.0", ("FP",), (), text)
+    unquantized = Quantization({}, {})
+    shown = TosaInspection("a.tosa", 1, (), (), unquantized, {}, 0, 0, 0, 0, {}, {}, 0, "1.0", ("FP",), (), text)
     assert render(parse(str(shown))) == text
 
 
