@@ -116,6 +116,14 @@ def test_reversed_and_rank_0_outputs():
     assert (sum.item(), sum.shape, sum.dtype) == (6, torch.Size([]), torch.int32)
 
 
+def test_an_axis_of_size_1_is_reversed():
+    x = Value(Type((1, 2), DType.FP32))
+    total = node(ops.ADD, x, x)
+    backwards = node(ops.REVERSE, total.outputs[0], axis=0)
+    (result,) = load([x], [backwards.outputs[0]], [total, backwards])(torch.tensor([[1.0, 2.0]]))
+    assert result.tolist() == [[2.0, 4.0]]
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.int32, torch.float16, torch.float32])
 def test_every_element_type_goes_in_and_out(dtype):
     x = Value(Type((2, 2), {torch.float16: DType.FP16, torch.float32: DType.FP32}.get(dtype) or _named(dtype)))

@@ -174,8 +174,12 @@ def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
 
 
 def _owned(output: Array, taken: Set[int]) -> Array:
-    """An array in memory of its own, in order: torch must not write through it to an input, a constant or a sibling."""
-    return np.array(output, order="C") if _root(output) in taken else np.asarray(output, order="C")
+    """An array in memory of its own, in order: torch must not write through it to an input, a constant or a sibling.
+
+    numpy takes a reversed axis of size 1 to be in order, torch takes no negative stride at all.
+    """
+    is_shared, is_reversed = _root(output) in taken, any(stride < 0 for stride in output.strides)
+    return np.array(output, order="C") if is_shared or is_reversed else np.asarray(output, order="C")
 
 
 def _root(array: Array) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ...support.quantized_cases import IntegerFamily, WithWeight
+from ...support.quantized_cases import IntegerFamily, WithWeight, dequantize
 from ...support.rule_cases import WithConstant, randn
 
 FAMILY = IntegerFamily()
@@ -42,6 +42,11 @@ FAMILY.case(
     WithConstant(lambda m, v, w, b, x: F.batch_norm(x, m, v, w, b), randn(6), randn(6).abs(), randn(6), randn(6)),
     (2, 6, 5, 5),
 )
+statistics = WithConstant(
+    lambda q, x: F.batch_norm(x, *[dequantize(q, scale, 3) for scale in (0.01, 0.02, 0.03, 0.04)]),
+    torch.arange(10, 16, dtype=torch.int8),
+)
+FAMILY.case("batch-norm-quantized-statistics", statistics, (2, 6, 5, 5))
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep(most=-0.5)  # a bias is rounded to steps of the product

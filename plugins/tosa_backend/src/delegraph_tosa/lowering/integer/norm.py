@@ -11,7 +11,7 @@ from ...ir.graph import Value
 from ...ir.types import DType
 from ..aten.reduce import reduced
 from ..builder import Shape, Tosa
-from ..lazy import Lazy, Scaled, operand
+from ..lazy import Lazy, Scaled, operand, real
 from ..quantization import Scale
 from ..ranges import range_of
 from ..registry import lowers_quantized
@@ -137,9 +137,9 @@ def batch_norm(
     assert running_mean is not None and running_var is not None
     for value in (weight, bias, running_mean, running_var):
         t.require(value is None or value.constant is not None, "its weight or statistics are computed at run time")
-    gain = t.rsqrt(t.add(running_var, eps))
-    gain = gain if weight is None else t.mul(gain, weight)
-    offset = t.negate(t.mul(running_mean, gain))
-    offset = offset if bias is None else t.add(offset, bias)
+    gain = t.rsqrt(t.add(real(t, running_var), eps))
+    gain = gain if weight is None else t.mul(gain, real(t, weight))
+    offset = t.negate(t.mul(real(t, running_mean), gain))
+    offset = offset if bias is None else t.add(offset, real(t, bias))
     shape = (1, input.shape[1], *(1,) * (input.rank - 2))
     return multiplied(t, operand(t, input, "its input"), t.reshape(gain, shape), t.reshape(offset, shape))
