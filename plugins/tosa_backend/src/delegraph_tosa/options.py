@@ -11,7 +11,8 @@ from delegraph.errors import OptionError
 
 from .spec import TosaSpec
 
-SWITCHES = ("locations", "metadata", "named_constants")
+SWITCHES = {"locations": False, "metadata": True, "named_constants": False}
+"""Options that are on or off -> what they are if nothing is said."""
 KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order", *SWITCHES)
 
 
@@ -57,7 +58,7 @@ class Options:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
         if flags := given.pop("compile_flags", ""):
             raise _wrong(f"compile_flags {flags!r}: TOSA itself knows none")
-        switches = {key: _switch(given, key, "true" if key == "metadata" else "false") for key in SWITCHES}
+        switches = {key: _switch(given, key) for key in SWITCHES}
         path, order = given.get("debug_artifact_path"), given.get("input_order")
         return Options.of(given["tosa_spec"], path, order, **switches)
 
@@ -68,12 +69,9 @@ class Options:
             texts["debug_artifact_path"] = str(self.debug_artifact_path)
         if self.input_order is not None:
             texts["input_order"] = ",".join(map(str, self.input_order))
-        if self.locations:
-            texts["locations"] = "true"
-        if not self.metadata:
-            texts["metadata"] = "false"
-        if self.named_constants:
-            texts["named_constants"] = "true"
+        for key, default in SWITCHES.items():
+            if (value := getattr(self, key)) != default:
+                texts[key] = _WRITTEN[value]
         return [CompileSpec(key, text.encode()) for key, text in texts.items()]
 
     def ordered(self, inputs: Sequence[object]) -> list[int]:
@@ -111,11 +109,14 @@ def _text(spec: CompileSpec) -> str:
         raise _wrong(f"{spec.key} is not utf-8: {error}") from error
 
 
-def _switch(given: Mapping[str, str], key: str, default: str) -> bool:
-    text = given.get(key, default)
-    if text not in ("true", "false"):
+_WRITTEN = {True: "true", False: "false"}
+
+
+def _switch(given: Mapping[str, str], key: str) -> bool:
+    text = given.get(key, _WRITTEN[SWITCHES[key]])
+    if text not in _WRITTEN.values():
         raise _wrong(f"{key} {text!r} is neither 'true' nor 'false'")
-    return text == "true"
+    return text == _WRITTEN[True]
 
 
 def _permutation(text: str) -> tuple[int, ...]:

@@ -99,7 +99,11 @@ class TOSASupport:
         return found
 
     def _alone(self, nodes: Sequence[Node], inside: set[Node]) -> DryRun | None:
-        """An interpretation of a partition alone; None if that of the whole program knows no more of what arrives."""
+        """The partition interpreted by itself, as the backend will do it.
+
+        None if the interpretation of the whole program tells the same: then it knows no more of the inputs of the
+        partition than their types, and no two of them are one value.
+        """
         if len(inside) == self._calls:
             return None
         run = self._fresh(nodes, self._known)
@@ -109,17 +113,11 @@ class TOSASupport:
         for node in dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside):
             value = self._run.values.get(node)
             if value is None or self._constant(node):
-                continue  # no more than its type, or in both
-            if type(value) is not Value or id(value) in seen or not self._arrives_as(value, run, node):
+                continue  # it is an input of the program, or both interpretations read the constant
+            if type(value) is not Value or id(value) in seen or not _arrives_as(value, run, node):
                 return run
-            seen.add(id(value))  # where two are one, rules may see it
+            seen.add(id(value))  # a rule may see that two operands are one value
         return None
-
-    def _arrives_as(self, value: Value, run: DryRun, node: Node) -> bool:
-        try:
-            return Fact.of(run.value_of(node)) == Fact.of(value)
-        except Unsupported:
-            return False
 
     def _why_not_empty(self, node: Node, inside: set[Node]) -> str | None:
         """Why an empty tensor cannot enter the partition, also where the rule leaves it out; TOSA has none."""
@@ -159,7 +157,7 @@ class TOSASupport:
         return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
 
     def _why_no_bytes(self, value: Value) -> str | None:
-        """Why uint8 cannot leave: it takes an operator to."""
+        """Why uint8 cannot leave: a RESCALE makes it of int8, which the target may not have."""
         if not isinstance(value, Bytes):
             return None
         try:
@@ -171,7 +169,7 @@ class TOSASupport:
         return None
 
     def _leaves(self, node: Node, value: Value | int, inside: set[Node]) -> bool:
-        """Whether somebody outside needs the value. Who else uses a constant that a partition uses has its own."""
+        """Whether a user outside needs the value. Each partition that uses a constant gets its own copy."""
         if not _all_constant(value) or _call(node) not in self._copied:
             return any(u not in inside for u in node.users)
         return not any(u.op == "call_function" and not self._is_refused(u) for u in node.users)
@@ -179,6 +177,14 @@ class TOSASupport:
     def _is_refused(self, node: Node) -> bool:
         """Or another backend's, which is not asked about."""
         return node.target is CALL_DELEGATE or _call(node) not in self._accepted
+
+
+def _arrives_as(value: Value, run: DryRun, node: Node) -> bool:
+    """Whether as much is known of ``node`` where it arrives in ``run`` as of ``value``."""
+    try:
+        return Fact.of(run.value_of(node)) == Fact.of(value)
+    except Unsupported:
+        return False
 
 
 def _flat(result: Result | float | None) -> tuple[Any, ...]:

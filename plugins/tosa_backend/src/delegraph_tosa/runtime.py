@@ -104,8 +104,11 @@ class LoadedGraph:
         results = []
         for output, value in zip(outputs, self.program.graph.outputs, strict=True):
             result = torch.from_numpy(_owned(output, taken))
-            seen_as = torch.bfloat16 if value.dtype is DType.BF16 else torch.uint8 if value in self._unsigned else None
-            results.append(result if seen_as is None else result.view(seen_as))
+            if value.dtype is DType.BF16:
+                result = result.view(torch.bfloat16)
+            elif value in self._unsigned:
+                result = result.view(torch.uint8)
+            results.append(result)
             taken = taken | {_root(output)}
         return tuple(results)
 
@@ -131,12 +134,19 @@ def _has_variables(graph: Graph) -> bool:
     return any(isinstance(op, VARIABLE) for g in graph.reachable() for op in g.operators)
 
 
+_MOVES = (RESHAPE, TRANSPOSE, SLICE, CONCAT, TILE, REVERSE, IDENTITY)
+"""Operators that passes put between RESCALE and the border."""
+
+
 def _unsigned(graph: Graph) -> frozenset[Value]:
-    """The int8 that stand for uint8: RESCALE says so. Of an input that nobody uses nothing is known."""
+    """The int8 values that stand for uint8.
+
+    A RESCALE says so of its operand or result, and what only moves the one keeps the type of the other. An input that
+    nothing uses is taken as either.
+    """
     rescales = [op for op in graph.operators if isinstance(op, RESCALE)]
-    found = {op.input for op in rescales if op.input_unsigned} | {
-        op.outputs[0] for op in rescales if op.output_unsigned
-    }
+    found = {op.input for op in rescales if op.input_unsigned}
+    found |= {op.outputs[0] for op in rescales if op.output_unsigned}
     moves = [op for op in graph.operators if isinstance(op, _MOVES)]
     for operator in moves:
         if found & set(operator.inputs):
@@ -149,10 +159,6 @@ def _unsigned(graph: Graph) -> frozenset[Value]:
     return frozenset(value for value in found if value.dtype is DType.INT8)
 
 
-_MOVES = (RESHAPE, TRANSPOSE, SLICE, CONCAT, TILE, REVERSE, IDENTITY)
-"""Operators that passes put between RESCALE and the border."""
-
-
 def _held(array: Array, value: Value) -> Array:
     """An array with the bits of ``value``, which may be int8 that stands for uint8."""
     return array.view(np.int8) if value.dtype is DType.INT8 else array
@@ -161,16 +167,15 @@ def _held(array: Array, value: Value) -> Array:
 def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
     if isinstance(arg, torch.Tensor) and arg.device.type == "cpu":
         return arg
-    number = arg is None or isinstance(arg, (bool, int, float))
-    given = (
-        f"a tensor on {arg.device}"
-        if isinstance(arg, torch.Tensor)
-        else repr(arg)
-        if number
-        else f"a {type(arg).__name__}"
-    )
-    text = f"input {position}: a tensor on the CPU is wanted, {given} was given"
+    text = f"input {position}: a tensor on the CPU is wanted, {_described(arg)} was given"
     raise InputError("input-invalid", text, hint="torch.from_numpy(array)" if isinstance(arg, np.ndarray) else None)
+
+
+def _described(arg: object) -> str:
+    """What was given in the place of a tensor on the CPU; values only of what is short."""
+    if isinstance(arg, torch.Tensor):
+        return f"a tensor on {arg.device}"
+    return repr(arg) if arg is None or isinstance(arg, (bool, int, float)) else f"a {type(arg).__name__}"
 
 
 def _owned(output: Array, taken: Set[int]) -> Array:

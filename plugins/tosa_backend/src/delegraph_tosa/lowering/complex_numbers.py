@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Node
 
 from ..ir.graph import Value
 from .builder import Tosa
 from .hints import no_dtype
 from .lazy import Lazy
 from .quantization import Quantization
-from .quantized_calls import apply_quantized
-from .registry import F, Result, Rule, checked
+from .registry import F
 from .torch_types import refused
-from .unsigned import BYTES_RULES, Bytes
 
 COMPLEX_RULES: dict[OpOverload, Callable[..., Any]] = {}
 """What operators do to complex values."""
@@ -51,19 +48,3 @@ def lowers_complex(*overloads: OpOverload) -> Callable[[F], F]:
         return function
 
     return register
-
-
-def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call of which some operands are complex, unsigned, or quantized."""
-    for kind, rules, dtype in ((Complex, COMPLEX_RULES, torch.complex64), (Bytes, BYTES_RULES, torch.uint8)):
-        if any(_has(argument, kind) for argument in arguments):
-            own = rules.get(node.target)  # type: ignore[call-overload]
-            if own is None:
-                raise refused(no_dtype(dtype, "its operand"))
-            return checked(rule._replace(lazy=True), node, lambda own=own: own(t, *arguments))  # type: ignore[misc]
-    return apply_quantized(t, rule, node, arguments)
-
-
-def _has(argument: Any, kind: type[Lazy]) -> bool:
-    """Whether an argument is a value of that kind, or a list with one."""
-    return isinstance(argument, kind) or (isinstance(argument, list) and any(_has(a, kind) for a in argument))

@@ -18,11 +18,11 @@ from ..ir.graph import Literal, Value
 from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
-from .complex_numbers import apply_lazy
 from .higher_order import CONTROL
 from .hints import int64_value, within
 from .interpreter import Interpreter
 from .lazy import Lazy
+from .lazy_calls import apply_lazy
 from .quantized_calls import any_lazy
 from .ranges import INT32, READ, Range, inside, range_of
 from .registry import Result, Rule, apply, is_empty, is_unpacking, rule_of

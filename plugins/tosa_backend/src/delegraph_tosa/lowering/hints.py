@@ -13,6 +13,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ..spec import TosaSpec
 
 _MEANT = "TOSA wants every shape beforehand"
+_CHOOSES = "quantized_decomposed::choose_qparams"
+"""How operators are called that find the scale of a value at run time."""
 _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
     torch.float64: (".float()", torch.float32),
     torch.uint8: (".int()", torch.int32),
@@ -130,9 +132,6 @@ def _is_chosen_scale(node: Node) -> bool:
 
 def _chooses_scale(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(_CHOOSES)
-
-
-_CHOOSES = "quantized_decomposed::choose_qparams"
 
 
 def neither(in_integers: str, in_floats: str) -> str:

@@ -29,10 +29,10 @@ from ..spec import TosaSpec
 from ..spec.target import value_alternatives
 from .bounds import bounds_of
 from .builder import Tosa
-from .complex_numbers import apply_lazy
 from .higher_order import CONTROL
 from .hints import dynamic, no_rule, other_target
 from .lazy import real
+from .lazy_calls import apply_lazy
 from .quantized_calls import any_lazy
 from .ranges import Range, meet, range_of
 from .registry import Result, Rule, bind, is_empty, is_unpacking, rule_of

@@ -46,8 +46,8 @@ def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
     after:  x - CONV2D [N,1,L,3*H*E] - RESHAPE [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of that
 
     For floats (of integers each layer has a zero point of its own), and constant weights that nothing else uses. The
-    layers are alike in all but the number of heads. A key is moved once more for its product, which it would be at one
-    go if it was by itself: that counts.
+    layers are alike in all but the number of heads. A key is transposed once more for its product; by itself it would
+    need one TRANSPOSE for both, so a group must save more of them than it has such layers.
     """
     users = {v: operator for operator in graph.operators for v in operator.inputs if uses[v] == 1}
     alike: dict[Hashable, list[Heads]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A linear layer needs nothing transposed: it sums in the order in which its operand lies before."""
+"""Linear layers whose operand is transposed: they read it as it was before, with a permuted weight."""
 
 from __future__ import annotations
 

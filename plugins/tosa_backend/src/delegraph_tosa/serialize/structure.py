@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from delegraph.errors import InternalError, Unsupported
@@ -13,30 +12,36 @@ from ..ir.graph import Graph, Illegal, Operator, Value
 from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
 from ..ir.sizes import LARGEST_SIZE
 from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
-from .building import Field, Form, SharingBuilder, form
+from .building import Field, SharingBuilder
 from .elements import pack_number, size_in_file
+from .forms import (
+    ATTRIBUTES,
+    CODES_IN_FILE,
+    EMPTY_SHAPE,
+    LOCATION,
+    NO_ATTRIBUTES,
+    OPERATOR,
+    OPERATOR_WITH_LOCATION,
+    SHAPE,
+    elements_of,
+    tensor_form,
+)
 from .names import Names
 from .schema import (
-    CODES,
     DATA_ALIGNMENT,
     IDENTIFIER,
     MXFP,
     MXFP_READER,
     STORED,
-    WRITTEN_AS,
     BlockField,
     CompatibilityField,
     GraphField,
-    OperatorField,
     RegionField,
     ShapeField,
-    TensorField,
 )
 
 MAIN = "main"
 """Name of the first region, which is the program; the others are bodies of control flow."""
-
-
 LENGTH_BYTES = 4
 """Of a vector's length, which lies before its elements."""
 
@@ -181,7 +186,7 @@ class _Structure:
         """The operator's attribute table, shared by operators with equal attributes."""
         cls = type(operator)
         values = [self.attribute(kind, getattr(operator, name), operator) for name, kind in STORED[cls]]
-        return self.build.shared_record(_ATTRIBUTES[cls], values)
+        return self.build.shared_record(ATTRIBUTES[cls], values)
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
         """What the field of an attribute holds: a position, or the value itself."""
@@ -244,11 +249,11 @@ class _Block:
             self.shape(value, name)
         else:
             self.tensor(value)
-        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.shared_record(_NO_ATTRIBUTES, ()), [], [name])
+        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.shared_record(NO_ATTRIBUTES, ()), [], [name])
 
     def shape(self, value: Value, name: str) -> None:
         entries = value.shape[0] if value.shape else 0
-        found = _SHAPE if entries else _EMPTY_SHAPE
+        found = SHAPE if entries else EMPTY_SHAPE
         values = [self.build.string(name), *[entries] * (entries > 0)]
         table, (distance,) = self.build.record_with_slots(found, 1, values)
         self.structure.slots.append(_Slot(value, 0, distance, False))
@@ -266,11 +271,11 @@ class _Block:
         shape = value.type.declared
         if max(shape, default=0) > LARGEST_SIZE:
             raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
-        values = [self.build.string(name or self.names[value]), self.build.int32s(shape), *_elements(value.dtype)]
+        values = [self.build.string(name or self.names[value]), self.build.int32s(shape), *elements_of(value.dtype)]
         if variable is not None:
             values += [1, self.build.string(variable)]
         if value.constant is None:
-            made = self.build.record(_tensor_form(value.dtype in BLOCK_SCALED, variable is not None), values)
+            made = self.build.record(tensor_form(value.dtype in BLOCK_SCALED, variable is not None), values)
         else:
             made = self.with_data(value, variable is not None, values)
         self.tensors.append(made)
@@ -279,7 +284,7 @@ class _Block:
         external = self.structure.external
         types = stored_types(value.type)
         sizes = [size_in_file(t) for t in types] if external else []
-        found = _tensor_form(value.dtype in BLOCK_SCALED, is_variable, len(types), external)
+        found = tensor_form(value.dtype in BLOCK_SCALED, is_variable, len(types), external)
         table, distances = self.build.record_with_slots(found, len(types), [*sizes, *values])
         self.structure.slots += [_Slot(value, part, d, external) for part, d in enumerate(distances)]
         return table
@@ -336,57 +341,11 @@ class _Block:
         self, name: str, attributes: int, inputs: Sequence[str], outputs: Sequence[str], source: object = None
     ) -> None:
         build = self.build
-        values = [attributes, *_CODES[name], build.strings(inputs), build.strings(outputs)]
+        values = [attributes, *CODES_IN_FILE[name], build.strings(inputs), build.strings(outputs)]
         if source is not None and self.structure.locations:
-            values.append(build.shared_record(_LOCATION, [build.string(str(source))]))
-        self.operators.append(build.record(_OPERATOR if len(values) == 5 else _OPERATOR_WITH_LOCATION, values))
+            values.append(build.shared_record(LOCATION, [build.string(str(source))]))
+        self.operators.append(build.record(OPERATOR if len(values) == 5 else OPERATOR_WITH_LOCATION, values))
         self.structure.count += 1
-
-
-# ---- the forms of tables that a file has many of
-
-_CODES = {name: (CODES[WRITTEN_AS.get(name, name)], tag) for name, tag in CODES.items()}
-_KINDS = {"int": "int32", "bool": "bool"} | dict.fromkeys(("Ints", "Number", "bytes", "str", "Graph"), "offset")
-_ATTRIBUTES = {
-    cls: form(len(stored), *[(i, _KINDS.get(kind, "uint32")) for i, (_, kind) in enumerate(stored)])
-    for cls, stored in STORED.items()
-}
-"""Of an operator's attributes; those that have no entry in ``_KINDS`` are enumerations."""
-_NO_ATTRIBUTES = form(0)
-_OPERATOR = form(
-    6,
-    (OperatorField.ATTRIBUTE, "offset"),
-    (OperatorField.CODE, "uint32"),
-    (OperatorField.ATTRIBUTE_TYPE, "uint8"),
-    (OperatorField.INPUTS, "offset"),
-    (OperatorField.OUTPUTS, "offset"),
-)
-_OPERATOR_WITH_LOCATION = form(6, *_OPERATOR.fields, (OperatorField.LOCATION, "offset"))
-_LOCATION = form(1, (0, "offset"))
-_EMPTY_SHAPE = form(3, (ShapeField.DATA, "uint32"), (ShapeField.NAME, "offset"))
-_SHAPE = form(3, *_EMPTY_SHAPE.fields, (ShapeField.RANK, "uint32"))
-_INSIDE = (TensorField.DATA, TensorField.SCALE_DATA)
-_EXTERNAL = (TensorField.OFFSET, TensorField.SCALE_OFFSET)
-_SIZES = (TensorField.SIZE, TensorField.SCALE_SIZE)
-"""Fields of each of a tensor's ``stored_types``."""
-_OF_BLOCKS = ((TensorField.SCALE_TYPE, "uint32"), (TensorField.BLOCK_SHAPE, "uint32"))
-_OF_VARIABLE = ((TensorField.VARIABLE, "bool"), (TensorField.VARIABLE_NAME, "offset"))
-
-
-@cache
-def _tensor_form(is_scaled: bool, is_variable: bool, parts: int = 0, external: bool = False) -> Form:
-    """Of a tensor, with slots for so many ``parts`` of its elements, and their sizes if they are ``external``."""
-    slots = [(field, "uint64" if external else "uint32") for field in (_EXTERNAL if external else _INSIDE)[:parts]]
-    sizes = [(field, "uint64") for field in _SIZES[:parts] if external]
-    always = (TensorField.NAME, "offset"), (TensorField.SHAPE, "offset"), (TensorField.TYPE, "uint32")
-    return form(14, *slots, *sizes, *always, *_OF_BLOCKS * is_scaled, *_OF_VARIABLE * is_variable)
-
-
-@cache
-def _elements(dtype: DType) -> tuple[int, ...]:
-    """What the type of a tensor's elements is written as, and of block-scaled ones the scales' and the blocks'."""
-    blocks = BLOCK_SCALED.get(dtype)
-    return (dtype,) if blocks is None else (blocks.value, blocks.scale, blocks.size)
 
 
 def _region_names(graphs: list[Graph]) -> list[str]:

@@ -17,7 +17,7 @@ from delegraph.formats import (
 from ..ir.graph import Graph, Value
 from ..ir.types import UNKNOWN, DType
 from ..serialize.elements import size_in_file
-from ..spec import required, required_version
+from ..spec import required_target
 
 _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 """Element types whose name in torch is not TOSA's in small letters."""
@@ -25,8 +25,7 @@ _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloa
 
 def summarize(graph: Graph, size: int, quantized: Quantization) -> Summary:
     """The summary of the graph of a file of ``size`` bytes. Of constants only their types are looked at."""
-    version, graphs = required_version(graph), graph.reachable()
-    needs = required(graph, version)
+    (version, needs), graphs = required_target(graph), graph.reachable()
     constants = [_constant(v) for v in dict.fromkeys(v for g in graphs for v in g.constants())]
     operators = Counter(op.name for g in graphs for op in g.operators)
     inputs = _border(graph.inputs, quantized.inputs)

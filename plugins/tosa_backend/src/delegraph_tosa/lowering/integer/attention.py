@@ -28,14 +28,12 @@ from .sums import Shifted
 aten = torch.ops.aten
 HIDDEN = -(2**30)
 """A score that is hidden, below all others."""
-
-
 LOWER = 8
 """Bits of a weight that are in the second product."""
 
 
 class Widths(NamedTuple):
-    """Bits of numbers: of values, and of weights, at most and at least, a row of which has a sum below 2**total."""
+    """Bits of a value, the most bits of a weight, and bits of the sum of a row of weights, which is below 2**total."""
 
     value: int
     weight: int

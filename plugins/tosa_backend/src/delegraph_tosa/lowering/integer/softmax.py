@@ -22,7 +22,8 @@ from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
 MARGIN = 32.0
-"""So far below the least element lies what is hidden: its exp is 1e-14."""
+"""Distance of hidden elements from the least of the others: their exp is 1e-14."""
+_UNKNOWN = "nothing quantizes its operand before"
 
 
 class Softmax(Lazy):
@@ -49,14 +50,11 @@ class Softmax(Lazy):
 
 
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]; Unsupported now if it would be so later"""
+    """x [*S] -> [*S]; raises Unsupported here for what ``integer`` could not compute"""
     found = Softmax(x, dim)
     t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)
     _room(t, x, found.axis)
     return found
-
-
-_UNKNOWN = "nothing quantizes its operand before"
 
 
 def logits(t: Tosa, x: Lazy) -> Scaled:
