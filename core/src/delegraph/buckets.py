@@ -45,8 +45,13 @@ class Call(NamedTuple):
         return cls(*pytree.tree_flatten((tuple(args), dict(sorted(kwargs.items())))))
 
     def sizes(self, axes: Sequence[Axis]) -> tuple[int, ...]:
-        """The sizes of axes."""
+        """The size that these inputs have along each of ``axes``."""
         return tuple(self.leaves[k].shape[axis] for k, axis in axes)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments, as the call had them."""
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
+        return args, kwargs
 
 
 class BucketedProgram:
@@ -95,7 +100,7 @@ class BucketedProgram:
             return self._methods.method(name)(*args, **kwargs)
         cuts = [self._cut(shapes, call) for shapes in zip(*(self._results[b] for b in self._calls), strict=True)]
         padded = map(_padded, call.leaves, bucket.leaves, [self.padding] * len(call.leaves))
-        args, kwargs = pytree.tree_unflatten(list(padded), call.spec)
+        args, kwargs = Call(list(padded), call.spec).arguments()
         leaves, spec = pytree.tree_flatten(self._methods.method(name)(*args, **kwargs))
         return pytree.tree_unflatten([leaf[cut] if cut else leaf for leaf, cut in zip(leaves, cuts, strict=True)], spec)
 
@@ -164,7 +169,7 @@ def lower_buckets(
         text = f"buckets are exported from an nn.Module, one at a time; this is {type(model).__name__}"
         raise InputError("input-invalid", text)
     calls = bucket_calls(buckets)
-    arguments = bucket_arguments(buckets)
+    arguments = {name: call.arguments() for name, call in calls.items()}
     program = lower(
         dict.fromkeys(calls, model),
         {name: args for name, (args, _) in arguments.items()},
@@ -173,13 +178,6 @@ def lower_buckets(
     )
     _expect_nothing_written(program)
     return BucketedProgram(program, model, calls, padding)
-
-
-def bucket_arguments(
-    buckets: Mapping[str, Bucket] | Sequence[Bucket],
-) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Positional and keyword arguments of each method. Raises InputError for buckets that do not belong together."""
-    return {name: pytree.tree_unflatten(call.leaves, call.spec) for name, call in bucket_calls(buckets).items()}
 
 
 def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, Call]:
@@ -219,6 +217,7 @@ def _bucket_axes(calls: Mapping[Any, Call]) -> list[Axis]:
 
 
 def _kind(leaf: Any) -> Any:
+    """What an input has to share with that of the bucket: type and rank of a tensor, the whole of anything else."""
     return (leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else leaf
 
 

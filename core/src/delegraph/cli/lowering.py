@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..discovery.defaults import DefaultBackends
 from ..discovery.index import BackendInfo
 from ..discovery.options import assigned_backends
-from ..discovery.registry import DefaultBackends, Registry, default_registry
+from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..io.atomic_write import expect_writable
 from ..program.files import FileFormat

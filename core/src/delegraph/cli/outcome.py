@@ -48,7 +48,8 @@ def describe_error(error: DelegraphError) -> dict[str, Any]:
 
 def as_json(outcome: Outcome) -> str:
     """One object whose first field is the schema. Infinity and NaN, which JSON lacks, are null."""
-    content = _plain({"schema": outcome.schema} | outcome.content | {"schema": outcome.schema})
+    named = {name: value for name, value in outcome.content.items() if name != "schema"}  # a report has its own
+    content = _plain({"schema": outcome.schema, **named})
     return json.dumps(content, indent=2, default=str, allow_nan=False)
 
 

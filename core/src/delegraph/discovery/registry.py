@@ -9,12 +9,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from importlib_metadata import EntryPoint
 
 from ..errors import (
-    BackendNotFound,
     DelegraphWarning,
     NoRuntime,
     OptionError,
@@ -24,6 +23,7 @@ from ..errors import (
 )
 from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork
+from .defaults import DefaultBackends, choose_default, none_usable
 from .entry_points import Discovery, Key, discover, loadable
 from .index import BackendInfo, Index
 from .loading import missing
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
 
 _reading = threading.local()
 _warned: set[tuple[str, str]] = set()
-
-
-class DefaultBackends(NamedTuple):
-    """Backends that nobody named, and why it is these."""
-
-    names: list[str]
-    why: str
 
 
 class Registry:
@@ -125,13 +118,7 @@ class Registry:
         there = self.backends()
         usable = [b for b in there if b.usable]
         if not usable:
-            failed = [p for p in self.plugins() if p.status is not Status.OK]
-            others = [b for b in there if all(b.location != p.location for p in failed)]
-            listed = [f"{p.name} ({p.owner}) is {p.status}: {p.error}" for p in failed]
-            listed += [f"{b.name} is {b.status}: {b.error}" for b in others]
-            wrong = "".join(f"; {each}" for each in listed)
-            hint = "install the distribution of one; backends=[] (--host-only) leaves everything to the host"
-            raise BackendNotFound("backend-not-found", f"no backend is installed that can be used{wrong}", hint=hint)
+            raise none_usable(self.plugins(), there)
         return usable
 
     def default_backends(
@@ -145,19 +132,7 @@ class Registry:
         """
         if chosen := list(optioned):
             return DefaultBackends(chosen, f"no backend was named; the options are for {', '.join(chosen)}")
-        usable = self.usable_backends()
-        suited = [b for b in usable if suits(b)] or usable
-        defaults = [b for b in suited if b.is_default] if len(suited) > 1 else suited
-        if len(defaults) != 1:
-            text = f"no backend is named, and there are several: {', '.join(b.name for b in defaults or suited)}"
-            hint = "backends=[NAME, ...] in order of preference; on the command line --backend NAME"
-            raise OptionError("option-invalid", text, hint=hint)
-        (chosen_one,) = defaults
-        others = ", ".join(b.name for b in suited if b is not chosen_one)
-        why = f"is the default (others: {others})" if others else "is the only one"
-        if not others and len(usable) > 1:
-            why += " that suits"
-        return DefaultBackends([chosen_one.name], f"no backend was named; {chosen_one.name} {why}")
+        return choose_default(self.usable_backends(), suits)
 
     # --- what it resolves to
 

@@ -31,11 +31,9 @@ from .watching import Inside
 
 RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"
 DECIDED = "eager gives the same where it decides as the program did: see the operators"
+UNDECIDED = "eager disagrees with itself: in float64 it decides otherwise there too"
 ITERATIONS = 1000
 """How often a branch or loop body is looked into; in all, also if the loop itself is run several times."""
-UNDECIDED = "eager disagrees with itself: in float64 it decides otherwise there too"
-
-
 LATER = f"in a branch or loop body that was run before {ITERATIONS} times"
 WHOLE = "in a branch or loop that is a part of a delegate"
 VECTORIZED = "in a body that torch runs on many elements at a time"
@@ -205,22 +203,10 @@ class Reference:
         return Pair(got, got) if remark else Pair(eager, eager)
 
     def _add(self, node: Node, figures: OutputStatistics, eager_error: float, place: _Place) -> None:
-        quantizes = str(node.target).startswith("quantized_decomposed.quantize")
-        handle, line = node.meta.get("debug_handle"), source_of(node)
-        self._rows.append(
-            OperatorStatistics(
-                self._method,
-                node.name,
-                str(node.target),
-                handle,
-                place.where,
-                line,
-                figures,
-                eager_error,
-                quantizes,
-                place.iteration,
-            )
-        )
+        target, handle = str(node.target), node.meta.get("debug_handle")
+        named = (self._method, node.name, target, handle, place.where, source_of(node))
+        quantizes = target.startswith("quantized_decomposed.quantize")
+        self._rows.append(OperatorStatistics(*named, figures, eager_error, quantizes, place.iteration))
 
 
 def _against(ours: OutputStatistics, got: Any, eager: Any, exact: Any) -> tuple[OutputStatistics, float]:

@@ -42,8 +42,8 @@ def quantize(
 
     ``program``: an nn.Module in eval mode, or an ExportedProgram. ``calibration_batches``: tuples of its arguments (or
     tensors, if it takes one) as it will see them; the scales follow from them. ``quantizer``: one of torchao's, with
-    settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of ``backend``,
-    as it is made; without either that of the only installed backend that has one.
+    settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of ``backend``, as it is made;
+    without either that of the only installed backend that has one, or of the default one.
     ``progress(done, total)`` is called after each batch; the total is None for a generator. The model is not changed.
     Buffers that it writes carry over from batch to batch, and are in the result what they were before the first.
 
@@ -51,10 +51,7 @@ def quantize(
     quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
     """
     if quantizer is None:
-        registry = registry or default_registry()
-        if backend is None:
-            (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
-        quantizer = registry.get_quantizer(backend)()
+        quantizer = _quantizer_of(backend, registry or default_registry())
     expect_torchao()
     _expect_quantizer(quantizer)
     batches, total = checked(calibration_batches, dynamic_shapes is not None)
@@ -66,11 +63,16 @@ def quantize(
         prepared = _prepared(exported, quantizer)
         calibrate(prepared, chain([first], batches), total, progress)
         converted = _converted(prepared)
-        before = module_of(exported)
-        for name in written_targets(exported):
-            converted.get_buffer(name).copy_(before.get_buffer(name))
+        _restore_buffers(converted, exported)
         with torch.no_grad():
             return torch.export.export(converted, first, dynamic_shapes=dynamic_shapes)
+
+
+def _quantizer_of(backend: str | None, registry: Registry) -> Any:
+    """The quantizer of a backend; without a name, of the one that ``lower`` would take among those that have one."""
+    if backend is None:
+        (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
+    return registry.get_quantizer(backend)()
 
 
 def _expect_quantizer(quantizer: Any) -> None:
@@ -128,6 +130,13 @@ def module_of(exported: ExportedProgram) -> GraphModule:
         owner, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(owner), attribute, module.get_buffer(name).clone())
     return module
+
+
+def _restore_buffers(module: GraphModule, exported: ExportedProgram) -> None:
+    """Give buffers that calibration wrote the values that they have in ``exported``."""
+    before = module_of(exported)
+    for name in written_targets(exported):
+        module.get_buffer(name).copy_(before.get_buffer(name))
 
 
 def _unshare_weights(module: GraphModule) -> None:

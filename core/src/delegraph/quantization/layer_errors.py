@@ -122,10 +122,7 @@ def quantization_errors(
     more, with the layers as outputs; without ``backends`` for the one whose quantizer ``quantize`` takes.
     Raises InputError if the two do not belong together, and what ``lower`` raises.
     """
-    if not isinstance(quantized, ExportedProgram):
-        text = f"the quantized program is to be an ExportedProgram, not {type(quantized).__name__}"
-        hint = "quantization_errors(module, delegraph.quantize(module, ...), ...)"
-        raise InputError("input-invalid", text, hint=hint)
+    _expect_exported(quantized)
     if backends is None:
         chosen = registry or default_registry()
         backends, _ = chosen.default_backends(options or (), lambda info: info.has_quantizer)
@@ -150,6 +147,13 @@ def quantization_errors(
     rows = [total.row(tap) for tap, total in zip(taps, sums[count:], strict=True)]
     rows += [total.row(_Tap(f"output {k}", "", "", "", 1.0, 0)) for k, total in enumerate(sums[:count])]
     return QuantizationErrors(tuple(rows))
+
+
+def _expect_exported(quantized: object) -> None:
+    if not isinstance(quantized, ExportedProgram):
+        text = f"the quantized program is to be an ExportedProgram, not {type(quantized).__name__}"
+        hint = "quantization_errors(module, delegraph.quantize(module, ...), ...)"
+        raise InputError("input-invalid", text, hint=hint)
 
 
 class _Tap(NamedTuple):
@@ -262,11 +266,10 @@ class _Sums:
             self.value = max(self.value, float(b.abs().max()))
 
     def row(self, tap: _Tap) -> LayerError:
-        ratio = (
-            math.inf
-            if self.noise == 0
-            else -math.inf
-            if self.signal == 0
-            else 10 * math.log10(self.signal / self.noise)
-        )
-        return LayerError(tap.layer, tap.node, tap.operator, tap.source, ratio, self.error, self.value)
+        return LayerError(tap.layer, tap.node, tap.operator, tap.source, self._ratio(), self.error, self.value)
+
+    def _ratio(self) -> float:
+        """Signal to noise in dB."""
+        if self.noise == 0:
+            return math.inf
+        return -math.inf if self.signal == 0 else 10 * math.log10(self.signal / self.noise)

@@ -154,10 +154,8 @@ class _Method:
             return
         rows = [self._cause(row, cause) for row, cause in self.causes.items()]
         yield f"<h3>Left to the host: {pluralize(sum(self.counts.values()), 'operator')}</h3>\n"
-        heads, kinds = (
-            ("operators", "which", "why", "first at", "in the graph"),
-            ("number", "op", "text", "text", "links"),
-        )
+        heads = ("operators", "which", "why", "first at", "in the graph")
+        kinds = ("number", "op", "text", "text", "links")
         shown = table(heads, rows, *kinds, ids=list(self.causes), around="short")
         yield shown if rows else "<p>No backend was asked.</p>\n"
         every = [f"{n} x {op}" for op, n in most_frequent(self.counts)]
@@ -257,11 +255,11 @@ def _inside(row: DelegateRow, drawn: Drawn) -> str:
 
 
 def _output(o: OutputStatistics) -> list[str]:
-    said = [o.remark] if o.remark else [] if o.agrees() else ["differs"]
-    said += [f"{o.mismatched:,} elements differ in being finite"] if o.mismatched else []
-    sizes = [f"{o.max_abs_error:.3g}", f"{o.max_abs_value:.3g}"]
-    type = f"{o.dtype}[{', '.join(map(str, o.shape))}]"
-    return [text(o.name), code(type), _ratio(o.relative_error), _decibels(o), *sizes, text("; ".join(said) or "agrees")]
+    verdict = o.remark or ("" if o.agrees() else "differs")
+    odd = f"{o.mismatched:,} elements differ in being finite" if o.mismatched else ""
+    tensor = f"{o.dtype}[{', '.join(map(str, o.shape))}]"
+    figures = [_ratio(o.relative_error), _decibels(o), f"{o.max_abs_error:.3g}", f"{o.max_abs_value:.3g}"]
+    return [text(o.name), code(tensor), *figures, text("; ".join(filter(None, (verdict, odd))) or "agrees")]
 
 
 def _decibels(o: OutputStatistics) -> str:

@@ -10,6 +10,10 @@ FEW = 4
 """Entries that a cell of a table shows without being unfolded."""
 _SHORT = 20
 """Characters of a cell that needs no broad column."""
+_LONGEST_CELL = 300
+"""Characters of a cell in a notebook."""
+_LINKED = 200
+"""Links of one cell that are folded away; a cause may have thousands of boxes."""
 Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """Title, heads and rows, all of text."""
 
@@ -44,10 +48,6 @@ def fragment(title: str, lines: Iterable[str], sections: Iterable[Section], long
     return "".join([*parts, "</div>"])
 
 
-_LONGEST_CELL = 300
-"""Characters of a cell in a notebook."""
-
-
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *kinds: str, ids: Sequence[str] = (), around: str = "wide"
 ) -> str:
@@ -69,10 +69,12 @@ def table(
 
 
 def code(value: str) -> str:
+    """Text as it stands in a program."""
     return f"<code>{text(value)}</code>"
 
 
 def link(target: str, shown: str) -> str:
+    """A link to the element of the page whose id is ``target``."""
     return f'<a href="#{target}">{text(shown)}</a>'
 
 
@@ -96,7 +98,3 @@ def places(boxes: Sequence[str], longest: int = 8) -> str:
     rest = " ".join(linked[longest : longest + _LINKED])
     end = " …" if len(linked) > longest + _LINKED else ""
     return f"{' '.join(linked[:longest])} <details><summary>more</summary>{rest}{end}</details>"
-
-
-_LINKED = 200
-"""Links of one cell that are folded away; a cause may have thousands of boxes."""

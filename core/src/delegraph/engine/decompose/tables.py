@@ -153,4 +153,4 @@ _BEYOND: dict[OpOverload, Decompose] = {
 }
 """Where torch has nothing, or something in terms of its ``prims``."""
 _IN_PRIMS_ONLY = frozenset({aten._to_copy.default})
-"""What torch has in terms of its ``prims``, which no backend is asked about, and nothing better is known of."""
+"""torch decomposes these to its ``prims`` only, which no backend takes: they stay as they are."""
