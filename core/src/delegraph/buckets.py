@@ -59,8 +59,8 @@ class BucketedProgram:
 
     Inputs that are smaller are padded at the end of their axes with ``padding``, and results are cut to the sizes that
     belong to the call: an axis of a result that has in each bucket the size of one axis of an input gets the size which
-    that has in the call. Without ``padding`` only the exact sizes are accepted. Whether a model computes the same of
-    padded inputs is the model's affair; ``verify`` compares with eager PyTorch on the inputs as they are.
+    that has in the call. Without ``padding`` only the exact sizes are accepted. Some models compute
+    something else of padded inputs, such as an average over a padded axis: ``verify`` shows it.
     """
 
     def __init__(

@@ -80,8 +80,8 @@ class BackendSpec:
     eager's on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is NaN"),)``.
     ``delegraph check`` reads both.
 
-    ``default=True`` offers the backend to whoever names none where several are installed; if two such suit, the user is
-    asked to choose.
+    ``default=True``: where several backends are installed and a user names none, this one is taken. If two that suit
+    declare it, the user is asked to choose.
     """
 
     name: str

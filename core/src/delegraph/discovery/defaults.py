@@ -1,4 +1,4 @@
-"""Which backend is meant where nobody names one (docs/decisions/0014-who-names-no-backend.md)."""
+"""Which backend a call gets that names none (docs/decisions/0014-who-names-no-backend.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .record import PluginRecord, Status
 
 
 class DefaultBackends(NamedTuple):
-    """Backends that nobody named, and why it is these."""
+    """The backends that a call without names gets, and the reason, for its report."""
 
     names: list[str]
     why: str

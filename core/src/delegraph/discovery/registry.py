@@ -124,7 +124,7 @@ class Registry:
     def default_backends(
         self, optioned: Iterable[str] = (), suits: Callable[[BackendInfo], bool] = lambda info: True
     ) -> DefaultBackends:
-        """The backends of whoever names none: those with options, else the only usable one, else the default.
+        """The backends of a call that names none: those with options, else the only usable one, else the default.
 
         ``suits`` narrows several, if it takes any, to those that can do what is wanted besides; of those that are left,
         the one that its plugin declares as ``default`` is taken. Raises BackendNotFound if no backend can be used,

@@ -59,7 +59,7 @@ class Reference:
         self._method = method
         self._host = _Place("host", EagerValues(program))
         self._places: list[_Place | None] = [self._host]
-        """The host's graph, and the branches and bodies inside of it that are being run; None for one too many."""
+        """The host's graph, and branches and bodies in it that are being run; None for runs beyond ``ITERATIONS``."""
         self._runs: Counter[str] = Counter()
         self._rows: list[OperatorStatistics] = []
         self._missing: Counter[str] = Counter()
@@ -122,7 +122,7 @@ class Reference:
         place.values.keep(node, pair)
 
     def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
-        """Count the values of the subgraphs of a call that nobody tells."""
+        """Count the values in subgraphs of a call that cannot be compared, because no observer is told them."""
         for owner in (n for n in call.all_input_nodes if n.op == "get_attr"):
             module = getattr(place.values.module, str(owner.target), None)
             if isinstance(module, GraphModule) and (in_delegate or not is_observable(owner)):

@@ -45,7 +45,7 @@ class NodeData:
     colors: Mapping[float | str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the file. Numbers that are not finite, which JSON has not, are written out."""
+        """The content of the file. Infinity and NaN, which JSON lacks, are written as text."""
         return {graph: self._graph(values) for graph, values in self.values.items()}
 
     def _graph(self, values: Mapping[str, float | str]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class _Method:
         self.rows = {row.name: row for row in report.delegates if row.method == method}
         self.errors = {(o.where, o.node): o for o in sorted(found.operators if found else (), key=severity)}
         delegates = [d for d in self.origin.delegates if d.method == method and d.name in self.rows]
-        own = [d for d in delegates if "." not in d.name]  # those of branches are in graphs that nobody shows
+        own = [d for d in delegates if "." not in d.name]  # Model Explorer does not show the graphs of branches
         host = [n for n in host_calls(self.origin.programs[method].graph.nodes) if is_operator(n)]
         self.places = [_Place(self.rows[d.name], n) for d in own for n in d.nodes] + [_Place(None, n) for n in host]
         self.files: dict[int, list[tuple[str, str]]] = {}

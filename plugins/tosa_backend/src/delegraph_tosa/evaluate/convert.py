@@ -44,7 +44,8 @@ def rescale(op: ops.RESCALE, x: Array, multiplier: Array, shift: Array, input_zp
     value = _extended(x, op.input_unsigned) - _extended(input_zp, op.input_unsigned).item()
     scaled = value * multiplier.astype(np.int64) + _rounding(value, shift.astype(np.int64), op.rounding_mode)
     result = (scaled >> shift.astype(np.int64)) + _extended(output_zp, op.output_unsigned).item()
-    return _narrowed(result.reshape(x.shape), ARRAY_DTYPES[op.dtype], op.output_unsigned)  # of a number, [1] for all
+    result = result.reshape(x.shape)  # a multiplier of shape [1] has made a vector of a scalar
+    return _narrowed(result, ARRAY_DTYPES[op.dtype], op.output_unsigned)
 
 
 def _extended(x: Array, unsigned: bool) -> Result:

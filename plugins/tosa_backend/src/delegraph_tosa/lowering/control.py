@@ -110,6 +110,7 @@ def module_of(owner: Node) -> GraphModule:
 
 
 def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
+    """Lower the calls of the subgraph ``name``; Unsupported names it before the reason."""
     for node in nodes:
         try:
             if node.op == "call_function":
@@ -137,6 +138,7 @@ def _needed_for(values: Iterable[Any]) -> list[Node]:
 
 
 def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
+    """The value of an argument; Unsupported for what is no tensor, which ``what`` introduces."""
     if not isinstance(argument, Node):
         raise refused(f"{what} the Python value {argument!r}, not a tensor")
     value = interpreter.value_of(argument)

@@ -39,7 +39,7 @@ class Fact(NamedTuple):
     constant: bool
     range: Range | None
     number: float | None = None
-    """The element of a constant of floats that has but one."""
+    """The number in a constant of a single float."""
 
     @staticmethod
     def of(value: Value) -> Fact:
@@ -91,7 +91,7 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
 
 
 def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
-    """Of a constant; of floats a single one is read: a limit, a factor, what hides."""
+    """What is known of a constant. Of floats only a single number is read: a limit, a factor, a mask's."""
     is_number = type.dtype is DType.FP32 and set(type.shape) <= {1}
     if not (is_number or type.dtype in READ) or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
         return Fact(type, True, None)

@@ -103,7 +103,10 @@ class Emitter:
         return operator.outputs[0]
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target does not take, computed in types in which it does."""
+        """The result of an operator that the target does not take, computed in types in which it does.
+
+        Here there are none: raises Unsupported. ``IntegerWidths`` has some.
+        """
         ways = alternatives(operator, self.spec.version)
         raise refused(other_target(self.spec, why, [] if isinstance(ways, str) else ways))
 

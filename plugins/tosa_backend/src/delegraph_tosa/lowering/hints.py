@@ -135,7 +135,7 @@ def _chooses_scale(target: Any) -> bool:
 
 
 def neither(in_integers: str, in_floats: str) -> str:
-    """A call on quantized values that neither way takes. What helps is what lets integers take it, if that is known."""
+    """A call on quantized values that neither way takes; the hint is that of the integer rule."""
     text = f"in integers: {in_integers}; in floats: {in_floats}"
     if not isinstance(in_integers, Reason):
         return text
@@ -143,7 +143,7 @@ def neither(in_integers: str, in_floats: str) -> str:
 
 
 def at_border(spec: TosaSpec, node: Node, why: str) -> str:
-    """``why``; for the quantize of an input or the dequantize of a result, which INT leaves to the host, what to do."""
+    """``why``, with a hint for the quantize of an input or dequantize of a result, which INT leaves to the host."""
     name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
     arrives = name == "quantized_decomposed::quantize_per_tensor" and node.all_input_nodes[0].op == "placeholder"
     leaves = name == "quantized_decomposed::dequantize_per_tensor" and all(u.op == "output" for u in node.users)

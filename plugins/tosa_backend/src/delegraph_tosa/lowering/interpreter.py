@@ -44,7 +44,7 @@ from .unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
 
 R = TypeVar("R", bound=Result)
 _BETWEEN_SIZES = math.nan
-"""Stands for a number that is no size, such as one times 0.5, of which torch makes a size again."""
+"""Stands for a float on the way from one size to another, such as a size times 0.5."""
 
 
 class Origin(NamedTuple):
@@ -65,7 +65,7 @@ class Origin(NamedTuple):
         return Origin(node.name, str(node.target), node.meta.get("debug_handle"), path, source_of(node))
 
     def __hash__(self) -> int:
-        return hash(self.node)  # of all that it knows it would be five times as long
+        return hash(self.node)  # all fields would take five times as long
 
     def __str__(self) -> str:
         """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
@@ -77,8 +77,8 @@ class Interpreter:
     """The values of a program's nodes, as far as they are known.
 
     A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
-    ``constant`` makes the value of a constant placeholder, or None for other nodes. ``bounds`` says in which range
-    integers lie because of what they are used for by ``nodes``, those to lower.
+    ``constant`` makes the value of a constant placeholder, or None for other nodes. ``nodes`` are
+    those to lower; ``bounds`` says in which ranges integers lie because of what these use them for.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class Lazy(Value):
         raise NotImplementedError
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """No element above ``least`` is farther from zero; infinite if nothing says how far they are."""
+        """A bound for the distance from zero of the elements above ``least``; infinite if none is known."""
         return math.inf
 
     def pointwise(self) -> Pointwise | None:

@@ -92,7 +92,7 @@ class _Loop:
     """The steps as a WHILE_LOOP.
 
     It carries, in this order, the number of the step, what the scan carries, the rows that the steps made so far, what
-    is mapped over, and what else the body uses, the last two as they are.
+    is mapped over, and what else the body uses. No step changes the last two.
     """
 
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:

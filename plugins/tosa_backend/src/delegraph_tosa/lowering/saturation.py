@@ -63,7 +63,7 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
 
 
 class _Uses:
-    """What the uses among ``nodes`` tell apart of integers."""
+    """How far the uses among ``nodes`` distinguish integers."""
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
         self._nodes, self._bounds = set(nodes), bounds

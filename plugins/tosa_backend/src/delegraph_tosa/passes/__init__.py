@@ -29,7 +29,7 @@ PASSES = (
     fold_affine,
     compute_shapes,  # before duplicates are looked for, of which there may be some among the sizes
     merge_equal,
-    narrow_constants,  # after duplicates, of which it makes some: each user has its own
+    narrow_constants,  # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs fuse
     drop_dead,
 )
 

@@ -1,4 +1,4 @@
-"""Constants of 8 bits that are scaled to 32 stay narrow, and are scaled at run time as what they meet is."""
+"""Constants of int8 that an operator combines with a rescaled int8 stay int8, and are rescaled at run time too."""
 
 from __future__ import annotations
 

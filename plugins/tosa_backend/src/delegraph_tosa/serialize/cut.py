@@ -32,7 +32,7 @@ def key_of(digest: bytes) -> str:
 
 
 def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
-    """The file without its large constants, and these. Reads all constants once; one that is there twice stays once."""
+    """The file without its large constants, and these. Reads all constants once. Of equal ones, one is left out."""
     large = {constant.start: constant for constant in file.constants() if constant.size >= LEAST}
     kept = _Kept(large)
     file.write_to(kept)  # type: ignore[arg-type]

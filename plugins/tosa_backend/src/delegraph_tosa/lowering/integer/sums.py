@@ -67,7 +67,7 @@ def times(t: Tosa, x: Value, factor: float) -> Scaled:
 class Shifted(Lazy):
     """The sum of a value and of numbers that may be too far from zero for a common scale: masks, biases.
 
-    They are limited where the sum is beyond what is wanted anyhow.
+    Numbers that would take the sum beyond the range of the result are limited first.
     """
 
     __slots__ = ("by", "of")
