@@ -65,28 +65,28 @@ class Lower:
             expect_file(path)
         if args.input and len(args.model) > 1:
             raise UsageError("usage-invalid", "--input is for one MODEL", hint="lower each with its own inputs")
-        backends, args.why_backends = _choose_backends(registry, args)
-        options = parse_options(backends, args.option)
+        chosen = _choose_backends(registry, args)
+        options = parse_options(chosen.names, args.option)
         if args.quantize:
-            check_calibration(args.quantize, args.model, backends)
-        _check_output(registry, backends, args.output)
+            check_calibration(args.quantize, args.model, chosen.names)
+        _check_output(registry, chosen.names, args.output)
         for path in (args.report, args.output, args.node_data):
             for model in args.model if path else ():
                 expect_writable(_place(path, model))
         for path in filter(None, (args.junit, args.rows)):
             expect_writable(path)
-        return _run(args, backends, options)
+        return _run(args, chosen, options)
 
 
-def _run(args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]) -> Outcome:
-    settings = {"backends": backends, "options": options, "fold_constants": not args.no_fold_constants}
+def _run(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]) -> Outcome:
+    settings = {"backends": chosen.names, "options": options, "fold_constants": not args.no_fold_constants}
     if args.quantize:
         settings["quantize"] = str(args.quantize)
     known = kept_rows(args.rows, settings) if args.rows else {}
     attempts: list[Attempt] = []
     for model in args.model:
         if model not in known:
-            attempts.append(_lower_one(model, args, backends, options))
+            attempts.append(_lower_one(model, args, chosen, options))
             if args.rows:
                 keep_row(args.rows, attempts[-1], settings)
     if args.junit:
@@ -103,10 +103,10 @@ def _run(args: argparse.Namespace, backends: list[str], options: dict[str, dict[
 
 
 def _lower_one(
-    model: str, args: argparse.Namespace, backends: list[str], options: dict[str, dict[str, Any]]
+    model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
 ) -> Attempt:
     """One MODEL through everything that was asked for; where there is a report, it is written whatever happens then."""
-    made = Attempt(model)
+    made, backends = Attempt(model), chosen.names
     with attempt(made):
         with progress(f"loading {model}"):
             from ..api import lower
@@ -118,7 +118,7 @@ def _lower_one(
             folds = not args.no_fold_constants
             lowered = lower(**given.arguments(), backends=backends, options=options, fold_constants=folds)
         made.report = lowered.report
-        made.report.notes += [args.why_backends] if args.why_backends else []
+        made.report.notes += [chosen.why] if chosen.why else []
         _check(made, lowered, given, args)
         if args.output:
             made.output = _save(lowered, _place(args.output, model))

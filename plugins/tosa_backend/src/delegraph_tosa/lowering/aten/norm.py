@@ -162,7 +162,7 @@ def group_norm(
 ) -> Value:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]"""
     y, _, _ = _grouped(t, input, num_groups, eps)
-    return converted(t, _affine(t, y, weight, bias, _channel_shape(input)), input.dtype)
+    return converted(t, _affine(t, y, weight, bias, channel_shape(input)), input.dtype)
 
 
 @lowers(aten.native_group_norm.default)
@@ -180,7 +180,7 @@ def native_group_norm(
     """input [N,C,*S] -> [N,C,*S], and the means and 1 / deviations [N,group]"""
     y, mean, scale = _grouped(t, input, group, eps)
     kept = [converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight)) for v in (mean, scale)]
-    return converted(t, _affine(t, y, weight, bias, _channel_shape(input)), input.dtype), kept[0], kept[1]
+    return converted(t, _affine(t, y, weight, bias, channel_shape(input)), input.dtype), kept[0], kept[1]
 
 
 @lowers(aten.instance_norm.default)
@@ -204,5 +204,6 @@ def instance_norm(
     return group_norm(t, input, input.shape[1], weight, bias, eps, cudnn_enabled)
 
 
-def _channel_shape(x: Value) -> tuple[int, ...]:
+def channel_shape(x: Value) -> tuple[int, ...]:
+    """x [N,C,*S] -> (1, C, 1, ...), in which a number for each channel broadcasts"""
     return (1, x.shape[1], *(1,) * (x.rank - 2))

@@ -9,6 +9,7 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.types import DType
+from ..aten.norm import channel_shape
 from ..aten.reduce import reduced
 from ..builder import Shape, Tosa
 from ..lazy import Lazy, Scaled, operand, real
@@ -90,12 +91,10 @@ def group_norm(
 ) -> Lazy:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each of the groups of channels for itself"""
     x = operand(t, input, "its input")
-    batch, channels, *size = x.shape
-    parts = t.reshape(x.q, (batch, num_groups, math.prod(x.shape[1:]) // num_groups))
+    parts = t.reshape(x.q, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups))
     groups = Scaled(parts, x.scale, x.zero_point)
     y = normalized(t, groups, [2], eps, True)
-    shape = (1, channels, *(1,) * len(size))
-    return affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), shape, weight, bias)
+    return affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), channel_shape(input), weight, bias)
 
 
 @lowers_quantized(aten.instance_norm.default)
@@ -116,7 +115,7 @@ def instance_norm(
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
     y = normalized(t, operand(t, input, "its input"), range(2, input.rank), eps, True)
-    return affine(t, y, (1, input.shape[1], *(1,) * (input.rank - 2)), weight, bias)
+    return affine(t, y, channel_shape(input), weight, bias)
 
 
 @lowers_quantized(aten.batch_norm.default)
@@ -141,5 +140,5 @@ def batch_norm(
     gain = gain if weight is None else t.mul(gain, real(t, weight))
     offset = t.negate(t.mul(real(t, running_mean), gain))
     offset = offset if bias is None else t.add(offset, real(t, bias))
-    shape = (1, input.shape[1], *(1,) * (input.rank - 2))
+    shape = channel_shape(input)
     return multiplied(t, operand(t, input, "its input"), t.reshape(gain, shape), t.reshape(offset, shape))
