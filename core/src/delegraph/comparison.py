@@ -144,19 +144,14 @@ def compare(
     without example inputs are lowered, but not run.
     """
     chosen = registry or default_registry()
-    if backends is None:
-        backends = [b.name for b in chosen.usable_backends()]
-    if isinstance(backends, str) or not backends:
-        raise OptionError("option-invalid", f"backends is a list of names, not {backends!r}")
-    for backend in backends:
-        chosen.get_partitioner(backend)  # so that none is measured with the imports of its plugin
+    names = _names_of(backends, chosen)
     sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
     start = time.perf_counter()
     exported = {method: export_method(method, source) for method, source in sources.items()}
     export_seconds = time.perf_counter() - start
     calls = {method: _call_of(sources[method], exported[method]) for method in sources}
-    groups: list[tuple[str, ...]] = [(b,) for b in dict.fromkeys(backends)]
-    groups += [tuple(dict.fromkeys(backends))] if len(groups) > 1 else []
+    groups: list[tuple[str, ...]] = [(name,) for name in names]
+    groups += [names] if len(names) > 1 else []
 
     def one(group: tuple[str, ...]) -> LoweredProgram:
         theirs = {b: o for b, o in (options or {}).items() if b in group}
@@ -172,6 +167,17 @@ def compare(
     modules = {m: p.module(check_guards=False) for m, p in exported.items()} if runnable else {}
     eager = _median_seconds(modules, calls) if runnable else None
     return Comparison(tuple(made), _alone(taken), export_seconds, eager)
+
+
+def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, ...]:
+    """The backends to compare, each once. Loads their plugins, so that none is measured with its imports."""
+    if backends is None:
+        backends = [b.name for b in registry.usable_backends()]
+    if isinstance(backends, str) or not backends:
+        raise OptionError("option-invalid", f"backends is a list of names, not {backends!r}")
+    for backend in backends:
+        registry.get_partitioner(backend)
+    return tuple(dict.fromkeys(backends))
 
 
 Handles = dict[tuple[str, int], str]
