@@ -31,7 +31,7 @@ DYNAMIC = ["images.py:mobilenet_v2", "images.py:unet", "sequences.py:gpt2"]
 
 CAUSES = {
     "images.py:mobilenet_v2": ("self.features(x)", STATIC),
-    "images.py:resnet": ("image.permute", "let image be int32 from the start"),
+    "images.py:resnet": ("image.permute", "let it be int32 before it comes into the model"),
     "images.py:unet": ("self.down(x)", STATIC),
     "images.py:yolo": ("boxes[found], scores[found]", "the best by torch.topk"),
     "images.py:diffusion": ("torch.randn_like(x)", "pass the random numbers to the model as an input"),

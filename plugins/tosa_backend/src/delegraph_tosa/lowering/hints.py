@@ -89,6 +89,15 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
     return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)
 
 
+def no_operand(dtype: torch.dtype) -> Reason:
+    """An operand that a delegate moves and converts, but does not compute with."""
+    reason = no_dtype(dtype, "its operand")
+    if dtype is not torch.uint8:
+        return reason
+    hint = "write .float() behind it, which a delegate computes, or let it be int32 before it comes into the model"
+    return Reason(reason, hint=hint, cause=reason.cause, unless=torch.int32)
+
+
 def within(what: str, why: str) -> str:
     """The reason of a call inside of ``what``, with what the user can do about it."""
     if not isinstance(why, Reason):

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from .builder import Tosa
 from .complex_numbers import COMPLEX_RULES, Complex
-from .hints import no_dtype
+from .hints import no_operand
 from .lazy import Lazy
 from .quantized_calls import apply_quantized
 from .registry import Result, Rule, checked
@@ -41,7 +41,7 @@ def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
 def _apply_own(t: Tosa, rule: Rule, node: Node, arguments: list[Any], kind: _Kind) -> Result:
     own = kind.rules.get(node.target)  # type: ignore[call-overload]
     if own is None:
-        raise refused(no_dtype(kind.dtype, "its operand"))
+        raise refused(no_operand(kind.dtype))
     return checked(rule._replace(lazy=True), node, lambda: own(t, *arguments))
 
 
