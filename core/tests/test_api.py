@@ -527,6 +527,11 @@ class NoInput(nn.Module):
         return torch.ones(3)
 
 
+class Signatures(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.conv2d(x, "weight")
+
+
 class Breaks(nn.Module):
     def forward(self, x):
         return x.numpy()
@@ -537,8 +542,14 @@ BAD_PROGRAMS = {
     "no_examples": (lambda: (Middle().eval(), None), "input-invalid", "example_inputs are needed"),
     "training": (lambda: (Middle(), (torch.randn(3, 4),)), "training-mode", "training mode"),
     "not_a_module": (lambda: (lambda x: x, (torch.randn(3),)), "input-invalid", "an nn.Module or an ExportedProgram"),
+    "class": (lambda: (Middle, (torch.randn(3, 4),)), "input-invalid", r"not the class Middle(.|\n)*make one of it"),
     "number_as_examples": (lambda: (Middle().eval(), 3), "input-invalid", "is a tuple"),
     "not_exportable": (lambda: (Breaks().eval(), (torch.randn(3),)), "export-failed", "could not export Breaks"),
+    "no_such_signature": (
+        lambda: (Signatures().eval(), (torch.randn(3),)),
+        "export-failed",
+        r"invalid combination of arguments - got [^\n]*\)\n  at ",
+    ),
     "no_methods": (lambda: ({}, None), "input-invalid", "no method to lower"),
 }
 

@@ -302,8 +302,10 @@ class DelegateFormat(ProgramFormat):
             raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
         count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
         if count != 1 or host:
-            text = f"the file holds one delegate and no host operator; this program has {count} and {host}"
-            hint = "save each with lowered.delegates[k].save(path); the report says what stayed on the host, and why"
+            text = "the file holds one delegate and nothing of the host;"
+            text += f" this program has delegates: {count}, host operators: {host}"
+            hint = "a .pte file holds all of it (delegraph-executorch), or save each with"
+            hint += " lowered.delegates[k].save(path); the report says what stayed on the host, and why"
             raise InputError("not-fully-delegated", text, hint=hint)
         (delegate,) = program.delegates
         if delegate.backend_id != cls.backend_id:

@@ -295,6 +295,30 @@ def test_in_the_stock_runtime_by_its_name(registry: delegraph.Registry, tmp_path
     )
 
 
+def test_a_backend_that_the_stock_runtime_has_not(registry: delegraph.Registry, tmp_path: Path) -> None:
+    stock_runtime()
+    path = tmp_path / "net.pte"
+    _lower(registry, ["tosa"]).save(path)
+    with pytest.raises(NoRuntime, match="this host does not have: TOSABackend") as raised:
+        StockProgram(path)(X)
+    assert raised.value.hint.startswith("run it without runtime='executorch' (--runtime)")
+    assert stock.judge_loading(path).accepted is None
+
+
+def test_what_others_log_on_import_is_no_matter_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "executorch").mkdir()
+    says = "import logging, warnings\nlogging.getLogger('torchao').warning('Failed to load')\nwarnings.warn('old')\n"
+    (tmp_path / "executorch" / "runtime.py").write_text(says + "class Runtime:\n    get = staticmethod(lambda: 'it')\n")
+    for name in [n for n in sys.modules if n.partition(".")[0] == "executorch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    assert stock.stock_runtime.__wrapped__() == "it"
+    assert not caplog.records
+
+
 def test_a_runtime_that_is_not_there_is_an_error_with_what_to_install(
     registry: delegraph.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

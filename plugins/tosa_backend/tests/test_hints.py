@@ -155,6 +155,18 @@ def test_another_target():
     one_delegate(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+FP+INT"}})
 
 
+def test_sizes_of_the_run_time_need_another_target():
+    def check(spec):
+        net, shapes = torch.nn.Conv2d(3, 3, 2, stride=2).eval(), ({0: torch.export.Dim("batch", max=8)},)
+        options = {"tosa": {"spec": spec}}
+        x = torch.ones(2, 3, 5, 5)
+        return delegraph.lower(net, (x,), dynamic_shapes=shapes, backends=["tosa"], options=options).report.causes
+
+    (cause,) = check("TOSA-1.1+FP")
+    assert "EXT-SHAPE" in cause.reason and "spec=TOSA-1.1+FP+INT+shape" in cause.hint
+    assert not check("TOSA-1.1+FP+INT+shape")
+
+
 def test_what_integers_leave_at_the_border():
     """The hint leads to a program without it."""
     import torch.ao.quantization.fx._decomposed  # registers the operators

@@ -41,8 +41,10 @@ def export_method(method: str, source: Source) -> ExportedProgram:
     if isinstance(program, torch.nn.Module):
         program = _export_module(program, *source[1:])
     if not isinstance(program, ExportedProgram):
-        text = f"method {method}: an nn.Module or an ExportedProgram is wanted, not {type(program).__name__}"
-        raise InputError("input-invalid", text)
+        given = f"the class {program.__name__}" if isinstance(program, type) else type(program).__name__
+        text = f"method {method}: an nn.Module or an ExportedProgram is wanted, not {given}"
+        hint = f"make one of it: {program.__name__}(...)" if isinstance(program, type) else None
+        raise InputError("input-invalid", text, hint=hint)
     if not user_inputs(program):
         text = f"method {method} takes no inputs: there is nothing to compute at run time"
         raise InputError("input-invalid", text, hint="give the module an input, or compute its constant result once")
@@ -66,6 +68,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:
         first, _, rest = str(e).strip().partition("\n")
+        first = first.removesuffix(", but expected one of:")  # what would follow is torch's list of signatures
         text = f"torch.export could not export {kind}: {type(e).__name__}: {first}"
         fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
         suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from delegraph.errors import NoRuntime
+from delegraph.io.quiet import quietly
 
 HINT = 'pip install "delegraph-executorch[runtime]"'
 
@@ -17,8 +17,7 @@ HINT = 'pip install "delegraph-executorch[runtime]"'
 def stock_runtime() -> Any:
     """The runtime. Raises NoRuntime, with what to install, if the wheel is missing or cannot be imported."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly():
             from executorch.runtime import Runtime
     except ImportError as e:
         raise NoRuntime("no-runtime", f"ExecuTorch's runtime cannot be used here: {e}", hint=HINT) from e

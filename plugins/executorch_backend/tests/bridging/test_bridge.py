@@ -101,6 +101,26 @@ def test_sizes_that_vary(tmp_path: Any) -> None:
     assert "which nothing bounds: its memory cannot be planned; give it a bound" in str(unbounded.report)
 
 
+class Kept(nn.Module):
+    """Two parts that XNNPACK takes, and then as many rows as the data say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(self.first(x).cumsum(1)) * 2
+        return y[torch.nonzero(y.sum(1) > 0)[:, 0]]
+
+
+def test_sizes_that_depend_on_the_data_elsewhere(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    module, x = Kept().eval(), torch.randn(6, 8)
+    lowered = lower(module, (x,), backends=["xnnpack"])
+    assert len(lowered.delegates) == 2
+    check_both_runtimes(lowered, module, [(x,)], tmp_path / "m.pte")
+
+
 def test_branches(tmp_path: Any) -> None:
     torch.manual_seed(0)
     module = Branch().eval()

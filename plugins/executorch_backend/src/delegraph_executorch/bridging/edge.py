@@ -13,6 +13,7 @@ from delegraph.exported_program import argument_of, build_program, copy_node, fl
 from delegraph.io.quiet import quietly
 from torch._ops import OpOverload
 from torch._prims_common import is_contiguous_or_false
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
@@ -55,6 +56,7 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
 
     config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
     copied = _Copy(program, hidden).program()
+    _forget_pending_sizes(copied)
     with executorch_works():
         edge: ExportedProgram = _generate_edge_program(config, copied)
     metas = {n.name: n.meta for n in program.graph.nodes}
@@ -65,6 +67,17 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
         for piece, mark in zip(pieces, marks, strict=False):
             piece.meta.update(mark)
     return edge
+
+
+def _forget_pending_sizes(program: ExportedProgram) -> None:
+    """Clear the data-dependent sizes that an earlier trace bound to nothing, for which torch blames the next call.
+
+    Every trace of a part of the program shares the sizes of the whole, so that a part without any would fail as well.
+    """
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    modes = {value.fake_mode for value in values if isinstance(value, FakeTensor)}
+    for shape_env in {mode.shape_env for mode in modes if mode.shape_env is not None}:
+        shape_env.pending_fresh_unbacked_symbols.clear()
 
 
 def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from delegraph.errors import DelegraphError, InputError
+from delegraph.errors import DelegraphError, InputError, NoRuntime
 from delegraph.formats import Verdict
 
 from ..containers import flatten_call, structure_of, unflatten_result
@@ -20,8 +20,8 @@ from ..wheel import stock_runtime
 class StockProgram:
     """A file in ExecuTorch's runtime, called as the module that it was made from.
 
-    Delegates run in the device halves that installed plugins have. Raises NoRuntime if the wheel is missing, InputError
-    for a file or inputs that the runtime refuses.
+    Delegates run in the device halves that installed plugins have. Raises NoRuntime if the wheel or a backend of the
+    file is missing, InputError for a file or inputs that the runtime refuses.
     """
 
     def __init__(self, path: str | Path, data: Sequence[str | Path] = ()) -> None:
@@ -42,8 +42,9 @@ class StockProgram:
         """A method to call; it keeps the program."""
         if name not in self._plans:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
-        loaded = _say(self._path, lambda: self._program.load_method(name))
         plan = self._plans[name]
+        self._expect_backends(delegate.id for delegate in plan.delegates)
+        loaded = _say(self._path, lambda: self._program.load_method(name))
         container = plan.container
         takes, returns = structure_of(container, "inputs"), structure_of(container, "outputs")
 
@@ -55,6 +56,14 @@ class StockProgram:
             return unflatten_result(returns, list(outputs))
 
         return call
+
+    def _expect_backends(self, backend_ids: Iterable[str]) -> None:
+        """Raise NoRuntime for backends that the runtime has not; it would itself say only a number."""
+        known = stock_runtime().backend_registry.registered_backend_names
+        if lacking := ", ".join(sorted(set(backend_ids) - set(known))):
+            text = f"{self._path.name} needs backends that ExecuTorch's runtime on this host does not have: {lacking}"
+            hint = "run it without runtime='executorch' (--runtime); a device's runtime needs the backend's device half"
+            raise NoRuntime("no-runtime", text, hint=hint)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.method("forward" if "forward" in self._plans else self.methods[0])(*args, **kwargs)

@@ -19,7 +19,7 @@ from ..ir.graph import Folded, Illegal, Literal, Operator, Value, shape_value
 from ..ir.types import ARRAY_DTYPES, BYTES, FLOATS, SHORT_FLOATS, DType, Type
 from ..spec import TosaSpec
 from ..spec.target import alternatives
-from .hints import other_target
+from .hints import needs_sizes, other_target
 from .ranges import COUNTED, Range, meet, result_range
 from .torch_types import TORCH_DTYPES, refused
 
@@ -161,7 +161,7 @@ class Emitter:
         if key not in self._constants:
             made = shape_value(key)
             if made.constant is None and (why := self.spec.why_not_sizes()):
-                raise refused(f"{why}: {list(key)}")
+                raise refused(needs_sizes(f"{why}: {list(key)}"))
             self._constants[key] = made
         return self._constants[key]
 

@@ -27,7 +27,11 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
     """``what`` has sizes that are known at run time only; those that depend on the data are a cause of their own."""
     if any(free_unbacked_symbols(size) for size in val.shape):
         return data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}; {_MEANT}", of)
-    text = f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time"
+    return needs_sizes(f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time")
+
+
+def needs_sizes(text: str) -> Reason:
+    """What only a target with sizes of the run time takes."""
     hint = (
         "lower for spec=TOSA-1.1+FP+INT+shape, which computes with sizes, or export with static sizes (without these"
         " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"

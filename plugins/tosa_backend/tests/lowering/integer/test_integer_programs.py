@@ -8,7 +8,7 @@ import delegraph
 import pytest
 import torch
 import torch.nn.functional as F
-from delegraph.errors import Unsupported
+from delegraph.errors import InputError, Unsupported
 from delegraph_tosa.backend import compile_program
 from delegraph_tosa.borders import integer_borders
 from delegraph_tosa.evaluate import evaluate
@@ -129,9 +129,8 @@ def bordered(x, y):
 
 def test_a_program_can_take_and_return_integers():
     module, reals = Function(bordered).eval(), (randn(2, 3), randn(2, 3, seed=1))
-    lowered = delegraph.lower(
-        module, reals, backends=["tosa"], options={"tosa": {"spec": str(INT8)}}, transforms=[integer_borders]
-    )
+    program, options = torch.export.export(module, reals), {"tosa": {"spec": str(INT8)}}
+    lowered = delegraph.lower(program, backends=["tosa"], options=options, transforms=[integer_borders])
     assert not lowered.report.refusals and len(lowered.delegates) == 1
     integers = quantize(reals[0], 0.1, 3, torch.int8), quantize(reals[1], 0.2, 0, torch.int8)
     found, positive = lowered(*integers)
@@ -139,6 +138,8 @@ def test_a_program_can_take_and_return_integers():
     assert found.dtype is torch.int8 and positive.dtype is torch.bool
     torch.testing.assert_close(dequantize(found, 0.25, -5), wanted, rtol=0, atol=0)
     assert lowered.report.delegates[0].facts["output 0"] == "int8, scale 0.25, zero point -5"
+    with pytest.raises(InputError, match="is torch.int8 since a transform changed it, and torch.float32 in eager"):
+        lowered.verify(*reals)
 
 
 def test_integer_borders_of_a_program_without_any_are_refused():
