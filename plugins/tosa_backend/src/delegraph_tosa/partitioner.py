@@ -11,6 +11,7 @@ from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, wri
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from .ir.graph import Value
 from .ir.operators import VARIABLE
@@ -197,9 +198,8 @@ def _call(node: Node) -> Node:
 
 
 def _sizes(node: Node) -> list[int]:
-    """The sizes that a call makes."""
-    val = node.meta.get("val")
-    several = val if isinstance(val, (tuple, list)) else (val,)
+    """The sizes of what a call makes and of what it takes, to which a linear layer reshapes its operand."""
+    several = [v for one in (node, *node.all_input_nodes) for v in pytree.tree_leaves(one.meta.get("val"))]
     numbers = [v for v in several if isinstance(v, torch.SymInt)]
     sizes = [size for v in several if isinstance(v, torch.Tensor) for size in v.shape]
     return list(shape_of_tensor([*numbers, *sizes]))

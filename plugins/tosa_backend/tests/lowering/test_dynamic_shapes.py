@@ -277,6 +277,17 @@ def test_a_size_is_no_tensor():
     assert "a number that is known at run time only" in found["aten.div.Tensor"]
 
 
+def test_what_a_partition_cannot_read_of_its_operands_is_refused_with_the_reason():
+    """After the host's operator nothing tells how many rows y had, of which the product makes its sum."""
+
+    def gram(x, y):
+        z = torch.special.i1(y.reshape(x.shape[0], -1))
+        return z @ z.t()
+
+    found = refusals(gram, (randn(3, 4), randn(6, 5)), [{0: Dim.AUTO}, {0: Dim.AUTO}])
+    assert "no input tells the size" in dict(found)["aten.mm.default"]
+
+
 # ---- a decoder's int32 ids alone tell the sizes, under FP alone as well
 
 

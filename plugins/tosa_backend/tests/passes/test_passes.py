@@ -327,6 +327,12 @@ def test_axes_of_size_one_inside_a_group_that_is_joined():
     assert names(check(d, y)) == {"TRANSPOSE": 1, "RESHAPE": 1}
 
 
+def test_an_axis_of_size_one_between_axes_that_are_joined_moves_nothing():
+    """Heads of a single token: [N,H,1,E] to [N,H*E]."""
+    d = Draft()
+    assert names(check(d, d.reshape(d.input(2, 4, 1, 3), 2, 12))) == {"RESHAPE": 1}
+
+
 def test_no_rank_above_the_level_arises():
     d = Draft()
     y = d.transpose(d.reshape(d.input(1, 1, 1, 2, 3, 4), 2, 3, 4), 2, 1, 0)

@@ -48,10 +48,10 @@ def _regrouped(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -
     perms = _gathered(base.shape, joined)
     rank = base.rank + sum(len(new) - 1 for _, new in pieces if new)
     if perms is None or rank > MAX_RANK:
-        straight = views.transpose(base, _as_viewed(axes, base.rank), source)
+        straight = views.arrange(base, _as_viewed(axes, base.rank), source)
         return View(views.reshape(straight, shape, source), ax.plain(len(shape)), source)
     moved = tuple([None if a is None else perms.index(a) for a in axes])
-    return _split(views, View(views.transpose(base, perms, source), moved, source), pieces, shape)
+    return _split(views, View(views.arrange(base, perms, source), moved, source), pieces, shape)
 
 
 def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
