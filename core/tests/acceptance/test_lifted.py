@@ -224,7 +224,8 @@ def test_quantized_with_delegate():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch.ao.quantization.fx._decomposed  # registers the operators
-    q, dq = (torch.ops.quantized_decomposed.__getattr__(f"{k}quantize_per_tensor").default for k in ("", "de"))
+    operators = torch.ops.quantized_decomposed
+    q, dq = operators.quantize_per_tensor.default, operators.dequantize_per_tensor.default
 
     def quantized(value, low, high, dtype):
         return dq(q(value, 0.1, 0, low, high, dtype), 0.1, 0, low, high, dtype)
