@@ -135,6 +135,33 @@ def test_int16_activations_have_no_zero_point():
     assert {n.args[2] for n in calls(found, ".quantize_per_tensor")} == {0}
 
 
+class Computed(nn.Module):
+    """Weights and biases that other layers compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.shift = nn.Linear(5, 6 * 4 * 9), nn.Linear(5, 6)
+        self.own = nn.Parameter(torch.linspace(-1, 1, 24).reshape(6, 4))
+
+    def forward(self, x, z):
+        shift = self.shift(z)[0]
+        y = F.conv2d(x, self.kernel(z).reshape(6, 4, 3, 3), shift).mean((2, 3))
+        return F.linear(y, y, self.own[0, :2]), F.linear(x.mean((2, 3)), self.own, shift)
+
+
+@pytest.mark.parametrize("activations", [torch.int8, torch.int16], ids=str)
+def test_weights_that_are_computed_have_one_scale(activations):
+    torch.manual_seed(0)
+    inputs = torch.randn(2, 4, 7, 7), torch.randn(1, 5)
+    found = delegraph.quantize(Computed().eval(), [inputs], quantizer=quantizer(precision(activations=activations)))
+    assert not any("quantize_per_channel" in str(n.args[0].target) for n in calls(found, "dequantize_per_channel"))
+    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
+    assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
+    scales = [n.args[1] for n in calls(found, "dequantize")[-2:]]
+    for mine, theirs, scale in zip(lowered(*inputs), found.module(check_guards=False)(*inputs), scales, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1.01 * scale)
+
+
 class Attention(nn.Module):
     """Scores are hidden by ``hide``, which takes them and what is seen; or attention is whole, with a ``mask``."""
 

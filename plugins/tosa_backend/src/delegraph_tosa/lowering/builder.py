@@ -79,6 +79,10 @@ class Tosa(IntegerWidths, Regions):
         """The zero point of a value that is not quantized, [1]."""
         return self.constant(0, value.dtype)
 
+    def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
+        """The zero points of the operands of a product, [1] each."""
+        return self.zero(left), self.zero(right)
+
     def no_bias(self, x: Value) -> Value:
         """The bias of a convolution of ``x`` that has none, [1]."""
         return self.constant(0, x.dtype)
@@ -338,13 +342,13 @@ class Tosa(IntegerWidths, Regions):
 
     def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
         """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
-        operands = (x, weight, bias, self.zero(x), self.zero(weight))
+        operands = (x, weight, bias, *self.zeros(x, weight))
         return self.emit(tosa.TRANSPOSE_CONV2D, operands, out_pad=out_pad, stride=stride, acc_type=self.accumulator(x))
 
     def _convolution(
         self, cls: type[Operator], x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
     ) -> Value:
-        operands = (x, weight, bias, self.zero(x), self.zero(weight))
+        operands = (x, weight, bias, *self.zeros(x, weight))
         acc_type = self.accumulator(x)
         return self.emit(cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=acc_type)
 
@@ -360,7 +364,7 @@ class Tosa(IntegerWidths, Regions):
 
     def matmul(self, left: Value, right: Value) -> Value:
         """left [B,L,K], right [B,K,M] -> [B,L,M]; accumulated in fp32, also for fp16."""
-        operands = (left, right, self.zero(left), self.zero(right))
+        operands = (left, right, *self.zeros(left, right))
         return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
 
     def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:

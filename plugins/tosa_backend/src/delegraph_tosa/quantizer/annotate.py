@@ -7,6 +7,7 @@ before them, all that is asked of the registry that lowers (``computes_in_intege
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,14 +140,21 @@ class _Call:
         return self._unless_joined(dict.fromkeys(floats, plain))
 
     def _weighted(self, x: Node, weight: Node, bias: Any) -> dict[Node, QuantizationSpecBase | None]:
-        turned = packet(self.target).startswith("conv_transpose")
-        found: dict[Node, QuantizationSpecBase | None] = {
-            x: specs.activation(self.precision, self.qat),
-            weight: specs.weight(self.precision, 1 if turned else 0, self.qat),
-        }
-        if isinstance(bias, Node):
-            found[bias] = specs.bias(self.precision, x, weight, self.node)
-        return found
+        plain = specs.activation(self.precision, self.qat)
+        computed = isinstance(bias, Node) and not is_constant(bias)
+        if not is_constant(weight):
+            found = {x: plain, weight: plain if packet(self.target) == "linear" else self._computed_kernel()}
+        else:
+            axis = 1 if packet(self.target).startswith("conv_transpose") else 0
+            precision = replace(self.precision, per_channel=self.precision.per_channel and not computed)
+            found = {x: plain, weight: specs.weight(precision, axis, self.qat)}
+            if isinstance(bias, Node) and not computed:
+                found[bias] = specs.bias(precision, x, weight, self.node)
+        return {**found, bias: plain} if computed else found
+
+    def _computed_kernel(self) -> QuantizationSpecBase:
+        """Of a weight that is computed at run time: TOSA convolves by int8 only."""
+        return specs.activation(replace(self.precision, activations=torch.int8), self.qat)
 
     def _unless_joined(self, operands: dict[Any, QuantizationSpecBase | None]) -> dict[Node, Any]:
         """The operands but for those that an operator before hands on without rounding."""
@@ -194,6 +202,18 @@ def arguments(node: Node) -> dict[str, Any]:
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [a.name for a in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a tensor is made of parameters and buffers alone."""
+    pending, seen = [node], {node}
+    while pending:
+        made = pending.pop()
+        if made.op == "placeholder":
+            return False
+        pending += [n for n in made.all_input_nodes if n not in seen]
+        seen.update(made.all_input_nodes)
+    return True
 
 
 def is_limit(target: Any) -> bool:

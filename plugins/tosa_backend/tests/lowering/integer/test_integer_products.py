@@ -36,6 +36,17 @@ FAMILY.case("matmul-heads", lambda x, y: x @ y.transpose(-2, -1), (2, 3, 5, 16),
 FAMILY.case("matmul-columns", WithWeight(lambda x, w, b: x @ w, randn(32, 20), axis=1), (4, 32))
 FAMILY.case("mm-transposed", WithWeight(lambda x, w, b: torch.mm(x, w.t()), randn(20, 32)), (4, 32))
 FAMILY.case("addmm", WithWeight(lambda x, w, b: torch.addmm(b, x, w.t()), randn(20, 32), randn(20)), (4, 32))
+FAMILY.case("linear-computed", F.linear, (4, 32), (20, 32), (20,))
+BIAS = 0.01 * randn(20)
+FAMILY.case("linear-computed-weight", lambda x, w: F.linear(x, w, BIAS), (4, 32), (20, 32))
+CONVOLVED, BYTES = ((2, 8, 5, 5), (8, 6, 3, 3), (6,)), [torch.int8]
+FAMILY.case("conv2d-computed", lambda x, w, b: F.conv2d(x, w.mT.swapaxes(0, 1), b, 1, 1), *CONVOLVED, dtypes=BYTES)
+FAMILY.case(
+    "conv-transpose2d-computed",
+    lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, dilation=2),
+    *CONVOLVED,
+    dtypes=BYTES,
+)
 
 FAMILY.case(
     "batch-norm",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..quantization import Scale, multipliers
 from ..ranges import inside, range_of
 from ..registry import RULES, lowers_quantized
 from ..torch_types import refused
+from .sums import Shifted, addend, aligned
 
 aten = torch.ops.aten
 WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
@@ -31,26 +33,36 @@ WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
 class Accumulating(Tosa):
     """The builder ``t``, with operands that have zero points, and sums of integers.
 
-    ``zero_points`` are those of the left and the right operand of a product. A convolution's weight is constant, what
-    it takes is not; padding is that one's zero point, too.
+    ``left`` and ``right`` are the zero points of the operands of a product. Padding is the zero point of what is
+    padded: that of the right operand for ``weight``, and for all that is made of it.
     """
 
     unit: Scale = Scale(1.0)
     """Steps of the sums in one of the results: a power of two, where sums of int48 have lost low bits."""
     terms: int | None = None
 
-    def __init__(self, t: Tosa, dtype: DType, left: int, right: int, bias: Value | None = None) -> None:
+    def __init__(
+        self, t: Tosa, dtype: DType, left: int, right: int, weight: Value | None = None, bias: Value | None = None
+    ) -> None:
         self.__dict__.update(t.__dict__)
         self.sums, self._left, self._right, self._bias = dtype, left, right, bias
+        self._of_weight = set() if weight is None else {weight}
+
+    def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
+        result = super().emit(cls, inputs, fold, **attributes)
+        if inputs[0] in self._of_weight:
+            self._of_weight.add(result)
+        return result
 
     def zero(self, value: Value) -> Value:
-        return self.constant(self._zero_point(value), value.dtype)
+        return self.constant(self._left, value.dtype)
 
-    def _zero_point(self, value: Value) -> int:
-        return self._left if value.constant is None else self._right
+    def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
+        return self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
-        return super().pad(x, padding, self._zero_point(x) if number == 0 else number)
+        zero_point = self._right if x in self._of_weight else self._left
+        return super().pad(x, padding, zero_point if number == 0 else number)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
         """Types are those of the rules below, which give a bias in the type of the sums."""
@@ -69,15 +81,21 @@ class Accumulating(Tosa):
         RESCALE by another number than a power of two has 15 bits of it, which is too little for int16.
         """
         if sums.dtype is not DType.INT48:
-            return sums
+            return self._bounded(sums, terms, left, right)
         self.require(self.terms in (None, terms), "its sums have different lengths")
         self.terms, products = terms, 2.0 ** (math.ceil(math.log2(terms)) + _bits(left) + _bits(right))
         if self._bias is None:
             self.unit = Scale(_unit(products))
-            return self._rescaled(sums, Scale(1 / self.unit.factor))
+            return self._bounded(self._rescaled(sums, Scale(1 / self.unit.factor)), terms, left, right)
         up, down = _unit_of(self._bias, products, 1), _unit_of(self._bias, products, -1)
         self.unit = Scale(1.0, (up,))
         return self._rescaled(sums, Scale(1.0, (down,)))
+
+    def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
+        """The sums, with the range of so many products and no bias."""
+        most = terms * _farthest(left, self._left) * _farthest(right, self._right) / self.unit.factor
+        sums.range = (-math.ceil(most), math.ceil(most)) if most < 1 << 31 and self._bias is None else None
+        return sums
 
     def _rescaled(self, sums: Value, ratio: Scale) -> Value:
         return self.rescale(sums, *multipliers(self, ratio, 15), 0, 0, DType.INT32)
@@ -89,12 +107,8 @@ class Accumulating(Tosa):
         return self.sums
 
     def matmul(self, left: Value, right: Value) -> Value:
-        zeros = self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
-        sums = self.emit(tosa.MATMUL, (left, right, *zeros), dtype=self.sums)
-        found = self._narrow_sums(sums, left.shape[2], left, right)
-        most = left.shape[2] * _farthest(left, self._left) * _farthest(right, self._right) / self.unit.factor
-        found.range = (-math.ceil(most), math.ceil(most)) if most < 1 << 31 else None
-        return found
+        sums = self.emit(tosa.MATMUL, (left, right, *self.zeros(left, right)), dtype=self.sums)
+        return self._narrow_sums(sums, left.shape[2], left, right)
 
 
 def _summed(
@@ -104,11 +118,16 @@ def _summed(
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
     steps = bias_in_steps(t, bias, scale, sums)
-    building = Accumulating(t, sums, x.zero_point, weight.zero_point, steps)
-    small = "int4" in t.spec.extensions and x.q.dtype is DType.INT8 and inside(range_of(weight.q), INT4)
-    kernel = _as_int4(t, weight.q) if small and weight.zero_point == 0 else weight.q
+    kernel = _as_int4(t, weight.q) if _fits_int4(t, x, weight) else weight.q
+    building = Accumulating(t, sums, x.zero_point, weight.zero_point, kernel, steps)
     y = RULES[overload].function(building, x.q, kernel, steps, *settings)
     return y, scale.times(building.unit)
+
+
+def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
+    """Whether a constant weight can be of int4, which has no zero points, in a product with ``x``."""
+    possible = "int4" in t.spec.extensions and x.q.dtype is DType.INT8 and weight.constant is not None
+    return possible and weight.zero_point == 0 and inside(range_of(weight.q), INT4)
 
 
 def _bits(value: Value) -> int:
@@ -169,11 +188,17 @@ def real_elements(value: Value) -> Array:
     return (materialize(value.q).astype(np.float64) - value.zero_point) * value.scale.elements()
 
 
-def _constant_weight(t: Tosa, weight: Value, axis: int) -> Scaled:
+def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
     """A quantized weight whose channels, if it has scales for them, lie on ``axis``."""
     found = operand(t, weight, "its weight")
     t.require(found.axis in (None, axis), f"its weight has scales along axis {found.axis}, not {axis}")
-    t.require(found.constant is not None, "its weight is computed at run time")
+    return found
+
+
+def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
+    """The same for a convolution, of which TOSA has no weights of int16."""
+    found = _weight(t, weight, axis)
+    t.require(found.q.dtype is DType.INT8, f"TOSA convolves by weights of int8 and int4 only, not {found.q.dtype}")
     return found
 
 
@@ -194,6 +219,32 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
     return made
 
 
+def _convolution(t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any) -> Lazy:
+    """A bias that is computed at run time is added to the sums."""
+    folded = bias if bias is None or bias.constant is not None else None
+    y, scale = _summed(t, overload, x, weight, folded, *settings)
+    axis = y.rank - (weight.rank - 1)
+    return _plus(t, Scaled(y, scale, axis=axis), None if folded is bias else bias, axis)
+
+
+def _plus(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
+    """y + bias [O], whose elements belong to the indices of ``axis``"""
+    if bias is None:
+        return y
+    t.require(y.axis is None, "its bias is no part of the sums, because the weight has a scale for each channel")
+    shape = (*bias.shape, *(1,) * (y.rank - 1 - axis))
+    if bias.constant is not None:
+        load = partial(_as_floats, bias, shape)
+        return Shifted(y, Value(Type(shape, DType.FP32), Deferred(load)), y.shape)
+    (sums, steps), step = aligned(t, [addend(t, y), addend(t, bias)])
+    return Scaled(t.add(sums, t.reshape(steps, shape)), Scale(step))
+
+
+def _as_floats(value: Value, shape: Shape) -> Array:
+    elements: Array = real_elements(value).astype(np.float32).reshape(shape)
+    return elements
+
+
 def _convolves(*overloads: Any) -> None:
     for overload in overloads:
 
@@ -201,9 +252,7 @@ def _convolves(*overloads: Any) -> None:
             t: Tosa, input: Value, weight: Value, bias: Value | None, *settings: Any, of: Any = overload
         ) -> Lazy:
             """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
-            x, w = operand(t, input, "its input"), _constant_weight(t, weight, 0)
-            y, scale = _summed(t, of, x, w, bias, *settings)
-            return Scaled(y, scale, axis=y.rank - (w.rank - 1))
+            return _convolution(t, of, operand(t, input, "its input"), _kernel(t, weight, 0), bias, *settings)
 
         lowers_quantized(overload)(convolved)
 
@@ -253,10 +302,9 @@ def _spreads(*overloads: Any) -> None:
             t: Tosa, input: Value, weight: Value, bias: Value | None, *settings: Any, of: Any = overload
         ) -> Lazy:
             """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
-            x, w = operand(t, input, "its input"), _constant_weight(t, weight, 1)
+            x, w = operand(t, input, "its input"), _kernel(t, weight, 1)
             every = Scaled(w.q, _of_groups(t, w.scale, settings[3]), w.zero_point, w.axis)
-            y, scale = _summed(t, of, x, every, bias, *settings)
-            return Scaled(y, scale, axis=y.rank - (w.rank - 1))
+            return _convolution(t, of, x, every, bias, *settings)
 
         lowers_quantized(overload)(spread)
 
@@ -284,6 +332,9 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
 @lowers_quantized(aten.linear.default)
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
-    x, w = operand(t, input, "its input"), _constant_weight(t, weight, 0)
-    y, scale = _summed(t, aten.linear.default, x, w, bias)
-    return Scaled(y, scale, axis=y.rank - 1)
+    x, w = operand(t, input, "its input"), _weight(t, weight, 0)
+    folded = bias if w.constant is not None and (bias is None or bias.constant is not None) else None
+    if w.constant is None:  # a MATMUL, whose operands have one type
+        x, w = _widened(t, x, w), _widened(t, w, x)
+    y, scale = _summed(t, aten.linear.default, x, w, folded)
+    return _plus(t, Scaled(y, scale, axis=y.rank - 1), None if folded is bias else bias, y.rank - 1)
