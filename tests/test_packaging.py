@@ -1,4 +1,4 @@
-"""The three wheels build without network, and work without the checkout."""
+"""The wheels build without network, and work without the checkout."""
 
 import email
 import json
@@ -93,6 +93,14 @@ def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
         for document in ("LICENSE", "NOTICE"):
             [packed] = [f for f in files if f.endswith(f"licenses/{document}") or f == document]
             assert files[packed] == (ROOT / document).read_bytes()
+
+
+def test_an_sdist_has_every_file_that_its_tests_and_its_package_have(sdists):
+    """Also those that .gitignore names by their suffix, such as the program files that tests read."""
+    for archive, folder in zip(sdists, DISTRIBUTIONS, strict=True):
+        paths = [p for part in ("src", "tests") for p in (ROOT / folder / part).rglob("*") if p.is_file()]
+        there = {p.relative_to(ROOT / folder).as_posix() for p in paths if "__pycache__" not in p.parts}
+        assert there - contents(archive).keys() == set()
 
 
 def test_the_releases_of_torch_that_are_allowed_are_those_that_the_suite_ran_with():

@@ -44,7 +44,7 @@ class Everything(CapabilityPartitioner):
         super().__init__(lambda node: None, "GoodBackend")
 """
 HOOK = """
-from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
 
 @hookimpl
 def {hook}({arguments}):
@@ -255,6 +255,15 @@ ROWS = {
         answers("[RuntimeSpec('bad', 'a:R', requires=('nobody_has_it',))]", hook="delegraph_runtimes"),
         "the runtime of 'bad' needs nobody_has_it, which is not installed: it compiles and cannot run here",
         "install nobody_has_it",
+        Status.OK,
+    ),
+    "missing required module of a quantizer": Row(
+        answers(
+            "[QuantizerSpec('bad', 'a:Q', requires=('nobody_has_it',), install_hint='pip install bad-one[quantize]')]",
+            hook="delegraph_quantizers",
+        ),
+        "the quantizer of 'bad' needs nobody_has_it, which is not installed: it compiles what is quantized already",
+        r"^pip install bad-one\[quantize\]$",
         Status.OK,
     ),
     "declaration that imports torch": Row(

@@ -24,7 +24,7 @@ from typing import Any
 from importlib_metadata import EntryPoint
 
 from ...errors import DelegraphError
-from ...plugin import PROJECT, BackendSpec, CommandSpec, Declaration, FormatSpec, RuntimeSpec
+from ...plugin import PROJECT, BackendSpec, CommandSpec, Declaration, FormatSpec, QuantizerSpec, RuntimeSpec
 from ..entry_points import Key, load
 from ..loading import missing
 from ..record import Fault, PluginRecord, Status, without
@@ -167,8 +167,7 @@ def target_faults(
     usable = [d for d in declared if _backend_of(d) not in record.faults]
     for k, declaration in enumerate(usable, 1):
         begin(declaration.target, len(usable) - k)
-        absent = None if isinstance(declaration, BackendSpec) else _absent(declaration)
-        if absent is not None:
+        if (absent := _absent(declaration)) is not None:
             yield absent
             continue
         try:
@@ -182,13 +181,20 @@ def _backend_of(declaration: Declaration) -> str | None:
 
 
 def _absent(declaration: Declaration) -> Fault | None:
-    """A warning if a runtime, format or command needs modules that are not installed."""
+    """A warning if a runtime, quantizer, format or command needs modules that are not installed."""
     needs = ", ".join(missing(getattr(declaration, "requires", ())))
-    if isinstance(declaration, RuntimeSpec) and needs:
-        error = f"the runtime of {declaration.backend!r} needs {needs}, which is not installed"
-        return Fault(Status.OK, f"{error}: it compiles and cannot run here", f"install {needs}")
-    if isinstance(declaration, (CommandSpec, FormatSpec)) and needs:
-        what = f"format {declaration.suffix}" if isinstance(declaration, FormatSpec) else f"command {declaration.name}"
-        hint = declaration.install_hint or f"install {needs}"
-        return Fault(Status.OK, f"the {what} needs {needs}, which is not installed", hint)
-    return None
+    if not needs:
+        return None
+    match declaration:
+        case RuntimeSpec(backend=backend):
+            what, so = f"runtime of {backend!r}", ": it compiles and cannot run here"
+        case QuantizerSpec(backend=backend):
+            what, so = f"quantizer of {backend!r}", ": it compiles what is quantized already"
+        case FormatSpec(suffix=suffix):
+            what, so = f"format {suffix}", ""
+        case CommandSpec(name=name):
+            what, so = f"command {name}", ""
+        case _:
+            return None
+    hint = getattr(declaration, "install_hint", "") or f"install {needs}"
+    return Fault(Status.OK, f"the {what} needs {needs}, which is not installed{so}", hint)

@@ -70,16 +70,17 @@ def padded(x: Array, pad: Sequence[int]) -> Array:
         return x
     sizes = [size + pad[2 * i] + pad[2 * i + 1] for i, size in enumerate(x.shape[1:-1])]
     out = np.zeros((x.shape[0], *sizes, x.shape[-1]), x.dtype)
-    inside = [slice(pad[2 * i], pad[2 * i] + size) for i, size in enumerate(x.shape[1:-1])]
-    out[(slice(None), *inside)] = x
+    inside = (slice(None), *(slice(pad[2 * i], pad[2 * i] + size) for i, size in enumerate(x.shape[1:-1])))
+    out[inside] = x
     return out
 
 
 def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
     """Zeros added around the spatial axes, or, where ``out_pad`` is negative, outputs taken away."""
     cuts = [max(-p, 0) for p in out_pad]
-    inside = [slice(cuts[2 * i], size - cuts[2 * i + 1]) for i, size in enumerate(whole.shape[1:-1])]
-    return padded(whole[(slice(None), *inside)], [max(p, 0) for p in out_pad])
+    spatial = enumerate(whole.shape[1:-1])
+    inside = (slice(None), *(slice(cuts[2 * i], size - cuts[2 * i + 1]) for i, size in spatial))
+    return padded(whole[inside], [max(p, 0) for p in out_pad])
 
 
 def windows(x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from delegraph.errors import Unsupported
@@ -185,7 +185,7 @@ class Interpreter:
                 raise
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
-    def enter(self, nodes: Collection[Node], given: Callable[[Node], Value]) -> Self:
+    def enter(self, nodes: Collection[Node], given: Callable[[Node], Value]) -> Interpreter:
         """An interpreter for the nodes of a subgraph, the values of whose placeholders are ``given``."""
         inner = copy(self)
         inner.values, inner.bounds = {}, bounds_of(nodes)
