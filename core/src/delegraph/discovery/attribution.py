@@ -22,19 +22,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ..errors import DelegraphError, PluginFailed
 from ..plugin import IN_PROCESS
 from ..source import source_of
-from .record import describe
-
-if TYPE_CHECKING:
-    from .registry import Registry
+from .record import PluginRecord, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_registry: ContextVar[Registry | None] = ContextVar("registry", default=None)
+
+
+class Owners(Protocol):
+    """Who knows the plugin of a class, such as a registry."""
+
+    def owner(self, kind: type) -> PluginRecord | None:
+        """The plugin that declares the class; None if none does."""
+
+
+_registry: ContextVar[Owners | None] = ContextVar("registry", default=None)
 _at_work: list[AtWork] = []
 _watch: Callable[[str], None] | None = None
 
@@ -55,7 +61,7 @@ class AtWork:
     doing: str
     where: str = ""
     nodes: Iterable[Any] = ()
-    registry: Registry | None = None
+    registry: Owners | None = None
 
     @cached_property
     def text(self) -> str:
@@ -136,7 +142,7 @@ def _node_given(error: BaseException) -> Any:
 
 
 @contextmanager
-def attributing(registry: Registry) -> Iterator[None]:
+def attributing(registry: Owners) -> Iterator[None]:
     """Inside, ``registry`` knows the distribution of a plugin at work that was given no registry."""
     token = _registry.set(registry)
     try:

@@ -1,9 +1,9 @@
 """Partitioners: they choose the nodes that a backend gets."""
 
 from .canonical import AllNodePartitioner, PatternPartitioner, matches
-from .capability import CapabilityPartitioner, NodeLists, Support, WhyNot
+from .capability import CapabilityPartitioner, NodeLists, WhyNot
 from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
-from .contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
+from .contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal, Support
 from .tagging import tag_constant_data, tag_mutated_buffer
 from .wrapping import WrappingPartitioner
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
@@ -16,7 +16,7 @@ from ..backend import CompileSpec
 from ..errors import OptionError
 from ..exported_program import CALL_DELEGATE, CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
 from ..io.weights import why_no_bytes
-from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
+from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
 from .groups import Groups
 from .levels import connected_components, flatten, group_by_level, levels, limit, sink
 
@@ -28,26 +28,6 @@ WhyNot = Callable[["Node"], str | None]
 """Why a node is not to be taken, in the user's terms; None if it may be."""
 NodeLists = Callable[["ExportedProgram"], Iterable[Sequence["Node"]]]
 """Lists of nodes of the program that it is given."""
-
-
-@runtime_checkable
-class Support(Protocol):
-    """What a backend knows about nodes. ``begin`` is called first, then ``why_not`` once a call, in graph order."""
-
-    def begin(self, exported_program: ExportedProgram) -> None:
-        """A new program: forget the last one."""
-
-    def why_not(self, node: Node) -> str | None:
-        """Why the backend does not take ``node``, in the user's terms; None if it does."""
-
-    def is_constant(self, node: Node) -> bool:
-        """Whether an accepted node computes a constant, so that each partition may have its own."""
-
-    def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """Refusals that show only in a finished partition, where all but constants arrives at run time; {} if none.
-
-        What this returns empty for must compile.
-        """
 
 
 class Predicate:

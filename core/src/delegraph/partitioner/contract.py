@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union, runtime_checkable
 
 from ..backend import CompileSpec
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.export import ExportedProgram
     from torch.fx import Node
-
-    from .capability import Support
 
 
 class _DelegationSpec(NamedTuple):
@@ -96,6 +94,26 @@ class PartitionResult:
     partition_tags: Mapping[str, DelegationSpec]
     boundary_types: Mapping[str, torch.dtype] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
+
+
+@runtime_checkable
+class Support(Protocol):
+    """What a backend knows about nodes. ``begin`` is called first, then ``why_not`` once a call, in graph order."""
+
+    def begin(self, exported_program: ExportedProgram) -> None:
+        """A new program: forget the last one."""
+
+    def why_not(self, node: Node) -> str | None:
+        """Why the backend does not take ``node``, in the user's terms; None if it does."""
+
+    def is_constant(self, node: Node) -> bool:
+        """Whether an accepted node computes a constant, so that each partition may have its own."""
+
+    def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
+        """Refusals that show only in a finished partition, where all but constants arrives at run time; {} if none.
+
+        What this returns empty for must compile.
+        """
 
 
 class Partitioner(ABC):
