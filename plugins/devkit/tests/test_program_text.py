@@ -8,7 +8,7 @@ import pytest
 from delegraph import Verification
 from delegraph_devkit.lowering_attempt import is_random
 from delegraph_devkit.opinfo import operator_programs
-from delegraph_devkit.reproduce import listing
+from delegraph_devkit.program_text import listing
 from torch.utils import _pytree as pytree
 
 from .support.kit import failure

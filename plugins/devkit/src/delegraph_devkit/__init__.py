@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import checks
-    from .backend_under_test import GATE, QUICK_GATE, TOLERANCE, BackendUnderTest
+    from .backend_under_test import BackendUnderTest
     from .check import CHECKS, SCHEMA, Check, CheckReport, CheckResult, Status, run_check, run_checks
+    from .configured_backend import GATE, QUICK_GATE, TOLERANCE
     from .contract import BackendContract
     from .failures import CheckFailed, CheckSkipped
     from .programs import Program
@@ -41,7 +42,7 @@ __all__ = [
     "run_checks",
 ]
 
-_MODULES = ("backend_under_test", "check", "contract", "failures", "programs")
+_MODULES = ("backend_under_test", "check", "configured_backend", "contract", "failures", "programs")
 
 
 def __getattr__(name: str) -> Any:

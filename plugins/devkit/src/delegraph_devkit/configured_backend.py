@@ -1,4 +1,4 @@
-"""The backend that is checked: how to get it, here and in another process, and what it does with the samples."""
+"""A backend with its options: how to get it, here and in another process, and to lower a program for it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ from delegraph.errors import DelegraphError, InputError, NoRuntime, Unsupported
 from delegraph.partitioner import Partitioner
 from delegraph.plugin import IN_PROCESS
 
-from . import sweep
 from .failures import CheckFailed, CheckSkipped
-from .lowering_attempt import LoweringAttempt, Phase, attempt_lowering, quiet
+from .lowering_attempt import LoweringAttempt, attempt_lowering, quiet
 from .programs import PROGRAMS, Example, Program, given
 from .random_programs import random_program
 from .recipe import Recipe, portable
-from .snapshot import differences, take_snapshot
 from .subprocesses import Answer, Report, find_by_name, fork_server
 from .warm_up import RANDOM_PROGRAMS
 
 if TYPE_CHECKING:
     from delegraph.lowered_program import LoweredProgram
     from delegraph.runtime import BackendRuntime
-
-    from .trial import Outcome
 
 TOLERANCE = 1e-4
 """Largest accepted difference from eager, relative to the largest value of an output."""
@@ -44,7 +40,7 @@ _FIELDS = ("name", "options", "tolerance", "gate", "seconds", "operators", "rand
 
 
 @dataclass
-class BackendUnderTest:
+class ConfiguredBackend:
     """A backend with its options, and how strictly and how long to check it.
 
     ``gate`` operators and random programs are tried, always the same; then others for ``seconds``. ``operators`` names
@@ -139,46 +135,6 @@ class BackendUnderTest:
             return None
         return attempt_lowering(program, exported, self.partitioner, self.registry, self.runtime is None)
 
-    @cached_property
-    def rehearsal(self) -> list[Outcome]:
-        """What came of the samples in another process."""
-        return sweep.run(self, sweep.SAMPLES)
-
-    @property
-    def fatal(self) -> set[str]:
-        """The names of the samples that ended the process that tried them."""
-        return {o.program for o in self.rehearsal if o.fatal}
-
-    @cached_property
-    def samples(self) -> list[LoweringAttempt]:
-        """The programs, each lowered once, as far as torch exports them, with what that changed in the caller's.
-
-        Those that ended another process are left out: accepted_compiles is about them.
-        """
-        attempts = []
-        for program in (p for p in self.programs if p.name not in self.fatal):
-            before = take_snapshot(program.exported)
-            one = self.attempt(program)
-            if one is not None:
-                one.changed = differences(before, take_snapshot(program.exported))
-                attempts.append(one)
-        return attempts
-
-    @property
-    def lowered(self) -> list[LoweringAttempt]:
-        """Those samples of which the backend compiled a part; skips the check if there are none."""
-        attempts = [a for a in self.samples if a.phase is Phase.DONE and a.lowered is not None and a.lowered.delegates]
-        if not attempts:
-            raise CheckSkipped("no part of the sample programs was compiled; see accepted_compiles, or give an example")
-        return attempts
-
-    @cached_property
-    def sweep(self) -> sweep.Sweep:
-        """What came of all programs, or of the operators that were asked for."""
-        rehearsed = [] if self.operators else self.rehearsal
-        more = sweep.run(self, sweep.MORE, self.seconds) if self.seconds and not self.operators else []
-        return sweep.Sweep([*rehearsed, *sweep.run(self, sweep.GATE), *more])
-
     # --- in another process
 
     def run_elsewhere(
@@ -217,10 +173,10 @@ class BackendUnderTest:
 
 def _call(recipe: Recipe, function: str, *args: Any) -> Any:
     """In another process."""
-    return find_by_name(function)(BackendUnderTest(**recipe.arguments()), *args)
+    return find_by_name(function)(ConfiguredBackend(**recipe.arguments()), *args)
 
 
-def find_device(backend: BackendUnderTest, report: Report) -> tuple[str, str]:
+def find_device(backend: ConfiguredBackend, report: Report) -> tuple[str, str]:
     """Run in another process: why nothing can run on the device here, or what is wrong with its half; else empty."""
     runtime = backend.needs_runtime()
     for program in backend.programs:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from delegraph.errors import DelegraphWarning
 
 from . import checks  # noqa: F401 - fills CHECKS
-from .backend_under_test import QUICK_GATE, TOLERANCE, BackendUnderTest, Register
+from .backend_under_test import BackendUnderTest
 from .check import CHECKS, Check
+from .configured_backend import QUICK_GATE, TOLERANCE, Register
 from .programs import Example
 
 

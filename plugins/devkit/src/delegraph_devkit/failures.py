@@ -7,7 +7,7 @@ import unittest
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .reproduce import listing
+from .program_text import listing
 
 if TYPE_CHECKING:
     from .programs import Program

@@ -1,15 +1,14 @@
-"""A failure as Python that runs as it stands, without this kit and without what OpInfo needs."""
+"""A program as Python that runs as it stands, without this kit and without what OpInfo needs."""
 
 from __future__ import annotations
 
 import base64
-import inspect
 import math
 import operator
 import textwrap
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from delegraph.exported_program import constant_tensor, output_node, placeholders
@@ -18,10 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from .programs import Program, place_text
-
-if TYPE_CHECKING:
-    from .backend_under_test import BackendUnderTest
+from .programs import Program
 
 _LISTED = 64
 """Elements up to which a tensor is written as numbers."""
@@ -41,44 +37,6 @@ def listing(program: Program) -> str:
         return program.source
     text = _text(*program.exported) if program.exported is not None else None
     return text or f"# {program.name}: it has parts that cannot be written as calls of operators\n"
-
-
-def lowering(backend: BackendUnderTest) -> str:
-    """Python that lowers ``model`` for the backend."""
-    given = [f"backends=[{backend.name!r}]"]
-    if backend.options:
-        given.append(f"options={ {backend.name: dict(backend.options)}!r}")
-    if backend.runtime is None:
-        given.append("on_missing_runtime='eager'")
-    registered = _registered(backend)
-    if registered:
-        given.append("registry=registry")
-    return f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs, {', '.join(given)})\n"
-
-
-def verifying(backend: BackendUnderTest) -> str:
-    """Python that lowers ``model`` and compares with eager."""
-    where = f", runtime={backend.where!r}" if backend.where else ""
-    return lowering(backend) + ("" if backend.runtime is None else f"print(lowered.verify(*inputs{where}))\n")
-
-
-def calling_again(backend: BackendUnderTest) -> str:
-    """Python that shows how the results of one call change with the next."""
-    lines = ["first = lowered(*inputs)", "before = copy.deepcopy(first)", f"lowered(*{OTHER_INPUTS})"]
-    return "import copy\n" + lowering(backend) + "\n".join([*lines, "print(before)", "print(first)", ""])
-
-
-def _registered(backend: BackendUnderTest) -> str:
-    """How a backend gets into a registry that is not installed."""
-    if backend.register is None:
-        return ""
-    made = "registry = delegraph.Registry(discover=False)\n"
-    if not inspect.isfunction(backend.register):
-        return f"{made}# register the backend with it, as the test does\n"
-    return f"import runpy\n{made}{place_text(backend.register)}(registry)\n"
-
-
-# --- an exported program as text
 
 
 def _text(program: ExportedProgram, inputs: Sequence[Any]) -> str | None:

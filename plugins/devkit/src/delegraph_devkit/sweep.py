@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
+from .configured_backend import ConfiguredBackend
 from .control_flow import WITHOUT_CONTROL_FLOW
 from .failures import CheckFailed, CheckSkipped
 from .opinfo import operator_programs
@@ -21,9 +21,6 @@ from .reproduce import calling_again, lowering, verifying
 from .special_values import SPECIAL
 from .subprocesses import Answer, Report, find_by_name
 from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
-
-if TYPE_CHECKING:
-    from .backend_under_test import BackendUnderTest
 
 SILENT_SECONDS = 600.0
 """How long a program may take, on however busy a machine; a hang that uses the processor ends sooner."""
@@ -43,13 +40,13 @@ class Series:
     """
 
     name: str
-    programs: Callable[[BackendUnderTest], Iterator[Program]]
-    attempt: Callable[[Program, BackendUnderTest], list[Outcome]] = try_program
+    programs: Callable[[ConfiguredBackend], Iterator[Program]]
+    attempt: Callable[[Program, ConfiguredBackend], list[Outcome]] = try_program
     groups: tuple[Program, ...] = ()
     export: Callable[[], object] | None = None
     lanes: int = 1
 
-    def find(self, backend: BackendUnderTest, name: str) -> Program | None:
+    def find(self, backend: ConfiguredBackend, name: str) -> Program | None:
         """The program of that name."""
         tried = (one for p in self.programs(backend) for one in (p, *p.members))
         return next((p for p in tried if p.name == name), None)
@@ -58,13 +55,13 @@ class Series:
 # --- the series that every backend is tried on
 
 
-def _gate(backend: BackendUnderTest) -> Iterator[Program]:
+def _gate(backend: ConfiguredBackend) -> Iterator[Program]:
     if backend.operators:
         return operator_programs(backend.operators)
     return itertools.chain(_FIXED, itertools.islice(_mixed(), backend.gate))
 
 
-def _more(backend: BackendUnderTest) -> Iterator[Program]:
+def _more(backend: ConfiguredBackend) -> Iterator[Program]:
     return itertools.islice(_mixed(), backend.gate, None)
 
 
@@ -92,7 +89,7 @@ MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
 # --- trying them
 
 
-def run(backend: BackendUnderTest, series: Series, seconds: float | None = None) -> list[Outcome]:
+def run(backend: ConfiguredBackend, series: Series, seconds: float | None = None) -> list[Outcome]:
     """The outcomes of all programs of a series, or of those that ``seconds`` are enough for, in its order.
 
     Raises CheckSkipped where they are to run on a device, and none can be run here.
@@ -111,7 +108,7 @@ def run(backend: BackendUnderTest, series: Series, seconds: float | None = None)
 
 
 def _run_lane(
-    backend: BackendUnderTest, series: Series, seconds: float | None, lane: int, lanes: int
+    backend: ConfiguredBackend, series: Series, seconds: float | None, lane: int, lanes: int
 ) -> Iterator[list[Outcome]]:
     """The outcomes of every ``lanes``-th program from number ``lane`` on."""
     start, crashes = lane, 0
@@ -148,7 +145,7 @@ def _ended(answer: Answer) -> list[Outcome]:
 
 
 def try_series(
-    backend: BackendUnderTest,
+    backend: ConfiguredBackend,
     name: str,
     start: int,
     step: int,
@@ -206,7 +203,7 @@ def _line(one: Outcome) -> str:
 
 def raise_first(
     faults: list[tuple[Outcome, Fault]],
-    backend: BackendUnderTest,
+    backend: ConfiguredBackend,
     *series: Series,
     shown: Callable[[Program], Program] = lambda program: program,
 ) -> None:

@@ -15,15 +15,14 @@ from delegraph.errors import Unsupported
 from delegraph.exported_program import written_targets
 from torch.utils import _pytree as pytree
 
+from .configured_backend import ConfiguredBackend
 from .lowering_attempt import LoweringAttempt, Phase, is_random, operator_name, quiet
+from .program_text import other_inputs
 from .programs import Program
-from .reproduce import other_inputs
 from .tolerance import element_types, is_rounding_error, tolerance_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-
-    from .backend_under_test import BackendUnderTest
 
 
 class Kind(str, Enum):
@@ -83,7 +82,7 @@ class Outcome:
         return any(f.kind in FATAL for f in self.faults)
 
 
-def try_program(program: Program, backend: BackendUnderTest) -> list[Outcome]:
+def try_program(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     """The outcome of a program; if it has members and something is wrong, those of its members."""
     whole = _try(program, backend)
     if whole.faults or whole.excuse:
@@ -93,7 +92,7 @@ def try_program(program: Program, backend: BackendUnderTest) -> list[Outcome]:
     return [whole]
 
 
-def _try(program: Program, backend: BackendUnderTest) -> Outcome:
+def _try(program: Program, backend: ConfiguredBackend) -> Outcome:
     one = backend.attempt(program)
     if one is None or one.phase in (Phase.ENGINE, Phase.CONTRACT) or not (one.calls or one.recording is None):
         return Outcome(program.name)  # not the backend's, or for another check
@@ -138,7 +137,7 @@ def partitioning_fault(one: LoweringAttempt) -> Fault | None:
     return None
 
 
-def compare_with_eager(one: LoweringAttempt, backend: BackendUnderTest) -> tuple[float, Fault | None]:
+def compare_with_eager(one: LoweringAttempt, backend: ConfiguredBackend) -> tuple[float, Fault | None]:
     """The largest relative error, and what is wrong if it is beyond the tolerance or the runtime fails.
 
     Outputs of eager that are rounding errors are not compared any closer than they are large.
@@ -190,7 +189,7 @@ def aliasing_fault(one: LoweringAttempt) -> Fault | None:
     return None
 
 
-def blame_others(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
+def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
     """Whose fault it is if not the backend's: torch's export, delegraph's own work, or kernels of the device's runtime.
 
     None if none of them is wrong.
@@ -226,20 +225,20 @@ def blame_others(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
     return None
 
 
-def _declared_difference(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
+def _declared_difference(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
     """What the backend declares of the operators that it took, if this is about unusual values."""
     known = dict(backend.registry.spec(backend.name).known_differences) if one.program.special else {}
     taken = [operator_name(n) for d in one.lowered.delegates for n in d.nodes] if one.lowered else []
     return next((f"declared: {o} {known[o]}" for o in taken if o in known), None)
 
 
-def is_comparable(one: LoweringAttempt, backend: BackendUnderTest) -> bool:
+def is_comparable(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
     """Whether there is something to run, and results are determined by the inputs, and real."""
     random = is_random(one.exported) or any(d.is_complex for d in element_types(one.exported))
     return backend.runtime is not None and not random and (not backend.device or _fits_file(one, backend))
 
 
-def _fits_file(one: LoweringAttempt, backend: BackendUnderTest) -> bool:
+def _fits_file(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
     """Whether a program file can hold what is left to the host, which is no fault of the backend's."""
     assert one.lowered is not None
     try:

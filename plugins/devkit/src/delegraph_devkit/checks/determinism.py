@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
+from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed
 from ..lowering_attempt import attempt_lowering, quiet
 from ..programs import Program
@@ -57,7 +58,7 @@ def _built(backend: BackendUnderTest, hash_seed: int) -> tuple[dict[str, list[Ma
 
 
 def build_twice(
-    backend: BackendUnderTest, skipped: set[str], report: Report
+    backend: ConfiguredBackend, skipped: set[str], report: Report
 ) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
     """Run in another process: the samples' delegates, of two lowerings each."""
 
@@ -118,7 +119,7 @@ def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
     return {"programs": programs, "settings": len(_settings())}
 
 
-def find_traces(backend: BackendUnderTest, skipped: set[str], report: Report) -> tuple[list[str], int]:
+def find_traces(backend: ConfiguredBackend, skipped: set[str], report: Report) -> tuple[list[str], int]:
     """Run in another process: what differs afterwards, and how many programs were lowered."""
     programs = [p for p in backend.programs if p.name not in skipped]
     for program in programs:
@@ -144,7 +145,7 @@ def find_traces(backend: BackendUnderTest, skipped: set[str], report: Report) ->
     return [*_still_there(registry, spec.name), *changed], len(programs)
 
 
-def _lowered_once(program: Program, registry: Registry, name: str, backend: BackendUnderTest) -> list[tuple[str, Any]]:
+def _lowered_once(program: Program, registry: Registry, name: str, backend: ConfiguredBackend) -> list[tuple[str, Any]]:
     """Lower and run; weak references to the partitions that the backend was given."""
     if program.exported is None:
         return []

@@ -13,6 +13,7 @@ from delegraph.exported_program import user_inputs
 from .. import sweep
 from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
+from ..configured_backend import ConfiguredBackend
 from ..control_flow import CONTROL_FLOW
 from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import LoweringAttempt, Phase, operator_name, quiet
@@ -28,7 +29,7 @@ def _outcome(program: Program, one: LoweringAttempt, kind: Kind, why: str | None
     return [Outcome(program.name, reached=True, accepted=taken, faults=faults)]
 
 
-def _wrong(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
+def _wrong(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
     """What goes wrong whatever the form of the program."""
     if one.lowered is None:
         return f"lowering failed: {one.failed}"
@@ -54,7 +55,7 @@ def empty_programs(backend: BackendUnderTest) -> Figures:
     return {"programs": len(NOTHING) + 1}
 
 
-def try_empty(program: Program, backend: BackendUnderTest) -> list[Outcome]:
+def try_empty(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     """As it is."""
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
@@ -71,7 +72,7 @@ def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
     return next((s.compile_specs for r in results if r is not None for s in r.partition_tags.values()), ())
 
 
-def preprocess_empty(backend: BackendUnderTest, specs: tuple[CompileSpec, ...], report: Report) -> str | None:
+def preprocess_empty(backend: ConfiguredBackend, specs: tuple[CompileSpec, ...], report: Report) -> str | None:
     """Run in another process: give preprocess a program without calls; what is wrong with the error that it raises."""
     exported = NOTHING[0].exported
     if exported is None:
@@ -101,7 +102,7 @@ def control_flow(backend: BackendUnderTest) -> Figures:
     return {"programs": len(outcomes), "operators_delegated": len({name for o in outcomes for name in o.accepted})}
 
 
-def try_control_flow(program: Program, backend: BackendUnderTest) -> list[Outcome]:
+def try_control_flow(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     """As it is, and with inputs of the other sign; if that fails, the same operators without control flow."""
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
@@ -128,7 +129,7 @@ def dynamic_shapes(backend: BackendUnderTest) -> Figures:
     return {"programs": len(outcomes), "delegated_in_part": sum(bool(o.accepted) for o in outcomes)}
 
 
-def try_dynamic(program: Program, backend: BackendUnderTest) -> list[Outcome]:
+def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     """With its first dimensions dynamic."""
     one = backend.attempt(program, dynamic=True)
     if one is None or one.phase is Phase.ENGINE or not _symbolic_sizes(one):
@@ -163,7 +164,7 @@ def _fixed(one: LoweringAttempt) -> str | None:
     return f"lowering fixed a dynamic size of the caller's program to {fixed[0]}" if fixed else None
 
 
-def _wrong_at_sizes(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
+def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
     """How a delegate fails at the size of the example or at others."""
     if not is_comparable(one, backend):
         return None

@@ -16,6 +16,7 @@ from delegraph.lowering import LoweredBackendModule
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
+from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed
 from ..lowering_attempt import LoweringAttempt, quiet
 from ..subprocesses import Report
@@ -72,7 +73,7 @@ class Wrong:
 
 
 def try_malformed_blobs(
-    backend: BackendUnderTest, names: list[str], seconds: float, report: Report
+    backend: ConfiguredBackend, names: list[str], seconds: float, report: Report
 ) -> tuple[dict[str, int], list[Wrong]]:
     """Run in another process: try damaged copies of the programs' smallest blobs; what happened, and what was wrong."""
     counts = dict.fromkeys(("blobs", "truncations", "changed", "refused", "worked"), 0)
@@ -99,7 +100,7 @@ def _report_copy(report: Report, program: str, text: str) -> None:
 
 def _try_copies(
     module: LoweredBackendModule,
-    backend: BackendUnderTest,
+    backend: ConfiguredBackend,
     counts: dict[str, int],
     deadline: float,
     report: Report,

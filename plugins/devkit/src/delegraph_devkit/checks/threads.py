@@ -8,6 +8,7 @@ import delegraph
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
+from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import HandedOver, handed_over, quiet
 from ..subprocesses import Report
@@ -31,7 +32,7 @@ def thread_safety(backend: BackendUnderTest) -> Figures:
     return {"delegates": delegates, "threads": _THREADS}
 
 
-def compile_at_once(backend: BackendUnderTest, names: list[str], report: Report) -> tuple[int, str | None]:
+def compile_at_once(backend: ConfiguredBackend, names: list[str], report: Report) -> tuple[int, str | None]:
     """Run in another process: compile the samples one by one and by threads; how many delegates, and what differs."""
     programs = {p.name: p.exported[0] for p in backend.programs if p.name in names and p.exported is not None}
 

@@ -1,0 +1,56 @@
+"""The backend that is checked, and what came of the programs that were tried on it, each once for all checks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from . import sweep
+from .configured_backend import ConfiguredBackend
+from .failures import CheckSkipped
+from .lowering_attempt import LoweringAttempt, Phase
+from .snapshot import differences, take_snapshot
+from .trial import Outcome
+
+
+class BackendUnderTest(ConfiguredBackend):
+    """A backend with its options, and how strictly and how long to check it; see ``ConfiguredBackend``."""
+
+    @cached_property
+    def rehearsal(self) -> list[Outcome]:
+        """What came of the samples in another process."""
+        return sweep.run(self, sweep.SAMPLES)
+
+    @property
+    def fatal(self) -> set[str]:
+        """The names of the samples that ended the process that tried them."""
+        return {o.program for o in self.rehearsal if o.fatal}
+
+    @cached_property
+    def samples(self) -> list[LoweringAttempt]:
+        """The programs, each lowered once, as far as torch exports them, with what that changed in the caller's.
+
+        Those that ended another process are left out: accepted_compiles is about them.
+        """
+        attempts = []
+        for program in (p for p in self.programs if p.name not in self.fatal):
+            before = take_snapshot(program.exported)
+            one = self.attempt(program)
+            if one is not None:
+                one.changed = differences(before, take_snapshot(program.exported))
+                attempts.append(one)
+        return attempts
+
+    @property
+    def lowered(self) -> list[LoweringAttempt]:
+        """Those samples of which the backend compiled a part; skips the check if there are none."""
+        attempts = [a for a in self.samples if a.phase is Phase.DONE and a.lowered is not None and a.lowered.delegates]
+        if not attempts:
+            raise CheckSkipped("no part of the sample programs was compiled; see accepted_compiles, or give an example")
+        return attempts
+
+    @cached_property
+    def sweep(self) -> sweep.Sweep:
+        """What came of all programs, or of the operators that were asked for."""
+        rehearsed = [] if self.operators else self.rehearsal
+        more = sweep.run(self, sweep.MORE, self.seconds) if self.seconds and not self.operators else []
+        return sweep.Sweep([*rehearsed, *sweep.run(self, sweep.GATE), *more])

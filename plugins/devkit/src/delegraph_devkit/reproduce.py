@@ -1,0 +1,44 @@
+"""A failure as Python: what follows the lines of its program, to lower it and show what is wrong."""
+
+from __future__ import annotations
+
+import inspect
+
+from .configured_backend import ConfiguredBackend
+from .program_text import OTHER_INPUTS
+from .programs import place_text
+
+
+def lowering(backend: ConfiguredBackend) -> str:
+    """Python that lowers ``model`` for the backend."""
+    given = [f"backends=[{backend.name!r}]"]
+    if backend.options:
+        given.append(f"options={ {backend.name: dict(backend.options)}!r}")
+    if backend.runtime is None:
+        given.append("on_missing_runtime='eager'")
+    registered = _registered(backend)
+    if registered:
+        given.append("registry=registry")
+    return f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs, {', '.join(given)})\n"
+
+
+def verifying(backend: ConfiguredBackend) -> str:
+    """Python that lowers ``model`` and compares with eager."""
+    where = f", runtime={backend.where!r}" if backend.where else ""
+    return lowering(backend) + ("" if backend.runtime is None else f"print(lowered.verify(*inputs{where}))\n")
+
+
+def calling_again(backend: ConfiguredBackend) -> str:
+    """Python that shows how the results of one call change with the next."""
+    lines = ["first = lowered(*inputs)", "before = copy.deepcopy(first)", f"lowered(*{OTHER_INPUTS})"]
+    return "import copy\n" + lowering(backend) + "\n".join([*lines, "print(before)", "print(first)", ""])
+
+
+def _registered(backend: ConfiguredBackend) -> str:
+    """How a backend gets into a registry that is not installed."""
+    if backend.register is None:
+        return ""
+    made = "registry = delegraph.Registry(discover=False)\n"
+    if not inspect.isfunction(backend.register):
+        return f"{made}# register the backend with it, as the test does\n"
+    return f"import runpy\n{made}{place_text(backend.register)}(registry)\n"
