@@ -3,8 +3,9 @@
     python benchmarks/operators.py --rival-python OTHER/bin/python [MODEL ...]
 
 The transformers have two layers and a width of 256: each further layer is like those. Both sides lower the same
-exported program for TOSA-1.0+FP. Operators are counted over all delegates, without CONST and CONST_SHAPE; "on the
-host" are calls that no delegate computes. See rivals.py for the environment that ExecuTorch needs; without
+exported program for TOSA-1.0+FP; "channels last" is delegraph's after ``channels_last_borders``, of models that take an
+image. Operators are counted over all delegates, without CONST and CONST_SHAPE; "on the host" are calls that no delegate
+computes. See rivals.py for the environment that ExecuTorch needs; without
 --rival-python or DELEGRAPH_RIVAL_PYTHON its rows are left out.
 """
 
@@ -16,7 +17,7 @@ import operator
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import measuring
 
 SPEC = "TOSA-1.0+FP"
 KINDS = ("TRANSPOSE", "RESHAPE", "CAST")
+CHANNELS_LAST = "delegraph, channels last"
+IMAGES = ("MobileNetV2", "ResNet-50", "ViT")
 
 
 def main() -> None:
@@ -42,7 +45,9 @@ def main() -> None:
     command = " ".join([f"python benchmarks/operators.py{rival}", *given.models])
     print(measuring.heading(command, ["torch", "delegraph-tosa"]))
     sides = {"delegraph": []} | ({"executorch": [given.rival_python]} if given.rival_python else {})
-    rows = [_row(name, side, python) for name in given.models or MODELS for side, python in sides.items()]
+    names = given.models or MODELS
+    sides_of = {name: sides | ({CHANNELS_LAST: []} if name in IMAGES else {}) for name in names}
+    rows = [_row(name, side, python) for name, of_model in sides_of.items() for side, python in of_model.items()]
     print(measuring.table(("model", "delegates", "on the host", "operators", *KINDS, "constants, bytes"), rows))
 
 
@@ -72,12 +77,18 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _delegraph(name: str, folder: Path) -> dict[str, float]:
+def _channels_last(name: str, folder: Path) -> dict[str, float]:
+    from delegraph_tosa.borders import channels_last_borders
+
+    return _delegraph(name, folder, [channels_last_borders])
+
+
+def _delegraph(name: str, folder: Path, transforms: Sequence[Any] = ()) -> dict[str, float]:
     import delegraph
     import torch
 
     program = torch.export.export(*MODELS[name]())
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": SPEC}})
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": SPEC}}, transforms=transforms)
     for k, delegate in enumerate(lowered.delegates):
         delegate.save(folder / f"{k}.tosa")
     return {"host": lowered.host_operators}
@@ -101,7 +112,7 @@ def _executorch(name: str, folder: Path) -> dict[str, float]:
     return {"host": len(calls) - len(delegates)}
 
 
-WORKERS = {"delegraph": _delegraph, "executorch": _executorch}
+WORKERS = {"delegraph": _delegraph, CHANNELS_LAST: _channels_last, "executorch": _executorch}
 
 if __name__ == "__main__":
     main()

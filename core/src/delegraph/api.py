@@ -89,7 +89,8 @@ def lower(
     if require_full:
         report.expect_full()
     eager = {method: source.program for method, source in sources.items()}
-    result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, on_missing_runtime)
+    made = lowering.programs, eager, lowering.delegates, report
+    result = LoweredProgram(*made, chosen, on_missing_runtime, lowering.changed)
     report.notes += chosen.notify("delegraph_after_lower", result)
     return result
 

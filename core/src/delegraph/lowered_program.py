@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from .discovery.registry import Registry
 from .engine.tracing import TRACING
 from .errors import InputError
-from .exported_program import user_inputs, written_targets
+from .exported_program import written_targets
 from .program.delegates import DelegateInfo, MethodPrograms
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
@@ -41,10 +41,11 @@ class LoweredProgram(MethodPrograms):
         report: Report,
         registry: Registry,
         on_missing_runtime: OnMissingRuntime,
+        changed: Mapping[str, str],
     ) -> None:
         super().__init__(programs)
         self.report, self.delegates = report, delegates
-        self._eager, self._registry = eager, registry
+        self._eager, self._registry, self._changed = eager, registry, changed
         loaded = Delegates(registry, on_missing_runtime)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
 
@@ -110,7 +111,7 @@ class LoweredProgram(MethodPrograms):
         The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
         """
         name = self._known(method or self._only())
-        self._expect_inputs_of_eager(name)
+        self._expect_border_of_eager(name)
         given = copy.deepcopy(args), copy.deepcopy(kwargs)
         reference = Reference(name, self._programs[name]) if per_operator else None
         seed = torch.get_rng_state()
@@ -149,23 +150,11 @@ class LoweredProgram(MethodPrograms):
         found = None if verification is None else verification.operators
         return node_data(self.report, method or self._only(), found, node_of)
 
-    def _expect_inputs_of_eager(self, name: str) -> None:
-        """Raise InputError if a transform gave the program inputs of another dtype, so that no call suits both."""
-        eager = self._eager[name]
-        if not isinstance(eager, ExportedProgram):
-            return  # a module, whose input types nothing tells, or one made of a program that was compared before
-        taken, wanted = (
-            [(node.name, getattr(node.meta["val"], "dtype", None)) for node in user_inputs(program)]
-            for program in (self._programs[name], eager)
-        )
-        for (argument, dtype), (_, before) in zip(taken, wanted, strict=False):
-            if dtype != before:
-                text = (
-                    f"input {argument} is {dtype} since a transform changed it, and {before} in eager PyTorch: there is"
-                )
-                text += " no call to compare"
-                hint = "verify what is lowered without that transform, such as integer_borders"
-                raise InputError("input-invalid", text, hint=hint)
+    def _expect_border_of_eager(self, name: str) -> None:
+        """Raise InputError if a transform gave the program other inputs or results, so that there is no common call."""
+        if name in self._changed:
+            hint = "verify what is lowered without that transform, such as integer_borders or channels_last_borders"
+            raise InputError("input-invalid", f"{self._changed[name]}: there is no call to compare", hint=hint)
 
     def _eager_module(self, name: str) -> torch.nn.Module:
         """The program before it was lowered, to be called; torch takes long to make a module of an ExportedProgram."""

@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 from itertools import count, groupby
 from typing import NamedTuple
 
+import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
 
 from ..discovery.attribution import attributing
 from ..discovery.registry import Registry
 from ..errors import ContractViolation
-from ..exported_program import why_not_valid
+from ..exported_program import output_values, user_inputs, why_not_valid
 from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
+from ..program.lowered_module import Argument
 from ..program.types import Transform
 from ..report.build import build_rows
 from ..report.collect import reasons_of
@@ -62,7 +66,8 @@ class Lowering:
     keeps are ``decomposed`` for it, and operators that even the last step is to ``keep`` whole; whether calls on
     constants alone that a backend refuses are computed now (``folds_constants``); an ``executor`` to compile in;
     whether plugins that listen are told of each round (``notifies``). The second group is what steps leave for later
-    steps and for the report. ``plans`` and ``work`` are those of the current round.
+    steps and for the report. ``plans`` and ``work`` are those of the current round; ``changed`` says of a method what
+    transforms made of its border.
     """
 
     registry: Registry
@@ -85,6 +90,7 @@ class Lowering:
     reasons: dict[str, Reasons] = field(default_factory=dict)
     asked: Asked = field(default_factory=Asked)
     notes: list[str] = field(default_factory=list)
+    changed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def report(self) -> Report:
@@ -108,15 +114,32 @@ def _export(lowering: Lowering) -> None:
 def _normalize(lowering: Lowering) -> None:
     for method, given in lowering.programs.items():
         program = _normalized(lowering, method, given)
-        for transform in lowering.transforms.get(method, ()):
+        transforms = lowering.transforms.get(method, ())
+        border = _border(program) if transforms else {}
+        for transform in transforms:
             changed = transform(program)
             if not isinstance(changed, ExportedProgram):
                 text = f"{_named(transform)} returned {type(changed).__name__}, not an ExportedProgram"
                 raise ContractViolation("contract-violation", text)
             program = _normalized(lowering, method, changed)
             _expect_valid(program, transform)
+        others = [(name, kind) for name, kind in _border(program).items() if border.get(name, kind) != kind]
+        for name, kind in others[:1]:
+            text = f"{name} is {kind} since a transform changed it, and {border[name]} in eager PyTorch"
+            lowering.changed[method] = text
         lowering.programs[method] = program
     lowering.notes += shared_state_notes(lowering.programs)
+
+
+def _border(program: ExportedProgram) -> dict[str, str]:
+    """Types of the tensors that callers pass and get, by what they are called: ``input x`` and ``output 0``."""
+    results = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    returned = [value for spec, value in results if spec.kind is OutputKind.USER_OUTPUT]
+    values = {f"input {node.name}": node for node in user_inputs(program)}
+    values |= {f"output {k}": v for k, v in enumerate(returned) if isinstance(v, Node)}
+    vals = {name: value.meta.get("val") for name, value in values.items()}
+    tensors = {name: val for name, val in vals.items() if isinstance(val, torch.Tensor)}
+    return {name: Argument(name, val.dtype, tuple(val.shape)).type for name, val in tensors.items()}
 
 
 def _expect_valid(program: ExportedProgram, transform: Transform) -> None:
