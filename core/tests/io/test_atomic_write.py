@@ -1,5 +1,7 @@
 """Files that are whole or not there, written to what ``cp`` would write to."""
 
+import ctypes
+import errno
 import os
 import signal
 import stat
@@ -194,3 +196,42 @@ def test_threads_that_write_the_same_file(tmp_path):
         thread.join()
     content = (tmp_path / "a").read_bytes()
     assert len({*content}) == 1 and len(content) == 1000 and os.listdir(tmp_path) == ["a"]
+
+
+@pytest.fixture
+def reserving(monkeypatch):
+    """What reserving space answers; only the system call is replaced."""
+
+    def set_up(problem):
+        class System:
+            def fallocate(self, *_):
+                ctypes.set_errno(problem)
+                return -1
+
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: System())
+
+    return set_up
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="space is reserved on Linux only")
+def test_a_full_disk_is_known_before_anything_is_written(tmp_path, reserving):
+    class Asked(Blob):
+        def __len__(self):
+            return 1 << 25
+
+        def write_to(self, file):
+            raise AssertionError("it was written")
+
+    reserving(errno.ENOSPC)
+    with pytest.raises(WriteError, match="No space left"):
+        write_whole(tmp_path / "a", Asked(fails=False))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+def test_files_are_the_same_where_nothing_can_be_reserved(tmp_path, reserving, reserves):
+    if not reserves:
+        reserving(errno.EOPNOTSUPP)
+    content = b"x" * (1 << 25) + b"y"
+    write_whole(tmp_path / "a", content)
+    assert (tmp_path / "a").read_bytes() == content
