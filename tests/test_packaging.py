@@ -98,9 +98,10 @@ def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
 def test_an_sdist_has_every_file_that_its_tests_and_its_package_have(sdists):
     """Also those that .gitignore names by their suffix, such as the program files that tests read."""
     for archive, folder in zip(sdists, DISTRIBUTIONS, strict=True):
-        paths = [p for part in ("src", "tests") for p in (ROOT / folder / part).rglob("*") if p.is_file()]
-        there = {p.relative_to(ROOT / folder).as_posix() for p in paths if "__pycache__" not in p.parts}
-        assert there - contents(archive).keys() == set()
+        parts = (ROOT / folder / part for part in ("src", "tests"))
+        there = {p.relative_to(ROOT / folder) for part in parts for p in part.rglob("*") if p.is_file()}
+        kept = {p.as_posix() for p in there if not any(d.startswith((".", "__pycache__")) for d in p.parent.parts)}
+        assert kept - contents(archive).keys() == set()
 
 
 def test_the_releases_of_torch_that_are_allowed_are_those_that_the_suite_ran_with():
