@@ -38,7 +38,8 @@ def main() -> None:
 
     names = sys.argv[1:] or list(MODELS)
     _measure(MODELS["mlp"]())
-    print(measuring.heading(f"python benchmarks/program_files.py {' '.join(sys.argv[1:])}".strip(), ["torch", "executorch"]))
+    command = f"python benchmarks/program_files.py {' '.join(sys.argv[1:])}".strip()
+    print(measuring.heading(command, ["torch", "executorch"]))
     print(
         "| model | file, bytes | ExecuTorch's | ratio | memory | ExecuTorch's | ratio | emit, s | its | ratio | error |"
     )
