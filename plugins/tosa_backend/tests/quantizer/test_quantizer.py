@@ -162,6 +162,20 @@ def test_weights_that_are_computed_have_one_scale(activations):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1.01 * scale)
 
 
+def test_sums_are_quantized_before_a_function_of_them():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return F.gelu(self.line(x) * 2), torch.tanh(x * 2 + 1)
+
+    found = delegraph.quantize(Scaled().eval(), [torch.randn(3, 8)])
+    (gelu,), (tanh,) = calls(found, "gelu"), calls(found, "tanh")
+    assert "dequantize" in str(gelu.args[0].target) and "add" in str(tanh.args[0].target), "a table, as before"
+
+
 class Attention(nn.Module):
     """Scores are hidden by ``hide``, which takes them and what is seen; or attention is whole, with a ``mask``."""
 

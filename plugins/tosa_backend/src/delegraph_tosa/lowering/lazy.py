@@ -123,6 +123,11 @@ class Clamped(Lazy):
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         low, high = range_of_type(to.dtype)
+        most = self.of.reach(t) if to.dtype not in SMALL else 0
+        if to.scale * 2.0**30 < most < math.inf:  # more steps than 32 bits hold: in coarser ones they are limited first
+            step = most / 2.0**BITS
+            coarse = self.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype))
+            return Scaled(coarse, Scale(step)).integer(t, to)
         q = self.of.integer(t, to._replace(low=low, high=high))
         return limit(t, q, to.nearest(self.low), to.nearest(self.high))
 
@@ -152,8 +157,6 @@ class Clamped(Lazy):
 
 BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
 """All integers of 8 and of 16 bits."""
-BYTES_OF_ENTRIES = 4 * len(SHORTS)
-"""What the function of all of them may take while it is computed; no file has it."""
 KNOTS = range(-32768, 32769, 128)
 """Those for which a TABLE of int16 has entries; the last one is none of them (specification: TABLE)."""
 
@@ -168,9 +171,13 @@ class Pointwise(Lazy):
         self.source, self.function = source, function
         self.constant = source.constant
 
+    def of(self, function: Function) -> Pointwise:
+        """Another function of the same."""
+        return type(self)(self.source, function)
+
     def then(self, function: Function) -> Pointwise:
         """``function`` of its elements."""
-        return Pointwise(self.source, lambda t, x: function(t, self.function(t, x)))
+        return self.of(lambda t, x: function(t, self.function(t, x)))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         q = self.source.q
@@ -209,7 +216,7 @@ class Pointwise(Lazy):
         dtype = DType.INT8 if domain is BYTES else DType.INT32
         places = t.once(domain, lambda: literal(np.array(domain), dtype, dtype.name.lower()))
         folding = copy(t)
-        folding.folded_bytes = BYTES_OF_ENTRIES
+        folding.folded_bytes = 4 * max(len(domain), len(SHORTS))  # no file has them
         found = self.function(folding, Scaled(places, self.source.scale, self.source.zero_point).real(folding))
         t.require(found.constant is not None and found.shape == places.shape, "it is no function of each element alone")
         return found
@@ -221,7 +228,7 @@ class Pointwise(Lazy):
         return self
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        return Pointwise(Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point), self.function)
+        return type(self)(Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point), self.function)
 
 
 class Moved(Lazy):

@@ -12,6 +12,7 @@ from ..ir.graph import Value
 from ..ir.types import DType
 from .builder import Tosa
 from .hints import neither
+from .integer.curves import curve_of
 from .lazy import BYTES, Lazy, Pointwise, real
 from .registry import INTEGER_RULES, RULES, Result, Rule, apply, checked
 from .torch_types import refused
@@ -64,26 +65,23 @@ def is_pointwise(target: Any, rule: Rule) -> bool:
 
 
 def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
-    """A function of each element alone, whose only run-time operand is quantized, as one TABLE.
+    """A function of each element alone, whose only run-time operand is quantized, as one TABLE; of a sum, as a curve.
 
     What it computes the rule for floats says, which is applied to all integers there are. Truth values are a TABLE of
     0 and 1.
     """
     lazy = [a for a in arguments if isinstance(a, Lazy)]
-    sources = [one.pointwise() for one in lazy]
-    first = sources[0]
-    t.require(first is not None, "its operand is a sum or product that nothing quantizes before")
-    assert first is not None
-    same = all(s is not None and s.source.is_like(first.source) for s in sources)
+    curves: dict[Lazy, Pointwise] = {one: curve_of(t, one) for one in lazy}
+    first = curves[lazy[0]]
+    same = all(curve.source.is_like(first.source) for curve in curves.values())
     t.require(same, "it has several quantized operands, and no integer rule for them")
-    functions = iter([s.function for s in sources if s is not None])
-    plan = [next(functions) if isinstance(a, Lazy) else _scalar(t, a) for a in arguments]
+    plan = [curves[a].function if isinstance(a, Lazy) else _scalar(t, a) for a in arguments]
 
     def function(t: Tosa, x: Value) -> Value:
         result: Value = rule.function(t, *[a(t, x) if callable(a) else a for a in plan])
         return result
 
-    return _of_truth(t, Pointwise(first.source, function))
+    return _of_truth(t, first.of(function))
 
 
 def _scalar(t: Tosa, argument: Any) -> Any:

@@ -186,7 +186,17 @@ class _Call:
             return True
         if is_limit(uses) or is_scaling(after):
             return packet(made) not in moves.MOVES
-        return is_table(before) and is_table(after) and not is_limit(made)
+        return is_table(before) and is_table(after) and not is_limit(made) and self._is_of_one_value(before)
+
+    def _is_of_one_value(self, node: Node) -> bool:
+        """Whether a table's operand is quantized, or itself part of such a table; a sum may be neither."""
+        while True:
+            (before,) = [n for n in node.all_input_nodes if is_float(n)]
+            if not self._continues(before, node):
+                return True
+            if not is_table(before) or is_limit(functional(before.target)):
+                return False
+            node = before
 
 
 def functional(target: Any) -> Any:

@@ -22,6 +22,8 @@ FAMILY.case("maximum", torch.maximum, *TWO)
 FAMILY.case("minimum", torch.minimum, *TWO)
 FAMILY.case("gt", torch.gt, *TWO)
 FAMILY.case("le", torch.le, *TWO)
+FAMILY.case("masked", lambda x, y: x * (y > 0.01), *TWO)
+FAMILY.case("masked-by-floats", lambda x, y: x * (y > x).float() + y.sign() * (y > 0).to(torch.float32), *TWO)
 FAMILY.case("sum", lambda x: x.sum(1), (2, 16, 9))
 
 FAMILY.case("sum-whole", lambda x: x.sum(), (2, 16, 9))

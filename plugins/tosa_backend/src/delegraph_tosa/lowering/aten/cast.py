@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from ...ir.graph import Value
-from ...ir.types import Type
+from ...ir.types import FLOATS, DType, Type
 from ..builder import Tosa
+from ..lazy import Scaled
 from ..promotion import converted
+from ..quantization import Scale
 from ..registry import lowers
 from ..torch_types import dtype_of
 
@@ -21,10 +23,18 @@ def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
     return x if dtype is None else converted(t, x, dtype_of(dtype))
 
 
+def cast_to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
+    """As the whole of a call: for a target without floats, integers become reals that are quantized, in steps of 1."""
+    if dtype is not torch.float32 or x.dtype in FLOATS or x.constant is not None or "FP" in t.spec.profiles:
+        return to_torch(t, x, dtype)
+    narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(x.dtype, x.dtype)
+    return Scaled(t.cast(x, narrow), Scale(1.0))
+
+
 @lowers(aten.to.dtype)
 def to_dtype(t: Tosa, self: Value, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any) -> Value:
     """[*S] -> [*S]"""
-    return to_torch(t, self, dtype)
+    return cast_to_torch(t, self, dtype)
 
 
 @lowers(aten.to.dtype_layout)
@@ -40,7 +50,7 @@ def to_dtype_layout(
     memory_format: Any,
 ) -> Value:
     """[*S] -> [*S]"""
-    return to_torch(t, self, dtype)
+    return cast_to_torch(t, self, dtype)
 
 
 @lowers(aten._to_copy.default)
@@ -55,7 +65,7 @@ def _to_copy(
     memory_format: Any,
 ) -> Value:
     """[*S] -> [*S]"""
-    return to_torch(t, self, dtype)
+    return cast_to_torch(t, self, dtype)
 
 
 @lowers(aten.to.device)
@@ -63,7 +73,7 @@ def to_device(
     t: Tosa, self: Value, device: Any, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any
 ) -> Value:
     """[*S] -> [*S]"""
-    return to_torch(t, self, dtype)
+    return cast_to_torch(t, self, dtype)
 
 
 @lowers(aten.to.other)

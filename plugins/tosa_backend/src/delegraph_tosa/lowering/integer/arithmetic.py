@@ -17,6 +17,7 @@ from ..quantization import Scale
 from ..registry import RULES, lowers_quantized
 from .affine import multiplied
 from .division import Quotient
+from .moves import where
 from .sums import HIDES, Shifted, addend, aligned, centred, times
 
 aten = torch.ops.aten
@@ -95,6 +96,15 @@ def neg(t: Tosa, self: Lazy) -> Any:
     return NotImplemented if _is_table(self) else times(t, self, -1)
 
 
+@lowers_quantized(aten.abs.default, aten.absolute.default)
+def abs(t: Tosa, self: Lazy) -> Any:
+    """[*S] -> [*S]"""
+    if _is_table(self):
+        return NotImplemented
+    x = addend(t, self)
+    return Scaled(t.abs(centred(t, x, x.scale.factor)), x.scale)
+
+
 @lowers_quantized(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
     """[*S], [*S] -> [*S]"""
@@ -103,6 +113,8 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
     for x, factor in ((self, other), (other, self)):
         if not isinstance(factor, Value):
             return times(t, x, factor)
+        if factor.dtype is DType.BOOL:
+            return where(t, factor, x, 0.0)
         if _is_constant(factor):
             return multiplied(t, addend(t, x), factor)
     pair = addend(t, self), addend(t, other)
@@ -126,19 +138,27 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
     return Quotient(addend(t, self), operand(t, other, "its divisor"), shape)
 
 
-def _compares(overload: Any) -> None:
+def _compares(packet: Any) -> None:
     def compared(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> bool [*S]"""
         if _is_table(self, other):
             return NotImplemented
-        integers, _ = aligned(t, [addend(t, self), addend(t, other)])
-        return RULES[overload].function(t, *integers)
+        integers, _ = aligned(t, [_compared(t, v) for v in (self, other)])
+        return RULES[packet.Tensor].function(t, *integers)
 
-    lowers_quantized(overload)(compared)
+    lowers_quantized(packet.Tensor, packet.Scalar)(compared)
+
+
+def _compared(t: Tosa, value: Any) -> Scaled:
+    """An operand; a number is one step, of its own size."""
+    if isinstance(value, Value):
+        return addend(t, value)
+    t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
+    return Scaled(t.constant((value > 0) - (value < 0), DType.INT32, ()), Scale(math.fabs(value) or 1.0))
 
 
 for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
-    _compares(compare.Tensor)
+    _compares(compare)
 
 
 def _chooses(*overloads: Any, larger: bool) -> None:

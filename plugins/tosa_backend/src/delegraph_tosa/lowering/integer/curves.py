@@ -1,0 +1,128 @@
+"""Functions of sums and products that nothing quantizes in between, such as ``tanh(x + y)``.
+
+Such a sum is int32 of known size. Its range is cut into equal pieces, over each of which the function is a parabola
+whose coefficients GATHER reads. There are as few pieces as bring each of eight places in a piece near enough to what
+the rules for floats make of it; where none are enough, and the sum has 16 bits, all its values are a constant.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ...evaluate import materialize
+from ...ir.graph import Array, Value, literal
+from ...ir.types import ARRAY_DTYPES, DType
+from ..builder import Tosa
+from ..interpolation import EQUAL, INT16_VALUES
+from ..lazy import SMALL, Lazy, Pointwise, Scaled, quantized
+from ..quantization import Quantization, Scale
+from ..ranges import range_of
+from .sums import FINE, addend
+
+SUM = "its operand is a sum or product that nothing quantizes before"
+PIECES = (8, 10, 12)
+"""Powers of two; more of them take more than the 64 KB of all values of 16 bits."""
+MORE_PIECES = (14, 16)
+PLACES = 3
+"""Each piece is tried at so many powers of two of places."""
+COEFFICIENT = 28
+"""Bits of a coefficient."""
+
+
+def curve_of(t: Tosa, x: Lazy) -> Pointwise:
+    """A lazy value as a function of one quantized value or of one sum; Unsupported if the size of that is not known."""
+    found = x.pointwise()
+    if found is not None:
+        return found
+    t.require(x.reach(t) < math.inf, SUM)
+    return Curve(addend(t, x), lambda t, v: v)
+
+
+class Pieces(NamedTuple):
+    """Parabolas over pieces of 2**``width`` integers from ``start``: c0 + c1 * u + c2 * u**2, u from 0 to 1 in each."""
+
+    start: int
+    width: int
+    coefficients: Array
+    """Float64 [N, 3], in steps of the result, without its zero point."""
+
+
+class Curve(Pointwise):
+    """A function of each element of ``source``, which is int32 of known size."""
+
+    __slots__ = ()
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        start, most = range_of(self.source.q)
+        count = most - start + 1
+        for bits in PIECES if count <= INT16_VALUES else PIECES + MORE_PIECES:
+            pieces = self._pieces(t, to, max(count.bit_length() - bits, PLACES))
+            if pieces is not None:
+                return _joined(t, self.source.q, pieces, to)
+        t.require(count <= INT16_VALUES, f"{SUM}, and of that it is no curve that a table comes near to")
+        index = t.sub(self.source.q, start)
+        values = materialize(quantized(t, self.entries(t, range(start, most + 1)), to))
+        return _gathered(t, index, literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]))[0]
+
+    def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
+        """The parabolas through both ends and the middle of each piece; None if they are not near enough."""
+        start, most = range_of(self.source.q)
+        count, between = -(-(most - start + 1) >> width) or 1, 1 << PLACES
+        places = range(start, start + (count << width) + 1, 1 << (width - PLACES))
+        least, highest = to.low - to.zero_point, to.high - to.zero_point
+        beyond = highest - least
+        steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
+        steps = np.clip(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf), least - beyond, highest + beyond)
+        inside, ends = steps[:-1].reshape(count, between), steps[between::between]
+        first, middle = inside[:, 0], inside[:, between // 2]
+        c2 = 2 * first - 4 * middle + 2 * ends
+        coefficients = np.stack([first, ends - first - c2, c2], 1)
+        powers = (np.arange(between) / between) ** np.arange(3)[:, None]
+        limits = least, highest
+        distance = np.abs(np.clip(coefficients @ powers, *limits) - np.clip(inside, *limits))
+        return Pieces(start, width, coefficients) if _is_near(distance, to) else None
+
+    def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        start, most = range_of(self.source.q)
+        found = materialize(self.entries(t, range(start, most + 1, max(1, (most - start) >> PIECES[-1]))))
+        return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
+
+    def truth(self, t: Tosa) -> Value:
+        start, most = range_of(self.source.q)
+        t.require(most - start < INT16_VALUES, SUM)
+        values = materialize(self.entries(t, range(start, most + 1))).reshape(1, -1, 1)
+        found = _gathered(t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8))[0]
+        return t.cast(found, DType.BOOL)
+
+
+def _is_near(distance: Array, to: Quantization) -> bool:
+    """Whether rounding is the same for 99 % of elements, and one step off at most.
+
+    A result that is off by a share of a step is rounded to another integer in as large a share of cases. Sums of
+    ``FINE`` bits are quantized later, to 16 bits at most.
+    """
+    step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
+    return bool(distance.max() <= step / 4 and (distance <= (1 - EQUAL) * step).mean() >= EQUAL)
+
+
+def _joined(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
+    """q int32 [*S] -> integers [*S]"""
+    fraction = COEFFICIENT - math.ceil(math.log2(max(np.abs(pieces.coefficients).max(), 1)))
+    table = np.rint(pieces.coefficients * 2.0**fraction).astype(np.int64)[None]
+    offset = t.sub(q, pieces.start)
+    c0, c1, c2 = _gathered(t, t.right_shift(offset, pieces.width), literal(table, DType.INT32, np.int32))
+    u = t.bitwise_and(offset, (1 << pieces.width) - 1)
+    y = t.add(c0, t.mul(t.add(c1, t.mul(c2, u, shift=pieces.width)), u, shift=pieces.width))
+    y.range = -(1 << (COEFFICIENT + 1)), 1 << (COEFFICIENT + 1)
+    return Scaled(y, Scale(to.scale / 2.0**fraction)).integer(t, to)
+
+
+def _gathered(t: Tosa, index: Value, table: Value) -> list[Value]:
+    """index int32 [*S], table [1,K,C] -> C values [*S]"""
+    count = math.prod(index.shape)
+    rows = t.gather(table, t.reshape(index, (1, count)))
+    columns = [t.slice(rows, (0, 0, c), (1, count, 1)) for c in range(table.shape[2])]
+    return [t.reshape(column, index.shape) for column in columns]
