@@ -20,7 +20,7 @@ from .ir.witnesses import why_untold
 from .lowering.builder import Tosa
 from .lowering.complex_numbers import Complex
 from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
-from .lowering.hints import at_border, dynamic, int64_result, no_dtype
+from .lowering.hints import at_border, dynamic, int64_result, no_dtype, untold_size
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
 from .lowering.torch_sizes import is_dynamic_tensor, shape_of_tensor
@@ -91,7 +91,8 @@ class TOSASupport:
             why = self._why_not_empty(node, inside) or (alone and alone.why_not(node))
             why = why or self._why_not_result(alone or self._run, node, inside)
             if why is None and self._has_sizes:
-                why = why_untold(inputs, _sizes(node))
+                untold = why_untold(inputs, _sizes(node))
+                why = untold and untold_size(untold)
             if why is not None:
                 found[node] = at_border(self._t.spec, node, why)
                 if alone:

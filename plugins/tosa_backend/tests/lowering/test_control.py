@@ -312,21 +312,3 @@ def test_what_is_quantized_crosses_as_integers(name):
     for each in (inputs, (torch.tensor(False), -x)):
         torch.testing.assert_close(made(*each), function(*each), rtol=0, atol=0)
     assert "true_graph_0" not in dict(made.exported_program().graph_module.named_modules())
-
-
-class Dynamic(nn.Module):
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda x: x.relu() + 1, lambda x: x * 2, (x,))
-
-
-def test_sizes_that_are_known_at_run_time_do_not_cross():
-    """The branches are lowered on their own then, with dynamic sizes."""
-    either = Dynamic().eval()
-    batch = ({0: torch.export.Dim("batch", min=2, max=9)},)
-    program = torch.export.export(either, (randn(3, 4),), dynamic_shapes=batch)
-    made = lowered(program, target="TOSA-1.1+FP+INT+shape+controlflow")
-    (cause,) = made.report.causes
-    assert "has a size that is known at run time only" in cause.reason
-    assert cause.hint.startswith("compute both branches and choose by torch.where")
-    for each in (randn(5, 4).abs(), -randn(2, 4).abs()):
-        torch.testing.assert_close(made(each), either(each))

@@ -41,14 +41,19 @@ def _solve(found: dict[Symbol, Witness], one: Symbol, size: int, value: Value, a
         found[one] = Witness(value, axis, other * factor, size - product * factor)
 
 
-def why_not_told(inputs: Iterable[Value], operators: Iterable[Operator]) -> str | None:
-    """Why the shapes that ``operators`` ask for do not follow from those of ``inputs``; None if they do."""
+def sizes_of(operators: Iterable[Operator]) -> list[int]:
+    """The sizes in the shapes that ``operators`` ask for."""
     entries = [v.producer.entries or () for op in operators for v in op.inputs if isinstance(v.producer, Entries)]
-    return why_untold(inputs, [size for listed in entries for size in listed])
+    return [size for listed in entries for size in listed]
+
+
+def untold(inputs: Iterable[Value], sizes: Iterable[int]) -> set[Symbol]:
+    """The symbols in ``sizes`` that do not follow from the shapes of ``inputs``."""
+    wanted = {one for size in sizes for one in symbols(size)}
+    return wanted - witnesses(inputs).keys() if wanted else wanted
 
 
 def why_untold(inputs: Iterable[Value], sizes: Iterable[int]) -> str | None:
     """Why ``sizes`` do not follow from the shapes of ``inputs``; None if they do."""
-    wanted = {one for size in sizes for one in symbols(size)}
-    untold = wanted - witnesses(inputs).keys() if wanted else set()
-    return f"no input tells the size {min(map(str, untold))}" if untold else None
+    missing = untold(inputs, sizes)
+    return f"no input tells the size {min(map(str, missing))}" if missing else None

@@ -10,11 +10,13 @@ import torch
 from torch.fx import Node
 
 from ..ir.graph import Value
+from ..ir.sizes import range_of as size_range
 from ..ir.types import INTEGERS, DType
 from .ranges import Range, meet, range_of, range_of_type
+from .torch_sizes import is_size
 
 aten = torch.ops.aten
-ValueOf = Callable[[Node], Value]
+ValueOf = Callable[[Node], Value | int]
 
 
 def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
@@ -64,9 +66,11 @@ def _compared(
 def _numbers(argument: Any, value_of: ValueOf) -> Range | None:
     if type(argument) is int:
         return argument, argument
-    if not isinstance(argument, Node) or not _is_one_integer(argument):
+    if not isinstance(argument, Node) or not (is_size(argument) or _is_one_integer(argument)):
         return None
     value = value_of(argument)
+    if not isinstance(value, Value):
+        return size_range(value)
     return range_of(value) if value.dtype in INTEGERS else None
 
 

@@ -18,7 +18,7 @@ from ..ir.graph import Literal, Value
 from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
-from .higher_order import CONTROL
+from .higher_order import CONTROL, lower_control
 from .hints import int64_value, within
 from .interpreter import Interpreter
 from .lazy import Lazy
@@ -157,7 +157,7 @@ class DryRun(Interpreter):
     def _run_control(self, node: Node) -> Result:
         """Not remembered as a whole: what the calls in its subgraphs come to is."""
         try:
-            made = CONTROL[node.target](self, node)
+            made = lower_control(self, node)
             result = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in made])
             return result
         finally:

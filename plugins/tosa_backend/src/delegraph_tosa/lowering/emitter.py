@@ -161,7 +161,8 @@ class Emitter:
         if key not in self._constants:
             made = shape_value(key)
             if made.constant is None and (why := self.spec.why_not_sizes()):
-                raise refused(needs_sizes(f"{why}: {list(key)}"))
+                wider = str(self.spec.with_names(frozenset({"EXT-SHAPE"})))
+                raise refused(needs_sizes(f"{why}: {list(key)}", wider))
             self._constants[key] = made
         return self._constants[key]
 

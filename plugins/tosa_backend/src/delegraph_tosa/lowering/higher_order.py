@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from ..ir.graph import Value
+from ..ir.graph import Undecided, Value
 from .control import cond, while_loop
 from .repeated import map_impl, scan
+from .torch_types import refused
 
 if TYPE_CHECKING:
     from .interpreter import Interpreter
@@ -22,3 +23,11 @@ CONTROL: dict[Any, Callable[[Interpreter, Node], tuple[Value, ...]]] = {
     torch.ops.higher_order.scan: scan,
 }
 """Higher-order operators that are lowered with their subgraphs."""
+
+
+def lower_control(outer: Interpreter, call: Node) -> tuple[Value, ...]:
+    """The results of such a call; Unsupported says why it has none."""
+    try:
+        return CONTROL[call.target](outer, call)
+    except Undecided as why:
+        raise refused(str(why)) from why

@@ -30,10 +30,10 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
     return needs_sizes(f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time")
 
 
-def needs_sizes(text: str) -> Reason:
-    """What only a target with sizes of the run time takes."""
+def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
+    """What only a target with sizes of the run time takes, such as ``wider``."""
     hint = (
-        "lower for spec=TOSA-1.1+FP+INT+shape, which computes with sizes, or export with static sizes (without these"
+        f"lower for spec={wider}, which computes with sizes, or export with static sizes (without these"
         " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
     )
     return Reason(text, hint=hint, cause="dynamic", unless="static")
@@ -109,10 +109,15 @@ def within(what: str, why: str) -> str:
     return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless)
 
 
-def across_graphs(text: str) -> Reason:
-    """A dynamic size that would have to enter or leave a graph of control flow."""
-    hint = "compute both branches and choose by torch.where, or export with static sizes"
-    return Reason(text, hint=hint, cause="dynamic control flow", unless="static")
+def number_crosses(text: str) -> Reason:
+    """A number of Python, or a size, where graphs of control flow take and return tensors."""
+    return Reason(text, hint="let it be a tensor: torch.full((), number) in place of the number")
+
+
+def untold_size(text: str) -> Reason:
+    """A part of the program computes with a size that none of its operands has."""
+    hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"
+    return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
 def too_large(text: str) -> Reason:

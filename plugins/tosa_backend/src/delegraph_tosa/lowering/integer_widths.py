@@ -78,10 +78,8 @@ class IntegerWidths(Emitter):
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
         """The way back: what rules see of ``held``, a value of ``type`` in that range."""
-        if held.type != type:
-            return self.widened(held, range)
         held.range = range
-        return held
+        return held if held.type == type else self.widened(held, range)
 
     def _expect_32_bits(self, value: Value, what: str) -> None:
         low, high = range_of(value)

@@ -29,7 +29,7 @@ from ..spec import TosaSpec
 from ..spec.target import value_alternatives
 from .bounds import bounds_of
 from .builder import Tosa
-from .higher_order import CONTROL
+from .higher_order import CONTROL, lower_control
 from .hints import dynamic, no_rule, other_target
 from .lazy import real
 from .lazy_calls import apply_lazy
@@ -42,7 +42,7 @@ from .torch_sizes import depends_on_data, is_size, size_of
 from .torch_types import constant_of, memory_of, no_tensor, refused, type_of
 from .unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
 
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=Result | int)
 _BETWEEN_SIZES = math.nan
 """Stands for a float on the way from one size to another, such as a size times 0.5."""
 
@@ -77,14 +77,14 @@ class Interpreter:
     """The values of a program's nodes, as far as they are known.
 
     A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
-    ``constant`` makes the value of a constant placeholder, or None for other nodes. ``nodes`` are
-    those to lower; ``bounds`` says in which ranges integers lie because of what these use them for.
+    ``constant`` makes the value of a constant placeholder, or None for other nodes; that of a subgraph may be a size.
+    ``nodes`` are those to lower; ``bounds`` says in which ranges integers lie because of what these use them for.
     """
 
     def __init__(
         self,
         t: Tosa,
-        constant: Callable[[Node], Value | None],
+        constant: Callable[[Node], Value | int | None],
         nodes: Collection[Node] = (),
         bounds: Mapping[Node, Range] | None = None,
     ) -> None:
@@ -104,11 +104,12 @@ class Interpreter:
             raise refused(no_tensor(node.meta["val"], f"the operand {node.name}"))
         return found  # type: ignore[return-value]
 
-    def _first_use(self, node: Node) -> Value:
+    def _first_use(self, node: Node) -> Value | int:
         producer, index = self._unpacked(node)
         several = self.values.get(producer)
         if several is None:
-            return self.bounded(node, self.constant(node) or self.input(node))
+            known = self.constant(node)
+            return self.bounded(node, self.input(node) if known is None else known)
         found: Value | None = several[index]  # type: ignore[index]
         if found is None:
             raise refused(f"result {index} of {producer.target} is not lowered")
@@ -155,7 +156,7 @@ class Interpreter:
         if is_size(node):
             return self.size(node)
         if node.target in CONTROL:
-            self.values[node] = results = CONTROL[node.target](self, node)
+            self.values[node] = results = lower_control(self, node)
             return results
         rule = rule_of(node)
         if is_empty(node):
@@ -185,8 +186,8 @@ class Interpreter:
                 raise
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
-    def enter(self, nodes: Collection[Node], given: Callable[[Node], Value]) -> Interpreter:
-        """An interpreter for the nodes of a subgraph, the values of whose placeholders are ``given``."""
+    def enter(self, nodes: Collection[Node], given: Callable[[Node], Value | int]) -> Interpreter:
+        """An interpreter for the nodes of a subgraph, whose placeholders stand for what is ``given``."""
         inner = copy(self)
         inner.values, inner.bounds = {}, bounds_of(nodes)
         inner.casts = saturating_casts(nodes, inner.bounds)

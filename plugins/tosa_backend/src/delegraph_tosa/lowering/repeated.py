@@ -1,8 +1,8 @@
 """``map`` and ``scan``: the operators of all steps, or a loop of many.
 
-TOSA has neither. Their lengths are known, so that up to ``MOST_STEPS`` steps are written out, which needs no extension.
-A longer one is a WHILE_LOOP that counts its steps: GATHER takes the rows of what is mapped over, SCATTER collects those
-that are made.
+TOSA has neither. Up to ``MOST_STEPS`` steps are written out, which needs no extension. More of them, or as many as only
+run time says, are a WHILE_LOOP that counts its steps: GATHER takes the rows of what is mapped over, SCATTER collects
+those that are made.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from torch.fx import Node
 
 from ..ir import operators as tosa
 from ..ir.graph import Graph, Operator, Value
+from ..ir.sizes import is_dynamic
+from ..ir.sizes import range_of as size_range
 from ..ir.types import INTEGERS, DType
+from ..ir.witnesses import sizes_of, untold
 from .aten.index import movable
-from .control import expect_static, expect_taken, lower_calls, module_of, operands_of, own, results_of, value_in
 from .hints import other_target
 from .lazy import real
 from .promotion import converted
 from .ranges import range_of, range_of_type
+from .subgraphs import Key, expect_taken, lower_calls, module_of, operands_of, own, results_of, value_in
 from .torch_types import refused, type_of
 
 if TYPE_CHECKING:
@@ -32,10 +35,13 @@ MOST_STEPS = 1024
 
 
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """The operators of all its steps; of more than 1024, a WHILE_LOOP, which needs the extension `controlflow`."""
+    """The operators of all its steps; of more than 1024 steps, or of as many as run time says, a WHILE_LOOP.
+
+    That needs the extension `controlflow`.
+    """
     body, xs, additional = call.args
     steps = _Steps(outer, body, xs)
-    if steps.count > MOST_STEPS:
+    if steps.are_too_many:
         return _Loop(steps, (), additional).results()
     return steps.stacked([steps.run(k, (), additional) for k in range(steps.count)])
 
@@ -45,7 +51,7 @@ def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     body, start, xs, additional = call.args
     steps, rows = _Steps(outer, body, xs), []
     carried: Sequence[Value] = [value_in(outer, v, "the scan carries") for v in start]  # type: ignore[union-attr]
-    if steps.count > MOST_STEPS:
+    if steps.are_too_many:
         return _Loop(steps, carried, additional).results()
     for k in range(steps.count):
         results = steps.run(k, carried, additional)
@@ -61,9 +67,9 @@ class _Steps:
         self.outer, self.name, self.nodes = outer, str(body.target), list(module_of(body).graph.nodes)
         self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
         self.xs = [value_in(outer, x, "a step takes a slice of") for x in xs]
-        for x in self.xs:
-            expect_static(outer.t, x.type, "what is mapped over")
         self.count = self.xs[0].shape[0]
+        self.most = size_range(self.count)[1]
+        self.are_too_many = is_dynamic(self.count) or self.count > MOST_STEPS
 
     def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
         """The results of one step."""
@@ -73,7 +79,7 @@ class _Steps:
         given = dict(enumerate([*carried, *slices]))
         later = operands_of(self.outer, additional)
 
-        def operand(node: Node) -> Value:
+        def operand(node: Node) -> Value | int:
             k = self.position[node]
             return given[k] if k in given else later(k - len(given))
 
@@ -92,7 +98,8 @@ class _Loop:
     """The steps as a WHILE_LOOP.
 
     It carries, in this order, the number of the step, what the scan carries, the rows that the steps made so far, what
-    is mapped over, and what else the body uses. No step changes the last two.
+    is mapped over, how many steps there are if only run time says so, and what else the body uses. No step changes the
+    last three.
     """
 
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:
@@ -106,12 +113,16 @@ class _Loop:
         self.made = [type_of(node.meta["val"], "what a step returns") for node in made]
         self.xs = [real(self.t, x) for x in steps.xs]
         self.taken = list(map(self._rows, self.xs))
-        first = self.t.constant(0, DType.INT32, ())
+        first, self.count = self.t.constant(0, DType.INT32, ()), self.t.constant(steps.count, DType.INT32, ())
+        if self.count.constant is None:
+            self.taken.append(self.count)
         self.carried = [first, *map(self.t.held, self.start), *map(self._empty, self.made)]
-        self.passed: dict[int, Value] = {}
+        self.passed: dict[Key, Value] = {}
 
     def _expect_loops(self) -> None:
         text = f"its {self.steps.count} steps are more than the {MOST_STEPS} that are written out without a loop"
+        if is_dynamic(self.steps.count):
+            text = f"it has {self.steps.count} steps, which are not written out without a loop"
         if "EXT-CONTROLFLOW" not in self.t.spec.names:
             raise refused(other_target(self.t.spec, text, [frozenset({"EXT-CONTROLFLOW"})]))
         expect_taken(self.t, tosa.WHILE_LOOP)
@@ -124,13 +135,15 @@ class _Loop:
     def _empty(self, row: Any) -> Value:
         """Zeros [1,N,C] for rows of that type, as SCATTER takes them."""
         dtype = self.t.held_type(row).dtype
-        shape = (1, self.steps.count, math.prod(row.shape))
-        return self.t.constant(0, movable(self.t, dtype), shape)
+        shape, dtype = (1, self.steps.count, math.prod(row.shape)), movable(self.t, dtype)
+        if any(map(is_dynamic, shape)):
+            return self.t.tile(self.t.constant(0, dtype, (1, 1, 1)), shape)
+        return self.t.constant(0, dtype, shape)
 
     def results(self) -> tuple[Value, ...]:
         t, n = self.t, len(self.start)
         body, rows = self._body()
-        inputs = [*self.carried, *self.taken, *(t.held(real(t, self.given(k))) for k in self.passed)]
+        inputs = [*self.carried, *self.taken, *map(self._passing, self.passed)]
         found = t.control(tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body)
         last = [self._seen(v, like) for v, like in zip(found[1:], self.start, strict=False)]
         stacked = []
@@ -147,8 +160,10 @@ class _Loop:
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
         inputs, operators = [Value(v.type) for v in carried], list[Operator]()
+        count = self.count if self.count.constant else inputs[len(self.carried) + len(self.xs)]
+        count.range = self.count.range
         with self.t.inside(operators):
-            go = self.t.greater(self.steps.count, _counter(inputs[0], self.steps.count))
+            go = self.t.greater(count, _counter(inputs[0], self.steps.most))
         return Graph(inputs, [go], operators, f"{self.steps.name}_condition")
 
     def _body(self) -> tuple[Graph, list[Value]]:
@@ -157,28 +172,39 @@ class _Loop:
         carried, taken = ([Value(v.type) for v in values] for values in (self.carried, self.taken))
         operators: list[Operator] = []
         with t.inside(operators):
-            step = _counter(carried[0], self.steps.count - 1)
+            step = _counter(carried[0], self.steps.most - 1)
             index = t.reshape(step, (1, 1))
             state = [self._seen(v, like) for v, like in zip(carried[1:], self.start, strict=False)]
-            slices = [self._slice(x, rows, index) for x, rows in zip(self.xs, taken, strict=True)]
+            slices = [self._slice(x, rows, index) for x, rows in zip(self.xs, taken, strict=False)]
             inner = self.outer.enter(nodes, lambda node: self._operand(node, [*state, *slices]))
             lower_calls(inner, nodes, self.steps.name)
             made = [real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)]
             after = [t.add(step, 1), *map(t.held, made[:n])]
             after += [self._put(rows, index, row) for rows, row in zip(carried[1 + n :], made[n:], strict=True)]
+            for size in sorted(untold([*carried, *taken, *self.passed.values()], sizes_of(operators))):
+                self.passed[size] = Value(self._passing(size).type)
             inputs = [*carried, *taken, *self.passed.values()]
             outputs = inner.kept_apart([(nodes[-1], v) for v in (*after, *inputs[len(carried) :])], inputs)
         return Graph(inputs, outputs, operators, self.steps.name), made[n:]
 
-    def _operand(self, node: Node, given: Sequence[Value]) -> Value:
+    def _operand(self, node: Node, given: Sequence[Value]) -> Value | int:
         k = self.steps.position[node]
         if k < len(given):
             return given[k]
-        value = real(self.t, self.given(k - len(given)))
+        value = self.given(k - len(given))
+        if not isinstance(value, Value):
+            return value
+        value = real(self.t, value)
         if value.constant is not None:
             return own(value)
         arrives = self.passed.setdefault(k - len(given), Value(self.t.held(value).type))
         return self.t.seen(arrives, value.type, value.range)
+
+    def _passing(self, key: Key) -> Value:
+        """What the loop is given to pass."""
+        value = self.given(key)
+        assert isinstance(value, Value)
+        return self.t.held(real(self.t, value))
 
     def _slice(self, x: Value, rows: Value, index: Value) -> Value:
         """rows [1,N,C], index [1,1] -> a row of x [N,*S], [*S]"""

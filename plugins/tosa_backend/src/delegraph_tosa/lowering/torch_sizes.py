@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from ..ir.illegal import Undecided
 from ..ir.sizes import LARGEST_SIZE, is_dynamic, largest, smallest, symbol
 
 _FOLDED: dict[str, Callable[[int, int], int]] = {
@@ -38,7 +39,10 @@ def size_of(size: int | torch.SymInt) -> int:
     if type(size) is int:
         return size
     node = size.node  # type: ignore[union-attr]
-    return _of_expression(node.expr, node.shape_env.var_to_range)
+    try:
+        return _of_expression(node.expr, node.shape_env.var_to_range)
+    except Undecided:  # it is made of too many
+        return symbol(str(node.expr), 0)
 
 
 def is_size(node: Node) -> bool:

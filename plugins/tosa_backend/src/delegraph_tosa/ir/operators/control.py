@@ -8,11 +8,25 @@ from __future__ import annotations
 import math
 
 from ..graph import Graph, Operator, ResultTypes, Value, Values, note
+from ..sizes import agree
+from ..substitution import bound, substituted
 from ..types import DType, Type
 
 
 def _types(values: list[Value] | tuple[Value, ...]) -> list[Type]:
     return [v.type for v in values]
+
+
+def _returned(body: Graph, given: list[Type]) -> list[Type]:
+    """What ``body`` returns for operands of these types, whose unknown sizes it may have by other names."""
+    sizes = bound(_types(body.inputs), given)
+    return [substituted(type, sizes) for type in _types(body.outputs)]
+
+
+def _fit(some: list[Type], others: list[Type]) -> bool:
+    """Whether the types are equal, as far as their sizes are known."""
+    alike = len(some) == len(others) and [t.dtype for t in some] == [t.dtype for t in others]
+    return alike and all(agree(a.shape, b.shape) for a, b in zip(some, others, strict=True))
 
 
 class COND_IF(Operator):
@@ -28,10 +42,11 @@ class COND_IF(Operator):
         single = math.prod(self.condition.shape) == 1
         note(single, f"condition must have one element, is {self.condition.type}", "condition")
         given = _types(self.inputs[1:])
-        fits = given == _types(then.inputs) == _types(other.inputs)
+        fits = _fit(given, _types(then.inputs)) and _fit(given, _types(other.inputs))
         note(fits, "inputs differ from those of the two graphs", "body-inputs")
-        note(_types(then.outputs) == _types(other.outputs), "the two graphs return different types", "body-outputs")
-        return tuple(_types(then.outputs))
+        returned = _returned(then, given)
+        note(_fit(returned, _returned(other, given)), "the two graphs return different types", "body-outputs")
+        return tuple(returned)
 
 
 class WHILE_LOOP(Operator):
@@ -43,9 +58,9 @@ class WHILE_LOOP(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         given, cond, body = _types(self.inputs), self.cond_graph, self.body_graph
-        fits = given == _types(cond.inputs) == _types(body.inputs)
+        fits = _fit(given, _types(cond.inputs)) and _fit(given, _types(body.inputs))
         note(fits, "inputs differ from those of the two graphs", "body-inputs")
-        note(given == _types(body.outputs), "body_graph must return the types that it takes", "body-outputs")
+        note(_fit(given, _returned(body, given)), "body_graph must return the types that it takes", "body-outputs")
         single = len(cond.outputs) == 1 and math.prod(cond.outputs[0].shape) == 1
         single = single and cond.outputs[0].dtype is DType.BOOL
         note(single, "cond_graph must return one BOOL element", "condition")

@@ -1,0 +1,48 @@
+"""Sizes of a graph of control flow in terms of the sizes of what it is given.
+
+A file names each unknown size of each graph apart: what a graph calls ``x.0`` is the ``2*n`` of the tensor that the
+operator around it passes as x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from .sizes import Atom, Quotient, Size, Symbol, atom, largest, smallest, symbols
+from .types import Type
+
+
+def bound(taken: Iterable[Type], given: Iterable[Type]) -> dict[Symbol, int]:
+    """The sizes that symbols of a graph's inputs stand for where it is given tensors of other types."""
+    types = zip(taken, given, strict=False)
+    pairs = [pair for mine, theirs in types for pair in zip(mine.shape, theirs.shape, strict=False)]
+    return {one: size for mine, size in pairs if mine != size and (one := _plain(mine)) is not None}
+
+
+def _plain(size: int) -> Symbol | None:
+    """The symbol that a size is, and nothing else."""
+    one = next(symbols(size), None)
+    return one if one is not None and size == atom(one) else None
+
+
+def substituted(type: Type, sizes: Mapping[Symbol, int]) -> Type:
+    """``type`` with ``sizes`` in place of symbols, all at once."""
+    if not sizes or not type.is_dynamic:
+        return type
+    return type._replace(shape=tuple([_size(size, sizes) for size in type.shape]))
+
+
+def _size(size: int, sizes: Mapping[Symbol, int]) -> int:
+    if not isinstance(size, Size):
+        return size
+    return sum([factor * math.prod([_atom(one, sizes) for one in product]) for product, factor in size.terms.items()])
+
+
+def _atom(one: Atom, sizes: Mapping[Symbol, int]) -> int:
+    if isinstance(one, Symbol):
+        return sizes.get(one, atom(one))
+    if isinstance(one, Quotient):
+        return _size(one.dividend, sizes) // _size(one.divisor, sizes)
+    extreme = largest if one.larger else smallest
+    return extreme(_size(one.left, sizes), _size(one.right, sizes))
