@@ -551,6 +551,13 @@ BAD_PROGRAMS = {
         r"invalid combination of arguments - got [^\n]*\)\n  at ",
     ),
     "no_methods": (lambda: ({}, None), "input-invalid", "no method to lower"),
+    "numbered_method": (lambda: ({1: Middle().eval()}, None), "input-invalid", "name of a method is a string, not 1"),
+    "one_tuple_for_several": (
+        lambda: ({"a": Middle().eval()}, (torch.randn(3, 4),)),
+        "input-invalid",
+        "example_inputs of several methods is {method: value}, not tuple",
+    ),
+    "missing_argument": (lambda: (Middle().eval(), ()), "export-failed", r"missing a required argument: 'x'$"),
 }
 
 
@@ -561,6 +568,32 @@ def test_bad_programs(case, registry):
     with pytest.raises(errors.DelegraphError, match=message) as e:
         api.lower(program, inputs, backends=[echo()], registry=registry)
     assert e.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"backends": "tosa"}, r"a list of names: backends=\['tosa'\]"),
+        ({"backends": echo()}, r"a list of names: backends=\[<"),
+        ({"backends": 3}, r"a list of names: backends=\[3\]"),
+        ({"backends": [CapabilityPartitioner]}, r"not <class '.*CapabilityPartitioner'>\n  hint: make one of it: Cap"),
+        ({"backends": [None]}, "a backend is a name or a Partitioner, not None"),
+        ({"options": {"spec": "X"}}, r"options is {backend name: {option: value}}, not {'spec': 'X'}"),
+        ({"options": {"EchoBackend": {3: 4}}}, r"options is {backend name: {option: value}}, not"),
+        ({"options": "spec"}, r"options is {backend name: {option: value}}, not 'spec'"),
+        ({"transforms": [3]}, r"transforms is a list of functions, not \[3\]"),
+        ({"transforms": len}, r"transforms is a list of functions, not <built-in"),
+        ({"on_missing_runtime": "host"}, "on_missing_runtime is one of 'error', 'eager', not 'host'"),
+    ],
+)
+def test_bad_choices(choices, message, registry):
+    with pytest.raises(errors.OptionError, match=message):
+        api.lower(Middle().eval(), (torch.randn(3, 4),), **{"backends": [], "registry": registry, **choices})
+
+
+def test_backends_may_come_from_a_generator(registry):
+    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=(b for b in [echo()]), registry=registry)
+    assert lowered.delegates
 
 
 BAD_CALLS = [

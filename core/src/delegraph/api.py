@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 from .discovery.registry import Registry, default_registry
 from .engine.export import sources_by_method
@@ -62,11 +62,12 @@ def lower(
 
     Raises a ``delegraph.errors.DelegraphError`` with a stable code.
     """
-    registry = registry or default_registry()
-    why = None
+    registry, options, why = registry or default_registry(), options or {}, None
+    _expect_choices(options, transforms, on_missing_runtime)
     if backends is None:
-        backends, why = registry.default_backends(options or ())
-    named = _partitioners(backends, dict(options or {}), registry)
+        backends, why = registry.default_backends(options)
+    backends = _listed(backends)
+    named = _partitioners(backends, options, registry)
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
     sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
     lowering = Lowering(
@@ -108,12 +109,35 @@ def load(
     return FileFormat(path, registry or default_registry()).load(runtime)
 
 
+def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:
+    """Raise OptionError for arguments of other forms than ``lower`` says, whatever they may hold."""
+    tables = [options, *(options.values() if isinstance(options, Mapping) else ())]
+    if not all(isinstance(table, Mapping) and all(isinstance(key, str) for key in table) for table in tables):
+        raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
+    if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
+        raise OptionError("option-invalid", f"transforms is a list of functions, not {transforms!r}")
+    if on_missing_runtime not in get_args(OnMissingRuntime):
+        text = f"on_missing_runtime is one of {', '.join(map(repr, get_args(OnMissingRuntime)))}, not "
+        raise OptionError("option-invalid", f"{text}{on_missing_runtime!r}")
+
+
+def _listed(backends: Any) -> list[str | Partitioner]:
+    """``backends``, each of which is a name or a partitioner."""
+    if isinstance(backends, (str, bytes, Partitioner)) or not isinstance(backends, Iterable):
+        raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
+    listed = list(backends)
+    for backend in listed:
+        if not isinstance(backend, (str, Partitioner)):
+            hint = f"make one of it: {backend.__name__}(...)" if isinstance(backend, type) else None
+            text = f"a backend is a name or a Partitioner, not {backend!r}"
+            raise OptionError("option-invalid", text, hint=hint)
+    return listed
+
+
 def _partitioners(
-    backends: Sequence[str | Partitioner], options: dict[str, Mapping[str, Any]], registry: Registry
+    backends: Sequence[str | Partitioner], options: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> list[tuple[str, Partitioner]]:
     """Name and partitioner of each backend. A wrong name or option is an error before any work begins."""
-    if isinstance(backends, str):
-        raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
     for name in options:
         if name not in backends:
             text = f"options for {name!r}, which is not among the backends {list(backends)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,13 +18,14 @@ __all__ = [
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
+_STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 _GENERATED = "<eval_with_key>"
 """What torch.fx calls the code that it generates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of the user's program: the innermost frame that is not torch's own."""
+    """A line of the user's program: the innermost frame that is neither torch's nor Python's own."""
 
     file: str
     line: int
@@ -52,10 +54,12 @@ def _innermost(trace: str) -> Source | None:
 
 
 def _is_users(file: str) -> bool:
+    if file.startswith(_STANDARD) and "-packages" not in file:
+        return False
     return not _LIBRARY.search(file) and not file.startswith(_GENERATED)
 
 
 def innermost(frames: Iterable[tuple[str, int, str, str]], accepts: Callable[[str], bool] = _is_users) -> Source | None:
-    """The last of ``frames`` (file, line, function, code) whose file is not torch's own; None if all are."""
+    """The last of ``frames`` (file, line, function, code) that is neither torch's nor Python's own; None if all are."""
     fitting = [frame for frame in frames if accepts(frame[0])]
     return Source(*fitting[-1][:3], fitting[-1][3].strip()) if fitting else None

@@ -6,6 +6,7 @@ import gc
 import pickle
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 
 import delegraph
 import pytest
@@ -13,8 +14,10 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine.gc_pause import pause_collection
+from delegraph.engine.tracing import TRACING
 from delegraph.errors import OptionError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
 MAIN = threading.main_thread()
@@ -223,6 +226,42 @@ def test_two_threads_decompose_at_once():
     alone = [text(p) for p in programs]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(text, programs)) == alone
+
+
+class Remembers(torch.nn.Module):
+    """Writes through a view, and takes an int64 that a delegate takes as int32."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(2, 3))
+
+    def forward(self, x, ids):
+        self.last[1].add_(x)
+        return self.last.t() * 2, ids - 1
+
+
+class Narrowing(CapabilityPartitioner):
+    def partition(self, exported_program):
+        narrow = dict.fromkeys(["ids", "sub"], torch.int32)
+        return replace(super().partition(exported_program), boundary_types=narrow)
+
+
+def test_operators_run_on_fake_tensors_in_one_thread_at_a_time(monkeypatch):
+    """Lowerings of one program share the mode of its fake tensors, which asserts that it is not entered twice."""
+    program = torch.export.export(Remembers().eval(), (torch.ones(3), torch.arange(3)))
+    dispatch, held = FakeTensorMode.dispatch, []
+
+    def watched(mode, *args, **kwargs):
+        held.append(TRACING._is_owned())
+        return dispatch(mode, *args, **kwargs)
+
+    registry = Registry(discover=False)
+    registry.register(backend(True))
+    subtractions = Narrowing(lambda n: None if n.target is aten.sub.Tensor else "no subtraction", "SideBackend")
+    monkeypatch.setattr(FakeTensorMode, "dispatch", watched)
+    lowered = delegraph.lower(program, backends=[subtractions], registry=registry)
+    assert [a.dtype for a in lowered.delegates[0].inputs] == [torch.int32]
+    assert held and all(held)
 
 
 def test_garbage_collection_comes_back_after_the_last():

@@ -31,7 +31,15 @@ def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> di
         return {"forward": Source(program, inputs, kwargs, shapes)}
     if not program:
         raise InputError("input-invalid", "there is no method to lower")
-    tables = [dict(table or {}) for table in (inputs, kwargs, shapes)]
+    for method in program:
+        if not isinstance(method, str):
+            raise InputError("input-invalid", f"the name of a method is a string, not {method!r}")
+    named = {"example_inputs": inputs, "example_kwargs": kwargs, "dynamic_shapes": shapes}
+    for argument, table in named.items():
+        if table is not None and not isinstance(table, Mapping):
+            text = f"{argument} of several methods is {{method: value}}, not {type(table).__name__}"
+            raise InputError("input-invalid", text)
+    tables = [table or {} for table in named.values()]
     return {m: Source(p, *(table.get(m) for table in tables)) for m, p in program.items()}
 
 

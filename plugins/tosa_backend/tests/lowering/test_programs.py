@@ -100,6 +100,7 @@ PROGRAMS = {
         Program(lambda m, x: x @ m.w.view(4, 2, 8).transpose(0, 1).reshape(8, 8)[:, :3], w=torch.randn(8, 8)),
         [ROWS],
     ),
+    "numbers that torch makes tensors of": (Program(lambda m, x: torch.vmap(lambda row: row * 2 + 1)(x)), [ROWS]),
     "weights that are not contiguous": (Program(lambda m, x: F.linear(x, m.w), w=torch.randn(8, 5).t()), [ROWS]),
     "a channels-last convolution": (
         Program(lambda m, x: m.first(x), first=conv(4, 6, 3).to(memory_format=torch.channels_last)),

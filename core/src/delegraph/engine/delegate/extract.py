@@ -20,6 +20,7 @@ from ...exported_program import (
     written_targets,
 )
 from ...program.lowered_module import Argument, LoweredBackendModule
+from ..tracing import TRACING
 from .partition import Partition, Plan, Work
 
 _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
@@ -86,7 +87,7 @@ class _Build:
         arrives = self._placeholder(node)
         if node in self.partition.boundary:
             inside = arrives.meta["val"].dtype
-            arrives.meta["val"] = arrives.meta["val"].to(self.partition.boundary[node])
+            arrives.meta["val"] = as_dtype(arrives.meta["val"], self.partition.boundary[node])
             self.env[node] = cast(self.graph, arrives, inside)
             first_use = next(n for n in self.partition.nodes if node in n.all_input_nodes)
             self.env[node].meta["debug_handle"] = first_use.meta["debug_handle"]
@@ -110,8 +111,16 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node("call_function", torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, name)
     new.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
-    new.meta["val"] = node.meta["val"].to(dtype)
+    new.meta["val"] = as_dtype(node.meta["val"], dtype)
     return new
+
+
+def as_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A recorded value in another dtype."""
+    with (
+        TRACING
+    ):  # lowerings of one program share the mode of its fake tensors, which computes for one thread at a time
+        return val.to(dtype)
 
 
 def _argument(node: Node, boundary: torch.dtype | None) -> Argument:

@@ -23,7 +23,7 @@ from ...exported_program import (
 )
 from ...program.lowered_module import LoweredBackendModule
 from ..subgraphs import put_back
-from .extract import cast
+from .extract import as_dtype, cast
 from .partition import Partition, Plan, Work
 from .state import stored_by_delegates
 
@@ -95,7 +95,7 @@ class _HostProgram:
         dtypes = partition.boundary
         args = [self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n] for n in partition.inputs]
         call = self.graph.call_function(CALL_DELEGATE, (owner, *args))
-        vals = [n.meta["val"].to(dtypes[n]) if n in dtypes else n.meta["val"] for n in partition.outputs]
+        vals = [as_dtype(n.meta["val"], dtypes[n]) if n in dtypes else n.meta["val"] for n in partition.outputs]
         call.meta = {"val": tuple(vals), "debug_handle": handle}
         for k, node in enumerate(partition.outputs):
             new = self.graph.call_function(operator.getitem, (call, k))

@@ -26,6 +26,7 @@ from torch.fx import Graph, Node
 
 from ...program.layouts import dense_order, memory_root, sees_layout
 from ...source import Source, source_of
+from ..tracing import TRACING
 from .aliases import Aliases, Unproven
 from .effects import effects, functional_form, written_arguments, written_positions
 from .view_inverse import NEED_PACKED, insert_inverse, insert_inverse_by_elements, is_plain
@@ -66,6 +67,14 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     writers = {n: written_arguments(n) for n in nodes if written_positions(n)}
     if not writers:
         return mutations
+    with TRACING:  # it calls operators on the fake tensors of the program, whose mode other lowerings of it share
+        _walk(graph, nodes, writers, state, mutations)
+    return mutations
+
+
+def _walk(
+    graph: Graph, nodes: list[Node], writers: dict[Node, list[Node]], state: Collection[Node], mutations: Mutations
+) -> None:
     node = next(iter(writers))  # to blame for what aliases cannot prove, which is before the walk
     try:
         aliases = Aliases(nodes, [n for written in writers.values() for n in written], state)
@@ -75,7 +84,6 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     except Unproven as e:
         text = f"{node.target}: {e}" if isinstance(node.target, OpOverload) else str(e)
         mutations.unproven.append(Reason(text, source_of(node)))
-    return mutations
 
 
 class _Rewrite:
@@ -208,6 +216,8 @@ class _Rewrite:
         """``unsqueeze_`` and the like: a view like any other, since the graph uses the call's result from here on."""
         (before,) = self.writers[node]
         shared = before.op == "placeholder" or any(user > node for user in before.users)
+        if not effects(functional).views:  # ``set_``: its schema does not say that the memory is its source's
+            raise Unproven("it gives the tensor other memory")
         if shared and functional is not aten.detach.default:
             raise Unproven("it changes the shape of a tensor that is used under another name")
         _retarget(node, functional)

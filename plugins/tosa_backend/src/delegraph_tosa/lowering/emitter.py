@@ -168,7 +168,7 @@ class Emitter:
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A constant filled with ``number``, made once; 0.0 and -0.0 are two."""
-        number = float(number) if dtype in FLOATS else int(number)
+        number = _as_python(number, dtype)
         key = (repr(number), dtype, shape)
         if key not in self._constants:
             self._constants[key] = Value(Type(shape, dtype), Literal(_filled(number, dtype, shape)))
@@ -194,10 +194,26 @@ def _bytes(types: Sequence[Type]) -> int:
     return sum([math.prod(shape) * BYTES[dtype] for shape, dtype in types])
 
 
+def _as_python(number: float, dtype: DType) -> float:
+    """The Python number of ``dtype``'s kind; Unsupported for infinities and NaN as integers. Any but 0 is true."""
+    if dtype in FLOATS:
+        return float(number)
+    if dtype is DType.BOOL:
+        return bool(number)
+    try:
+        return int(number)
+    except (OverflowError, ValueError) as error:
+        raise refused(_too_large(number, dtype)) from error
+
+
 def _filled(number: float, dtype: DType, shape: Shape) -> Any:
     """An array of ``number``; Unsupported if an integer type cannot hold it. Floats overflow to infinity."""
     try:
         with np.errstate(over="ignore"):
             return stored_numbers(np.full(shape, number, None if dtype is DType.BF16 else ARRAY_DTYPES[dtype]), dtype)
     except (OverflowError, ValueError) as error:
-        raise refused(f"the number {number} does not fit into {dtype}") from error
+        raise refused(_too_large(number, dtype)) from error
+
+
+def _too_large(number: float, dtype: DType) -> str:
+    return f"the number {number} does not fit into {dtype}"

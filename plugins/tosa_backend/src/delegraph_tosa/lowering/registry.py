@@ -35,12 +35,13 @@ Result = Value | tuple[Value | None, ...] | None
 class Rule(NamedTuple):
     """A rule with the names and defaults of the schema's arguments, read once.
 
-    ``types``: positions of the tensors of which it sees the type only.
+    ``types``: positions of the tensors of which it sees the type only; ``values``: of those that it sees as a Value.
     """
 
     function: Callable[..., Any]
     parameters: tuple[tuple[str, Any], ...]
     types: frozenset[int] = frozenset()
+    values: frozenset[int] = frozenset()
     by_memory: bool = False
     """Whether the operator is about places in memory: its first tensor must lie there in the order of its axes."""
     skips_empty: bool = False
@@ -82,14 +83,16 @@ def lowers(
 
     def register(function: F) -> F:
         names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-        types = frozenset([k for k, name in enumerate(names) if function.__annotations__.get(name) == "Type"])
+        annotations = [function.__annotations__.get(name) for name in names]
+        types = frozenset([k for k, annotation in enumerate(annotations) if annotation == "Type"])
+        values = frozenset([k for k, annotation in enumerate(annotations) if annotation == "Value"])
         for overload in overloads:
             parameters = tuple([(a.name, a.default_value) for a in overload._schema.arguments])
             if names != tuple([name for name, _ in parameters]):
                 raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
             if overload in RULES:
                 raise ValueError(f"{overload} has the rule {RULES[overload].function.__name__} already")
-            RULES[overload] = Rule(function, parameters, types, by_memory, skips_empty, lazy)
+            RULES[overload] = Rule(function, parameters, types, values, by_memory, skips_empty, lazy)
         return function
 
     return register
@@ -120,6 +123,9 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operan
     ]
     for name, default in rule.parameters[len(arguments) :]:
         arguments.append(_bound(node.kwargs[name], rule, node, value_of) if name in node.kwargs else default)
+    for k in rule.values:
+        if isinstance(arguments[k], (int, float)):  # so torch writes out the numbers of a vmap
+            raise refused(f"its operand {rule.parameters[k][0]} is the number {arguments[k]}, not a tensor")
     return arguments
 
 
@@ -172,7 +178,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
 def _result_type(rule: Rule, val: Any) -> Type:
     """The type of a result; of complex numbers and uint8, which only lazy values can be, that of what they are here."""
     if isinstance(val, torch.Tensor) and val.dtype is torch.uint8:
-        return type_of(val.view(torch.int8), "the result")
+        return type_of(val, "the result", dtype=torch.int8)
     if rule.lazy and isinstance(val, torch.Tensor) and val.dtype is torch.complex64:
         return Type(shape_of_tensor(val.shape), DType.FP32)
     return type_of(val, "the result")

@@ -45,15 +45,16 @@ def dtype_of(dtype: torch.dtype) -> DType:
     raise refused(no_dtype(dtype))
 
 
-def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
+def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torch.dtype | None = None) -> Type:
     """The type of a fake (or real) tensor; Unsupported if it is no tensor of positive sizes.
 
-    ``of``: the operand that it is the type of, if it is one's.
+    ``of``: the operand that it is the type of, if it is one's. ``dtype``: what the graph has for its dtype, if another.
     """
     if not isinstance(val, torch.Tensor):
         raise refused(no_tensor(val, what))
+    dtype = dtype or val.dtype
     if val.layout is torch.strided and not is_dynamic_tensor(val):
-        known = _known_type(val.shape, val.dtype)
+        known = _known_type(val.shape, dtype)
         if known is not None:
             return known
     if val.layout is not torch.strided:
@@ -63,10 +64,10 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None) -> Type:
     shape = shape_of_tensor(val.shape)
     if is_empty_tensor(val) or (is_dynamic_tensor(val) and any(exceeds(1, size) for size in shape)):
         raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
-    dtype = DTYPES.get(val.dtype)
-    if dtype is None:
-        raise refused(no_dtype(val.dtype, what, of))
-    return Type(shape, dtype)
+    element = DTYPES.get(dtype)
+    if element is None:
+        raise refused(no_dtype(dtype, what, of))
+    return Type(shape, element)
 
 
 @lru_cache(maxsize=4096)

@@ -76,7 +76,7 @@ def is_bytes(val: Any) -> TypeGuard[torch.Tensor]:
 
 def type_of_bytes(val: torch.Tensor, what: str) -> Type:
     """The type of what the graph has for uint8."""
-    return type_of(val.view(torch.int8), what)
+    return type_of(val, what, dtype=torch.int8)
 
 
 def constant_bytes(name: str, tensor: torch.Tensor) -> Bytes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ...support.rule_cases import Family, randn, whole
 
 aten = torch.ops.aten
+inf = math.inf
 
 FAMILY = Family()
 
@@ -15,6 +18,11 @@ FAMILY.cases(
     "ones", lambda x: torch.ones(2, 3) + torch.ones_like(x) - torch.zeros(3) + torch.zeros_like(x), randn(2, 3)
 )
 FAMILY.cases("arange", lambda x: x + torch.arange(3) - torch.arange(1, 4) * torch.arange(0, 6, 2.0), randn(2, 3))
+FAMILY.case(
+    "truth",
+    lambda x: [torch.full_like(x, 0.5, dtype=torch.bool), *((x > 0).masked_fill(x < 0, n) for n in (inf, 0.1, 0))],
+    randn(2, 3),
+)
 FAMILY.cases("scalar-tensor", lambda x: x * aten.scalar_tensor(2), randn(2, 3))
 FAMILY.cases("new", lambda x: x.new_full((3,), 2) + x.new_ones(2, 3) - x.new_zeros(3, dtype=torch.int64), randn(2, 3))
 FAMILY.case(
