@@ -25,16 +25,30 @@ def normalized(
 
     With constant statistics k and s fold, and a pass folds them further into a convolution before.
     """
+    k, s = factor_and_offset(t, weight, bias, mean, variance, eps)
+    shape = channel_shape(x)
+    return t.add(t.mul(x, t.reshape(k, shape)), t.reshape(s, shape))
+
+
+def factor_and_offset(
+    t: Tosa, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
+) -> tuple[Value, Value]:
+    """all [C] -> k, s [C], with which (x - mean) / sqrt(variance + eps) * weight + bias is x * k + s"""
     k = t.rsqrt(t.add(variance, eps))
     k = k if weight is None else t.mul(k, weight)
     centre = t.mul(mean, k)
-    s = t.negate(centre) if bias is None else t.sub(bias, centre)
-    return t.add(t.mul(x, _per_channel(t, k, x)), _per_channel(t, s, x))
+    return k, t.negate(centre) if bias is None else t.sub(bias, centre)
 
 
-def _per_channel(t: Tosa, v: Value, x: Value) -> Value:
-    """v [C] -> [1,C,1,...], which broadcasts with x [N,C,*S]"""
-    return t.reshape(v, (1, x.shape[1], *[1] * (x.rank - 2)))
+def channel_shape(x: Value) -> tuple[int, ...]:
+    """x [N,C,*S] -> (1, C, 1, ...), in which a number for each channel broadcasts"""
+    return (1, x.shape[1], *(1,) * (x.rank - 2))
+
+
+def last_axes(x: Value, normalized_shape: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
+    """x [*A,*S], S -> the axes of S, and the shape (1, ..., *S) in which what is [*S] broadcasts"""
+    before = x.rank - len(normalized_shape)
+    return range(before, x.rank), (1,) * before + tuple(normalized_shape)
 
 
 @lowers(aten.batch_norm.default)
@@ -83,9 +97,9 @@ def _check_types(t: Tosa, input: Value, *others: Value | None) -> None:
 
 
 def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
-    """x [*S] minus its mean over ``axes``, divided by its deviation; with the mean and 1 / deviation, in fp32.
+    """x [*S] minus its mean over ``axes``, over its standard deviation; also the mean and 1 / standard deviation; fp32.
 
-    Where the variance overflows (deviations above 1e19) all is 0, as in torch, which also has NaN there.
+    Where the variance overflows (standard deviations above 1e19) all is 0; torch gives 0 or NaN there.
     """
     wide = converted(t, x, DType.FP32)
     mean = average(t, wide, axes, True)
@@ -104,9 +118,8 @@ def _affine(t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: 
 def _layer_norm(
     t: Tosa, x: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    axes = range(x.rank - len(normalized_shape), x.rank)
+    axes, shape = last_axes(x, normalized_shape)
     y, mean, scale = standardized(t, x, axes, eps)
-    shape = (1,) * (x.rank - len(normalized_shape)) + tuple(normalized_shape)
     kept = [converted(t, v, _statistics_type(x, weight)) for v in (mean, scale)]
     return converted(t, _affine(t, y, weight, bias, shape), x.dtype), kept[0], kept[1]
 
@@ -126,7 +139,7 @@ def layer_norm(
     eps: float,
     cudnn_enable: bool,
 ) -> Value:
-    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; in fp32, the square of the deviation with it"""
+    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; in fp32, the variance too"""
     return _layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
 
 
@@ -134,7 +147,7 @@ def layer_norm(
 def native_layer_norm(
     t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    """input [*A,*S] -> [*A,*S], its means and 1 / deviations [*A,1,..]"""
+    """input [*A,*S] -> [*A,*S], its means and 1 / standard deviations [*A,1,..]"""
     return _layer_norm(t, input, normalized_shape, weight, bias, eps)
 
 
@@ -142,10 +155,9 @@ def native_layer_norm(
 def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Value:
     """input [*A,*S], weight [*S] -> [*A,*S], divided by the root of the mean square"""
     wide = converted(t, input, DType.FP32)
-    axes = range(input.rank - len(normalized_shape), input.rank)
+    axes, shape = last_axes(input, normalized_shape)
     smallest = finfo(input.dtype).eps if eps is None else eps
     y = t.mul(wide, t.rsqrt(t.add(average(t, t.mul(wide, wide), axes, True), smallest)))
-    shape = (1,) * (input.rank - len(normalized_shape)) + tuple(normalized_shape)
     return converted(t, _affine(t, y, weight, None, shape), input.dtype)
 
 
@@ -177,7 +189,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """input [N,C,*S] -> [N,C,*S], and the means and 1 / deviations [N,group]"""
+    """input [N,C,*S] -> [N,C,*S], and the means and 1 / standard deviations [N,group]"""
     y, mean, scale = _grouped(t, input, group, eps)
     kept = [converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight)) for v in (mean, scale)]
     return converted(t, _affine(t, y, weight, bias, channel_shape(input)), input.dtype), kept[0], kept[1]
@@ -202,8 +214,3 @@ def instance_norm(
         return normalized(t, input, weight, bias, running_mean, running_var, eps)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
     return group_norm(t, input, input.shape[1], weight, bias, eps, cudnn_enabled)
-
-
-def channel_shape(x: Value) -> tuple[int, ...]:
-    """x [N,C,*S] -> (1, C, 1, ...), in which a number for each channel broadcasts"""
-    return (1, x.shape[1], *(1,) * (x.rank - 2))

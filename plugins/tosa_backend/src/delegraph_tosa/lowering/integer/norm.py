@@ -9,9 +9,9 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.types import DType
-from ..aten.norm import channel_shape
+from ..aten.norm import channel_shape, factor_and_offset, last_axes
 from ..aten.reduce import reduced
-from ..builder import Shape, Tosa
+from ..builder import Tosa
 from ..lazy import Lazy, Scaled, operand, real
 from ..quantization import Scale
 from ..ranges import range_of
@@ -50,12 +50,6 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - below)))
 
 
-def _last(x: Value, normalized_shape: Sequence[int]) -> tuple[list[int], Shape]:
-    """The axes of that shape, and it with axes of size 1 before it."""
-    count = len(normalized_shape)
-    return list(range(x.rank - count, x.rank)), (1,) * (x.rank - count) + tuple(normalized_shape)
-
-
 @lowers_quantized(aten.layer_norm.default)
 def layer_norm(
     t: Tosa,
@@ -67,14 +61,14 @@ def layer_norm(
     cudnn_enable: bool,
 ) -> Lazy:
     """input [*S,*N], weight [*N], bias [*N] -> [*S,*N]"""
-    axes, shape = _last(input, normalized_shape)
+    axes, shape = last_axes(input, normalized_shape)
     return affine(t, normalized(t, operand(t, input, "its input"), axes, eps, True), shape, weight, bias)
 
 
 @lowers_quantized(aten.rms_norm.default)
 def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Lazy:
     """input [*S,*N], weight [*N] -> [*S,*N]"""
-    axes, shape = _last(input, normalized_shape)
+    axes, shape = last_axes(input, normalized_shape)
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
     return affine(t, normalized(t, operand(t, input, "its input"), axes, epsilon, False), shape, weight, None)
 
@@ -136,9 +130,7 @@ def batch_norm(
     assert running_mean is not None and running_var is not None
     for value in (weight, bias, running_mean, running_var):
         t.require(value is None or value.constant is not None, "its weight or statistics are computed at run time")
-    gain = t.rsqrt(t.add(real(t, running_var), eps))
-    gain = gain if weight is None else t.mul(gain, real(t, weight))
-    offset = t.negate(t.mul(real(t, running_mean), gain))
-    offset = offset if bias is None else t.add(offset, real(t, bias))
+    weight, bias = (None if v is None else real(t, v) for v in (weight, bias))
+    k, s = factor_and_offset(t, weight, bias, real(t, running_mean), real(t, running_var), eps)
     shape = channel_shape(input)
-    return multiplied(t, operand(t, input, "its input"), t.reshape(gain, shape), t.reshape(offset, shape))
+    return multiplied(t, operand(t, input, "its input"), t.reshape(k, shape), t.reshape(s, shape))
