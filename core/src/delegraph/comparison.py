@@ -163,10 +163,7 @@ def compare(
         made.append(candidate)
         if len(group) == 1 and handles is not None:
             taken[group[0]] = handles
-    runnable = None not in calls.values()
-    modules = {m: p.module(check_guards=False) for m, p in exported.items()} if runnable else {}
-    eager = _median_seconds(modules, calls) if runnable else None
-    return Comparison(tuple(made), _alone(taken), export_seconds, eager)
+    return Comparison(tuple(made), _alone(taken), export_seconds, _eager_seconds(exported, calls))
 
 
 def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, ...]:
@@ -213,6 +210,13 @@ def _measure(
     except DelegraphError as e:  # such as NoRuntime
         measured["error"] = e
     return Candidate(group, **measured), _delegated(lowered)
+
+
+def _eager_seconds(exported: Mapping[str, ExportedProgram], calls: Mapping[str, _Call | None]) -> float | None:
+    """A call of each method in eager PyTorch; None if a program has no example inputs."""
+    if None in calls.values():
+        return None
+    return _median_seconds({m: program.module(check_guards=False) for m, program in exported.items()}, calls)
 
 
 def _median_seconds(methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ torch has no public way to build an ExportedProgram from a graph, so ``build_pro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,6 +45,7 @@ __all__ = [
     "constant_tensor",
     "copy_node",
     "flat_call",
+    "name_outputs",
     "output_node",
     "output_values",
     "placeholder_of",
@@ -180,6 +181,11 @@ def argument_of(value: Any) -> ArgumentSpec:
         return ConstantArgument(value.name, val)
     spec: ArgumentSpec = kinds.get(type(val), TensorArgument)(name=value.name)
     return spec
+
+
+def name_outputs(specs: Iterable[OutputSpec], values: Iterable[Any]) -> list[OutputSpec]:
+    """``specs`` of a graph that now returns ``values`` in their places."""
+    return [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(specs, values, strict=True)]
 
 
 def build_program(

@@ -93,13 +93,17 @@ def _run(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, d
         write_junit(args.junit, attempts)
     if len(args.model) > 1 or args.rows:
         return several(args.model, {**known, **{a.model: a.row() for a in attempts}})
-    (one,) = attempts
+    return _outcome(attempts[0], args.verbose)
+
+
+def _outcome(one: Attempt, verbose: bool) -> Outcome:
+    """What the command says of its only MODEL. Raises Failed where that could not be lowered as asked."""
     if one.error is not None:
         told = isinstance(one.error, NotFullyDelegated) or one.error.code == "verification-failed"
         if one.report is not None and not told:  # it says what stayed behind, and why
             terminal.tell(str(one.report))
         raise Failed(one.error, one.content())
-    return Outcome("delegraph.lower/1", one.content(), one.text(args.verbose))
+    return Outcome("delegraph.lower/1", one.content(), one.text(verbose))
 
 
 def _lower_one(

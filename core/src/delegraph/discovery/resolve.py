@@ -88,32 +88,38 @@ def in_process(
 ) -> PluginRecord:
     """The record of a backend that is registered as its class or its declaration. Raises PluginBroken."""
     objects: dict[str, Any] = {}
-    if isinstance(given, BackendSpec):
-        spec = replace(given, name=name or given.name, options=options or given.options)
-    else:
-        backend_id = given.__name__
-        spec = BackendSpec(
-            name or backend_id.lower(), _target(given, objects), backend_id, API_VERSION, options=options
-        )
-    record = PluginRecord(spec.name, IN_PROCESS, "", spec.target)
-    others: list[Declaration] = []
+    spec = _spec_of(given, name, options, objects)
+    declarations: list[Declaration] = [spec]
     if partitioner is not None:
-        others.append(PartitionerSpec(spec.name, spec.name, _target(partitioner, objects), default=True))
+        declarations.append(PartitionerSpec(spec.name, spec.name, _target(partitioner, objects), default=True))
     if runtime is not None:
-        others.append(RuntimeSpec(spec.name, _target(runtime, objects)))
-    for declaration in (spec, *others):
-        given_object = objects.get(declaration.target)
-        ready_made = isinstance(declaration, PartitionerSpec) and not isinstance(given_object, type)
-        checked = type(given_object) if ready_made else given_object
-        if given_object is not None and (reason := _why_not(declaration, checked)) is not None:
-            name = _KINDS[type(declaration)].name
-            raise PluginBroken("plugin-broken", f"{name} {declaration.target!r} {reason}")
+        declarations.append(RuntimeSpec(spec.name, _target(runtime, objects)))
+    for declaration in declarations:
+        if declaration.target in objects:
+            _expect_fitting(declaration, objects[declaration.target])
     if spec.options and partitioner is not None and not isinstance(partitioner, (type, str)):
         raise PluginBroken("plugin-broken", f"the partitioner of {spec.name!r} is ready made and can take no options")
+    record = PluginRecord(spec.name, IN_PROCESS, "", spec.target)
     fault = fault_of(spec, record)
     faults = {} if fault is None else {spec.name: fault}
     record = record if fault is None else record.failed(fault)
-    return replace(record, declarations=(spec, *others), objects=objects, faults=faults)
+    return replace(record, declarations=tuple(declarations), objects=objects, faults=faults)
+
+
+def _spec_of(given: Any, name: str | None, options: tuple[OptionSpec, ...], objects: dict[str, Any]) -> BackendSpec:
+    if isinstance(given, BackendSpec):
+        return replace(given, name=name or given.name, options=options or given.options)
+    backend_id = given.__name__
+    return BackendSpec(name or backend_id.lower(), _target(given, objects), backend_id, API_VERSION, options=options)
+
+
+def _expect_fitting(declaration: Declaration, given: Any) -> None:
+    """Raise PluginBroken unless the object that was given is of the kind declared; a partitioner may be ready made."""
+    ready_made = isinstance(declaration, PartitionerSpec) and not isinstance(given, type)
+    reason = _why_not(declaration, type(given) if ready_made else given)
+    if reason is not None:
+        name = _KINDS[type(declaration)].name
+        raise PluginBroken("plugin-broken", f"{name} {declaration.target!r} {reason}")
 
 
 def _target(given: Any, objects: dict[str, Any]) -> str:

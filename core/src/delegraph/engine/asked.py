@@ -13,11 +13,17 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputSpec
 from torch.fx import Graph, Node
 
 from ..errors import DelegraphError
-from ..exported_program import argument_of, build_program, copy_node, output_values, placeholders, root_call
+from ..exported_program import (
+    build_program,
+    copy_node,
+    name_outputs,
+    output_values,
+    placeholders,
+    root_call,
+)
 from ..partitioner import Partitioner
 from ..partitioner.contract import Reason
 from .decompose.on_demand import Decomposer
@@ -36,7 +42,7 @@ class Asked:
         self._lock = threading.Lock()
 
     def keep(self, method: str, backend: str, plan: Plan, partitioner: Partitioner) -> None:
-        """Remember whom to ask, if a reason says what would have to be otherwise. Not where there are subgraphs."""
+        """Keep what to ask again, if a refusal says what would have to change. Programs with subgraphs are left out."""
         if not plan.inner and any(getattr(r.reason, "unless", None) is not None for r in plan.refusals):
             self._kept[method, backend] = plan.program, partitioner
 
@@ -49,13 +55,13 @@ class Asked:
             try:
                 changed = _static(program) if reason.unless == "static" else _retyped(program, reason.of, reason.unless)
                 plan = Decomposer().plan(changed, partitioner)
-            except (_Impossible, DelegraphError):  # the report then says less, and nothing wrong
+            except (_Impossible, DelegraphError):  # then the report says less, but nothing wrong
                 return None
         return frozenset(r.node.meta.get("debug_handle", 0) for r in plan.refusals)
 
 
 class _Impossible(Exception):
-    """The program cannot be changed so."""
+    """The program cannot be changed in that way."""
 
 
 def _static(program: ExportedProgram) -> ExportedProgram:
@@ -74,7 +80,7 @@ def _static(program: ExportedProgram) -> ExportedProgram:
 
 
 class _Sized:
-    """Gives values with numbers in place of their symbols; one tensor for all of one shape and type."""
+    """Replaces the symbols in recorded values by numbers. Values of one shape and type become one tensor."""
 
     def __init__(self) -> None:
         self._made: dict[Any, FakeTensor] = {}
@@ -104,7 +110,7 @@ def _retyped(program: ExportedProgram, of: Node | None, dtype: Any) -> ExportedP
     """``program`` with a cast of the value ``of``, as the user would write it."""
     graph, copies, changed = Graph(owning_module=program.graph_module), dict[Node, Any](), set[Node]()
     for node in program.graph.nodes:
-        if of is not None and of in copies and not changed and node.op != "placeholder":  # which all come before calls
+        if of is not None and of in copies and not changed and node.op != "placeholder":  # all placeholders come first
             copies[of] = cast = graph.call_function(torch.ops.aten.to.dtype, (copies[of], dtype))
             cast.meta["val"] = _computed(cast)
             changed.add(cast)
@@ -125,14 +131,13 @@ def _computed(node: Node) -> Any:
     try:
         with mode, torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception as e:  # torch has no one error for an operand of a type that an operator does not take
+    except Exception as e:  # which error torch raises for a type that an operator does not take is up to the operator
         raise _Impossible(f"{node.target} does not take it") from e
 
 
 def _program(program: ExportedProgram, graph: Graph, copies: dict[Node, Any]) -> ExportedProgram:
     values: Any = torch.fx.map_arg(output_values(program), copies.__getitem__)
     graph.output(tuple(values)).meta["val"] = None
-    specs = zip(program.graph_signature.output_specs, values, strict=True)
-    outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in specs]
+    outputs = name_outputs(program.graph_signature.output_specs, values)
     inputs = [spec for _, spec in placeholders(program)]
     return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputSpec
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
@@ -18,7 +17,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from ..engine.functionalize.normalize import number_calls
 from ..engine.subgraphs import all_nodes, graphs, next_handles
 from ..errors import ContractViolation
-from ..exported_program import argument_of, build_program, output_node, root_call
+from ..exported_program import build_program, name_outputs, output_node, root_call
 from ..program.types import Transform
 from ..source import source_of
 
@@ -44,13 +43,16 @@ def as_transform(each: Pass, method: str, check: bool) -> Transform:
             number_calls(graph, handles)
         if check:
             verify(module, f"after pass {name}, method {method}")
-        # The signature still names what the graph returned before the pass.
-        specs = zip(program.graph_signature.output_specs, output_node(module.graph).args[0], strict=True)  # type: ignore[arg-type]
-        outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in specs]
-        inputs, call = program.graph_signature.input_specs, root_call(program)
-        return build_program(module, module.graph, inputs, outputs, program, call)
+        return _with_signature(program, module)
 
     return transform
+
+
+def _with_signature(program: ExportedProgram, module: GraphModule) -> ExportedProgram:
+    """The program of ``module``: the signature of ``program`` still names what its graph returned before the pass."""
+    signature = program.graph_signature
+    outputs = name_outputs(signature.output_specs, output_node(module.graph).args[0])  # type: ignore[arg-type]
+    return build_program(module, module.graph, signature.input_specs, outputs, program, root_call(program))
 
 
 def verify(module: GraphModule, where: str) -> None:

@@ -135,11 +135,7 @@ def quantization_errors(
     lowered = lower(tapped, backends=backends, options=options, registry=registry)
     sums: list[_Sums] = []
     for batch in (first, *given):
-        outputs = lowered(*batch)
-        floats, values = wanted.values(batch)
-        ends, integers = outputs[: -len(taps)], outputs[-len(taps) :]
-        pairs = list(zip(ends, pytree.tree_leaves(floats), strict=True))
-        pairs += [(_real(q, tap), values[tap.layer]) for q, tap in zip(integers, taps, strict=True)]
+        pairs = _pairs(lowered(*batch), *wanted.values(batch), taps)
         sums = sums or [_Sums() for _ in pairs]
         for total, (got, value) in zip(sums, pairs, strict=True):
             total.add(got, value)
@@ -147,6 +143,15 @@ def quantization_errors(
     rows = [total.row(tap) for tap, total in zip(taps, sums[count:], strict=True)]
     rows += [total.row(_Tap(f"output {k}", "", "", "", 1.0, 0)) for k, total in enumerate(sums[:count])]
     return QuantizationErrors(tuple(rows))
+
+
+def _pairs(
+    outputs: Sequence[torch.Tensor], floats: Any, values: Mapping[str, torch.Tensor], taps: Sequence[_Tap]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of one batch: what the lowered program gives beside what floats give, outputs first, then layers."""
+    ends, integers = outputs[: -len(taps)], outputs[-len(taps) :]
+    pairs = list(zip(ends, pytree.tree_leaves(floats), strict=True))
+    return pairs + [(_real(q, tap), values[tap.layer]) for q, tap in zip(integers, taps, strict=True)]
 
 
 def _expect_exported(quantized: object) -> None:

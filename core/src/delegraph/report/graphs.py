@@ -92,7 +92,7 @@ def method_pictures(
     """
     if method not in report.origin.programs:
         return None
-    return _Method(report, method, prefix, _Errors(found), links or Links()).pictures()
+    return _MethodDrawing(report, method, prefix, _Errors(found), links or Links()).pictures()
 
 
 class _Errors:
@@ -129,7 +129,7 @@ class _Errors:
             yield f"eager does by {row.eager_error:.2g}"
 
 
-class _Method:
+class _MethodDrawing:
     """What the pictures of one method share: who owns which delegate, and why operators were refused."""
 
     def __init__(self, report: Report, method: str, prefix: str, errors: _Errors, links: Links) -> None:
@@ -224,7 +224,7 @@ class _Host(_Graph):
     """A graph that the host runs. ``specs``: signature of the method's own graph; None for a subgraph."""
 
     def __init__(
-        self, method: _Method, root: GraphModule, hidden: set[Node], specs: Mapping[Node, Any] | None, path: str
+        self, method: _MethodDrawing, root: GraphModule, hidden: set[Node], specs: Mapping[Node, Any] | None, path: str
     ) -> None:
         super().__init__()
         self.path, self.where = path, f"host, in {path}" if path else "host"

@@ -50,7 +50,7 @@ class _Page:
             yield from self._contents()
         for method in self.report.host:
             yield f'<h2 id="{self.ids[method]}">Method {text(method)}</h2>\n'
-            yield from _Method(self, method).parts()
+            yield from _MethodSection(self, method).parts()
         yield from self._notes()
         yield from self._times()
         yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
@@ -108,7 +108,7 @@ class _Page:
             yield f"<h2>Time</h2>\n{table(('phase', 'time'), rows, 'name', 'number')}"
 
 
-class _Method:
+class _MethodSection:
     """The part of a page that is about one method: what is left to the host, its graph, its values, its delegates."""
 
     def __init__(self, page: _Page, method: str) -> None:

@@ -70,7 +70,7 @@ def node_data(
     if method not in report.origin.programs:
         text = f"the report has no program of the method {method!r} any more"
         raise InputError("input-invalid", text, hint="take the node data before the report is released or pickled")
-    return _Method(report, method, found, node_of).columns()
+    return _MethodColumns(report, method, found, node_of).columns()
 
 
 class _Place(NamedTuple):
@@ -80,7 +80,7 @@ class _Place(NamedTuple):
     node: Node
 
 
-class _Method:
+class _MethodColumns:
     """Its operators, and under which nodes each of them is shown."""
 
     def __init__(self, report: Report, method: str, found: OperatorVerification | None, node_of: NodeOf | None) -> None:

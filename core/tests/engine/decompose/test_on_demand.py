@@ -525,7 +525,7 @@ def test_a_decomposition_that_depends_on_sizes_is_noted_in_the_users_terms():
     made = dynamic(lambda x: F.pixel_unshuffle(x, 2))
     (note,) = made.report.notes
     assert note.startswith("aten.pixel_unshuffle.default (core/tests/engine/decompose/test_on_demand.py:")
-    assert ") was left whole: torch decomposes it in other ways for other sizes" in note
+    assert ") was left whole: torch decomposes it in different ways for different sizes" in note
     x = torch.rand(2, 3, 4, 8)
     assert torch.equal(made(x), F.pixel_unshuffle(x, 2))
 

@@ -15,11 +15,10 @@ from typing import Any
 
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
 from ...discovery.attribution import AtWork
-from ...exported_program import argument_of, build_program, output_node, root_call
+from ...exported_program import build_program, name_outputs, output_values, root_call
 from ...partitioner import Partitioner, Support
 from ...report.collect import LEFT, operator_name
 from ..delegate.partition import Plan
@@ -45,7 +44,7 @@ class Decomposer:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be decomposed although it has a decomposition, and why."""
+        """Calls that have a decomposition which could not be traced, and why."""
         return list(dict.fromkeys(self.tracer.failures))
 
     def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
@@ -87,7 +86,7 @@ class Decomposer:
     def _decompose_left(
         self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], left: Sequence[Node]
     ) -> bool:
-        """Decompose what ``who`` left behind and no later one keeps; whether anything changed."""
+        """Decompose what ``who`` left behind and none of ``later`` keeps; returns whether anything changed."""
         others, _ = _kept(program, later)
         unwanted = [n for n in left if not others(n)]
         support = _support(who)
@@ -108,9 +107,7 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
     graph, signature = program.graph, program.graph_signature
     for node in graph.nodes:
         node.meta.pop("delegation_tag", None)
-    values: Any = output_node(graph).args[0]
-    pairs = zip(signature.output_specs, values, strict=True)
-    outputs = [OutputSpec(spec.kind, argument_of(value), spec.target) for spec, value in pairs]
+    outputs = name_outputs(signature.output_specs, output_values(program))
     return build_program(program.graph_module, graph, signature.input_specs, outputs, program, root_call(program))
 
 
@@ -145,7 +142,7 @@ def _support(who: Partitioner) -> Support | None:
 class _Answers:
     """A backend's answers about the calls of a program, and about calls of decompositions that are put into it.
 
-    Without ``program`` it goes on from the one that the backend was asked about last, by its partitioner.
+    Without ``program`` it continues with the one that the partitioner asked the backend about last.
     """
 
     def __init__(self, support: Support, program: ExportedProgram | None = None) -> None:
@@ -162,15 +159,15 @@ class _Answers:
         if node not in self._known:
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                self._support.is_constant(node)  # it has to know before it is asked about the users
+                self._support.is_constant(node)  # the backend has to know this before it is asked about the users
         return self._known[node]
 
 
 class _Reducer:
     """Decomposes calls, and the calls that they consist of, until each is kept or is core ATen.
 
-    ``whole``: operators that a trace leaves whole, to be asked about. ``at_once``: go down to core ATen in a single
-    trace where one succeeds, because nobody is asked about what lies between.
+    ``whole``: operators that a trace leaves whole, so that ``keeps`` is asked about them. ``at_once``: go down to core
+    ATen in a single trace where that succeeds, because nobody is asked about the operators in between.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any], at_once: bool = False) -> None:
@@ -193,16 +190,16 @@ class _Reducer:
 class _Attempts:
     """Decomposes calls for a backend that can be asked, only where it takes some of what they consist of.
 
-    Operators of core ATen are decomposed only where it takes all of that: the host could run the rest, but gains
-    nothing by it, since it runs the operator itself just as well.
+    Operators of core ATen are decomposed only where it takes all of the result: what it left would run on the host,
+    which runs the whole operator just as well.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
         self.tracer, self.keeps, self._useless = tracer, keeps, useless
 
     def decompose(self, node: Node) -> bool:
-        """Decompose ``node`` if a backend gains by it; whether it did."""
-        # What a backend says may depend on what an operand is, such as a constant: its producer stands for that.
+        """Decompose ``node`` if a backend takes more of the program then; returns whether it was decomposed."""
+        # An answer may depend on where an operand comes from, for example on whether it is a constant: so does the key.
         producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
         key = (self.tracer.signature(node), *producers)
         attempt = None if key in self._useless else self.attempt(node)

@@ -31,10 +31,10 @@ aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 LINEAR = frozenset({aten.linear.default})
-"""What stays whole for a backend that can be asked: the one composite that recurrent layers consist of."""
+"""Stays whole in traces for a backend that can be asked: the only composite that recurrent layers consist of."""
 _DEPENDS_ON_SIZES = (
-    "torch decomposes it in other ways for other sizes, and they are known at run time only; export with fixed sizes,"
-    " or narrow them by Dim(.., min=.., max=..)"
+    "torch decomposes it in different ways for different sizes, which are known at run time only; export with fixed"
+    " sizes, or narrow them by Dim(.., min=.., max=..)"
 )
 
 
@@ -63,7 +63,7 @@ class Decomposition:
         return tuple(values)
 
     def inputs_of(self, node: Node) -> list[Node]:
-        """The values that a call of the same signature passes, one a placeholder."""
+        """What ``node``, a call of the same signature, passes for each of the placeholders."""
         return _operands(node)
 
     def needed_for(self, results: Iterable[Any]) -> set[Node]:
@@ -89,7 +89,7 @@ class Decomposition:
 
 
 class Tracer:
-    """Traces each distinct call once: operator, types, shapes and strides of tensors, all other arguments."""
+    """Traces calls, those of one signature once: operator, types, shapes and strides of tensors, other arguments."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
@@ -112,7 +112,7 @@ class Tracer:
         return result if isinstance(result, Decomposition) and result.can_replace(node) else None
 
     def decompose_to_core(self, node: Node, whole: frozenset[Any]) -> Decomposition | None:
-        """``node`` in core ATen and ``whole``, by one trace; None if only ``decompose`` may succeed, or say why not."""
+        """``node`` in core ATen and ``whole``, by one trace; if None, ``decompose`` may succeed, or say why not."""
         how = to_core(node.target)
         if how is None:
             return None
@@ -120,7 +120,7 @@ class Tracer:
         return result if isinstance(result, Decomposition) and result.can_replace(node) else None
 
     def signature(self, node: Node) -> Hashable:
-        """Everything that a decomposition may look at, and which operands are one value, as in ``x * x``."""
+        """Everything that a decomposition may depend on, also which operands are the same value, as in ``x * x``."""
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         operands = [leaf for leaf in flat if isinstance(leaf, Node)]
         first = {leaf: k for k, leaf in reversed(list(enumerate(operands)))}
@@ -151,7 +151,7 @@ class Tracer:
         if _guards(mode) != before:
             raise Untraceable(_DEPENDS_ON_SIZES)
         for call in decomposition.calls:
-            # what draws random numbers may be left only where the next step gets rid of it
+            # a call that draws random numbers may only be there if the next step decomposes it
             if _is_random(call) and self.decompose(call, to_core(call.target)) is None:
                 raise Untraceable(f"its decomposition draws random numbers ({call.target})")
         return decomposition
@@ -233,7 +233,7 @@ def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: 
                     graph = make_fx(flat, table)(*vals).graph
     except (_ShapeEnvGuardError, GuardOnDataDependentSymNode) as e:
         raise Untraceable(_DEPENDS_ON_SIZES) from e
-    except Exception as e:
+    except Exception as e:  # decompositions are functions of torch and of users, which may raise anything
         raise Untraceable(f"torch's decomposition of it fails: {str(e).strip()[:200] or type(e).__name__}") from e
     _make_usable(graph, mode)
     return Decomposition(graph, single[-1])
@@ -344,6 +344,11 @@ def _make_usable(graph: Graph, mode: Any) -> None:
         elif node.op == "get_attr":
             _replace_by_call(node, mode)
     graph.eliminate_dead_code()
+    _expect_aten(graph)
+
+
+def _expect_aten(graph: Graph) -> None:
+    """Raise Untraceable unless every call is of an operator that a program may have."""
     for node in graph.nodes:
         higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
         if node.op not in ("placeholder", "call_function", "output") or higher_order:

@@ -8,14 +8,13 @@ from itertools import islice
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputSpec
 from torch.fx import Graph, Node
 
 from ...exported_program import (
     CALL_DELEGATE,
-    argument_of,
     build_program,
     copy_node,
+    name_outputs,
     output_node,
     output_values,
     placeholders,
@@ -48,7 +47,7 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
 
 
 def _is_delegated(plan: Plan, node: Node) -> bool:
-    """Whether a node fetches a subgraph of calls that only delegates make, which have it."""
+    """Whether a node fetches a subgraph that only calls inside delegates use; those have a copy of their own."""
     fetches = node.op == "get_attr" and bool(node.users)
     return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
 
@@ -75,7 +74,7 @@ class _HostProgram:
         """A constant that only delegates use goes with them, and so does a buffer that one of them keeps."""
         if node in self.state:
             return False
-        if not node.users:  # what was never used stays; what calls no longer pass to a delegate goes
+        if not node.users:  # the model had it unused, or calls pass it to a delegate no longer
             return node not in self.dropped
         tags = self.plan.tags
         owners = {*tags.get(node, ())}
@@ -117,7 +116,7 @@ class _HostProgram:
                 specs.append(spec)
                 values.append(self.env[value] if isinstance(value, Node) else value)
         self.graph.output(tuple(values)).meta = dict(output_node(program.graph).meta)
-        outputs = [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(specs, values, strict=True)]
+        outputs = name_outputs(specs, values)
         fetched = (str(n.target) for n in self.env if n.op == "get_attr")
         root: Mapping[str, object] = {name: getattr(program.graph_module, name) for name in fetched} | self.modules
         return build_program(root, self.graph, self.inputs, outputs, program, root_call(program))

@@ -25,9 +25,10 @@ def order(plan: Plan) -> list[Unit]:
     What draws random numbers does so in graph order wherever partitions allow it.
     Raises ContractViolation, with the path, if a partition would need its own result.
     """
+    nodes = plan.program.graph.nodes
     units: dict[int, Unit] = {}  # position of the first node -> the unit that it belongs to
     position: dict[int, int] = {}  # id of a unit -> that position
-    for k, node in enumerate(plan.program.graph.nodes):
+    for k, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):
             unit = plan.provider.get(node, node)
             units[position.setdefault(id(unit), k)] = unit
@@ -35,15 +36,8 @@ def order(plan: Plan) -> list[Unit]:
     def position_of(node: Node) -> int:
         return position[id(plan.provider.get(node, node))]
 
-    needs = {
-        k: {
-            position_of(i)
-            for i in (unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes)
-            if i.op != "placeholder"
-        }
-        for k, unit in units.items()
-    }
-    drawing = dict.fromkeys(position_of(n) for n in plan.program.graph.nodes if n.op == "call_function" and draws(n))
+    needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
+    drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
     in_turn = {after: {before} for before, after in pairwise(drawing)}
     try:
         try:
@@ -53,6 +47,12 @@ def order(plan: Plan) -> list[Unit]:
     except CycleError as e:
         raise _cycle([units[k] for k in e.args[1]]) from None
     return [units[k] for k in places]
+
+
+def _computed_inputs(unit: Unit) -> list[Node]:
+    """What a unit needs of other units."""
+    inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
+    return [node for node in inputs if node.op != "placeholder"]
 
 
 def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
@@ -89,7 +89,7 @@ def _is_seeded(op: OpOverload) -> bool:
 
 
 def _is_switched_off(node: Node) -> bool:
-    """Whether a call that could draw does not: outside of training, or as a dropout (of attention too) of nothing."""
+    """Whether a call that could draw does not: it is not in training, or drops out (in attention too) nothing."""
     schema = node.target._schema  # type: ignore[union-attr]
     given = {a.name: a.default_value for a in schema.arguments}
     given |= dict(zip(given, node.args, strict=False)) | node.kwargs

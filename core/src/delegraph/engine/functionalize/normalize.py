@@ -21,9 +21,9 @@ from ...errors import InputError
 from ...exported_program import (
     CONSTANT_KINDS,
     MUTATIONS,
-    argument_of,
     build_program,
     copy_node,
+    name_outputs,
     output_node,
     root_call,
 )
@@ -39,7 +39,7 @@ _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _VMAP = "torch._functorch.predispatch"
 """The module of the calls that begin and end a ``vmap``, which applies to all calls between them."""
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
-"""Checks of what an exported program fixes anyway."""
+"""Assertions about what an exported program fixes anyway."""
 _IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
 """Calls that give their argument once nothing is written in place."""
 _DROPOUTS = frozenset(
@@ -71,7 +71,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     """A copy in functional form, subgraphs too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
-    # Before the writes: such a dropout returns its very argument, so a later write to one is a write to the other.
+    # Before the writes: such a dropout returns its argument itself, so that a write to one is a write to the other.
     _replace_by_argument(graph, _is_inactive_dropout)
     hidden = next(filter(None, map(_hidden_effect, graph.nodes)), None)
     if hidden:
@@ -81,11 +81,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     mutations = functionalize(graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS})
     if mutations.unproven:
         return program, mutations.unproven
-    # A tensor of the model that is no buffer is written: it is one now. torch refuses such a program when it decomposes
-    # it; a static cache of transformers has such tensors, exported in the default way.
-    for node in specs.keys() & mutations.last_value.keys():
-        if specs[node].kind is InputKind.CONSTANT_TENSOR:
-            specs[node] = InputSpec(InputKind.BUFFER, specs[node].arg, specs[node].target, persistent=False)
+    specs = {node: _as_buffer(s) if node in mutations.last_value else s for node, s in specs.items()}
     inputs = list(specs.values())
     outputs = _return_mutations(program, graph, specs, mutations)
     # Only now is it safe to drop calls: before, one without users could still be a write.
@@ -93,12 +89,22 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
             graph.erase_node(node)
-    values: Any = output_node(graph).args[0]
-    outputs = [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(outputs, values, strict=True)]
+    outputs = name_outputs(outputs, output_node(graph).args[0])  # type: ignore[arg-type]
     number_calls(graph, handles, mutations.origin)
     copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
     # Not validated here: torch has done that, and does it again for what decompositions and delegates make of it.
     return copy, _normalize_subgraphs(copy, handles)
+
+
+def _as_buffer(spec: InputSpec) -> InputSpec:
+    """A tensor of the model that is written is a buffer, also where the signature calls it a constant.
+
+    torch refuses such a program when it decomposes it; a static cache of transformers has such tensors, exported in the
+    default way.
+    """
+    if spec.kind is not InputKind.CONSTANT_TENSOR:
+        return spec
+    return InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=False)
 
 
 def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:

@@ -9,13 +9,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from delegraph.exported_program import argument_of, build_program, copy_node, flat_call, output_values, placeholders
+from delegraph.exported_program import (
+    argument_of,
+    build_program,
+    copy_node,
+    flat_call,
+    name_outputs,
+    output_values,
+    placeholders,
+)
 from delegraph.io.quiet import quietly
 from torch._ops import OpOverload
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, Node
 
 ORIGIN = "delegraph_origin"
@@ -119,8 +127,7 @@ class _Copy:
     def program(self) -> ExportedProgram:
         values = [self.env[v] if isinstance(v, Node) else v for v in output_values(self.original)]
         self.graph.output(tuple(values))
-        specs = zip(self.original.graph_signature.output_specs, values, strict=True)
-        outputs = [OutputSpec(s.kind, argument_of(v), s.target) for s, v in specs]
+        outputs = name_outputs(self.original.graph_signature.output_specs, values)
         given = sum(spec.kind is InputKind.USER_INPUT for spec in self.inputs)
         returned = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
         call, root = flat_call(given, returned), self.original.graph_module

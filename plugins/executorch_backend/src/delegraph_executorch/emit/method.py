@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..containers import encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
-from ..program.tables import Call, Chain, ContainerMetadata, EValue, ExecutionPlan, FrameList, Instruction
+from ..program.tables import Chain, ContainerMetadata, EValue, ExecutionPlan, FrameList, Instruction
 from .assembler import Assembler
 from .body import Body, Item
 from .context import Context, Delegates
@@ -212,8 +212,3 @@ class _Method:
         used = self.delegates.used.values()
         outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
         return ContainerMetadata(takes, outputs)
-
-
-def calls_of(plan: ExecutionPlan) -> list[Call]:
-    """The instructions of a method, one after the other."""
-    return [i.call for chain in plan.chains for i in chain.instructions if i.call is not None]
