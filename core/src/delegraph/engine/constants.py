@@ -32,7 +32,7 @@ _BY_SHAPE = frozenset(
     {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default}
     | {aten.new_ones.default, aten.new_full.default}
 )
-"""What reads no element of its first operand."""
+"""Operators that read the shape of their first operand, and none of its elements."""
 
 
 def compute_constants(plan: Plan) -> str:
@@ -67,13 +67,13 @@ def _needed(node: Node) -> list[Node]:
 
 
 def _is_end(node: Node, left: Collection[Node]) -> bool:
-    """Whether others than calls that go away as well use the value."""
+    """Whether anything uses the value besides calls that are replaced as well."""
     copies = node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
     return isinstance(node.meta["val"], torch.Tensor) and not copies and any(u not in left for u in node.users)
 
 
 def _replace(node: Node, constant: Node) -> None:
-    """Let ``constant`` be used for ``node``; what is returned is a copy, since callers may write to it."""
+    """Let users of ``node`` use ``constant``. A program returns a copy of it, since callers may write to results."""
     if any(u.op == "output" for u in node.users):
         with node.graph.inserting_before(node):
             copy = node.graph.call_function(aten.clone.default, (constant,))
@@ -127,7 +127,7 @@ class _Values:
             with torch.no_grad():
                 for each in self._ancestors(node):
                     self.by_node[each] = self._compute(each)
-        except (RuntimeError, ValueError, IndexError, TypeError):  # what it raises, it raises when the program runs
+        except (RuntimeError, ValueError, IndexError, TypeError):  # it raises the same when the program runs
             return None
         value: torch.Tensor = self.by_node[node]
         expected = node.meta["val"]

@@ -74,9 +74,9 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     try:
         with TRACING:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
-    except Exception as e:
+    except Exception as e:  # what torch and the code of the model raise
         first, _, rest = str(e).strip().partition("\n")
-        first = first.removesuffix(", but expected one of:")  # what would follow is torch's list of signatures
+        first = first.removesuffix(", but expected one of:")  # torch goes on with its list of signatures
         text = f"torch.export could not export {kind}: {type(e).__name__}: {first}"
         fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
         suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _LOCK = threading.Lock()
 _were_enabled: list[bool] = []
-"""For each caller inside, in the order of entering: whether collection was on then. Only the first can say yes."""
+"""Whether collection was on when each caller entered, in that order. Only the first entry can be True."""
 
 
 @contextmanager

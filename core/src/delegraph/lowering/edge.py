@@ -173,8 +173,8 @@ def to_edge_transform_and_lower(
 ) -> EdgeProgramManager:
     """Normalize, run passes, delegate, and bring what is left to core ATen.
 
-    ``partitioner``: one, several in order of preference, or such a list by method. What one of them keeps
-    (``ops_to_not_decompose``, or what its backend says of single nodes) is not decomposed before it was asked;
+    ``partitioner``: one, several in order of preference, or such a list by method. An operator that one of them keeps
+    (by ``ops_to_not_decompose``, or because its backend takes it) is not decomposed before that one has partitioned;
     what ends up undelegated is decomposed afterwards. Passes see operators as ``torch.export`` gave them.
     """
     config, methods = compile_config or EdgeCompileConfig(), _by_method(programs)

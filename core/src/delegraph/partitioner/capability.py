@@ -54,14 +54,15 @@ class Predicate:
 class CapabilityPartitioner(Partitioner):
     """Gives a backend every node that it takes, in the fewest partitions that leave no cycle.
 
-    ``support`` is ``why_not(node) -> str | None`` or a ``Support``; of ``additional_checks``, more functions of that
-    kind, the first reason counts before it. Constants, and what is computed from constants alone, go into every
-    partition that uses them. Every refusal is kept with its reason.
+    ``support`` is a function ``why_not(node) -> str | None``, or a ``Support``. ``additional_checks`` are more such
+    functions, which are asked before it; the first reason counts. Constants, and what is computed from constants alone,
+    go into every partition that uses them. Every refusal is kept with its reason.
 
     ``groups(exported_program)`` lists calls that share a partition or have none, for example what is fused; groups that
     overlap are one. With ``connected_only`` a partition is a connected part of the graph; ``largest`` limits its
-    number of operators. Without ``allows_single_node_partition`` one operator alone is no partition, unless it is among
-    ``allowed_single_node_partition_ops``; ``non_compute_ops`` do not count, and alone are never a partition.
+    number of operators. Without ``allows_single_node_partition`` an operator alone is no partition, unless it is among
+    ``allowed_single_node_partition_ops``. ``non_compute_ops`` do not count there, and are never a partition of their
+    own.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class _Search:
     def _why_no_bytes(self, node: Node) -> str | None:
         for value in (*node.all_input_nodes, node):
             val = value.meta.get("val")
-            # nearly all are plain fake tensors, which is much faster to see
+            # nearly all are plain fake tensors, and to compare the type is much faster
             wraps = type(val) is not FakeTensor and is_traceable_wrapper_subclass(val)
             if value in self.unreadable or wraps:
                 self.final.add(node)
@@ -196,14 +197,14 @@ class _Search:
         return None
 
     def _is_constant(self, node: Node) -> bool:
-        """Not what is made of a computed value: ``zeros_like(y)`` is known, but comes after ``y`` everywhere."""
+        """Whether ``node`` can be computed anywhere: ``zeros_like(y)`` is constant, but not without ``y``."""
         if node.target is operator.getitem:
             return node.args[0] in self.constant
         computed = (i for i in node.all_input_nodes if i.op == "call_function")
         return all(i in self.constant for i in computed) and self.support.is_constant(node)
 
     def _refuse(self, reasons: Mapping[Node, str], final: bool = False) -> None:
-        """Refuse nodes, each with all that unpacks it or that it unpacks."""
+        """Refuse nodes, each with the calls that unpack it or that it unpacks."""
         waiting = list(reasons.items())
         seen: set[Node] = set()
         while waiting:
@@ -219,7 +220,7 @@ class _Search:
             self.final |= seen
 
     def _floating(self) -> set[Node]:
-        """Constants that accepted calls use: they are in no partition before it is known which ones use them."""
+        """Constants that accepted calls use. They are in no partition until it is known which partitions use them."""
         used = {n for n in self.constant if any(u.op == "call_function" and u not in self.refused for u in n.users)}
         return used | {u for n in used for u in n.users if u.target is operator.getitem}
 
@@ -233,7 +234,7 @@ class _Search:
         return copied
 
     def refusals(self, copied: Iterable[Node]) -> list[Refusal]:
-        """In graph order, but for what only unpacks or is a delegate already."""
+        """The refusals in graph order, without calls that only unpack, and without delegates."""
         reasons = dict.fromkeys(copied, "the host needs this constant too and computes it itself") | self.refused
         listed = [n for n in self.calls if n in reasons and n.target not in (operator.getitem, CALL_DELEGATE)]
         return [Refusal(n, reasons[n], n in self.final) for n in listed]
@@ -280,7 +281,7 @@ def _write_tags(
         for node in _with_constants(part, constant)[: -len(part)]:
             tags.setdefault(node, []).append(name)
     for node in tags:
-        producer = node  # what returns several values goes whole wherever one of them is used
+        producer = node  # a call that returns several values goes wherever one of them is used
         while producer.target is operator.getitem:
             producer = producer.args[0]  # type: ignore[assignment]
         listed = tags[producer]

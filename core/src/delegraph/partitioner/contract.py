@@ -37,17 +37,17 @@ class DelegationSpec(_DelegationSpec):
 
 
 Unless = Union["torch.dtype", Literal["static"]]
-"""What would have to be otherwise: the element type of a value, or sizes that are known at run time only."""
+"""What would have to change: a value to this dtype, or sizes that are known at run time only to fixed ones."""
 
 
 class Reason(str):
     """Why a node stays behind, in the user's terms. Wherever a reason is a str, it may be one of these, which say more.
 
     ``hint``: what the user can do about it, in the program, its inputs or an option. ``cause``: a key that users do not
-    see; reasons that share it are one row of the report, whatever their texts. Without it, an operator and a text are.
-    ``of``: the operand that the reason is about. If that is refused for the same cause, the row is the operand's.
-    ``unless``: this type of ``of``, or ``"static"`` sizes; the report says how many operators would be taken then,
-    by asking again.
+    see; refusals that share it are one row of the report, whatever their texts. Refusals without a cause are one row if
+    operator and text are the same. ``of``: the operand that the reason is about. If that is refused for the same cause,
+    both are in its row. ``unless``: the dtype that ``of`` would have to have, or ``"static"`` for fixed sizes; the
+    report asks the backend again, and says how many operators it would take then.
     """
 
     hint: str
@@ -120,8 +120,8 @@ class Partitioner(ABC):
     """Tags the nodes that a backend takes, and changes nothing else; the core checks that."""
 
     support: Support | None = None
-    """What can be asked about single nodes, those of decompositions too. A partitioner without it sees core ATen, but
-    for ``ops_to_not_decompose``."""
+    """Answers questions about single nodes, those of decompositions too. Without it, a partitioner sees core ATen and
+    its ``ops_to_not_decompose``."""
 
     def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
         self._spec = MappingProxyType(dict(spec))

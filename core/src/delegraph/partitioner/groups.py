@@ -38,7 +38,7 @@ class Groups:
         return [n for n in listed if n in self.position]
 
     def broken(self, refused: Mapping[Node, str]) -> dict[Node, str]:
-        """Accepted calls that cannot have all of their group, and why."""
+        """Accepted calls of groups of which a call is refused, and why they stay behind."""
         reasons: dict[Node, str] = {}
         for group in self.groups:
             missing = next((n for n in group if n in refused), None)

@@ -36,12 +36,12 @@ def units(calls: Iterable[Node]) -> list[Unit]:
 
 
 def size(unit: Unit) -> int:
-    """How many operators it has; unpacking is none."""
+    """How many operators a unit has; calls that unpack are not counted."""
     return sum(n.target is not operator.getitem for n in unit)
 
 
 def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """Level of every call; what is not in it (placeholders, floating constants) is available at level 0."""
+    """The level of every call. What has none (placeholders, floating constants) is available at level 0."""
     level: Levels = {}
     for unit in listed:
         inside = unit[0] in accepted

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def tag_constant_data(program: ExportedProgram) -> None:
     """Tag parameters, buffers and constants that are never written for every partition that uses them.
 
-    Call it after the calls were tagged. A constant that no delegated call uses stays untagged, and so does a buffer
-    that the program writes, which the signature says: the write need not show among the users of the placeholder.
+    Call it once the calls are tagged. A constant that no delegated call uses stays untagged, and so does a buffer that
+    the program writes. The signature says which those are; the users of the placeholder need not show the write.
     """
     constant = constant_placeholders(program)
     for node in program.graph.nodes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_result(who: Partitioner, result: Any, program: ExportedProgram) -> None:
-    """Raise ContractViolation, naming ``who``, the tag and the wrong value, if ``result`` has not the right types."""
+    """Raise ContractViolation, which names ``who``, tag and wrong value, if a part of ``result`` has a wrong type."""
     fault = next(_faults(result, program), None)
     if fault is not None:
         raise ContractViolation("contract-violation", f"partitioner {type(who).__name__}{fault}")

@@ -41,7 +41,7 @@ class WrappingPartitioner(Partitioner):
 
     @property
     def additional_checks(self) -> tuple[WhyNot, ...]:
-        """Those of ``inner``, if it is a ``CapabilityPartitioner``; to be set as there."""
+        """The checks of ``inner``, if it is a ``CapabilityPartitioner``; setting them sets those of ``inner``."""
         checks: tuple[WhyNot, ...] = self.inner.additional_checks  # type: ignore[attr-defined]
         return checks
 

@@ -23,7 +23,7 @@ def calibrate(
         try:
             with torch.no_grad():
                 prepared(*batch)
-        except Exception as e:
+        except Exception as e:  # what operators and modules of the user raise
             text = f"calibration batch {number} does not fit the program: {type(e).__name__}: {e}"
             raise InputError("input-invalid", text.partition("\n")[0]) from e
         if progress is not None:

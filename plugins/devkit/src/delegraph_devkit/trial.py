@@ -206,7 +206,7 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
     with quiet():
         try:
             wanted = one.program.make(3)[0](*copy.deepcopy(inputs))
-        except Exception as e:
+        except Exception as e:  # whatever it is, no backend was asked yet
             return f"torch: eager itself raises {type(e).__name__}"
         suspects: list[tuple[str, Callable[[], Any]]] = [
             ("torch: the exported program", lambda: copy.deepcopy(one.exported).module(check_guards=False)),
@@ -216,7 +216,7 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
         for whose, run in suspects:
             try:
                 found = Verification.of(run()(*copy.deepcopy(inputs)), wanted)
-            except Exception as e:
+            except Exception as e:  # whatever it is, the suspect is to blame
                 if run is in_kernels and isinstance(e, Unsupported):  # what the backend takes, they lack
                     continue
                 return f"{whose} raises {type(e).__name__}: {e!s:.100}"

@@ -10,11 +10,11 @@ from torch.fx import Node
 from .trace import Decomposition
 
 _NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
-"""Metadata that is of the call itself, and not of where it comes from."""
+"""Metadata that describes a call itself, and not where it comes from."""
 
 
 def _results(*values: Any) -> tuple[Any, ...]:
-    """Target of a node that uses the results until ``commit``: without a user they would look dead."""
+    """Target of a node that uses the results until ``commit``: without a user they would be taken for dead code."""
     return values
 
 
@@ -51,7 +51,7 @@ class Inlining:
 
     def commit(self) -> None:
         """Let users of the call use the results instead, and erase the call."""
-        # The anchor is asked only now: calls among the results may have been inlined in turn.
+        # The anchor knows the results of now: calls among them may have been inlined in turn.
         results: Any = self._anchor.args
         users = [(self.node, 0)] if self._single else [(u, u.args[1]) for u in self.node.users]
         for user, k in users:

@@ -27,7 +27,7 @@ RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_r
 
 @cache
 def _core_table() -> Mapping[Any, Decompose]:
-    """torch's table to core ATen; a tenth of a second to make, so only made when something is to be decomposed."""
+    """torch's table to core ATen. Making it takes a tenth of a second, so it is made when it is first needed."""
     table: Any = torch.export.default_decompositions()
     return dict(table.items())
 
@@ -53,7 +53,7 @@ def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
 
 @cache
 def beyond_core(op: Any) -> Decompose | None:
-    """What computes ``op``, which has no way to core ATen, from simpler operators; None if nothing does."""
+    """What computes ``op``, which is core ATen or has no way there, by simpler operators; None if nothing does."""
     if op in _BEYOND:
         return _BEYOND[op]
     if op in _IN_PRIMS_ONLY or not _may_be_decomposed(op) or to_core(op):
@@ -72,7 +72,7 @@ def is_composite(op: Any) -> bool:
 def _may_be_decomposed(op: Any) -> bool:
     if not isinstance(op, OpOverload) or op._schema.is_mutable or _DATA_DEPENDENT & set(op.tags):
         return False
-    # these draw random numbers for their dropout only, and have none in eval mode
+    # these draw random numbers for their dropout only, which they do not have in eval mode
     only_for_dropout = op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
     return torch.Tag.nondeterministic_seeded not in op.tags or only_for_dropout
 
@@ -127,7 +127,7 @@ def _var_mean(
 def _group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Any, C: Any, HxW: Any, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each of N * group rows less its mean, over its standard deviation; then the affine part, a channel each."""
+    """Each of N * group rows minus its mean, divided by its standard deviation; then scale and shift by channel."""
     rows = aten.view.default(input, [N, group, -1])
     var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
     scale = aten.rsqrt.default(var + eps)
@@ -139,7 +139,7 @@ def _group_norm(
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Whether the largest of ones (for what is true) and zeros is a one."""
+    """The maximum over 1 for each element that is true and 0 for each other, as a bool."""
     ones = aten.to.dtype(self if self.dtype is torch.bool else self != 0, torch.float32)
     largest: Tensor = aten.amax.default(ones, [dim], keepdim)
     return largest > 0.5

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from .partition import Work
 
 _MOMENT = 0.05
-"""Seconds that an executor has to begin a call before the caller looks whether it is to do one itself."""
+"""Seconds that an executor has to begin a call; after that the caller makes one itself, if none is running."""
 
 
 class _Call:
-    """One call of a backend. The first to begin it does it: a thread of the executor, or the caller."""
+    """One call of a backend, which a thread of the executor or the caller makes: whoever begins it first."""
 
     def __init__(self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
         self.backend, self._work, self._registry = backend, work, registry
@@ -55,18 +55,18 @@ class _Call:
             self.outcome.set_exception(e)
 
     def drop(self) -> bool:
-        """Keep it from being begun from now on; False if it was."""
+        """Keep the call from being begun; False if it was begun already."""
         return self._first.acquire(blocking=False) and self.outcome.cancel()
 
     def submit(self, executor: Executor) -> None:
-        """Raises OptionError, here or as the outcome, if the executor does not run this very call in this process."""
+        """Let the executor make the call. Raises OptionError, here or as the outcome, if it cannot in this process."""
         try:
             executor.submit(self.begin).add_done_callback(partial(self._left, executor))
         except Exception as e:
             raise _no_threads(executor, e) from e
 
     def _left(self, executor: Executor, future: Future[None]) -> None:
-        """Fail if the executor says it is done and never began. What it cancelled is left to the caller."""
+        """Fail if the executor reports as done what it never began. What it cancelled is left to the caller."""
         if not future.cancelled() and self._first.acquire(blocking=False):
             self.outcome.set_exception(_no_threads(executor, future.exception()))
 
@@ -108,7 +108,7 @@ def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
 
 
 def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_Call]:
-    """One call with all that is the backend's if it has a joint step, otherwise one for each partition."""
+    """One call with all partitions of the backend if it compiles methods jointly, otherwise one for each partition."""
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
     for item in mine:
@@ -119,7 +119,7 @@ def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_C
 
 
 def _await(call: _Call, others: Sequence[_Call]) -> None:
-    """Wait for ``call``, which is begun here if the executor, after a moment, works at none of ``others``."""
+    """Wait for ``call``. If the executor, after a moment, runs none of ``others``, the call is made here."""
     while not call.outcome.done():
         running = [c.outcome for c in others if c.begun and not c.outcome.done()]
         wait(running or [call.outcome], None if running else _MOMENT, FIRST_COMPLETED)
@@ -153,7 +153,7 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
 def _handles(program: ExportedProgram) -> set[int]:
     """The debug handles that a backend may name: those of the program's calls.
 
-    A backend that lowers its program through another one meets calls of delegates besides, which count on from there.
+    A backend that lowers its program through another one meets calls of delegates as well; their handles follow.
     """
     own = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
     following = 1 + max(own, default=0)

@@ -107,7 +107,7 @@ class _Build:
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """A call, of core ATen, that casts ``node``; it inherits the node's source and debug handle, and says its name."""
+    """A cast of ``node`` in core ATen, named after it and the dtype, with the node's source and debug handle."""
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node("call_function", torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, name)
     new.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}

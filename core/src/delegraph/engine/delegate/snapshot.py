@@ -59,7 +59,7 @@ class _Nodes:
         if not isinstance(other, _Nodes) or self.what != other.what:
             return False
         pairs = zip(self.arguments, other.arguments, strict=True)
-        # nearly always they are the very same arguments, which is much faster to see
+        # nearly always they are the same objects, and to compare those is much faster
         return all(all(map(is_, mine, theirs)) or same_arguments(mine, theirs) for mine, theirs in pairs)
 
 

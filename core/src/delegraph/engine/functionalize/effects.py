@@ -18,7 +18,7 @@ aten = torch.ops.aten
 _UNDECLARED_ALIASES = frozenset(
     f"aten::{name}" for name in ("einsum", "atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "cartesian_prod")
 )
-"""Composite operators that may return their argument, or a view of it, although their schemas do not say so."""
+"""Composite operators that may return their argument, or a view of it, which their schemas do not say."""
 
 _STATISTICS: dict[Any, tuple[int, ...]] = {aten.batch_norm.default: (3, 4), aten.instance_norm.default: (3, 4)}
 """Operator -> positions of ``running_mean`` and ``running_var``: it writes them, and its schema does not say so."""

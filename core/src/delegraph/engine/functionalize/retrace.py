@@ -41,7 +41,7 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
         warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch from 2.14 on erases a copy twice
         try:
             functional: ExportedProgram = program.run_decompositions({})
-        except Exception as e:
+        except Exception as e:  # torch has no one error for what it cannot retrace
             text = f"{_CANNOT}: {why.text}; nor could torch: {_first_line(e)}"
             raise InputError("input-invalid", text, source=why.source) from e
         return functional
@@ -109,7 +109,7 @@ def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str |
     """What differs, or why the two cannot be compared; two Nones if they agree."""
     try:
         wanted, wanted_state = _call_twice(program, program)
-    except Exception as e:
+    except Exception as e:  # operators and modules of the user may raise anything
         inputs = "its" if program.example_inputs else "made-up"
         return None, f"eager does not run on {inputs} inputs: {_first_line(e)}"
     try:

@@ -145,7 +145,7 @@ class HostMethod:
             computed = self._kernels[call.op_index](args)
         except DelegraphError:
             raise
-        except Exception as e:
+        except Exception as e:  # kernels raise what torch does for operands that the file should not have
             name = self.plan.operators[call.op_index]
             raise FormatError("format-invalid", f"{name} failed in method {self.plan.name!r}: {e}") from e
         if computed is not None:

@@ -87,7 +87,7 @@ def sigmoid(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.tanh.default)
 def tanh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; to 6e-8 of 1: TOSA's TANH need not keep the digits of results near 0, and its model does not"""
+    """[*S] -> [*S]; to an absolute 6e-8: near 0, TOSA's TANH need not be as exact as its results are small"""
     return t.tanh(_float(t, self))
 
 
@@ -119,7 +119,7 @@ def hardswish(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.leaky_relu.default)
 def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
-    """[*S] -> [*S]; the larger of x and slope * x, if the slope allows"""
+    """[*S] -> [*S]; slope * x below 0, which for slopes up to 1 is the larger of x and slope * x"""
     sloped = t.mul(self, negative_slope)
     if 0 < negative_slope <= 1:
         return t.maximum(self, sloped)
@@ -128,7 +128,7 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 @lowers(aten.rrelu.default)
 def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool, generator: Any) -> Value:
-    """[*S] -> [*S]; outside of training the slope is the middle of the two"""
+    """[*S] -> [*S]; outside of training the slope is the mean of ``lower`` and ``upper``"""
     t.require(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
 

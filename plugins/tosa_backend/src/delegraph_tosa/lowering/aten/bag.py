@@ -20,7 +20,7 @@ inf = math.inf
 
 SUM, MEAN, MAX = range(3)
 MEMBERS = 1 << 22
-"""So many elements may be looked at: each bag looks at all rows."""
+"""The most elements that are looked at, bags * rows * width: each bag looks at all rows."""
 
 
 def bagged(

@@ -50,7 +50,7 @@ def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 class _Shift(NamedTuple):
-    """A shift of ``x``: by ``amount``, which TOSA defines, if that is what was asked for, else by all bits."""
+    """A shift of ``x``, by ``amount``, as far as TOSA defines it; ``within``: whether that is all that is wanted."""
 
     x: Value
     amount: Value
@@ -58,7 +58,7 @@ class _Shift(NamedTuple):
 
 
 def _shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
-    """Operands in their common type as values; TOSA shifts by up to one less than the number of bits."""
+    """The shift of ``left`` by ``right``, in their common type; TOSA shifts by less than the number of bits."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     wanted = converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
@@ -81,5 +81,5 @@ def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     x, amount, within = _shift(t, self, other)
     amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
     if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
-        amount = t.minimum(amount, 31)  # more makes no difference to what fits into 32 bits
+        amount = t.minimum(amount, 31)  # a shift by more gives the same for what fits into 32 bits
     return t.right_shift(x, converted(t, amount, x.dtype))

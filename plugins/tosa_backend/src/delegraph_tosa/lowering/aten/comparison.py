@@ -46,14 +46,14 @@ def ge(t: Tosa, self: Value, other: Operand) -> Value:
 
 @lowers(aten.lt.Tensor, aten.lt.Scalar)
 def lt(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values: the other one is greater"""
+    """[*S], [*S] -> [*S]; truth values: GREATER with the operands exchanged"""
     left, right = promoted(t, self, other)
     return t.greater(right, left)
 
 
 @lowers(aten.le.Tensor, aten.le.Scalar)
 def le(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values: the other one is greater or equal"""
+    """[*S], [*S] -> [*S]; truth values: GREATER_EQUAL with the operands exchanged"""
     left, right = promoted(t, self, other)
     return t.greater_equal(right, left)
 
@@ -98,7 +98,7 @@ def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Va
 
 
 def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-    """SELECT. Of constants, for a target without floats, a value that becomes integers where it is added to some."""
+    """SELECT. For a target without floats, a choice between constants waits until it is added to quantized values."""
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (on_true, on_false)]
     constant = condition.constant is None and all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
     if not constant or "FP" in t.spec.profiles:

@@ -18,7 +18,7 @@ from ..torch_types import TORCH_DTYPES, array_of, dtype_of, refused
 aten = torch.ops.aten
 
 LARGEST = 1 << 20
-"""Elements of a constant that is not one number everywhere."""
+"""The most elements of a constant that is not one number everywhere."""
 
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
@@ -120,7 +120,7 @@ def new_ones(
     return new_full(t, self, size, 1, dtype, layout, device, pin_memory)
 
 
-# ---- what nothing is said of: zeros
+# ---- tensors whose elements torch leaves open: zeros
 
 
 @lowers(aten.empty.memory_format)
@@ -184,7 +184,7 @@ def linspace(
 
 
 def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
-    """A tensor that was computed here as a constant. What only its use reads stays small in the file if that folds."""
+    """A tensor that was computed here, as a constant."""
     count = made.numel()
     if count > LARGEST:
         raise refused(too_large(f"{name} of {count} elements is too large for a constant that is made here"))

@@ -32,7 +32,7 @@ class Grid:
         self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
 
     def place(self, coordinate: Value, size: int) -> Value:
-        """A coordinate from -1 to 1 in elements; what is no number is -1."""
+        """A coordinate from -1 to 1, in elements of an axis of ``size``; NaN is taken for -1."""
         t = self.t
         coordinate = t.select(t.equal(coordinate, coordinate), coordinate, -1.0)
         raised = t.add(coordinate, 1)
@@ -41,7 +41,7 @@ class Grid:
         return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
-        """A place that padding moved into the tensor, or, for zeros, left where it is seen to be outside."""
+        """A place after padding: moved into the tensor, or left outside of it where the padding is zeros."""
         if self.padding == ZEROS:
             return place
         if self.padding == REFLECTION:
@@ -49,7 +49,7 @@ class Grid:
         return self.t.clamp(place, 0, size - 1)
 
     def _reflected(self, place: Value, low: float, high: float) -> Value:
-        """Mirrored at both ends as often as it takes."""
+        """Mirrored at ``low`` and ``high`` until it lies between them."""
         t, span = self.t, high - low
         if span == 0:
             return t.mul(place, 0)

@@ -52,7 +52,7 @@ def along(rank: int, axis: int, size: int) -> Shape:
 
 
 def from_start(t: Tosa, index: Value, size: int) -> Value:
-    """An index that may count from the end of its axis, counted from the start; int64."""
+    """An index counted from the start of its axis; a negative one counts from the end in torch. int64"""
     index = converted(t, index, DType.INT64)
     if range_of(index)[0] >= 0:
         return index
@@ -60,7 +60,7 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
 
 
 def addresses(shape: Shape) -> Range:
-    """The range of addresses of the elements of a tensor, of which there are no more than an axis can have."""
+    """The range of the addresses of a tensor's elements. GATHER has them on one axis, which limits their number."""
     return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
 
 
@@ -93,7 +93,7 @@ def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:
 
 
 class Rows(NamedTuple):
-    """The rows [N,K,C] of a tensor that a list of indices can name, the rows [N,W] that it does, and how to get back.
+    """The rows [N,K,C] of a tensor that a list of indices can name, those [N,W] that it names, and the way back.
 
     ``order`` are the tensor's axes in the order of the rows, ``result`` is the shape of what is named: the batch, the
     shape of the indices, the rest.

@@ -25,9 +25,9 @@ inf = math.inf
 Pair = tuple[Value, Value]
 
 COMPARISONS = 1 << 22
-"""So many pairs of elements may be compared: TOSA has no sort, so each element is compared with each other one."""
+"""The most pairs of elements that are compared: TOSA has no sort, so each is compared with each other one."""
 ONE_BY_ONE = 64
-"""So many elements of a larger number are found one after the other."""
+"""Up to so many elements, of more than that, are found one after the other."""
 
 
 def comparable(t: Tosa, x: Value) -> Value:

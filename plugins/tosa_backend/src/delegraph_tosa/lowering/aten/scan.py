@@ -29,7 +29,7 @@ aten = torch.ops.aten
 inf = math.inf
 
 LONGEST = 1 << 16
-"""Of a size that is known at run time only: there are as many steps as the largest one takes."""
+"""The largest size, where it is known at run time only: all have the steps that the largest one takes."""
 
 
 def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:

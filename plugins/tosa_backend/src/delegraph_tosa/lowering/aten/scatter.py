@@ -28,7 +28,7 @@ aten = torch.ops.aten
 inf = math.inf
 
 COMPARISONS = 1 << 22
-"""So many places times values may be compared."""
+"""The most comparisons of a place with a value."""
 
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:

@@ -98,7 +98,7 @@ def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
 
 @lowers(aten.hypot.default)
 def hypot(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2), whose squares do not overflow: the larger one comes out of the root"""
+    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2), as larger * sqrt(1 + (smaller / larger)^2), where no square overflows"""
     left, right = promoted(t, self, other)
     x, y = t.abs(left), t.abs(right)  # type: ignore[arg-type]
     larger, smaller = t.maximum(x, y), t.minimum(x, y)

@@ -19,7 +19,7 @@ inf = math.inf
 
 
 def is_negative(t: Tosa, x: Value) -> Value:
-    """x [*S] -> truth values: the sign, also that of a zero, of which only the reciprocal shows it; not that of NaN"""
+    """x [*S] -> truth values: the sign bit. That of a zero shows in its reciprocal; that of NaN is taken for 0"""
     if x.dtype is DType.BOOL:
         return filled(t, x.shape, False, torch.bool)
     below = t.greater(0, x)
@@ -39,7 +39,7 @@ def sign(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.signbit.default)
 def signbit(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S] truth values; the sign of NaN counts as positive: no operator of TOSA shows it"""
+    """[*S] -> [*S] truth values; of NaN false, since no operator of TOSA shows its sign"""
     return is_negative(t, self)
 
 

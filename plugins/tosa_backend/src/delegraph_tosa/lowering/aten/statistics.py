@@ -20,14 +20,15 @@ aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
 SMALLEST = 2.0**-100
-"""By this deviations are divided where the largest one is smaller: 1 / x of a subnormal number is infinite."""
+"""The least that deviations are divided by: the reciprocal of a subnormal number may be infinite."""
 
 
 def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
     """x [*S] -> its variance, or the ``root`` of it, and its mean over ``dims``, whose axes stay with size 1; in fp32.
 
-    The divisor goes in before the sums, so that none overflows that the result does not. Before the root is taken the
-    deviations are divided by the largest one, as their squares would overflow, and before that by 4, as would they.
+    Values are divided by the count before they are summed, so that no sum overflows unless the result does. For the
+    root, deviations are divided by the largest one, since their squares could overflow; and by 4 before that, since the
+    difference of a value and the mean could.
     """
     t.require(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
     wide, axes = converted(t, x, DType.FP32), axes_of(dims, x.rank)
