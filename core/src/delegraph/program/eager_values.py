@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -61,14 +61,13 @@ class EagerValues:
     def compute(self, node: Node) -> Pair:
         """What a call makes. Where an operator is not there in float64, both are what eager makes."""
         operands = {n: self.pair(n) for n in node.all_input_nodes}
-        eager = _call(node, {n: pair.eager for n, pair in operands.items()})
-        exact_operands = {n: pair.exact for n, pair in operands.items()}
+        eager = _call(node, operands, "eager")
         if isinstance(node.target, HigherOrderOperator) or is_random(node):
             return Pair(eager, widened(eager))
         if not isinstance(node.target, OpOverload):  # it unpacks results, or computes with sizes
-            return Pair(eager, _call(node, exact_operands))
+            return Pair(eager, _call(node, operands, "exact"))
         try:
-            exact = _call(node, exact_operands, widen=True)
+            exact = _call(node, operands, "exact", widen=True)
         except (
             RuntimeError,
             TypeError,
@@ -92,18 +91,19 @@ class EagerValues:
         return [value for spec, value in specs if spec.kind not in mutations]
 
 
-def _call(node: Node, operands: Mapping[Node, Any], widen: bool = False) -> Any:
+def _call(node: Node, operands: Mapping[Node, Pair], side: Literal["eager", "exact"], widen: bool = False) -> Any:
     """The call with these values; with ``widen``, operators that are told a type are told the wide one."""
     target: Any = RESHAPE if node.target in VIEWS else node.target
+    position = Pair._fields.index(side)
 
     def value_of(argument: Any) -> Any:
         if isinstance(argument, Node):
-            return operands[argument]
+            return operands[argument][position]
+        if isinstance(argument, (list, tuple, dict, slice)):
+            return map_aggregate(argument, value_of)
         return _wide_dtype(argument) if widen and isinstance(argument, torch.dtype) else argument
 
-    arguments: Any = map_aggregate((node.args, node.kwargs), value_of)
-    args, kwargs = arguments
-    return target(*args, **kwargs)
+    return target(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})
 
 
 def is_random(node: Node) -> bool:
@@ -132,13 +132,13 @@ def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _is_alike(eager: Any, exact: Any) -> bool:
     """Whether the shapes are the same, and the types but for their width."""
-    ours, theirs = pytree.tree_leaves(eager), pytree.tree_leaves(exact)
-    return len(ours) == len(theirs) and all(
-        isinstance(b, torch.Tensor) and a.shape == b.shape and _wide_dtype(a.dtype) is b.dtype
-        if isinstance(a, torch.Tensor)
-        else type(a) is type(b)
-        for a, b in zip(ours, theirs, strict=True)
-    )
+    if isinstance(eager, torch.Tensor):
+        alike = isinstance(exact, torch.Tensor) and eager.shape == exact.shape
+        return alike and _wide_dtype(eager.dtype) is exact.dtype
+    ours, theirs = (pytree.tree_flatten(v)[0] for v in (eager, exact))
+    if ours and ours[0] is eager:  # a leaf
+        return type(eager) is type(exact)
+    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
 
 
 def _as_function(module: GraphModule) -> Callable[..., Any]:

@@ -44,12 +44,17 @@ class Delegates:
         self.registry, self.on_missing = registry, on_missing
         self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
         self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
+        self._observers: dict[Any, Callable[..., Any]] = {}
 
     def fresh(self) -> Delegates:
         """The same delegates, those that keep state in their initial state."""
         fresh = Delegates(self.registry, self.on_missing)
-        fresh._loaded = self._loaded
+        fresh._loaded, fresh._observers = self._loaded, self._observers
         return fresh
+
+    def observers(self, module: LoweredBackendModule | StoredDelegate) -> dict[Any, Callable[..., Any]]:
+        """What observes delegates, where that of ``module`` is or is to be kept: nowhere if it has state."""
+        return {} if isinstance(module, LoweredBackendModule) and module.state else self._observers
 
     def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
         """What a call of ``module`` calls."""
@@ -170,7 +175,12 @@ class Method:
     @cached_property
     def code(self) -> GraphCode:
         """A function of the buffers that are written, and then of the user's inputs."""
-        return self.generate(watched=False)
+        return self._generate(watched=False)
+
+    @cached_property
+    def watched_code(self) -> GraphCode:
+        """The same, which tells a watch the values that it computes."""
+        return self._generate(watched=True)
 
     @property
     def parameters(self) -> list[Node]:
@@ -178,8 +188,7 @@ class Method:
         written = written_targets(self.program)
         return [*(n for n, s in placeholders(self.program) if s.target in written), *user_inputs(self.program)]
 
-    def generate(self, watched: bool) -> GraphCode:
-        """The code, with or without a watch on its values."""
+    def _generate(self, watched: bool) -> GraphCode:
         written = written_targets(self.program)
         constants, state = {}, []
         for node, spec in placeholders(self.program):

@@ -134,6 +134,9 @@ def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
     for row in rows:
         groups.setdefault((row.where, row.figures.name), []).append(row)
     for group in groups.values():
+        if len(group) == 1 and group[0].iteration is None:
+            yield group[0]
+            continue
         first = next((row.iteration for row in group if not row.agrees()), None)
         yield replace(max(group, key=severity), differs_from=first)
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
 from ..source import source_of
+from .accuracy import Accuracy, Measured, measure, measure_together
 from .eager_values import EagerValues, Pair, is_random, widened
 from .graph_code import is_observable
 from .inside import DelegateValues
@@ -37,6 +38,10 @@ ITERATIONS = 1000
 LATER = f"in a branch or loop body that was run before {ITERATIONS} times"
 WHOLE = "in a branch or loop that is a part of a delegate"
 VECTORIZED = "in a body that torch runs on many elements at a time"
+_WAITING = 1 << 20
+"""Elements of small values that wait to be measured together."""
+_LEAST = 1 << 8
+"""What each of them counts for: a tensor takes memory of its own."""
 
 
 class _Place(NamedTuple):
@@ -52,6 +57,14 @@ class _Place(NamedTuple):
     iteration: int | None = None
 
 
+class _Seen(NamedTuple):
+    """What ``node`` made, to make a row of: measured, or small and waiting to be measured with others."""
+
+    node: Node
+    place: _Place
+    found: Measured | Accuracy
+
+
 class Reference:
     """The watcher of one run (``watching.Watcher``); ``verification`` is what it found."""
 
@@ -62,6 +75,8 @@ class Reference:
         """The host's graph, and branches and bodies in it that are being run; None for runs beyond ``ITERATIONS``."""
         self._runs: Counter[str] = Counter()
         self._rows: list[OperatorStatistics] = []
+        self._seen: list[_Seen] = []
+        self._room = _WAITING
         self._missing: Counter[str] = Counter()
         self._inside: dict[LoweredBackendModule, Inside] = {}
 
@@ -82,6 +97,14 @@ class Reference:
     def begin(self, values: Mapping[Node, Any]) -> None:
         for node, value in values.items():
             self._host.values.known[node] = Pair(value, widened(value))
+
+    def end(self) -> None:
+        """Make the rows of what still waits, before the caller's tensors are written."""
+        measured = iter(measure_together([seen.found for seen in self._seen if isinstance(seen.found, Measured)]))
+        for node, place, found in self._seen:
+            accuracy = next(measured) if isinstance(found, Measured) else found
+            self._rows.append(self._row(node, place, accuracy))
+        self._seen, self._room = [], _WAITING
 
     def inside(self, module: LoweredBackendModule, values: Inside) -> None:
         self._inside[module] = values
@@ -138,12 +161,14 @@ class Reference:
         given = [around.values.pair(a) if isinstance(a, Node) else Pair(a, a) for a in call.args[1:]]
         place.values.known.update(zip(user_inputs(module.original_module), given, strict=True))
         shown = dict(zip(delegate.returned, outputs, strict=True))
+        self.end()
         first = len(self._rows)
         for node in place.values.calls:
             self._note_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
             told = (shown[node], None) if node in shown else self._find(node, pair, delegate)
             place.values.keep(node, pair if told is None else self._judge(node, told[0], pair, place, told[1]))
+        self.end()
         self._drop_fused(first, place, shown)
         pairs = [place.values.pair(n) if isinstance(n, Node) else Pair(n, n) for n in delegate.returned]
         return Pair(tuple(p.eager for p in pairs), tuple(p.exact for p in pairs))
@@ -173,49 +198,50 @@ class Reference:
                 self._missing["the backend has fused or moved them"] += 1
 
     def _judge(self, node: Node, got: Any, pair: Pair, place: _Place, known: OutputStatistics | None = None) -> Pair:
-        """Add a row for each tensor that ``node`` makes; what eager and float64 go on with.
+        """Look at each tensor that ``node`` makes; what eager and float64 go on with.
 
         ``known``: how a single tensor compares with float64, if that was found out already.
         """
+        if isinstance(pair.eager, torch.Tensor) and isinstance(got, torch.Tensor):
+            return self._judge_one(node, Measured(node.name, got, *pair), place, known)
+        if not isinstance(pair.eager, (tuple, list, dict)):
+            return pair
         (eagers, spec), gots = pytree.tree_flatten(pair.eager), pytree.tree_leaves(got)
         sides = zip(gots, eagers, pytree.tree_leaves(pair.exact), strict=True)
         taken = []
         for k, (value, eager, exact) in enumerate(sides):
             name = f"{node.name}[{k}]" if len(gots) > 1 else node.name
             tensors = isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor)
-            judged = self._judge_one(node, name, value, eager, exact, place, known) if tensors else Pair(eager, exact)
-            taken.append(judged)
+            measured = Measured(name, value, eager, exact)
+            taken.append(self._judge_one(node, measured, place, known) if tensors else Pair(eager, exact))
         return Pair(*(pytree.tree_unflatten([one[side] for one in taken], spec) for side in (0, 1)))
 
-    def _judge_one(
-        self, node: Node, name: str, got: Any, eager: Any, exact: Any, place: _Place, known: OutputStatistics | None
-    ) -> Pair:
+    def _judge_one(self, node: Node, value: Measured, place: _Place, known: OutputStatistics | None) -> Pair:
+        name, got, eager, exact = value
         if is_random(node):
-            self._add(node, replace(compare(name, got, got), remark=RANDOM), 0.0, place)
+            self._add(node, place, Accuracy(replace(compare(name, got, got), remark=RANDOM), 0.0))
             return Pair(got, widened(got))
         if eager.is_floating_point() or eager.is_complex():
-            self._add(node, *_against(known or compare(name, got, exact), got, eager, exact), place)
+            self._add(node, place, value if value.is_small else measure(value, known))
             return Pair(eager, exact)
         figures = compare(name, got, eager)
         differs = figures.max_abs_error > 0 or figures.mismatched > 0
         remark = _why_undecided(node, got, eager, exact, place) if differs else ""
-        self._add(node, replace(figures, remark=remark), 0.0, place)
+        self._add(node, place, Accuracy(replace(figures, remark=remark) if remark else figures, 0.0))
         return Pair(got, got) if remark else Pair(eager, eager)
 
-    def _add(self, node: Node, figures: OutputStatistics, eager_error: float, place: _Place) -> None:
+    def _add(self, node: Node, place: _Place, found: Measured | Accuracy) -> None:
+        self._seen.append(_Seen(node, place, found))
+        if isinstance(found, Measured):
+            self._room -= max(found.exact.numel(), _LEAST)
+            if self._room < 0:
+                self.end()
+
+    def _row(self, node: Node, place: _Place, accuracy: Accuracy) -> OperatorStatistics:
         target, handle = str(node.target), node.meta.get("debug_handle")
         named = (self._method, node.name, target, handle, place.where, source_of(node))
         quantizes = target.startswith("quantized_decomposed.quantize")
-        self._rows.append(OperatorStatistics(*named, figures, eager_error, quantizes, place.iteration))
-
-
-def _against(ours: OutputStatistics, got: Any, eager: Any, exact: Any) -> tuple[OutputStatistics, float]:
-    """Figures against float64, or against eager where only eager is not finite; and the relative error of eager."""
-    theirs = compare(ours.name, eager, exact)
-    if ours.mismatched and theirs.mismatched:
-        ours, theirs = compare(ours.name, got, eager), compare(ours.name, eager, eager)
-    dtype = str(eager.dtype).removeprefix("torch.")
-    return replace(ours, dtype=dtype), theirs.relative_error
+        return OperatorStatistics(*named, *accuracy, quantizes, place.iteration)
 
 
 def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) -> str:

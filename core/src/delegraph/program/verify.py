@@ -52,9 +52,7 @@ class OutputStatistics:
     @property
     def relative_error(self) -> float:
         """Largest difference divided by the largest value; 0 if both are 0."""
-        if self.max_abs_error == 0:
-            return 0.0
-        return self.max_abs_error / self.max_abs_value if self.max_abs_value else float("inf")
+        return divide_error(self.max_abs_error, self.max_abs_value)
 
     def agrees(self, tolerance: float | None = None) -> bool:
         """Whether the difference is within ``tolerance``, by default that of ``TOLERANCES``, or has a remark."""
@@ -143,12 +141,20 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
         finite = a.isfinite() & b.isfinite()
         error, value = (torch.where(finite, x, 0.0) for x in (error, b))
         largest, odd = _largest(error), int((~finite & ~same).sum())
-    snr = _decibels(value, error) if largest else None
+    snr = decibels(*(float(torch.linalg.vector_norm(x)) for x in (value, error))) if largest else None
     return OutputStatistics(name, tuple(b.shape), largest, _largest(value), odd, dtype, snr=snr)
 
 
-def _decibels(signal: torch.Tensor, noise: torch.Tensor) -> float | None:
-    ratio = float(torch.linalg.vector_norm(signal)) / float(torch.linalg.vector_norm(noise))
+def divide_error(error: float, largest: float) -> float:
+    """A difference divided by the largest value; 0 if both are 0."""
+    if error == 0:
+        return 0.0
+    return error / largest if largest else math.inf
+
+
+def decibels(signal: float, noise: float) -> float | None:
+    """The ratio of two norms in dB; None if one of them is 0 or not finite."""
+    ratio = signal / noise if noise else math.inf
     return 20 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 

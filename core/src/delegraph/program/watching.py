@@ -25,6 +25,9 @@ class Watcher(Watch, Protocol):
 
     def inside(self, module: LoweredBackendModule, values: Inside) -> None: ...
 
+    def end(self) -> None:
+        """All values have been seen; what a call writes is written after this."""
+
 
 class WatchedExecutable(Executable):
     """A method from its initial state, each call of which tells ``watcher`` what it computes."""
@@ -34,11 +37,13 @@ class WatchedExecutable(Executable):
         self._watcher = watcher
 
     def _function(self) -> Callable[..., Any]:
-        run = self._method.generate(watched=True).function(self._bind, self._watcher)
+        run = self._method.watched_code.function(self._bind, self._watcher)
 
         def watched(*values: Any) -> Any:
             self._watcher.begin(dict(zip(self._method.parameters, values, strict=True)))
-            return run(*values)
+            results = run(*values)
+            self._watcher.end()
+            return results
 
         return watched
 
@@ -56,7 +61,14 @@ class _Observed(LoadedDelegate):
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
         self._observes = runtime.observes()
-        return runtime.observe if self._observes else runtime.load
+        return partial(self._observe, runtime) if self._observes else runtime.load
+
+    def _observe(self, runtime: type[BackendRuntime], *parts: Any) -> Callable[..., Any]:
+        """Once for all verifications of a program: reading a delegate takes longer than running it."""
+        observers = self._delegates.observers(self._module)
+        if self._module not in observers:
+            observers[self._module] = runtime.observe(*parts)
+        return observers[self._module]
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
         if not self._observes:
