@@ -45,12 +45,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=32_000, help="nodes of the largest graph")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        kind, name = arguments.worker
-        measuring.serve(lambda: WORKERS[kind](name))
-        return
+    arguments = measuring.parse(parser, lambda kind, name: WORKERS[kind](name))
     rival = " --rival-python OTHER/bin/python" if arguments.rival_python else ""
     sizes = f" --largest {arguments.largest} --repeats {arguments.repeats}"
     command = " ".join(["python benchmarks/growth.py", *arguments.parts]) + sizes + rival

@@ -45,12 +45,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--folder", default=".")
     parser.add_argument("--keep", action="store_true", help="leave the .tosa file in FOLDER")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        layers, weights = given.worker
-        measuring.serve(lambda: lambda: _lower(int(layers), Path(weights)))
-        return
+    given = measuring.parse(parser, lambda layers, weights: lambda: _lower(int(layers), Path(weights)))
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         weights = Path(folder, "weights.safetensors")
         parameters = _write_sparse(given.layers, weights)

@@ -30,12 +30,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(measuring.MODELS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--least", action="store_true")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        kind, name = arguments.worker
-        measuring.serve(lambda: WORKERS[kind](name))
-        return
+    arguments = measuring.parse(parser, lambda kind, name: WORKERS[kind](name))
     models = arguments.models or list(measuring.MODELS)
     names = [f'"{name}"' if " " in name else name for name in models]
     least = ["--least"] if arguments.least else []

@@ -6,6 +6,7 @@ workers, one of them perhaps in another environment, can take turns. Needs torch
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import importlib.metadata
@@ -114,7 +115,17 @@ class Worker:
         self._process.wait()
 
 
-def serve(make_run: Callable[[], Run]) -> None:
+def parse(parser: argparse.ArgumentParser, make_run: Callable[[str, str], Run]) -> argparse.Namespace:
+    """The arguments of a script. Its workers (``--worker KIND MODEL``) serve what ``make_run`` makes, and end here."""
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        _serve(lambda: make_run(*arguments.worker))
+        raise SystemExit
+    return arguments
+
+
+def _serve(make_run: Callable[[], Run]) -> None:
     """The worker's side: prepare, then one measurement a line. What libraries print goes to stderr."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

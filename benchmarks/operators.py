@@ -34,13 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        kind, where = given.worker
-        name, _, folder = where.partition(":")
-        measuring.serve(lambda: lambda: WORKERS[kind](name, Path(folder)))
-        return
+    given = measuring.parse(parser, _worker)
     rival = " --rival-python OTHER/bin/python" if given.rival_python else ""
     command = " ".join([f"python benchmarks/operators.py{rival}", *given.models])
     print(measuring.heading(command, ["torch", "delegraph-tosa"]))
@@ -110,6 +104,11 @@ def _executorch(name: str, folder: Path) -> dict[str, float]:
         (folder / f"{k}.tosa").write_bytes(blob)
     calls = [n for n in nodes if n.op == "call_function" and n.target is not operator.getitem]
     return {"host": len(calls) - len(delegates)}
+
+
+def _worker(kind: str, where: str) -> Callable[[], dict[str, float]]:
+    name, _, folder = where.partition(":")
+    return lambda: WORKERS[kind](name, Path(folder))
 
 
 WORKERS = {"delegraph": _delegraph, CHANNELS_LAST: _channels_last, "executorch": _executorch}

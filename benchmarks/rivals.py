@@ -33,12 +33,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", default=["MobileNetV2"], help=", ".join(measuring.MODELS))
     parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        kind, name = arguments.worker
-        measuring.serve(lambda: WORKERS[kind](name))
-        return
+    arguments = measuring.parse(parser, lambda kind, name: WORKERS[kind](name))
     if not arguments.rival_python:
         parser.error("--rival-python names the interpreter of an environment with executorch")
     _print(arguments.models, arguments.rival_python, arguments.repeats)

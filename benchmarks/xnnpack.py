@@ -43,11 +43,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        measuring.serve(lambda: _runner(arguments.worker[1]))
-        return
+    arguments = measuring.parse(parser, lambda kind, name: _runner(name))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     from tests.support.models import MODELS

@@ -3,7 +3,6 @@
 import gc
 import inspect
 import logging
-import sys
 import weakref
 
 import delegraph
@@ -33,6 +32,7 @@ from delegraph.partitioner import (
 )
 from torch import nn
 
+from ..support.counting import count_calls
 from . import backends
 from .backends import CALL, aten, close, export, module, on_host, targets
 
@@ -681,28 +681,12 @@ class Chain(nn.Module):
         return x
 
 
-def calls_of_python(function):
-    """How many Python functions are called: a figure that does not depend on the machine."""
-    count = 0
-
-    def profile(frame, event, argument):
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def test_defect_quadratic_time():
     """There, partitions of a chain with every tenth call refused take n^2.8 steps."""
     partitioner = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "sin only", BACKEND)
     programs = [torch.export.export(Chain(n), (torch.ones(2),)) for n in (100, 400)]
     assert len(partitioner(programs[0]).partition_tags) == 10
-    small, large = (calls_of_python(lambda p=p: partitioner(p)) for p in programs)
+    small, large = (count_calls(lambda p=p: partitioner(p)) for p in programs)
     assert large < 4.4 * small
 
 

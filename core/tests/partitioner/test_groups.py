@@ -1,7 +1,6 @@
 """Groups of calls that share a partition or have none, on random graphs, against a plain fixed-point computation."""
 
 import operator
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ from delegraph.partitioner.levels import flatten, group_by_level, levels, limit,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..support.random_graphs import graphs
+from ..support.counting import count_calls
+from ..support.random_graphs import acyclic, graphs
 
 
 @st.composite
@@ -59,18 +59,6 @@ def fixed_point(calls, accepted, named):
         if max(level.values()) > len(calls):
             return None
     return None
-
-
-def acyclic(calls, parts):
-    home = {n: k for k, part in enumerate(parts) for n in part}
-    unit = {n: home.get(n, n) for n in calls}
-    needs = {}
-    for n in calls:
-        inputs = {unit[i] for i in n.all_input_nodes if i in unit} - {unit[n]}
-        needs.setdefault(unit[n], set()).update(inputs)
-    while ready := {u for u, ns in needs.items() if not ns}:
-        needs = {u: ns - ready for u, ns in needs.items() if u not in ready}
-    return not needs
 
 
 def together(group, parts):
@@ -161,17 +149,9 @@ def steps(size):
     calls = chain(*[torch.relu] * size)
     accepted = {n for k, n in enumerate(calls) if k % 10 != 5}
     named = [[calls[k], calls[k + (1 if k % 20 else 9)]] for k in range(0, size - 10, 10)]
-    count = 0
-
-    def profile(frame, event, argument):
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        parts, refused = settled(calls, accepted, named)
-    finally:
-        sys.setprofile(None)
+    results = []
+    count = count_calls(lambda: results.append(settled(calls, accepted, named)))
+    [(parts, refused)] = results
     assert len(refused) == size // 10 and acyclic(calls, parts)
     return count
 

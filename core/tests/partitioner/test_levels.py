@@ -8,7 +8,7 @@ from delegraph.partitioner.levels import connected_components, flatten, group_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..support.random_graphs import graphs
+from ..support.random_graphs import acyclic, graphs
 
 
 def partition(calls, accepted, cut=lambda group: [group]):
@@ -17,19 +17,6 @@ def partition(calls, accepted, cut=lambda group: [group]):
     sink(listed, level, accepted)
     position = {n: k for k, n in enumerate(calls)}
     return [flatten(piece, position) for group in group_by_level(listed, level, accepted) for piece in cut(group)]
-
-
-def acyclic(calls, parts):
-    """Contract each part to one node and look for a topological order."""
-    home = {n: k for k, part in enumerate(parts) for n in part}
-    unit = {n: home.get(n, n) for n in calls}
-    needs = {}
-    for n in calls:
-        inputs = {unit[i] for i in n.all_input_nodes if i in unit} - {unit[n]}
-        needs.setdefault(unit[n], set()).update(inputs)
-    while ready := {u for u, ns in needs.items() if not ns}:
-        needs = {u: ns - ready for u, ns in needs.items() if u not in ready}
-    return not needs
 
 
 def fewest(calls, accepted):

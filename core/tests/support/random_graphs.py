@@ -26,3 +26,16 @@ def graphs(draw, fewest=1, most=40, accepts=(True, False)):
     accepted = {n for n, m in zip(calls, mask, strict=True) if m and n.target is not operator.getitem}
     accepted |= {n for n in calls if n.target is operator.getitem and n.args[0] in accepted}
     return calls, accepted
+
+
+def acyclic(calls, parts):
+    """Whether there is a topological order once each part is contracted to one node."""
+    home = {n: k for k, part in enumerate(parts) for n in part}
+    unit = {n: home.get(n, n) for n in calls}
+    needs = {}
+    for n in calls:
+        inputs = {unit[i] for i in n.all_input_nodes if i in unit} - {unit[n]}
+        needs.setdefault(unit[n], set()).update(inputs)
+    while ready := {u for u, ns in needs.items() if not ns}:
+        needs = {u: ns - ready for u, ns in needs.items() if u not in ready}
+    return not needs
