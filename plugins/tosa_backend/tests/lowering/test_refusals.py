@@ -71,7 +71,7 @@ REFUSALS = [
     (
         lambda x: x.clamp(0.5),
         (torch.ones(3, dtype=torch.int32),),
-        "aten.clamp.default: the limits 0.5 and None on int32 are not lowered, only whole numbers",
+        "aten.clamp.default: limits 0.5 and None of int32 are not lowered, only whole numbers",
     ),
     (
         lambda x: x**-2,

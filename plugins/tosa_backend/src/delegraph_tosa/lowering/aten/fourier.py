@@ -188,7 +188,7 @@ def fft_ifft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int],
 def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Value:
     """complex [*S] -> real [*S'], along an axis of N / 2 + 1"""
     natural = 2 * (self.shape[dim] - 1)
-    t.require(n in (None, natural, natural + 1), f"back to {n} elements from {self.shape[dim]} is not lowered")
+    t.require(n in (None, natural, natural + 1), f"an inverse of {self.shape[dim]} to {n} elements is not lowered")
     return _fft_c2r(t, _complex(t, self), [dim], _normalization(norm, False), natural if n is None else n)
 
 

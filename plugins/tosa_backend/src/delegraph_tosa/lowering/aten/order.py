@@ -274,7 +274,7 @@ def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
     """
     left, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
     compared = math.prod(x.shape) * row.shape[-1]
-    t.require(compared <= COMPARISONS, f"{compared} comparisons are too many")
+    t.require(compared <= COMPARISONS, f"a search takes {compared} comparisons, which are too many")
     before = t.logical_not(t.greater(left, values) if right else t.greater_equal(left, values))
     count = t.reduce_sum(t.cast(before, DType.INT32), before.rank - 1)
     return converted(t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64)

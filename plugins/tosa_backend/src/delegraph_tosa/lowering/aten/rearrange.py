@@ -207,7 +207,7 @@ def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Val
     """[*S] -> [*size], the first elements in memory"""
     count = math.prod(size)
     t.require(memory_format in (None, torch.contiguous_format), "resizing to another memory format is not lowered")
-    t.require(count <= math.prod(self.shape), f"of {list(self.shape)} resized to {list(size)} the rest is not defined")
+    t.require(count <= math.prod(self.shape), f"resizing {list(self.shape)} to {list(size)} leaves elements undefined")
     return t.reshape(cut(t, t.reshape(self, (math.prod(self.shape),)), 0, 0, count), size)
 
 
