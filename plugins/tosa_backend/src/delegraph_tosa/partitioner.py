@@ -23,7 +23,7 @@ from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
 from .lowering.hints import at_border, dynamic, int64_result, no_dtype, untold_size
 from .lowering.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
-from .lowering.torch_sizes import is_dynamic_tensor, shape_of_tensor
+from .lowering.torch_sizes import is_dynamic_tensor, shape_of_tensor, sizes_in
 from .lowering.torch_types import type_of
 from .lowering.unsigned import Bytes
 from .options import Options
@@ -201,9 +201,8 @@ def _call(node: Node) -> Node:
 def _sizes(node: Node) -> list[int]:
     """The sizes of what a call makes and of what it takes, to which a linear layer reshapes its operand."""
     several = [v for one in (node, *node.all_input_nodes) for v in pytree.tree_leaves(one.meta.get("val"))]
-    numbers = [v for v in several if isinstance(v, torch.SymInt)]
     sizes = [size for v in several if isinstance(v, torch.Tensor) for size in v.shape]
-    return list(shape_of_tensor([*numbers, *sizes]))
+    return [*shape_of_tensor(sizes), *(size for v in several for size in sizes_in(v))]
 
 
 def _all_constant(result: Result | float) -> bool:

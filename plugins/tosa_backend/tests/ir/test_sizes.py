@@ -1,5 +1,6 @@
 """Arithmetic on sizes that are known at run time only, against Python's on ints."""
 
+import math
 import operator
 import random
 
@@ -10,7 +11,6 @@ from delegraph_tosa.ir.operators.rules import broadcast
 from delegraph_tosa.ir.sizes import (
     Extreme,
     Quotient,
-    Share,
     Size,
     agree,
     differ,
@@ -19,6 +19,7 @@ from delegraph_tosa.ir.sizes import (
     range_of,
     smallest,
     symbol,
+    waits,
 )
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.ir.witnesses import witnesses
@@ -96,7 +97,8 @@ def test_what_ranges_decide_is_decided():
     [
         lambda: n < 5, lambda: n > m, lambda: bool(n - 2), lambda: int(n), lambda: float(n), lambda: range(n),
         lambda: np.arange(n), lambda: np.zeros((n, 2)), lambda: np.arange(3) * n, lambda: np.arange(3) < n,
-        lambda: n / 2, lambda: n * 0.5, lambda: float(1 / n), lambda: 2**n, lambda: [0] * n,
+        lambda: float(n / 2), lambda: int(n * 0.5), lambda: bool(1 / n), lambda: 2**n, lambda: [0] * n,
+        lambda: n**0.5 < 2, lambda: math.floor(n / 2), lambda: np.arange(3) * (n / 2), lambda: max(n / 2, 1.0),
     ],
 )  # fmt: skip
 def test_what_needs_the_number_says_so(ask):
@@ -104,8 +106,10 @@ def test_what_needs_the_number_says_so(ask):
         ask()
 
 
-def test_a_number_divided_by_a_size_waits():
-    assert Share(1, n) == 1 / n
+def test_a_number_that_is_computed_of_sizes_waits():
+    assert all(map(waits, (n / 2, 0.5 * n, 1 / n, n**0.5, 1 - n / m, -(n**0.5) + 1, (n + 0.5) ** 2, 3 / (n / 2))))
+    assert 1 / n == 1 / n != n / 1 and len({1 / n, 1 / n, n / 2}) == 2
+    assert str(2 * (n - 0.5)) == "((n + -0.5) * 2)"
 
 
 def test_sizes_do_not_grow_without_end():

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..support import reference_tools
 
-SPEC = "TOSA-1.1+FP+INT+shape"
+SPEC = "TOSA-1.1+FP+INT+controlflow+shape"
 BOUND = 1e-5
 """Largest error relative to the largest output."""
 SIZES = [(1, 1), (2, 3), (7, 4)]
@@ -77,7 +77,7 @@ CASES = {
     ),
     "expand": (of(lambda x: x[:, None].expand(-1, x.shape[0], -1)), lambda n, m: (randn(n, 4),), [ROWS]),
     "arange": (
-        of(lambda x: x * torch.arange(2, 2 + 2 * x.shape[1], 2) + torch.arange(x.shape[0])[:, None]),
+        of(lambda x: x * torch.arange(2, 2 + 2 * x.shape[1], 2) + torch.arange(x.shape[0] - 1, -1, -1)[:, None]),
         lambda n, m: (randn(n, m),),
         [{0: Dim("without_max"), 1: M}],
     ),
@@ -105,6 +105,22 @@ CASES = {
         of(lambda x: x / x.shape[0] + x * x.shape[1] - x.shape[0] + (x.shape[0] * 2 - 3) * x),
         lambda n, m: (randn(n, m),),
         [BOTH],
+    ),
+    "numbers that sizes make": (
+        of(
+            lambda x: (
+                (x @ x.mT / x.shape[-1] ** 0.5).softmax(-1) * (x.shape[0] ** -0.5 - x.shape[0] / 2),
+                torch.where(x > 0, x + x.shape[1] // 2, x.shape[0] * 0.5 - x.shape[0] % 3),
+                torch.cond(x.shape[0] > 2, lambda x: x.sin(), lambda x: x * 2, (x,)),
+            )
+        ),
+        lambda n, m: (randn(n, m),),
+        [BOTH],
+    ),
+    "sampled": (
+        of(lambda x, g: F.grid_sample(x, g, align_corners=False)),
+        lambda n, m: (randn(1, 2, n, m), torch.rand(1, 2, 3, 2) * 2 - 1),
+        [{2: N, 3: M}, {}],
     ),
     "made": (
         of(lambda x: (torch.zeros(x.shape[0], 3) + 1, torch.ones_like(x), x.new_full((2 * x.shape[0],), x.shape[1]))),
@@ -150,7 +166,12 @@ CASES = {
     "spectrum": (of(lambda x: torch.fft.rfft(x).abs()), lambda n, m: (randn(n, 8),), [ROWS]),
     "bags": (of(lambda w, i: w(i), nn.EmbeddingBag(10, 4)), lambda n, m: (whole(10, n, 5),), [ROWS]),
     "moved": (
-        of(lambda x: (x.flip(0), x.roll(1, 1), x.repeat(2, 1), F.pad(x, (1, 2)), x.cumsum(1))),
+        of(
+            lambda x: (
+                *(x.flip(0), x.roll(1, 1), x.repeat(2, 1), x.cumsum(1)),
+                *(F.pad(x, (1, 2)), F.pad(x, (0, -x.shape[1] % 4))),
+            )
+        ),
         lambda n, m: (randn(n, m),),
         [BOTH],
     ),
@@ -261,20 +282,15 @@ def test_what_depends_on_the_size_is_refused_with_the_reason():
     assert "is dropped is known at run time only" in found["aten.squeeze.dim"]
 
 
-def test_a_size_that_the_host_makes_stays_there():
-    found = dict(refusals(lambda x: torch.where(x > 0, x, x.shape[0] * 0.5), (randn(3, 4),), [ROWS]))
-    assert any("known at run time only" in reason or "no TOSA lowering" in reason for reason in found.values())
-
-
 def test_windows_whose_size_depends_on_the_input_are_refused_with_the_reason():
     images = {2: 2 * Dim("half", max=16)}
     found = dict(refusals(lambda x: F.adaptive_avg_pool2d(x, 2), (randn(1, 2, 6, 4),), [images]))
     assert "in 2 parts have a size that is known at run time only" in found["aten.adaptive_avg_pool2d.default"]
 
 
-def test_a_size_is_no_tensor():
-    found = dict(refusals(lambda x: x / x.shape[0] ** 0.5, (randn(3, 4),), [ROWS]))
-    assert "a number that is known at run time only" in found["aten.div.Tensor"]
+def test_a_number_that_tosa_cannot_compute_of_sizes_stays_on_the_host():
+    found = dict(refusals(lambda x: x * abs(x.shape[0] * 0.5 - 3.5), (randn(3, 4),), [ROWS]))
+    assert "a number that is known at run time only" in found["aten.mul.Tensor"]
 
 
 def test_what_a_partition_cannot_read_of_its_operands_is_refused_with_the_reason():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
 
+from .formulas import Formula, formula
 from .illegal import Undecided
 
 LARGEST_SIZE = (1 << 31) - 1
@@ -81,12 +82,12 @@ class Size:
     # ---- arithmetic
 
     def __add__(self, other: int) -> int:
-        return NotImplemented if _terms(other) is None else _sum(self, other, 1)
+        return _beside(self, "+", other) if _terms(other) is None else _sum(self, other, 1)
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> int:
-        return NotImplemented if _terms(other) is None else _sum(self, other, -1)
+        return _beside(self, "+", other, -1) if _terms(other) is None else _sum(self, other, -1)
 
     def __rsub__(self, other: int) -> int:
         return (-self) + other
@@ -100,7 +101,7 @@ class Size:
     def __mul__(self, other: int) -> int:
         terms = _terms(other)
         if terms is None:
-            return NotImplemented
+            return _beside(self, "*", other)  # type: ignore[no-any-return]
         product: Terms = {}
         for mine, a in self.terms.items():
             for theirs, b in terms.items():
@@ -154,10 +155,16 @@ class Size:
         raise Undecided(f"it needs the size {self} at compile time, which is known at run time only")
 
     __index__ = __int__ = __float__ = __complex__ = __round__ = __trunc__ = __abs__ = _unknown
-    __truediv__ = __pow__ = __rpow__ = __lshift__ = __rlshift__ = __array__ = __array_ufunc__ = _unknown
+    __rpow__ = __lshift__ = __rlshift__ = __array__ = __array_ufunc__ = _unknown
+
+    def __truediv__(self, other: float) -> float:
+        return formula("/", _as_int(self), other)
 
     def __rtruediv__(self, other: float) -> float:
-        return cast(float, Share(other, _as_int(self)))
+        return formula("/", other, _as_int(self))
+
+    def __pow__(self, other: float) -> float:
+        return formula("**", _as_int(self), other)
 
     def __str__(self) -> str:
         return "".join(_signed(m, c, first=k == 0) for k, (m, c) in enumerate(_sorted(self.terms))) or "0"
@@ -165,18 +172,13 @@ class Size:
     __repr__ = __str__
 
 
+def _beside(size: Size, function: str, other: Any, sign: int = 1) -> Any:
+    """A size plus or times what is no size: a formula if that is a number."""
+    return formula(function, _as_int(size), sign * other) if isinstance(other, (float, Formula)) else NotImplemented
+
+
 def _factor(size: int) -> str:
     return f"({size})" if len(_terms(size) or {}) > 1 else str(size)
-
-
-class Share(NamedTuple):
-    """``number`` divided by ``size``: what code that computes with numbers takes for a float."""
-
-    number: float
-    size: int
-
-    def __float__(self) -> float:
-        raise Undecided(f"it needs {self.number} / {self.size} at compile time, which is known at run time only")
 
 
 def _signed(monomial: Monomial, coefficient: int, first: bool) -> str:
@@ -213,8 +215,6 @@ def _sorted(terms: Terms) -> list[tuple[Monomial, int]]:
 def _terms(size: object) -> Terms | None:
     if isinstance(size, Size):
         return size.terms
-    if isinstance(size, float):
-        raise Undecided(f"it needs a size times or plus {size} at compile time, which is known at run time only")
     return {(): size} if isinstance(size, int) else None
 
 
@@ -316,6 +316,11 @@ def symbol(name: str, low: int = 1, high: int = LARGEST_SIZE) -> int:
 def is_dynamic(size: object) -> bool:
     """Whether a size is known at run time only."""
     return type(size) is Size
+
+
+def waits(number: object) -> bool:
+    """Whether a number is known at run time only: a size, or what is computed of one."""
+    return isinstance(number, (Size, Formula))
 
 
 def largest(left: int, right: int) -> int:

@@ -7,18 +7,19 @@ A method adds the operands that are the same everywhere (zero points, the shift 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..ir import operators as tosa
 from ..ir.graph import Folded, Operator, Value, literal
-from ..ir.sizes import Share, is_dynamic, products
+from ..ir.sizes import is_dynamic, waits
 from ..ir.sizes import range_of as size_range
 from ..ir.types import ARRAY_DTYPES, FLOATS, DType, NanMode, ResizeMode, RoundingMode
 from .emitter import Shape
 from .integer_widths import IntegerWidths
 from .regions import Regions
+from .size_numbers import computed
 
 __all__ = ["Operand", "Shape", "Tosa"]
 
@@ -40,22 +41,10 @@ class Tosa(IntegerWidths, Regions):
     # ---- constants of sizes and numbers
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A tensor filled with ``number``, which may be a size that is known at run time only."""
-        if is_dynamic(number):
-            return self._counted(cast(int, number), dtype, shape)
-        if isinstance(number, Share):
-            return self.mul(self.reciprocal(self._counted(number.size, dtype, shape)), number.number)
-        return super().constant(number, dtype, shape)
-
-    def _counted(self, size: int, dtype: DType, shape: Shape) -> Value:
-        """A tensor of a size that is known at run time only: so many ones are added up. Floats count up to 2**24."""
-        counting = DType.FP32 if dtype in FLOATS else DType.INT32
-        total: Value | None = None
-        for count, factor in products(size):
-            ones = self.tile(self.constant(1, counting), (count,))
-            part = self.mul(self.reduce_sum(ones, 0), factor)
-            total = part if total is None else self.add(total, part)
-        assert total is not None
+        """A tensor filled with ``number``, which may be known at run time only: a size, or computed of one."""
+        if not waits(number):
+            return super().constant(number, dtype, shape)
+        total = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
         return self.tile(self.reshape(self.cast(total, dtype), (1,) * len(shape)), shape)
 
     def like(self, number: float, value: Value) -> Value:
@@ -165,6 +154,8 @@ class Tosa(IntegerWidths, Regions):
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
         """``low`` .. ``high`` may be infinite; NaN stays NaN."""
+        if waits(low) or waits(high):
+            return self.minimum(self.maximum(x, low), high)
         return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
 
     def cast(self, x: Value, dtype: DType) -> Value:
@@ -305,7 +296,7 @@ class Tosa(IntegerWidths, Regions):
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
         """``padding`` is (before, after) for each axis; ``number`` may be a constant [1]."""
-        if not any(padding):
+        if set(padding) <= {0}:
             return x
         filling = number if isinstance(number, Value) else self.constant(number, x.dtype)
         return self.emit(tosa.PAD, (x, self.shape(padding), filling))

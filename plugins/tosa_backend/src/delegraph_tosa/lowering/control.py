@@ -15,6 +15,7 @@ from delegraph.errors import Unsupported
 from torch.fx import Node
 
 from ..ir import operators as tosa
+from ..ir.formulas import Relation
 from ..ir.graph import Value
 from ..ir.sizes import Symbol
 from ..ir.types import INTEGERS, DType
@@ -22,11 +23,13 @@ from .builder import Tosa
 from .conditions import assumed
 from .lazy import real
 from .ranges import INT32, Range, inside, range_of, range_of_type, union
+from .size_numbers import truth
 from .subgraphs import (
     Given,
     Key,
     Subgraph,
     Wanted,
+    argument_in,
     crossing,
     expect_taken,
     held,
@@ -63,7 +66,7 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """COND_IF, which needs the extension `controlflow`; its predicate is one truth value."""
     t = outer.t
     predicate, true, false, listed = call.args
-    condition, given = value_in(outer, predicate, "the predicate is"), operands_of(outer, listed)
+    condition, given = _predicate(outer, predicate), operands_of(outer, listed)
     expect_taken(t, tosa.COND_IF, condition)
     branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
     for k, pair in enumerate(zip(*(branch.results for branch in branches), strict=True)):
@@ -77,6 +80,12 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     pairs = zip(*([_range(v) for v in branch.results] for branch in branches), strict=True)
     ranges = [union(a, b) if a and b else None for a, b in pairs]
     return _results(t, call, found, branches[0].results, ranges)
+
+
+def _predicate(outer: Interpreter, argument: Any) -> Value:
+    """A truth value, also one about sizes."""
+    found = argument_in(outer, argument, "the predicate is")
+    return truth(outer.t, found) if isinstance(found, Relation) else value_in(outer, argument, "the predicate is")
 
 
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from ..ir.graph import Undecided, Value
 from .control import cond, while_loop
+from .hints import undecided
 from .repeated import map_impl, scan
 from .torch_types import refused
 
@@ -30,4 +31,4 @@ def lower_control(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     try:
         return CONTROL[call.target](outer, call)
     except Undecided as why:
-        raise refused(str(why)) from why
+        raise refused(undecided(str(why))) from why

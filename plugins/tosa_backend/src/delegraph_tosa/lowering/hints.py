@@ -114,6 +114,20 @@ def number_crosses(text: str) -> Reason:
     return Reason(text, hint="let it be a tensor: torch.full((), number) in place of the number")
 
 
+def number_at_run_time(text: str) -> Reason:
+    """A number of Python that is computed of sizes, in a way that TOSA has no operators for, or elsewhere."""
+    hint = "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and torch.log or the like of that"
+    return Reason(f"{text}; TOSA takes and returns tensors", hint=hint, cause="number", unless="static")
+
+
+def undecided(text: str) -> Reason:
+    """A rule asks for a size that is known at run time only."""
+    hint = (
+        "export with static sizes (without these dynamic_shapes), once for each that you need (delegraph.lower_buckets)"
+    )
+    return Reason(text, hint=hint, cause="dynamic", unless="static")
+
+
 def untold_size(text: str) -> Reason:
     """A part of the program computes with a size that none of its operands has."""
     hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple, TypeVar
@@ -38,13 +37,12 @@ from .ranges import Range, meet, range_of
 from .registry import Result, Rule, bind, is_empty, is_unpacking, rule_of
 from .saturation import saturated, saturating_casts
 from .templates import templates_for
+from .torch_numbers import UNKNOWN, number_of
 from .torch_sizes import depends_on_data, is_size, size_of
 from .torch_types import constant_of, memory_of, no_tensor, refused, type_of
 from .unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
 
 R = TypeVar("R", bound=Result | int)
-_BETWEEN_SIZES = math.nan
-"""Stands for a float on the way from one size to another, such as a size times 0.5."""
 
 
 class Origin(NamedTuple):
@@ -100,7 +98,7 @@ class Interpreter:
         found = self.values.get(node)
         if found is None:
             found = self.values[node] = self._first_use(node)
-        if isinstance(found, float):
+        if found is UNKNOWN:
             raise refused(no_tensor(node.meta["val"], f"the operand {node.name}"))
         return found  # type: ignore[return-value]
 
@@ -210,7 +208,7 @@ class Interpreter:
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
         val = node.meta["val"]
-        found = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else _BETWEEN_SIZES
+        found = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
         return found
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:

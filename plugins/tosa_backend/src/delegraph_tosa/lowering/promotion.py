@@ -10,7 +10,7 @@ import torch
 
 from ..ir.graph import Value
 from ..ir.operators import CAST
-from ..ir.sizes import is_dynamic
+from ..ir.sizes import is_dynamic, waits
 from ..ir.types import FLOATS, DType
 from .builder import Operand, Tosa
 from .torch_types import TORCH_DTYPES, dtype_of
@@ -86,7 +86,7 @@ def _beside(t: Tosa, value: Value, number: float) -> Value:
     """``value`` in the type that torch computes in when its other operand is a Python number."""
     if value.dtype in FLOATS:
         return value
-    kind: Any = int if is_dynamic(number) else type(number)
+    kind: Any = int if is_dynamic(number) else float if waits(number) else type(number)
     return converted(t, value, _with_number(value.dtype, kind))
 
 

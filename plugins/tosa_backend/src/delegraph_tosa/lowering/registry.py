@@ -21,7 +21,7 @@ from torch.fx import Node
 from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
-from .hints import no_rule
+from .hints import no_rule, undecided
 from .short_floats import apply_rounding_once
 from .torch_sizes import is_empty_tensor, shape_of_tensor
 from .torch_types import refused, type_of
@@ -162,7 +162,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
     try:
         result = call()
     except Undecided as why:
-        raise refused(str(why)) from why
+        raise refused(undecided(str(why))) from why
     if not several:
         _check(rule, node, result, wanted)
         return result  # type: ignore[no-any-return]

@@ -39,15 +39,27 @@ def size_of(size: int | torch.SymInt) -> int:
     if type(size) is int:
         return size
     node = size.node  # type: ignore[union-attr]
+    return size_of_expression(node.expr, node.shape_env.var_to_range)
+
+
+def size_of_expression(expression: Any, ranges: Any) -> int:
+    """The size that a sympy expression stands for, of symbols in these ranges."""
     try:
-        return _of_expression(node.expr, node.shape_env.var_to_range)
+        return _of_expression(expression, ranges)
     except Undecided:  # it is made of too many
-        return symbol(str(node.expr), 0)
+        return symbol(str(expression), 0)
 
 
 def is_size(node: Node) -> bool:
-    """Whether a call makes a size of sizes, or a number on the way to one."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
+    """Whether a call makes a size of sizes, or another number."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def sizes_in(number: Any) -> list[int]:
+    """The symbols that a symbolic number is made of; none of anything else."""
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return []
+    return [_symbol(one, number.node.shape_env.var_to_range) for one in number.node.expr.free_symbols]
 
 
 def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:

@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..ir.graph import Array, Deferred, Value
 from ..ir.sizes import exceeds
 from ..ir.types import DType, Type
-from .hints import data_dependent, no_dtype
+from .hints import data_dependent, no_dtype, number_at_run_time
 from .torch_sizes import depends_on_data, is_dynamic_tensor, is_empty_tensor, shape_of_tensor
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -80,7 +80,7 @@ def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
 def no_tensor(val: Any, what: str) -> str:
     """The reason for what is a number, or no tensor at all."""
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return f"{what} is {val}, a number that is known at run time only; TOSA takes and returns tensors"
+        return number_at_run_time(f"{what} is {val}, a number that is known at run time only")
     return f"{what} is {val!r}, not a tensor"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..ir.graph import Value
-from ..ir.sizes import is_dynamic
+from ..ir.sizes import is_dynamic, largest, smallest
 from ..ir.types import FLOATS
 from .builder import Operand, Tosa
 
@@ -82,9 +82,9 @@ def _with_trailing(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
 
 def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:
     """x [*S] with (before, after) elements of ``number`` along each axis; negative ones are cut off."""
-    start = [max(-before, 0) for before, _ in frame]
-    size = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]
-    return t.pad(t.slice(x, start, size), [max(n, 0) for both in frame for n in both], number)
+    start = [largest(-before, 0) for before, _ in frame]
+    size = [n + smallest(before, 0) + smallest(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]
+    return t.pad(t.slice(x, start, size), [largest(n, 0) for both in frame for n in both], number)
 
 
 def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:

@@ -38,7 +38,8 @@ def scaled_dot_product_attention(
     """
     t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
     key, value = (repeated(t, v, query) if enable_gqa else v for v in (key, value))
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    width = query.shape[-1]
+    factor = scale if scale is not None else 1 / (width**0.5 if is_dynamic(width) else math.sqrt(width))
     scores = batched_product(t, t.mul(query, factor), transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:

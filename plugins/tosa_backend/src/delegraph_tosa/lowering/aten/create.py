@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from ...ir.graph import Literal, Value
-from ...ir.sizes import is_dynamic
+from ...ir.sizes import is_dynamic, waits
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..hints import too_large
@@ -23,8 +23,9 @@ LARGEST = 1 << 20
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
     """A tensor of ``number``; without a dtype, of the one that torch gives such a number."""
-    if dtype is None:
-        dtype = torch.int64 if is_dynamic(number) else torch.tensor(number).dtype
+    if dtype is None and waits(number):
+        dtype = torch.int64 if is_dynamic(number) else torch.float32
+    dtype = torch.tensor(number).dtype if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
 
@@ -55,7 +56,7 @@ def zeros(t: Tosa, size: Shape, dtype: torch.dtype | None, layout: Any, device: 
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
     """-> []"""
-    return filled(t, (), float(s) if dtype is None else s, dtype)
+    return filled(t, (), s if dtype is not None or waits(s) else float(s), dtype or torch.float32)
 
 
 @lowers(aten.full_like.default)
@@ -200,7 +201,10 @@ def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype |
 
 def _counted_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
     whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
-    t.require(whole and step > 0, "an arange of sizes that are known at run time only counts upwards, in whole steps")
+    t.require(
+        whole and not is_dynamic(step),
+        "an arange of sizes that are known at run time only has steps that are whole numbers",
+    )
     found = torch.int64 if dtype is None else dtype
     row = t.numbers(cast(int, -((start - end) // step)), dtype_of(found))
     row = row if step == 1 else t.mul(row, step)

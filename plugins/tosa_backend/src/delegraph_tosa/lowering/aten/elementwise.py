@@ -7,7 +7,7 @@ import math
 import torch
 
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
+from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import floating, promoted
@@ -185,7 +185,7 @@ def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
     """1 / number; Unsupported if that is finite but not a normal number of ``dtype``, where digits would get lost."""
-    if is_dynamic(number):
+    if waits(number):
         return 1 / number
     if number == 0:
         return math.copysign(math.inf, number)

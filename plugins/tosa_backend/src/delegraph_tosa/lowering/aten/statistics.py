@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
+from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import converted
@@ -49,7 +49,7 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
 
 def _root_of_share(t: Tosa, divisor: float, x: Value) -> Operand:
     """The root of 1 / divisor."""
-    if is_dynamic(divisor):
+    if waits(divisor):
         return t.rsqrt(t.like(divisor, x))
     return math.sqrt(1 / divisor) if divisor else inf
 

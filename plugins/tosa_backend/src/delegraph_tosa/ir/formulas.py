@@ -1,0 +1,91 @@
+"""Numbers that are computed of sizes and are no sizes themselves: ``n ** 0.5``, ``n / 2``, whether ``n > 4``.
+
+Code that computes with numbers takes a ``Formula`` for a float: arithmetic makes another one, and whatever asks for the
+number itself raises ``Undecided``. Equal formulas have equal parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+from .illegal import Undecided
+
+Number = float
+"""A number, a size or a formula."""
+
+
+class Formula:
+    """``function`` (``+``, ``*``, ``/`` or ``**``) of two numbers, at least one of which is known at run time only."""
+
+    __slots__ = ("function", "left", "right")
+
+    def __init__(self, function: str, left: Number, right: Number) -> None:
+        self.function, self.left, self.right = function, left, right
+
+    def _as_float(self) -> Number:
+        """What code that computes with numbers takes it for."""
+        return cast(float, self)
+
+    def __add__(self, other: Number) -> Number:
+        return formula("+", self._as_float(), other)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Number) -> Number:
+        return formula("*", self._as_float(), other)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Number:
+        return self * -1
+
+    def __sub__(self, other: Number) -> Number:
+        return self + -other
+
+    def __rsub__(self, other: Number) -> Number:
+        return -self + other
+
+    def __truediv__(self, other: Number) -> Number:
+        return formula("/", self._as_float(), other)
+
+    def __rtruediv__(self, other: Number) -> Number:
+        return formula("/", other, self._as_float())
+
+    def __pow__(self, other: Number) -> Number:
+        return formula("**", self._as_float(), other)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Formula) and _parts(self) == _parts(other)
+
+    def __hash__(self) -> int:
+        return hash(_parts(self))
+
+    def _unknown(self, *_: Any, **__: Any) -> Any:
+        raise Undecided(f"it needs {self} at compile time, which is known at run time only")
+
+    __float__ = __int__ = __index__ = __bool__ = __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __rpow__ = _unknown
+    __array__ = __array_ufunc__ = _unknown
+
+    def __str__(self) -> str:
+        return f"({self.left} {self.function} {self.right})"
+
+    __repr__ = __str__
+
+
+def _parts(one: Formula) -> tuple[Any, ...]:
+    return one.function, one.left, one.right
+
+
+def formula(function: str, left: Number, right: Number) -> Number:
+    """``function`` of two numbers, at least one of which is known at run time only."""
+    return cast(float, Formula(function, left, right))
+
+
+class Relation(NamedTuple):
+    """Whether ``left`` is ``function`` (``>``, ``>=`` or ``==``) ``right``; if ``not_``, whether it is not."""
+
+    function: str
+    left: int
+    right: int
+    not_: bool = False

@@ -1,0 +1,83 @@
+"""Sizes as numbers: tensors of one element, computed of sizes that are known at run time only.
+
+TOSA makes no tensor of a shape. But a tensor can be as long as a size says: so many ones are added up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..ir.formulas import Formula, Relation
+from ..ir.graph import Value
+from ..ir.sizes import Size, Symbol, is_dynamic, products
+from ..ir.types import DType
+
+if TYPE_CHECKING:
+    from .builder import Tosa
+
+Number = Any
+"""A number, a size or a formula."""
+
+
+def computed(t: Tosa, number: Number, dtype: DType) -> Value:
+    """[1] of ``dtype``, int32 or fp32; a formula is fp32."""
+    if is_dynamic(number):
+        return _counted(t, number, dtype)
+    if isinstance(number, Formula):
+        return t.cast(_FUNCTIONS[number.function](t, number.left, number.right), dtype)
+    return t.constant(number, dtype)
+
+
+def truth(t: Tosa, relation: Relation) -> Value:
+    """[1] BOOL"""
+    compare = {">": t.greater, ">=": t.greater_equal, "==": t.equal}[relation.function]
+    left, right = (computed(t, size, DType.INT32) for size in (relation.left, relation.right))
+    found = compare(left, right)
+    return t.logical_not(found) if relation.not_ else found
+
+
+def _counted(t: Tosa, size: int, dtype: DType) -> Value:
+    """Floats count up to 2**24."""
+    total: Value | None = None
+    for count, factor in products(size):
+        part = t.mul(_ones(t, count, dtype), factor)
+        total = part if total is None else t.add(total, part)
+    assert total is not None
+    return total
+
+
+def _ones(t: Tosa, count: int, dtype: DType) -> Value:
+    """The sum of so many ones, [1]. Of what may be 0 there is one more, since no tensor of TOSA is empty."""
+    more = 1 if _may_be_zero(count) else 0
+    total = t.reduce_sum(t.tile(t.constant(1, dtype), (count + more,)), 0)
+    return t.sub(total, 1) if more else total
+
+
+def _may_be_zero(product: int) -> bool:
+    """Whether a product has a factor that is not the size of a tensor, such as ``n // 2``."""
+    if not isinstance(product, Size):
+        return False
+    return not all(isinstance(one, Symbol) for monomial in product.terms for one in monomial)
+
+
+def _float(t: Tosa, number: Number) -> Value:
+    return computed(t, number, DType.FP32)
+
+
+def _quotient(t: Tosa, left: Number, right: Number) -> Value:
+    return t.mul(_float(t, left), t.reciprocal(_float(t, right)))
+
+
+def _power(t: Tosa, base: Number, exponent: Number) -> Value:
+    if exponent in (0.5, -0.5):
+        root = t.rsqrt(_float(t, base))
+        return root if exponent < 0 else t.reciprocal(root)
+    return t.pow(_float(t, base), _float(t, exponent))
+
+
+_FUNCTIONS = {
+    "+": lambda t, left, right: t.add(_float(t, left), _float(t, right)),
+    "*": lambda t, left, right: t.mul(_float(t, left), _float(t, right)),
+    "/": _quotient,
+    "**": _power,
+}
