@@ -758,7 +758,7 @@ class Wrapped(torch.Tensor):
         (torch.eye(3).to_sparse(), "sparse_coo torch.float32 of shape"),
         (torch.eye(3, device="meta"), "torch.float32 of shape .* on meta"),
         (torch.eye(3).as_subclass(Wrapped), "Wrapped of torch.float32"),
-        ([1.0], r"\[1.0\]|it was given"),
+        ([1.0], "input is to be a single value, such as a tensor; it is a list of 1"),
         (3.0, "it is 3.0"),
     ],
 )

@@ -225,6 +225,11 @@ def build_program(
     return program
 
 
+def forget_guards(program: ExportedProgram) -> None:
+    """Drop what torch noted of the sizes of inputs, after their dimensions were moved: it is about others."""
+    program._guards_code = []
+
+
 def validate(program: ExportedProgram) -> None:
     """As ``program.validate()``, which reads the blobs of delegates to see that they are bytes: no blob is joined."""
     token = _VALIDATING.set(True)

@@ -21,7 +21,7 @@ from torch.fx import Node
 from ..discovery.attribution import attributing
 from ..discovery.registry import Registry
 from ..errors import ContractViolation
-from ..exported_program import output_values, user_inputs, why_not_valid
+from ..exported_program import forget_guards, output_values, user_inputs, why_not_valid
 from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
 from ..program.lowered_module import Argument
@@ -127,6 +127,7 @@ def _normalize(lowering: Lowering) -> None:
         for name, kind in others[:1]:
             text = f"{name} is {kind} since a transform changed it, and {border[name]} in eager PyTorch"
             lowering.changed[method] = text
+            forget_guards(program)
         lowering.programs[method] = program
     lowering.notes += shared_state_notes(lowering.programs)
 

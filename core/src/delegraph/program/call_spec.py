@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputKind
@@ -23,25 +24,62 @@ from ..exported_program import (
     placeholders,
     user_inputs,
 )
+from .input_sizes import InputSizes, input_names
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _VARYING = (torch.Tensor, *_SYMBOLS)
 """What a leaf of the arguments may be that is not the same in every call."""
 
 
-def flat_arguments(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The leaves of a call's arguments. Raises InputError, with both forms, if they are not of the form ``spec``."""
+def flat_arguments(
+    spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+) -> list[Any]:
+    """The leaves of a call's arguments. ``names``: what the arguments are called, as far as that is known.
+
+    Raises InputError, with what is missing or built otherwise, if they are not of the form ``spec``.
+    """
     known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]
     if unknown:
-        raise InputError("input-invalid", f"unknown keyword argument {unknown[0]!r}; the program takes {known}")
+        text = f"unknown keyword argument {unknown[0]!r}; the program takes {known}"
+        hint = f"give {unknown[0]} by position, as in the export" if unknown[0] in names else None
+        raise InputError("input-invalid", text, hint=hint)
     # in the order in which the program was exported with them, which is part of the spec
     ordered = {k: kwargs[k] for k in known if k in kwargs}
     flat, given = pytree.tree_flatten((tuple(args), ordered))
     if spec is not None and given != spec:
-        text = f"the program takes {_describe(spec)}; it was given {_describe(given)}"
-        raise InputError("input-invalid", text)
+        raise InputError("input-invalid", _other_structure(spec, given, names))
     return flat
+
+
+def _other_structure(wanted: pytree.TreeSpec, given: pytree.TreeSpec, names: Sequence[str]) -> str:
+    """Which arguments are missing, or the first that is built otherwise than it was exported."""
+    count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
+    there, given_keys = given.child(0).num_children, list(given.child(1).context or [])
+    if (count, keys) == (there, given_keys):
+        roots = [*(names[:count] if len(names) >= count else map(str, range(count))), *keys]
+        ours, theirs = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (wanted, given))
+        return next(filter(None, map(_difference, roots, ours, theirs)))
+    missing = [*names[there:count], *(key for key in keys if key not in given_keys)]
+    lacking = f": {', '.join(missing)} not given" if missing else ""
+    return f"the program takes {_describe(wanted)}; it was given {_describe(given)}{lacking}"
+
+
+def _difference(name: str, wanted: pytree.TreeSpec, given: pytree.TreeSpec) -> str | None:
+    ours, theirs = ((spec.type, spec.context, spec.num_children) for spec in (wanted, given))
+    if ours != theirs:
+        return f"input {name} is to be {_kind(wanted)}; it is {_kind(given)}"
+    keys = wanted.context if wanted.type is dict else range(wanted.num_children)
+    inner = [f"{name}[{key!r}]" for key in keys]
+    return next(filter(None, map(_difference, inner, wanted.children(), given.children())), None)
+
+
+def _kind(spec: pytree.TreeSpec) -> str:
+    if spec.is_leaf():
+        return "a single value, such as a tensor"
+    if spec.type is dict:
+        return f"a dict with the keys {spec.context}"
+    return f"a {spec.type.__name__} of {spec.num_children}" if spec.type else "a container"
 
 
 def _describe(spec: pytree.TreeSpec) -> str:
@@ -57,6 +95,8 @@ class TensorCheck:
     def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
         self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
         self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
+        # symbolic sizes are not compared: that would fix them in the program
+        self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
         """Dense, of the dtype, with the sizes that are fixed, in memory of the device (None: in any memory)."""
@@ -71,9 +111,8 @@ class TensorCheck:
         if self._shape is not None:
             same: bool = value.shape == self._shape
             return same
-        # symbolic sizes agree with any: comparing one with a number would fix it in the program
-        pairs = zip(self.sizes, value.shape, strict=False)
-        return len(self.sizes) == value.dim() and all(w == g for w, g in pairs if isinstance(w, int))
+        given = value.shape
+        return len(self.sizes) == len(given) and all(given[k] == d for k, d in self._fixed)
 
 
 def _is_plain(kind: type[torch.Tensor]) -> bool:
@@ -85,25 +124,44 @@ class Arguments:
     """A call's arguments as the flat list that a program takes, checked; prepared once a program."""
 
     def __init__(self, program: ExportedProgram) -> None:
-        self._spec = program.call_spec.in_spec
-        self._leaves = [(n.name, n.meta.get("val")) for n in user_inputs(program)]
-        self._fits = [_leaf_check(wanted) for _, wanted in self._leaves]
+        self._program, self._spec = program, program.call_spec.in_spec
+        signature: Any = program.module_call_graph[0].signature
+        self._arguments = signature.forward_arg_names or ()
+        self._leaves = [n.meta.get("val") for n in user_inputs(program)]
+        self._fits = [_leaf_check(wanted) for wanted in self._leaves]
         parts = self._spec.children() if self._spec is not None else []
         self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
         self._count = parts[0].num_children if self._plain else 0
         self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Raises InputError if the structure, or a leaf, is not as the program was exported for it."""
+        """Raises InputError if the structure, a leaf, or a size is not as the program was exported for it."""
         if self._plain and len(args) == self._count and (kwargs.keys() == self._names.keys()):
+            # no leaf contains anything, so there is no structure to look at
             flat = [*args, *(kwargs[name] for name in self._names)]
-            if all(fits(value) for fits, value in zip(self._fits, flat, strict=True)):
-                return flat  # no leaf contains anything, so there is no structure to look at
-        flat = flat_arguments(self._spec, args, kwargs)
-        for (name, wanted), fits, value in zip(self._leaves, self._fits, flat, strict=True):
+        else:
+            flat = flat_arguments(self._spec, args, kwargs, self._arguments)
+        for fits, value in zip(self._fits, flat, strict=True):
             if not fits(value):
-                raise _wrong_input(name, wanted, value)
+                raise self._wrong(args, kwargs)
+        sizes = self._sizes
+        if sizes.fits is not None and not sizes.fits(flat):
+            raise sizes.explain(flat, self._called)
         return flat
+
+    def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
+        """What is wrong: the structure, if a leaf contains something, or the first leaf that does not fit."""
+        flat = flat_arguments(self._spec, args, kwargs, self._arguments)
+        rows = zip(self._called, self._leaves, self._fits, flat, strict=True)
+        return next(_wrong_input(name, wanted, value) for name, wanted, fits, value in rows if not fits(value))
+
+    @property
+    def _called(self) -> list[str]:
+        return input_names(self._program)
+
+    @cached_property
+    def _sizes(self) -> InputSizes:
+        return InputSizes(self._program)
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
@@ -130,12 +188,13 @@ def _wrong_input(name: str, wanted: Any, value: Any) -> InputError:
     if isinstance(wanted, torch.Tensor):
         where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
         what = f"is to be {wanted.dtype} of shape {list(wanted.shape)}{where}"
-    return InputError("input-invalid", f"input {name} {what}; it is {_given(value)}")
+    hint = "torch.from_numpy(array)" if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor) else None
+    return InputError("input-invalid", f"input {name} {what}; it is {_given(value)}", hint=hint)
 
 
 def _given(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
-        return repr(value)
+        return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
     kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
     layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
     where = "" if value.device.type == "cpu" else f" on {value.device}"

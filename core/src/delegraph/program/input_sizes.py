@@ -1,0 +1,165 @@
+"""The sizes that a program was exported for, where they are not fixed: within bounds, equal, multiples of a number.
+
+What torch recorded with symbols becomes one Python expression, so that to check a call takes a microsecond.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
+
+from ..errors import InputError
+from ..exported_program import user_inputs
+
+_HINT = "call it with sizes that it was exported for, or export it with other dynamic_shapes"
+_MULTIPLE = re.compile(r"\(+(?:(\d+)\*)?(.+?)\)* % (\d+)\) == 0")
+"""How torch writes that a size, or a number times it, is a multiple."""
+
+
+class Place(NamedTuple):
+    """A size in the flat inputs: that of a dimension or, where ``dim`` is None, an input that is a number."""
+
+    position: int
+    dim: int | None
+    expression: Any
+
+    @property
+    def code(self) -> str:
+        """Python for the size in a call."""
+        return f"flat[{self.position}]" + ("" if self.dim is None else f".shape[{self.dim}]")
+
+    def text(self, names: Sequence[str], size: int) -> str:
+        """What a call has there, for people."""
+        if self.dim is None:
+            return f"input {names[self.position]} is {size}"
+        return f"input {names[self.position]} has size {size} in dimension {self.dim}"
+
+
+class Condition(NamedTuple):
+    """What has to hold in a call, as Python; if not, ``place`` is at fault, which was exported for ``sizes``."""
+
+    code: str
+    place: Place
+    sizes: str
+
+
+class InputSizes:
+    """The sizes of a program's inputs that are not fixed.
+
+    Sizes of 0 and 1 are below no bound of 2: torch traces for two and more, and lets them through as well (``sizes``).
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        places = list(_symbolic_places(program))
+        self._sources = _sources(places)
+        self._conditions = [
+            *_bounds(program, self._sources),
+            *_relations(places, self._sources),
+            *_multiples(program, places),
+        ]
+        lines = ["def fits(flat):", *(f"    {symbol} = {code}" for symbol, (_, code) in self._sources.items())]
+        lines.append(f"    return {' and '.join(f'({c.code})' for c in self._conditions)}")
+        scope: dict[str, Any] = {}
+        if self._conditions:
+            exec("\n".join(lines), scope)
+        self.fits: Callable[[Sequence[Any]], bool] | None = scope.get("fits")
+        """Whether inputs that are right but for such sizes have those of the export; None if any do."""
+
+    def explain(self, flat: Sequence[Any], names: Sequence[str]) -> InputError:
+        """What is wrong with inputs that do not fit. ``names``: what the caller calls them."""
+        scope: dict[str, Any] = {"flat": flat}
+        scope |= {symbol: eval(code, scope) for symbol, (_, code) in self._sources.items()}
+        failed = next(c for c in self._conditions if not eval(c.code, scope))
+        parts = [failed.place.text(names, eval(failed.place.code, scope))]
+        parts.append(f"the program was exported for {failed.sizes} there")
+        for symbol in sorted(map(str, failed.place.expression.free_symbols)):
+            place, _ = self._sources.get(symbol, (failed.place, ""))
+            if place is not failed.place:
+                parts.append(f"{symbol} is {scope[symbol]} as {place.text(names, eval(place.code, scope))}")
+        return InputError("input-invalid", "; ".join(parts), hint=_HINT)
+
+
+def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
+    for position, node in enumerate(user_inputs(program)):
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt):
+            yield Place(position, None, val.node.expr)
+        for dim, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                yield Place(position, dim, size.node.expr)
+
+
+def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
+    """Symbol -> a place that says its value, and Python for that: a place that is the symbol, or a multiple of it."""
+    sources: dict[str, tuple[Place, str]] = {}
+    for place in places:
+        if place.expression.is_Symbol:
+            sources.setdefault(str(place.expression), (place, place.code))
+    for place in places:
+        unknown = [s for s in place.expression.free_symbols if str(s) not in sources]
+        factor = place.expression.diff(unknown[0]) if len(unknown) == len(place.expression.free_symbols) == 1 else None
+        if factor is not None and factor.is_Integer:
+            offset = place.expression.subs(unknown[0], 0)
+            sources[str(unknown[0])] = place, f"({place.code} - {offset}) // {factor}"
+    return sources
+
+
+def _bounds(program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
+    for symbol, bounds in program.range_constraints.items():
+        if str(symbol) in sources:
+            low, high = bounds.lower > 2, bounds.upper < int_oo
+            code = (f"{bounds.lower} <= " if low else "") + str(symbol) + (f" <= {bounds.upper}" if high else "")
+            place = sources[str(symbol)][0]
+            of = "" if place.expression.is_Symbol else f"{place.expression} with {symbol} "
+            exported = f"{of}of at most {bounds.upper}" if high else f"{of}of at least {bounds.lower}"
+            if low and high:
+                exported = f"{of}from {bounds.lower} to {bounds.upper}"
+            if low or high:
+                yield Condition(code, place, f"sizes {exported}")
+
+
+def _relations(places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
+    """What a place has that is no source, or a source that is a multiple, given all symbols in it."""
+    for place in places:
+        symbols = [str(s) for s in place.expression.free_symbols]
+        known = all(symbol in sources for symbol in symbols)
+        if known and not (place.expression.is_Symbol and sources[symbols[0]][0] is place):
+            code = f"{place.code} == {PythonPrinter().doprint(place.expression)}"
+            yield Condition(code, place, f"size {place.expression}")
+
+
+def _multiples(program: ExportedProgram, places: Sequence[Place]) -> Iterator[Condition]:
+    """What torch's guards say of multiples; its others mostly tell sizes of 0 and 1 from those it traced for."""
+    matches = [match for guard in program._guards_code if (match := _MULTIPLE.fullmatch(guard))]
+    names = input_names(program) if matches else []
+    known = {f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places if names}
+    for factor, size, divisor in (match.groups() for match in matches):
+        if size in known:
+            number = int(divisor) // math.gcd(int(factor or 1), int(divisor))
+            yield Condition(f"{known[size].code} % {number} == 0", known[size], f"multiples of {number}")
+
+
+def _guarded(name: str) -> str:
+    """What torch's guards call an input: ``L['pair']['a']`` for ``pair['a']``."""
+    root, bracket, rest = name.partition("[")
+    return f"L[{root!r}]{bracket}{rest}"
+
+
+def input_names(program: ExportedProgram) -> list[str]:
+    """What a caller calls each flat input: ``x``, ``pair['a']``; the graph's names where torch did not record these."""
+    nodes = [node.name for node in user_inputs(program)]
+    signature: Any = program.module_call_graph[0].signature
+    spec, known = signature.in_spec, signature.forward_arg_names or ()
+    args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec) if spec is not None else ((), {})
+    if len(known) < len(args) or spec is None or spec.num_leaves != len(nodes):
+        return nodes
+    named = [*zip(known, args, strict=False), *kwargs.items()]
+    return [root + pytree.keystr(path) for root, value in named for path, _ in pytree.tree_flatten_with_path(value)[0]]

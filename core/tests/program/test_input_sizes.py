@@ -1,0 +1,148 @@
+"""A call with inputs that the program was not exported for: one error, before anything runs, in the caller's names."""
+
+from __future__ import annotations
+
+import threading
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import InputError
+from torch.export import Dim, export
+
+B = Dim("B", min=3, max=6)
+HALF = Dim("HALF", max=4)
+randn = torch.randn
+
+
+class Nested(torch.nn.Module):
+    def forward(self, x, pair, *, scale):
+        return x + pair["a"], torch.cat([pair["a"], pair["b"]]) * scale
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x, y):
+        return x.reshape(-1, 2, 8).sum(1) + y
+
+
+class Summed(torch.nn.Module):
+    def forward(self, x, n):
+        return x.reshape(-1, 3, x.shape[1]).sum(1) * n
+
+
+@pytest.fixture(scope="module")
+def nested():
+    inputs = randn(4, 8), {"a": randn(4, 8), "b": randn(4, 8)}
+    shapes = {"x": {0: B}, "pair": {"a": {0: B}, "b": {0: B}}, "scale": None}
+    return delegraph.lower(export(Nested(), inputs, {"scale": randn(1)}, dynamic_shapes=shapes), backends=[])
+
+
+def called(x=(4, 8), a=(4, 8), b=(4, 8), scale=(1,)):
+    return (randn(x), {"a": randn(a), "b": randn(b)}), {"scale": randn(scale)}
+
+
+EQUAL = "has size 5 in dimension 0; the program was exported for size s[0-9]+ there; s[0-9]+ is 4 as input x has size 4"
+TENSOR = r"is to be torch.float32 of shape \[s[0-9]+, 8\]; it is"
+OTHERS = {
+    "above": (called((7, 8), (7, 8), (7, 8)), "^input x has size 7 in dimension 0; .* for sizes from 3 to 6 there"),
+    "below": (called((2, 8), (2, 8), (2, 8)), "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there"),
+    "zero": (called((0, 8), (0, 8), (0, 8)), "^input x has size 0 in dimension 0"),
+    "unequal": (called(a=(5, 8)), rf"^input pair\['a'\] {EQUAL}"),
+    "unequal, computable": (called(b=(5, 8)), rf"^input pair\['b'\] {EQUAL}"),
+    "static": (called(b=(4, 9)), rf"^input pair\['b'\] {TENSOR} torch.float32 of shape \[4, 9\]$"),
+    "rank": (called((4, 1, 8)), rf"^input x {TENSOR} torch.float32 of shape \[4, 1, 8\]$"),
+    "dtype": (((randn(4, 8).double(), called()[0][1]), called()[1]), rf"^input x {TENSOR} torch.float64 of"),
+    "device": (((randn(4, 8, device="meta"), called()[0][1]), called()[1]), rf"^input x {TENSOR} .* on meta$"),
+    "array": (((randn(4, 8).numpy(), called()[0][1]), called()[1]), rf"(?s)^input x {TENSOR} of type ndarray.*from"),
+    "few": (((randn(4, 8),), called()[1]), "it was given 1 positional inputs and the keywords scale: pair not given$"),
+    "no keyword": ((called()[0], {}), ": scale not given$"),
+    "by name": (((), {"x": randn(4, 8)}), "(?s)unknown keyword argument 'x'.*give x by position"),
+    "list": (
+        ((randn(4, 8), [randn(4, 8), randn(4, 8)]), called()[1]),
+        r"^input pair is to be a dict with the keys \['a', 'b'\]; it is a list of 2$",
+    ),
+    "leaf": (
+        ((randn(4, 8), {"a": [randn(4, 8)], "b": randn(4, 8)}), called()[1]),
+        r"^input pair\['a'\] is to be a single value, such as a tensor; it is a list of 1$",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_inputs_of_another_kind(nested, name):
+    (args, kwargs), message = OTHERS[name]
+    with pytest.raises(InputError, match=message):
+        nested(*args, **kwargs)
+
+
+def test_inputs_within_the_export(nested):
+    for size in (3, 4, 6):
+        args, kwargs = called(*[(size, 8)] * 3)
+        torch.testing.assert_close(nested(*args, **kwargs), Nested()(*args, **kwargs))
+
+
+def test_sizes_that_are_twice_another():
+    shapes = {0: 2 * HALF}, {0: HALF}
+    lowered = delegraph.lower(Doubled().eval(), (randn(4, 8), randn(2, 8)), dynamic_shapes=shapes, backends=[])
+    torch.testing.assert_close(lowered(torch.ones(2, 8), torch.ones(1, 8)), torch.full((1, 8), 3.0))
+    with pytest.raises(InputError, match=r"input x has size 5 .* for size 2\*s[0-9]+ there; .* as input y has size 2"):
+        lowered(randn(5, 8), randn(2, 8))
+    with pytest.raises(InputError, match="input y has size 5 in dimension 0; .* for sizes of at most 4 there"):
+        lowered(randn(10, 8), randn(5, 8))
+
+
+def test_multiples_that_the_model_needs_and_numbers():
+    shapes = {0: Dim.AUTO}, Dim.DYNAMIC
+    lowered = delegraph.lower(Summed().eval(), (randn(6, 8), 4), dynamic_shapes=shapes, backends=[])
+    x = randn(9, 8)
+    torch.testing.assert_close(lowered(x, 7), Summed()(x, 7))
+    with pytest.raises(InputError, match="input x has size 7 in dimension 0; .* for multiples of 3 there"):
+        lowered(randn(7, 8), 4)
+
+
+def test_only_a_multiple_is_known():
+    class Halves(torch.nn.Module):
+        def forward(self, x):
+            return x.reshape(2, -1).sum(0)
+
+    lowered = delegraph.lower(Halves().eval(), randn(4), dynamic_shapes=({0: 2 * HALF},), backends=[])
+    assert lowered(torch.ones(8)).tolist() == [2.0] * 4
+    with pytest.raises(InputError, match=r"input x has size 7 in dimension 0; .* for size 2\*s[0-9]+ there"):
+        lowered(randn(7))
+    with pytest.raises(InputError, match="input x has size 10 in dimension 0; .* with s[0-9]+ of at most 4 there"):
+        lowered(randn(10))
+
+
+def test_what_is_refused_writes_nothing():
+    class Counted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x, y):
+            self.calls += 1
+            x.add_(1)
+            return x.sum() + y.sum() + self.calls
+
+    lowered = delegraph.lower(Counted().eval(), (randn(4), randn(4)), dynamic_shapes=({0: B}, {0: B}), backends=[])
+    zeros = torch.zeros(4)
+    with pytest.raises(InputError, match="input y has size 5"):
+        lowered(zeros, randn(5))
+    assert not zeros.any() and lowered(zeros, torch.zeros(4)) == 5
+
+
+def test_several_threads_make_the_first_call(nested):
+    lowered, failed = nested.instance(), []
+
+    def call():
+        for _ in range(50):
+            args, kwargs = called(b=(5, 8))
+            try:
+                lowered(*args, **kwargs)
+            except InputError:
+                failed.append(1)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(failed) == 200
