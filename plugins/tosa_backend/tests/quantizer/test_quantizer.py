@@ -286,7 +286,7 @@ def test_a_module_that_is_not_there():
         (lambda: precision(observer="best"), "observer is one of minmax, histogram"),
         (lambda: quantizer("int8"), "a setting is a Precision"),
         (lambda: quantizer().set_module_type("Linear", None), "a class of modules, not 'Linear'"),
-        (lambda: quantizer().set_operator_type(aten.cumsum.default, None), "it stays in floats"),
+        (lambda: quantizer().set_operator_type(aten.cumprod.default, None), "it stays in floats"),
     ],
 )
 def test_wrong_settings(wrong, message):

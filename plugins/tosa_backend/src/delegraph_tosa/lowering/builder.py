@@ -38,6 +38,9 @@ class Tosa(IntegerWidths, Regions):
     ``operators`` are those made so far, ``source`` is where the next ones come from.
     """
 
+    weighs_integers = False
+    """Whether integers can be multiplied by fp32, as weights of an interpolation are."""
+
     # ---- constants of sizes and numbers
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:

@@ -168,6 +168,8 @@ class _Call:
         source = self.node.args[0]
         if self.target is operator.getitem:
             assert isinstance(source, Node)
+            if packet(source.target) not in moves.MOVES:
+                return specs.activation(self.precision, self.qat)
             first = next(n for n in source.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, source))
         if packet(self.target) in (*moves.MOVES, *JOINS):

@@ -44,6 +44,9 @@ for name in ("softmax", "log_softmax"):
     FAMILY.cases(f"{name}-as-float", lambda x, f=function: f(x, 0, dtype=torch.float32), half(3, 4))
 FAMILY.cases("softmax-inner", lambda x: aten._softmax(x, 1, False) + aten._log_softmax(x, 1, False), x)
 
+FAMILY.cases("logsumexp", lambda x: x.logsumexp((1, -1)), x * 20, half(2, 3, 4), torch.tensor([[[inf]], [[-inf]]]))
+FAMILY.cases("logsumexp-kept", lambda x: x.logsumexp(0, keepdim=True), x, whole(2, 3), torch.tensor(3.0))
+
 
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()

@@ -32,6 +32,9 @@ for name in ("var", "std", "var_mean", "std_mean"):
 for name in ("var", "std"):
     function = getattr(torch, name)
     FAMILY.cases(f"{name}-of-too-few", lambda x, f=function: f(x, 0), torch.tensor([[1.0, inf]]))
+for order in (1, 2, inf):
+    FAMILY.cases(f"norm-{order}", lambda x, p=order: torch.linalg.vector_norm(x, p, (1, -1)), x, half(2, 3, 4))
+    FAMILY.cases(f"norm-{order}-whole", lambda x, p=order: torch.linalg.vector_norm(x, p, keepdim=True), x)
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
 

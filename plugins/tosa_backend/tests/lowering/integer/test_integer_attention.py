@@ -27,6 +27,13 @@ FAMILY.case("rms-norm", WithConstant(lambda w, x: F.rms_norm(x, w.shape, w), ran
 FAMILY.case("instance-norm", F.instance_norm, (2, 8, 5, 5))
 FAMILY.case("group-norm", WithConstant(lambda w, b, x: F.group_norm(x, 4, w, b), randn(8), randn(8)), (2, 8, 5, 5))
 
+FAMILY.case("var", lambda x: x.var(1, correction=0), (3, 20, 7))
+FAMILY.case("std", lambda x: x.std((0, 2), keepdim=True), (3, 20, 7))
+FAMILY.case("moments", lambda x: sum(torch.std_mean(x, 1)), (3, 20, 7))
+FAMILY.case("norm", lambda x: x.norm(dim=1) + x.norm(1, dim=1), (3, 20, 7))
+FAMILY.case("norm-infinity", lambda x: x.norm(torch.inf, dim=1), (3, 20, 7), dtypes=[torch.int8])
+FAMILY.case("normalize", F.normalize, (3, 20, 7))
+
 HEADS = (2, 3, 20, 16)
 FAMILY.case("attention", F.scaled_dot_product_attention, HEADS, HEADS, HEADS)
 SMALL = [(1, 2, 32, 16)] * 3
@@ -45,6 +52,7 @@ for name, mask in MASKS.items():
         f"attention-{name}", lambda q, k, v, mask=mask: F.scaled_dot_product_attention(q, k, v, mask(q, k)), *SMALL
     )
 FAMILY.case("log-softmax", lambda x: x.log_softmax(-1), (3, 20, 64))
+FAMILY.case("logsumexp", lambda x: x.logsumexp(1), (3, 64, 20))
 FAMILY.case("softmax-added", lambda x: (x * 0.5 + FUTURE).softmax(-1), (3, 32, 32))
 FAMILY.case("softmax-filled", lambda x, y: x.masked_fill(y > 1, -1e9).softmax(-1), (3, 32, 32), (1, 32, 32))
 FAMILY.case("softmax-biased", lambda x, y: (x + y).softmax(-1), (3, 20, 64), (1, 20, 64))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ...support.quantized_cases import IntegerFamily
+from ...support.rule_cases import WithConstant
 
 FAMILY = IntegerFamily()
 IMAGE = (2, 6, 9, 9)
@@ -40,6 +41,21 @@ FAMILY.case("adaptive-pool-uneven", lambda x: F.adaptive_avg_pool2d(x, (4, 2)), 
 FAMILY.case("mean-whole", lambda x: x.mean(), (2, 16, 9), dtypes=BYTES)
 FAMILY.case("bilinear", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), IMAGE)
 FAMILY.case("bilinear-corners", lambda x: F.interpolate(x, size=(7, 11), mode="bilinear", align_corners=True), IMAGE)
+FAMILY.case("bilinear-odd", lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), IMAGE, dtypes=BYTES)
+FAMILY.case("bicubic", lambda x: F.interpolate(x, size=(7, 20), mode="bicubic"), IMAGE)
+FAMILY.case("bilinear-smooth", lambda x: F.interpolate(x, size=(4, 5), mode="bilinear", antialias=True), IMAGE)
+FAMILY.case("trilinear", lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"), IMAGE, dtypes=BYTES)
+PLACES = torch.tensor([4, 0, 4])
+ROWS = (7, 5), (3, 5)
+FAMILY.case("argsort", lambda x: x.gather(1, x.argsort(1)), (2, 16, 9), dtypes=BYTES)
+added = WithConstant(lambda i, x, y: x.index_put((i,), y, accumulate=True), PLACES)
+FAMILY.case("index-put-added", added, *ROWS)
+scattered = WithConstant(lambda i, x, y: x.new_zeros(7, 5).scatter_add(0, i[:, None].expand(3, 5), y + 1) - x, PLACES)
+FAMILY.case("scatter-added", scattered, *ROWS)
+factor = WithConstant(lambda i, x, y: x.index_add(0, i, y, alpha=-2), PLACES)
+FAMILY.case("index-added", factor, *ROWS, dtypes=BYTES)
+filled = WithConstant(lambda i, x: x.index_fill(0, i, 0.1).scatter(1, i[:, None], -0.1), PLACES)
+FAMILY.case("filled", filled, (7, 5), dtypes=BYTES)
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep()

@@ -36,6 +36,7 @@ FAMILY.case("matmul-heads", lambda x, y: x @ y.transpose(-2, -1), (2, 3, 5, 16),
 FAMILY.case("matmul-columns", WithWeight(lambda x, w, b: x @ w, randn(32, 20), axis=1), (4, 32))
 FAMILY.case("mm-transposed", WithWeight(lambda x, w, b: torch.mm(x, w.t()), randn(20, 32)), (4, 32))
 FAMILY.case("addmm", WithWeight(lambda x, w, b: torch.addmm(b, x, w.t()), randn(20, 32), randn(20)), (4, 32))
+FAMILY.case("baddbmm", lambda x, y, z: torch.baddbmm(x, y, z, alpha=-2), (2, 5, 7), (2, 5, 16), (2, 16, 7))
 FAMILY.case("linear-computed", F.linear, (4, 32), (20, 32), (20,))
 BIAS = 0.01 * randn(20)
 FAMILY.case("linear-computed-weight", lambda x, w: F.linear(x, w, BIAS), (4, 32), (20, 32))

@@ -63,7 +63,7 @@ def test_each_user_has_a_rescale_of_its_own():
 
 def test_what_has_no_integers_is_refused_for_integers_and_computed_in_floats_otherwise():
     def ordered(x):
-        return quantize(dequantize(x, 0.1, 3).cumsum(1), 0.2, 0, torch.int8)
+        return quantize(dequantize(x, 0.1, 3).cumprod(1), 0.2, 0, torch.int8)
 
     with pytest.raises(Unsupported, match=r"in integers: no integer rule; in floats: TOSA CAST from int8 to fp32"):
         names(ordered, whole(2, 3))

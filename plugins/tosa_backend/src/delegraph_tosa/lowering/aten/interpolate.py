@@ -124,7 +124,7 @@ def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: b
     y = x
     for number, axis in enumerate(axes, start=2):
         taps = kind(axis, corners)
-        if len(taps) > 1:
+        if len(taps) > 1 and not t.weighs_integers:
             t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
             y = converted(t, y, DType.FP32)
         y = _weighted(t, y, number, taps)

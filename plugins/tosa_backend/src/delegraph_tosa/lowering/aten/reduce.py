@@ -200,6 +200,20 @@ def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
     return converted(t, t.sub(low, t.log(t.reduce_sum(t.exp(low), axis))), x.dtype)
 
 
+@lowers(aten.logsumexp.default)
+def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
+    """[*S] -> [*S']; the logarithm of the sum of exponentials, in fp32. Infinities stay"""
+    wide = self if self.dtype in FLOATS else converted(t, self, DType.FP32)
+    x = converted(t, wide, DType.FP32)
+    largest = reduced(t, x, t.reduce_max, dim, True)
+    least = t.select(t.equal(t.abs(largest), math.inf), t.like(0.0, x), largest)
+    sums = reduced(t, t.exp(t.sub(x, least)), t.reduce_sum, dim, True)
+    y = t.add(t.log(sums), least)
+    axes = axes_of(dim, x.rank)
+    kept = y if keepdim else t.reshape(y, [size for axis, size in enumerate(x.shape) if axis not in axes])
+    return converted(t, kept, wide.dtype)
+
+
 @lowers(aten.softmax.int)
 def softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     """[*S] -> [*S]"""

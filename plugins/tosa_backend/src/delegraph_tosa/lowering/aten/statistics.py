@@ -1,4 +1,4 @@
-"""Variance and standard deviation."""
+"""Variance, standard deviation and norms."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import converted
 from ..registry import lowers
+from .cast import to_torch
 from .elementwise import sqrt
 from .reduce import axes_of, reduced
 
@@ -141,3 +142,16 @@ def std_mean_default(t: Tosa, self: Value, unbiased: bool) -> tuple[Value, Value
 def std_mean_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']"""
     return _both(t, self, dim, int(unbiased), keepdim, root=True)
+
+
+@lowers(aten.linalg_vector_norm.default)
+def linalg_vector_norm(t: Tosa, self: Value, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
+    """[*S] -> [*S']; of order 1, 2 or infinity, in fp32"""
+    t.require(ord in (1, 2, inf), f"a norm of order {ord} has no rule of its own")
+    x = to_torch(t, self, dtype)
+    t.require(x.dtype in FLOATS, f"a norm of {x.dtype} is not defined")
+    wide, axes = converted(t, x, DType.FP32), axes_of(dim, x.rank)
+    if ord == 2:
+        return _flat(t, x, sqrt(t, _squares(t, wide, axes)), axes, keepdim)
+    step = t.reduce_sum if ord == 1 else t.reduce_max
+    return _flat(t, x, reduced(t, t.abs(wide), step, axes, True), axes, keepdim)

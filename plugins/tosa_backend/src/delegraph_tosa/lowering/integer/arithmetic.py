@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..aten.reduce import axes_of, reduced
 from ..builder import Tosa
-from ..lazy import BITS, Joined, Lazy, Scaled, operand, trial
+from ..lazy import BITS, Joined, Lazy, Scaled, trial
 from ..quantization import Scale
-from ..registry import RULES, lowers_quantized
+from ..registry import INTEGER_RULES, RULES, lowers_quantized
 from .affine import multiplied
 from .division import Quotient
 from .moves import where
@@ -117,12 +119,16 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
             return where(t, factor, x, 0.0)
         if _is_constant(factor):
             return multiplied(t, addend(t, x), factor)
-    pair = addend(t, self), addend(t, other)
-    if all(p.zero_point == 0 and p.q.dtype is pair[0].q.dtype and p.is_small for p in pair):
-        return Scaled(t.mul(pair[0].q, pair[1].q), pair[0].scale.times(pair[1].scale))
-    x, y = [centred(t, p, p.scale.factor) for p in pair]
-    lost = max(0, (pair[0].size * pair[1].size).bit_length() - BITS)
-    return Scaled(t.mul(x, y, shift=lost), pair[0].scale.times(pair[1].scale).times(Scale(2.0**lost)))
+    return _product(t, addend(t, self), addend(t, other))
+
+
+def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
+    scale = left.scale.times(right.scale)
+    if left.zero_point == right.zero_point == 0 and left.q.dtype is right.q.dtype and left.is_small:
+        return Scaled(t.mul(left.q, right.q), scale)
+    x, y = [centred(t, p, p.scale.factor) for p in (left, right)]
+    lost = max(0, (left.size * right.size).bit_length() - BITS)
+    return Scaled(t.mul(x, y, shift=lost), scale.times(Scale(2.0**lost)))
 
 
 @lowers_quantized(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
@@ -135,7 +141,7 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
     if _is_constant(other):
         return multiplied(t, addend(t, self), t.reciprocal(other))
     shape = RULES[aten.div.Tensor].function(trial(), Value(self.type), Value(other.type)).shape
-    return Quotient(addend(t, self), operand(t, other, "its divisor"), shape)
+    return Quotient(addend(t, self), addend(t, other), shape)
 
 
 def _compares(packet: Any) -> None:
@@ -182,6 +188,17 @@ _chooses(aten.maximum.default, aten.max.other, larger=True)
 _chooses(aten.minimum.default, aten.min.other, larger=False)
 
 
+@lowers_quantized(aten.clamp.Tensor)
+def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> Any:
+    """[*S], [*S], [*S] -> [*S]"""
+    limits = [limit for limit in (min, max) if limit is not None]
+    if _is_table(self, *limits):
+        return NotImplemented
+    above = self if min is None else INTEGER_RULES[aten.maximum.default](t, self, min)
+    t.require(above is not NotImplemented, "one of its limits is a function of what it limits, the other is not")
+    return above if max is None else INTEGER_RULES[aten.minimum.default](t, above, max)
+
+
 @lowers_quantized(aten.sum.default)
 def sum(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> []"""
@@ -193,6 +210,23 @@ def sum_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype
     """[*S] -> [*S']"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     return summed(t, self, dim, keepdim)[0]
+
+
+FACTORS = 8
+"""The most of them: products of more may be so much smaller than the largest one that no bits are left of them."""
+
+
+@lowers_quantized(aten.prod.dim_int)
+def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
+    """[*A,N,*B] -> [*A,*B]"""
+    t.require(dtype in (None, torch.float32), f"a product in {dtype} is not lowered")
+    x, (axis,) = addend(t, self), axes_of(dim, self.rank)
+    t.require(not is_dynamic(x.shape[axis]) and x.shape[axis] <= FACTORS, f"a product of more than {FACTORS} elements")
+    size = [1 if a == axis else n for a, n in enumerate(x.shape)]
+    starts = [[k if a == axis else 0 for a in range(x.rank)] for k in range(x.shape[axis])]
+    y = reduce(partial(_product, t), [Scaled(t.slice(x.q, start, size), x.scale, x.zero_point) for start in starts])
+    rest = size if keepdim else [*size[:axis], *size[axis + 1 :]]
+    return Scaled(t.reshape(y.q, rest), y.scale, y.zero_point)
 
 
 def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[Scaled, int]:

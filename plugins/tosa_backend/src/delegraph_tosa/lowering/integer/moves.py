@@ -30,7 +30,7 @@ MOVES = (
     " expand_copy permute_copy select_copy slice_copy squeeze_copy unsqueeze_copy view_copy"
     " embedding index_select index gather take take_along_dim"
     " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
-    " amax amin max min argmax argmin sort topk msort kthvalue median cummax cummin"
+    " amax amin max min argmax argmin argsort sort topk msort kthvalue median cummax cummin"
     " max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
     " adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
     " upsample_nearest1d upsample_nearest2d upsample_nearest3d"
@@ -38,9 +38,11 @@ MOVES = (
 ).split()
 """Operators whose results are elements of their first quantized operand, or their places."""
 
+PUTS = aten.index_put.default, aten._unsafe_index_put.default
+"""They may add to what is there."""
 WRITES = (
     aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
-    aten.index_copy.default, aten.index_put.default, aten._unsafe_index_put.default, aten.masked_scatter.default,
+    aten.index_copy.default, aten.masked_scatter.default, *PUTS,
 )  # fmt: skip
 """Operators whose results are elements of several operands, put where the others say."""
 
@@ -168,10 +170,8 @@ def _in_step(value: Value, first: Scaled) -> bool:
     return own == (first.scale, first.zero_point, first.q.dtype)
 
 
-def _written(overload: Any, t: Tosa, *arguments: Any) -> Value:
+def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
     """The result of the rule for floats, applied to integers in one quantization."""
-    if overload in (aten.index_put.default, aten._unsafe_index_put.default):
-        t.require(not arguments[3], "it adds to what is there")
     places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
 
     def join(t: Tosa, parts: list[Value]) -> Value:
@@ -183,7 +183,8 @@ def _written(overload: Any, t: Tosa, *arguments: Any) -> Value:
 
 
 for overload in WRITES:
-    lowers_quantized(overload)(partial(_written, overload))
+    if overload not in PUTS:
+        lowers_quantized(overload)(partial(written, overload))
 
 
 @lowers_quantized(aten.constant_pad_nd.default)

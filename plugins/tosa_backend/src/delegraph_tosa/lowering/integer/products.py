@@ -23,7 +23,7 @@ from ..quantization import Scale, multipliers
 from ..ranges import inside, range_of
 from ..registry import RULES, lowers_quantized
 from ..torch_types import refused
-from .sums import Shifted, addend, aligned
+from .sums import Shifted, addend, aligned, times
 
 aten = torch.ops.aten
 WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
@@ -317,6 +317,17 @@ def _of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
 
 
 _spreads(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+
+
+@lowers_quantized(aten.baddbmm.default)
+def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Lazy:
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
+    left, right = operand(t, batch1, "the left matrix"), operand(t, batch2, "the right matrix")
+    y = times(t, product(t, aten.bmm.default, left, right), alpha)
+    if beta == 0:
+        return y
+    (sums, added), step = aligned(t, [addend(t, y), addend(t, times(t, self, beta))])
+    return Scaled(t.add(sums, added), Scale(step))
 
 
 @lowers_quantized(aten.addmm.default)

@@ -1,18 +1,26 @@
-"""Bilinear interpolation of quantized images: RESIZE gives sums of 32 bits, which are weighted with whole numbers."""
+"""Interpolation of quantized images.
+
+RESIZE gives sums of 32 bits, which are weighted with whole numbers. What it cannot express are sums that are weighted
+in fixed point, one axis after the other.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from delegraph.errors import Unsupported
 
-from ...ir.graph import Value
+from ...evaluate import materialize
+from ...ir.graph import Value, literal
 from ...ir.types import DType, ResizeMode
 from ..builder import Shape, Tosa
-from ..lazy import Lazy, Scaled, operand
+from ..lazy import BITS, Lazy, Scaled, operand
 from ..quantization import Scale, multipliers
 from ..registry import RULES, lowers_quantized
+from .sums import centred
 
 aten = torch.ops.aten
 
@@ -42,16 +50,55 @@ class Resizing(Tosa):
         return super().matmul(left, right)
 
 
+class Weighing(Tosa):
+    """The builder ``t``, for weighted sums of int32, which has some bits of room."""
+
+    weighs_integers = True
+
+    def __init__(self, t: Tosa) -> None:
+        self.__dict__.update(t.__dict__)
+
+    def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
+        weights = np.rint(materialize(right) * 2.0**WEIGHT).astype(np.int64)
+        return super().mul(left, literal(weights, DType.INT32, np.int32), shift=WEIGHT)
+
+
+WEIGHT = 28
+"""Bits of a weight behind the point."""
+ROOM = 4
+"""Bits by which a sum of cubic weights over three axes may be larger than what is weighted."""
+
+
+def _weighted(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
+    """[N,C,*S] -> [N,C,*S']"""
+    x = operand(t, self, "its input")
+    step = x.scale.factor / 2.0 ** (BITS - ROOM - x.size.bit_length())
+    y: Value = RULES[overload].function(Weighing(t), centred(t, x, step), *settings)
+    y.range = -(1 << BITS), 1 << BITS
+    return Scaled(y, Scale(step))
+
+
 def _resized(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     """[N,C,H,W] -> [N,C,H',W']"""
-    x = operand(t, self, "its input")
+    x, made = operand(t, self, "its input"), len(t.operators)
     inside = Resizing(t)
-    y: Value = RULES[overload].function(inside, x.q, *settings)
+    try:
+        y: Value = RULES[overload].function(inside, x.q, *settings)
+    except Unsupported:
+        del t.operators[made:]
+        return _weighted(overload, t, x, *settings)
     if y.dtype is x.q.dtype:
         return Scaled(y, x.scale, x.zero_point)
-    centred = t.sub(y, x.zero_point * inside.weight) if x.zero_point else y
-    return Scaled(centred, x.scale.over(inside.weight))
+    centre = t.sub(y, x.zero_point * inside.weight) if x.zero_point else y
+    return Scaled(centre, x.scale.over(inside.weight))
 
 
 for overload in (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec):
     lowers_quantized(overload)(partial(_resized, overload))
+
+for packet in (
+    aten.upsample_linear1d, aten.upsample_trilinear3d, aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa,
+    aten._upsample_bicubic2d_aa,
+):  # fmt: skip
+    for overload in (packet.default, packet.vec):
+        lowers_quantized(overload)(partial(_weighted, overload))

@@ -6,11 +6,13 @@ No part of it is quantized to 8 bits, so what it loses does not show in 8 bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from ...ir.graph import Value
 from ...ir.types import DType
+from ..aten.reduce import axes_of
 from ..builder import Tosa
 from ..interpolation import looked_up
 from ..layout import axis_of
@@ -92,13 +94,17 @@ def _distance(t: Tosa, x: Scaled, axis: int) -> Value:
 
 def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
     """x [*S] -> [*S]"""
-    axis = axis_of(dim, x.rank)
-    found = logits(t, x)
-    distance, bits = Scaled(_distance(t, found, axis), found.scale), min(_room(t, found, axis), 23)
-    total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
-    total.q.range = (-1, math.ceil(math.log2(x.shape[axis]) + 1) << LOG_FRACTION)
+    distance, total = _logarithm_of_sum(t, logits(t, x), axis_of(dim, x.rank))
     (left, right), step = aligned(t, [distance, total])
     return Scaled(t.sub(left, right), Scale(step))
+
+
+def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
+    """d = x minus the largest x along ``axis``, and the logarithm of the sum of exp(d)."""
+    distance, bits = Scaled(_distance(t, x, axis), x.scale), min(_room(t, x, axis), 23)
+    total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
+    total.q.range = (-1, math.ceil(math.log2(x.shape[axis]) + 1) << LOG_FRACTION)
+    return distance, total
 
 
 @lowers_quantized(aten.softmax.int)
@@ -125,3 +131,17 @@ def log_softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Laz
 def log_softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> Lazy:
     """[*S] -> [*S]"""
     return log_softmax_of(t, self, dim)
+
+
+@lowers_quantized(aten.logsumexp.default)
+def logsumexp(t: Tosa, self: Lazy, dim: Sequence[int], keepdim: bool) -> Lazy:
+    """[*A,N,*B] -> [*A,*B]"""
+    axes = axes_of(dim, self.rank)
+    t.require(len(axes) == 1, "a logsumexp over several axes")
+    found = logits(t, self)
+    _, total = _logarithm_of_sum(t, found, axes[0])
+    largest = Scaled(t.reduce_max(found.q, axes[0]), found.scale, found.zero_point)
+    (left, right), step = aligned(t, [largest, total])
+    sums = t.add(left, right)
+    shape = sums.shape if keepdim else (*sums.shape[: axes[0]], *sums.shape[axes[0] + 1 :])
+    return Scaled(t.reshape(sums, shape), Scale(step))

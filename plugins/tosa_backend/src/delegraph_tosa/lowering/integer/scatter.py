@@ -1,0 +1,66 @@
+"""Values that are added where indices point, and numbers that are written there: the rules for floats, on int32."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.types import DType
+from ..builder import Tosa
+from ..lazy import BITS, Lazy, Scaled, integer
+from ..quantization import Quantization, Scale
+from ..registry import RULES, lowers_quantized
+from .moves import PUTS, where, written
+from .sums import addend, aligned, centred, times
+
+aten = torch.ops.aten
+
+
+def _summed(overload: Any, t: Tosa, *arguments: Any) -> Lazy:
+    """Operands in one scale, in which all that is added to one place fits into 32 bits."""
+    places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
+    quantized = {k: addend(t, arguments[k]) for k in places if isinstance(arguments[k], Lazy)}
+    most = sum(x.size * x.scale.factor for x in quantized.values()) * math.prod(arguments[places[-1]].shape)
+    step = max(most / 2.0**BITS, aligned(t, list(quantized.values()))[1])
+    whole = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
+    parts = {k: centred(t, quantized[k], step) if k in quantized else integer(t, arguments[k], whole) for k in places}
+    result: Value = RULES[overload].function(t, *[parts.get(k, a) for k, a in enumerate(arguments)])
+    result.range = -(1 << BITS + 1), 1 << BITS + 1
+    return Scaled(result, Scale(step))
+
+
+@lowers_quantized(aten.scatter_add.default)
+def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Lazy:
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
+    return _summed(aten.scatter_add.default, t, self, dim, index, src)
+
+
+@lowers_quantized(aten.index_add.default)
+def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float) -> Lazy:
+    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
+    offered = times(t, source, alpha) if isinstance(source, Lazy) and alpha != 1 else source
+    t.require(offered is not source or alpha == 1, "its constant source has a factor")
+    return _summed(aten.index_add.default, t, self, dim, index, offered, 1)
+
+
+def _put(overload: Any, t: Tosa, self: Value, indices: Any, values: Value, accumulate: bool) -> Value:
+    """self [*S], several [*I] that broadcast, values [*A,*I,*B] -> [*S]"""
+    return (_summed if accumulate else written)(overload, t, self, indices, values, accumulate)
+
+
+for overload in PUTS:
+    lowers_quantized(overload)(partial(_put, overload))
+
+
+def _filled(overload: Any, t: Tosa, self: Lazy, dim: int, index: Value, value: float) -> Value:
+    """self [*A,K,*B], index -> [*A,K,*B]: what the rule makes of truth values says where the number stands"""
+    named = RULES[overload].function(t, t.constant(False, DType.BOOL, self.shape), dim, index, True)
+    return where(t, named, value, self)
+
+
+for overload in (aten.scatter.value, aten.index_fill.int_Scalar):
+    lowers_quantized(overload)(partial(_filled, overload))

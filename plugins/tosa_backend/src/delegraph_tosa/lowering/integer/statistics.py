@@ -1,0 +1,128 @@
+"""Running sums, variances, deviations and norms of quantized values: sums of squares in 32 bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
+from ...ir.types import DType
+from ..aten.reduce import axes_of, reduced
+from ..aten.scan import scanned
+from ..builder import Tosa
+from ..layout import axis_of
+from ..lazy import Lazy, Scaled, operand
+from ..quantization import Scale
+from ..ranges import range_of
+from ..registry import lowers_quantized
+from .arithmetic import summed
+from .fixed_point import FRACTION, inverse_root
+from .sums import addend, centred
+
+aten = torch.ops.aten
+Dims = Sequence[int] | int | None
+
+
+@lowers_quantized(aten.cumsum.default)
+def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
+    """[*A,N,*B] -> [*A,N,*B]"""
+    t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
+    x = addend(t, self)
+    count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
+    t.require(not is_dynamic(count), "of how many elements it sums is known at run time only")
+    step = x.scale.factor * 2.0 ** max(0, (x.size * count).bit_length() - 30)
+    most = math.ceil(x.size * x.scale.factor / step) * count
+    sums = scanned(t, centred(t, x, step), dim, t.add, 0)
+    sums.range = -most, most
+    return Scaled(sums, Scale(step))
+
+
+def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Scaled:
+    """c int32 [*S] -> the sum of its squares over ``axes``, which has 30 bits"""
+    count = math.prod([c.shape[axis] for axis in axes])
+    t.require(not is_dynamic(count), "of how many elements it sums is known at run time only")
+    most = max(abs(end) for end in range_of(c)) ** 2
+    lost = max(0, (most * count).bit_length() - 30)
+    t.require(lost < 63, f"squares of {count} such elements have more than 64 bits")
+    total = reduced(t, t.mul(c, c, shift=lost), t.reduce_sum, axes, keepdim)
+    total.range = 0, ((most >> lost) + 1) * count
+    return Scaled(total, Scale(2.0**lost))
+
+
+def root(t: Tosa, x: Scaled) -> Scaled:
+    """The square root of x int32 >= 0, below 2**31: n * mantissa / 2**44.5, with 13.5 bits behind the point"""
+    inverse = inverse_root(t, t.maximum(x.q, 1))
+    y = t.mul(t.left_shift(x.q, inverse.shift), inverse.mantissa, shift=31)
+    y.range = 0, 1 << FRACTION
+    return Scaled(y, Scale(math.sqrt(x.scale.factor) * 2.0**-13.5))
+
+
+def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) -> Scaled:
+    """With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) * variance."""
+    axes = axes_of(dims, x.rank)
+    n = math.prod([x.shape[a] for a in axes])
+    t.require(not is_dynamic(n), "of how many elements it is the variance is known at run time only")
+    t.require(n > correction, f"of {n} elements it is no number")
+    low, high = range_of(x.q)
+    t.require(n * (high - low) < 1 << 31, f"a variance of {n} elements has more than 32 bits")
+    q = t.cast(x.q, DType.INT32)
+    c = t.sub(t.mul(q, n), reduced(t, q, t.reduce_sum, axes, True))
+    c.range = -n * (high - low), n * (high - low)
+    total = sum_of_squares(t, c, axes, keepdim)
+    return Scaled(total.q, total.scale.over(n**2 * (n - correction) / x.scale.factor**2))
+
+
+def _moments(
+    t: Tosa, self: Lazy, dims: Dims, correction: float | None, keepdim: bool, rooted: bool
+) -> tuple[Lazy, Lazy]:
+    """The variance, or its root, and the mean."""
+    x = operand(t, self, "its input")
+    spread = _variance(t, x, dims, 1 if correction is None else correction, keepdim)
+    total, count = summed(t, x, None if dims is None else [dims] if isinstance(dims, int) else dims, keepdim)
+    return root(t, spread) if rooted else spread, Scaled(total.q, total.scale.over(count))
+
+
+def _registers(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]) -> None:
+    """Rules of the three overloads that each of these operators has."""
+    packet = getattr(aten, name)
+
+    def corrected(t: Tosa, self: Lazy, dim: Dims, correction: float | None, keepdim: bool) -> Any:
+        """[*S] -> [*S']"""
+        return pick(_moments(t, self, dim, correction, keepdim, rooted))
+
+    def whole(t: Tosa, self: Lazy, unbiased: bool) -> Any:
+        """[*S] -> []"""
+        return pick(_moments(t, self, None, int(unbiased), False, rooted))
+
+    def over(t: Tosa, self: Lazy, dim: Dims, unbiased: bool, keepdim: bool) -> Any:
+        """[*S] -> [*S']"""
+        return pick(_moments(t, self, dim, int(unbiased), keepdim, rooted))
+
+    lowers_quantized(packet.correction)(corrected)
+    lowers_quantized(packet.default)(whole)
+    lowers_quantized(packet.dim)(over)
+
+
+for name in ("var", "std"):
+    _registers(name, name == "std", lambda both: both[0])
+    _registers(f"{name}_mean", name == "std", lambda both: both)
+
+
+@lowers_quantized(aten.linalg_vector_norm.default)
+def linalg_vector_norm(t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
+    """[*S] -> [*S']"""
+    t.require(dtype in (None, torch.float32), f"a norm in {dtype} is not lowered")
+    x = addend(t, self)
+    c = centred(t, x, x.scale.factor)
+    axes = axes_of(dim, x.rank)
+    if ord == 2:
+        total = sum_of_squares(t, c, axes, keepdim)
+        return root(t, Scaled(total.q, total.scale.over(x.scale.factor**-2)))
+    distance = Scaled(t.abs(c), x.scale)
+    if ord == 1:
+        return summed(t, distance, axes, keepdim)[0]
+    return Scaled(reduced(t, distance.q, t.reduce_max, axes, keepdim), x.scale)
