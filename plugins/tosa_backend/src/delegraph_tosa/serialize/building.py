@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache
+from operator import sub
 from typing import NamedTuple
 
 
@@ -25,6 +26,11 @@ class Field(NamedTuple):
 
 _SCALARS = {"uint8": "B", "bool": "?", "int32": "i", "uint32": "I", "offset": "I", "uint64": "Q"}
 _UINT32 = struct.Struct("<I")
+
+
+@cache
+def _uint32s(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")
 
 
 class _Layout(NamedTuple):
@@ -158,8 +164,8 @@ class SharingBuilder:
         found = self._shared.get(text)
         if found is None:
             encoded = text.encode("utf-8", "backslashreplace")
-            self._align(4, len(encoded) + 1)
-            found = self._shared[text] = self._prepend(_UINT32.pack(len(encoded)) + encoded + b"\0")
+            ending = bytes(1 + -(self._size + len(encoded) + 1) % 4)
+            found = self._shared[text] = self._prepend(_UINT32.pack(len(encoded)) + encoded + ending)
         return found
 
     def strings(self, texts: Sequence[str]) -> int:
@@ -172,9 +178,8 @@ class SharingBuilder:
         if found is None:
             self._align(4, 0)
             count = len(key)
-            last = self._size + 4 * count
-            distances = [place - offset for place, offset in zip(range(last, self._size, -4), key, strict=True)]
-            found = self._vectors[key] = self._prepend(struct.pack(f"<{count + 1}I", count, *distances))
+            distances = map(sub, range(self._size + 4 * count, self._size, -4), key)
+            found = self._vectors[key] = self._prepend(_uint32s(count + 1).pack(count, *distances))
         return found
 
     def int32s(self, numbers: Sequence[int]) -> int:

@@ -140,6 +140,8 @@ class _Structure:
         self.build = SharingBuilder()
         self.locations, self.external = locations, external
         self.slots: list[_Slot] = []
+        self.types: dict[Type, tuple[int, ...]] = {}
+        """Of the tensors so far, of which many have the same."""
         self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
         self.names = Names(v for g in self.graphs for v in _values(g))
         self.regions = dict(zip(graph.reachable(), _region_names(self.graphs), strict=True))
@@ -155,7 +157,7 @@ class _Structure:
             Field(GraphField.VERSION, "offset", self.version(*version)),
             Field(GraphField.REGIONS, "offset", self.build.offsets(regions)),
         ]
-        if any(v.dtype in BLOCK_SCALED for g in self.graphs for v in _values(g)):
+        if any(type.dtype in BLOCK_SCALED for type in self.types):
             root.append(Field(GraphField.COMPATIBILITY, "offset", self.compatibility()))
         return self.build.finish(self.build.table(4, root), IDENTIFIER)
 
@@ -181,6 +183,16 @@ class _Structure:
             Field(RegionField.BLOCKS, "offset", self.build.offsets([block])),
         ]
         return self.build.table(2, fields)
+
+    def type_of(self, value: Value) -> tuple[int, ...]:
+        """The fields of the type of a tensor: its shape and what its elements are."""
+        found = self.types.get(value.type)
+        if found is None:
+            shape = value.type.declared
+            if max(shape, default=0) > LARGEST_SIZE:
+                raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
+            found = self.types[value.type] = (self.build.int32s(shape), *elements_of(value.dtype))
+        return found
 
     def attributes(self, operator: Operator) -> int:
         """The operator's attribute table, shared by operators with equal attributes."""
@@ -268,10 +280,7 @@ class _Block:
         self.shapes.append(self.build.table(3, fields))
 
     def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
-        shape = value.type.declared
-        if max(shape, default=0) > LARGEST_SIZE:
-            raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
-        values = [self.build.string(name or self.names[value]), self.build.int32s(shape), *elements_of(value.dtype)]
+        values = [self.build.string(name or self.names[value]), *self.structure.type_of(value)]
         if variable is not None:
             values += [1, self.build.string(variable)]
         if value.constant is None:
