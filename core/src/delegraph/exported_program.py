@@ -79,6 +79,8 @@ def written_values(program: ExportedProgram) -> dict[Node, Node]:
     """Placeholder of each parameter and buffer that the program writes -> its last value."""
     specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     last = {s.target: value for s, value in specs if s.kind in STATE_WRITES}
+    if not last:
+        return {}
     return {n: last[s.target] for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target in last}
 
 

@@ -14,7 +14,7 @@ the user's branch makes of numbers, becomes a constant of the extracted program,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +64,12 @@ class Subgraph:
 def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
     """The subgraphs of the calls in ``program``, in graph order, as copies; not those inside of subgraphs."""
     calls: dict[str, list[Node]] = {}
-    for call in program.graph.nodes:
+    for call in _calls(program.graph):
         for owner in _owners(call):
             calls.setdefault(str(owner.target), []).append(call)
-    known = constant_placeholders(program) if calls else set()
+    if not calls:
+        return []
+    known = constant_placeholders(program)
     constants = {n: s for n, s in placeholders(program) if n in known}
     return [_extract(program, attribute, users, constants) for attribute, users in calls.items()]
 
@@ -102,7 +104,7 @@ def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, Expor
 def graphs(module: GraphModule) -> Iterator[Graph]:
     """The graph of ``module``, and those of the subgraphs in it, at any depth; each once, outer ones first."""
     yield module.graph
-    for name in {str(owner.target): None for call in module.graph.nodes for owner in _owners(call, module)}:
+    for name in {str(owner.target): None for call in _calls(module.graph) for owner in _owners(call, module)}:
         yield from graphs(getattr(module, name))
 
 
@@ -120,6 +122,11 @@ def subgraphs_of(call: Node) -> list[GraphModule]:
     """The subgraphs of a higher-order call; none of any other node."""
     root: Any = call.graph.owning_module
     return [getattr(root, str(owner.target)) for owner in _owners(call)]
+
+
+def _calls(graph: Graph) -> Iterable[Node]:
+    """The nodes among which are all calls with subgraphs: most graphs have none, as they fetch no attribute."""
+    return graph.nodes if graph.find_nodes(op="get_attr", sort=False) else ()
 
 
 def _owners(call: Node, module: Any = None) -> Iterator[Node]:

@@ -47,6 +47,8 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
 
 def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
     """A note for each tensor that one method writes and another uses: each lowered method has a copy of its own."""
+    if len(programs) == 1:
+        return
     users: dict[int, dict[str, str]] = {}
     writers: dict[int, dict[str, None]] = {}
     for method, program in programs.items():

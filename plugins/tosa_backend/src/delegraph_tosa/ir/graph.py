@@ -176,6 +176,8 @@ class Operator:
     attributes: ClassVar[dict[str, str]] = {}
     """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str,
     bytes, BlockSize, Graph; then what no file stores because the declared results say it: ResultDType, ResultTypes."""
+    has_graphs: ClassVar[bool] = False
+    """Whether an attribute is a Graph."""
 
     entries: tuple[int, ...] | None = None
     """What a shape operator computes; None for all others."""
@@ -193,6 +195,7 @@ class Operator:
             cls.variadic = cls.variadic or own[name] == "Values"
         cls.operands += operands
         cls.attributes = cls.attributes | {k: v for k, v in own.items() if k not in operands}
+        cls.has_graphs = "Graph" in cls.attributes.values()
 
     def __init__(self, inputs: Sequence[Value], source: Any = None, **attributes: Any) -> None:
         self.inputs, self.outputs, self.source = tuple(inputs), (), source
@@ -246,7 +249,7 @@ class Graph:
 
     def bodies(self) -> list[Graph]:
         """Graphs that its control flow operators refer to, each once."""
-        found = (v for op in self.operators if "Graph" in op.attributes.values() for v in vars(op).values())
+        found = (v for op in self.operators if op.has_graphs for v in vars(op).values())
         return list(dict.fromkeys(v for v in found if isinstance(v, Graph)))
 
     def reachable(self) -> list[Graph]:

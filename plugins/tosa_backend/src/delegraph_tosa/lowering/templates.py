@@ -72,7 +72,7 @@ class Template:
         given = {k: v for k, v in operator.__dict__.items() if k in operator.attributes}
         self._operators.append((operator, repr(given)))
         self._made.update(dict.fromkeys(operator.outputs, True))
-        if "Graph" in operator.attributes.values() or not all(v.dtype in COPIED for v in operator.outputs):
+        if operator.has_graphs or not all(v.dtype in COPIED for v in operator.outputs):
             self.is_usable = False
 
     def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:

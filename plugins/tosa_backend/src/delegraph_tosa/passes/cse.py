@@ -60,7 +60,7 @@ class _Duplicates:
 
     def rewritten(self, operator: Operator) -> Operator | None:
         """``operator`` with its final operands and source; None if an earlier one stands for it."""
-        if any(v in self._same for v in operator.outputs):
+        if not self._same.keys().isdisjoint(operator.outputs):
             return None
         inputs = tuple([self.final(v) for v in operator.inputs])
         if inputs == operator.inputs and operator not in self.sources:
