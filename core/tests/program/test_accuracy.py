@@ -5,7 +5,7 @@ import pytest
 import torch
 from delegraph.program import reference
 from delegraph.program.accuracy import Measured, measure, measure_together
-from delegraph.program.verify import compare
+from delegraph.program.output_statistics import compare
 
 NAN, INF = float("nan"), float("inf")
 

@@ -58,11 +58,9 @@ def discover(
     return Discovery(tuple(records), selection.unknown(records))
 
 
-def loadable(
-    entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] = os.environ
-) -> list[tuple[EntryPoint, PluginRecord]]:
+def loadable(entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint, PluginRecord]]:
     """What ``discover`` would load; imports nothing."""
-    selected = _select(entry_points, Selection.of(environ))
+    selected = _select(entry_points, Selection.of(os.environ))
     return [(entry, record) for entry, record in selected if entry is not None and record.status is Status.OK]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .verify import OutputStatistics, compare, decibels, divide_error
+from .output_statistics import OutputStatistics, compare, decibels, divide_error
 
 SMALL = 1 << 12
 """Elements of a value that is measured with others."""

@@ -93,7 +93,7 @@ class MethodPrograms:
 class DelegateInfo:
     """One delegate of a lowered program: its place, its border, and ``nodes``, the operators that it stands for.
 
-    What unpacks results and computes sizes is not among these; a report counts the same.
+    Calls that unpack results or compute sizes are not among the operators, nor in the counts of a report.
     """
 
     method: str

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from .eager_values import EagerValues, Pair
 from .lowered_module import LoweredBackendModule
-from .verify import TOLERANCES, OutputStatistics, compare
+from .output_statistics import TOLERANCES, OutputStatistics, compare
 from .watching import Inside
 
 _NHWC = ((0, 3, 1, 2), (0, 2, 3, 1))

@@ -136,7 +136,7 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
 
 
 def subgraph_layouts(owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
-    """The same of a subgraph that ``owner`` holds."""
+    """``result_layouts`` of a subgraph that ``owner`` fetches."""
     # Its outputs are read if the call's results are; and in a loop they are the next round's inputs, which may be read.
     calls = [u for u in owner.users if u in known or any(r in known for r in u.users)]
     outward = bool(calls) or any(_reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..source import Source
-from .verify import TOLERANCES, OutputStatistics
+from .output_statistics import TOLERANCES, OutputStatistics
 
 SLACK = 2.0
 """How much more than eager itself an operator may lose: eager's own rounding is no error of a backend."""

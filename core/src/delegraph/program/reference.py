@@ -26,8 +26,9 @@ from .graph_code import is_observable
 from .inside import DelegateValues
 from .lowered_module import LoweredBackendModule
 from .operators import OperatorStatistics, OperatorVerification, merged
+from .output_statistics import OutputStatistics, compare
 from .ties import picked_from, why_tied
-from .verify import OutputStatistics, Verification, compare
+from .verify import Verification
 from .watching import Inside
 
 RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"

@@ -1,8 +1,8 @@
-"""Sizes that are known at run time only, where they are not as torch traced the program: a call that fails says so.
+"""Sizes of a call for which torch did not trace the program: a call that fails because of them says so.
 
 torch traces a dynamic size as if it were at least 2. Most operators compute the same at 0 and 1. ``squeeze`` does not:
-it drops a dimension of 1, so that values have fewer dimensions than those for which delegates, and what the host
-decomposes, were made.
+it drops a dimension of 1, and values then have fewer dimensions than delegates, and the decompositions that the host
+runs, were made for.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception) -> InputError | None:
-    """What to say of ``error`` if a size is not as the program was traced for it; None if all are."""
+    """``error`` in the user's terms if an input has a size that torch did not trace the program for; else None."""
     for node, value in zip(user_inputs(program), inputs, strict=True):
         recorded = node.meta.get("val")
         for dim, size in enumerate(recorded.shape if isinstance(recorded, torch.Tensor) else ()):

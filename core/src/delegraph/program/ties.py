@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from .verify import TOLERANCES
+from .output_statistics import TOLERANCES
 
 _PICKS = {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median", "nanmedian", "mode"}
 """Operators of ATen that return positions of elements."""
@@ -31,9 +31,10 @@ def picked_from(node: Node) -> Node | None:
 
 
 def why_tied(node: Node, got: torch.Tensor, eager: torch.Tensor, source: Any) -> str:
-    """What to say if the positions ``got`` and ``eager`` in ``source``, as ``node`` makes them, are of equal elements.
+    """The remark that ``got`` and ``eager``, positions in ``source`` that ``node`` makes, are of equal elements.
 
-    Equal is what the tolerance of the type cannot tell apart, since what was compared had errors itself. "" if not.
+    Elements are equal if the tolerance of their type cannot tell them apart, since they have errors themselves. "" if
+    they are not.
     """
     if got.dtype not in (torch.int32, torch.int64) or not isinstance(source, torch.Tensor) or not source.numel():
         return ""

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..program.operators import OperatorStatistics, OperatorVerification, severity
-from ..program.verify import OutputStatistics, Verification
+from ..program.output_statistics import OutputStatistics
+from ..program.verify import Verification
 from ..source import Source
 from .drawing import TONES, figure, head, share, swatch, text
 from .graphs import Drawn, Links, boxes_about, method_pictures, tones

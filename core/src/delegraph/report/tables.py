@@ -12,6 +12,8 @@ _SHORT = 20
 """Characters of a cell that needs no broad column."""
 _LONGEST_CELL = 300
 """Characters of a cell in a notebook."""
+_MOST_ROWS = 12
+"""Rows of a table in a notebook."""
 _LINKED = 200
 """Links of one cell that are folded away; a cause may have thousands of boxes."""
 Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -29,10 +31,10 @@ def tables(title: str, sections: Iterable[Section]) -> str:
     return "".join([*parts, "</body></html>\n"])
 
 
-def fragment(title: str, lines: Iterable[str], sections: Iterable[Section], longest: int = 12) -> str:
+def fragment(title: str, lines: Iterable[str], sections: Iterable[Section]) -> str:
     """The same for a cell of a notebook, which has a style of its own: no style sheet, no script, no ids.
 
-    Of each table the first ``longest`` rows; ``lines`` of text come before them.
+    It has ``lines`` of text, then the first ``_MOST_ROWS`` rows of each table.
     """
     parts = [f"<div><strong>{text(title)}</strong>", *(f"<div>{text(line)}</div>" for line in lines)]
     for name, heads, rows in sections:
@@ -40,9 +42,9 @@ def fragment(title: str, lines: Iterable[str], sections: Iterable[Section], long
             top = "".join(f"<th>{text(h)}</th>" for h in heads)
             body = "".join(
                 "<tr>" + "".join(f"<td>{text(cell, _LONGEST_CELL)}</td>" for cell in row) + "</tr>"
-                for row in rows[:longest]
+                for row in rows[:_MOST_ROWS]
             )
-            more = f"<div>and {len(rows) - longest:,} more</div>" if len(rows) > longest else ""
+            more = f"<div>and {len(rows) - _MOST_ROWS:,} more</div>" if len(rows) > _MOST_ROWS else ""
             shown = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
             parts.append(f"<div>{text(name)}</div><table>{shown}</table>{more}")
     return "".join([*parts, "</div>"])

@@ -26,18 +26,18 @@ _CROSSED = 6
 """Wires that cross a layer, for each box, which are still drawn."""
 
 
-def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHES) -> tuple[Picture, str]:
+def condense(picture: Picture) -> tuple[Picture, str]:
     """The picture, made small enough to be drawn, and a sentence on what was left out; "" if nothing was."""
-    if _fits(picture, largest):
+    if _fits(picture, LARGEST):
         return picture, ""
     chained = _merge(picture, _chains(picture))
-    if _fits(chained, largest):
+    if _fits(chained, LARGEST):
         return chained, _describe(picture, chained, "each chain of operators is one box")
     size = 1
     while True:
-        size = max(2 * size, len(picture.boxes) // stretches)
+        size = max(2 * size, len(picture.boxes) // STRETCHES)
         stretched = _merge(picture, _stretches(picture.boxes, size))
-        if _fits(stretched, 2 * stretches):
+        if _fits(stretched, 2 * STRETCHES):
             return stretched, _describe(picture, stretched, f"stretches of up to {size:,} operators are one box each")
 
 

@@ -1,0 +1,103 @@
+"""How one value of a program compares with the same value in eager PyTorch, in numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+TOLERANCES = {
+    "float64": 1e-6,
+    "complex128": 1e-6,
+    "float32": 1e-3,
+    "complex64": 1e-3,
+    "float": 1e-3,
+    "complex": 1e-3,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+"""Type -> difference, relative to the largest value, that counts as agreement. All other types have to be the same."""
+
+
+@dataclass(frozen=True)
+class OutputStatistics:
+    """How one output compares: largest absolute difference, largest value of eager, and elements not comparable.
+
+    ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
+    outputs are compared exactly; their ``max_abs_error`` is of integers. What is no number, such as None, counts as one
+    element that is the same or not. ``dtype`` is that of eager; ``remark`` says why a difference is nobody's error,
+    such as a tie in a top-k. ``snr`` is the signal-to-noise ratio in dB, 10 log10(sum of eager's squares / sum of
+    squared differences) over what is finite; None where there is no difference, or nothing but difference.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    max_abs_error: float
+    max_abs_value: float
+    mismatched: int
+    dtype: str = ""
+    remark: str = ""
+    snr: float | None = None
+
+    @property
+    def relative_error(self) -> float:
+        """Largest difference divided by the largest value; 0 if both are 0."""
+        return divide_error(self.max_abs_error, self.max_abs_value)
+
+    def agrees(self, tolerance: float | None = None) -> bool:
+        """Whether the difference is within ``tolerance``, by default that of ``TOLERANCES``, or has a remark."""
+        accepted = TOLERANCES.get(self.dtype, 0.0) if tolerance is None else tolerance
+        return bool(self.remark) or (not self.mismatched and self.relative_error <= accepted)
+
+    def __str__(self) -> str:
+        odd = f", {self.mismatched} elements differ in being finite" if self.mismatched else ""
+        largest = f"largest error {self.max_abs_error:.3g}, largest value {self.max_abs_value:.3g}"
+        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{odd}" + (
+            f"; {self.remark}" if self.remark else ""
+        )
+
+
+def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
+    """The figures of one value; ``wanted`` is eager's."""
+    dtype = str(wanted.dtype).removeprefix("torch.") if isinstance(wanted, torch.Tensor) else type(wanted).__name__
+    if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
+        return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted), dtype)
+    a, b = map(_wide, (got, wanted))
+    if a.shape != b.shape:
+        return OutputStatistics(name, tuple(b.shape), float("inf"), _largest(b), b.numel(), dtype)
+    error = (a - b).abs()
+    if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:  # float64 holds 53 bits
+        error = error.maximum((got != wanted).to(error.dtype))
+    value, largest, odd = b, _largest(error), 0
+    if not math.isfinite(largest):  # else everything is finite
+        same = (a == b) | (a.isnan() & b.isnan())
+        finite = a.isfinite() & b.isfinite()
+        error, value = (torch.where(finite, x, 0.0) for x in (error, b))
+        largest, odd = _largest(error), int((~finite & ~same).sum())
+    snr = decibels(*(float(torch.linalg.vector_norm(x)) for x in (value, error))) if largest else None
+    return OutputStatistics(name, tuple(b.shape), largest, _largest(value), odd, dtype, snr=snr)
+
+
+def divide_error(error: float, largest: float) -> float:
+    """A difference divided by the largest value; 0 if both are 0."""
+    if error == 0:
+        return 0.0
+    return error / largest if largest else math.inf
+
+
+def decibels(signal: float, noise: float) -> float | None:
+    """The ratio of two norms in dB; None if one of them is 0 or not finite."""
+    ratio = signal / noise if noise else math.inf
+    return 20 * math.log10(ratio) if 0 < ratio < math.inf else None
+
+
+def _wide(value: Any) -> torch.Tensor:
+    """In float64, or complex128."""
+    tensor = torch.as_tensor(value).detach()
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
