@@ -112,26 +112,16 @@ class LoweredProgram(MethodPrograms):
         """
         name = self._known(method or self._only())
         self._expect_border_of_eager(name)
-        given = copy.deepcopy(args), copy.deepcopy(kwargs)
+        if runtime and per_operator:
+            text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
+            hint = "without runtime=, delegates run in the runtimes of their backends"
+            raise InputError("input-invalid", text, hint=hint)
         reference = Reference(name, self._programs[name]) if per_operator else None
+        given = copy.deepcopy(args), copy.deepcopy(kwargs)
         seed = torch.get_rng_state()
-        if runtime:
-            if reference is not None:
-                text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
-                hint = "without runtime=, delegates run in the runtimes of their backends"
-                raise InputError("input-invalid", text, hint=hint)
-            got = self._run_in(runtime, name, *given)
-        else:
-            start = self._methods[name]
-            run = start.instance() if reference is None else WatchedExecutable(start, reference)
-            got = run(*given[0], **given[1])
+        got = self._run_in(runtime, name, *given) if runtime else self._run_here(name, reference, *given)
         torch.set_rng_state(seed)
-        written = {target for d in self.delegates if d.method == name for target in d.module.state}
-        written |= written_targets(self._programs[name])
-        with TRACING, torch.no_grad(), _state_kept(self._eager_module(name), written) as eager:
-            returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-            wanted = copy.deepcopy(returned)  # it may be the state itself, which is now put back
-        found = Verification.of(got, wanted)
+        found = Verification.of(got, self._run_eager(name, args, kwargs))
         return found if reference is None else reference.added_to(found, got)
 
     def node_data(
@@ -162,6 +152,20 @@ class LoweredProgram(MethodPrograms):
         if isinstance(program, ExportedProgram):
             program = self._eager[name] = program.module(check_guards=False)
         return program
+
+    def _run_here(self, name: str, reference: Reference | None, args: Any, kwargs: Any) -> Any:
+        """What a method returns from its initial state; ``reference`` is told the values on the way."""
+        start = self._methods[name]
+        run = start.instance() if reference is None else WatchedExecutable(start, reference)
+        return run(*args, **kwargs)
+
+    def _run_eager(self, name: str, args: Any, kwargs: Any) -> Any:
+        """What eager PyTorch returns; what it writes is put back."""
+        written = {target for d in self.delegates if d.method == name for target in d.module.state}
+        written |= written_targets(self._programs[name])
+        with TRACING, torch.no_grad(), _state_kept(self._eager_module(name), written) as eager:
+            returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            return copy.deepcopy(returned)  # it may be the state itself, which is now put back
 
     def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:

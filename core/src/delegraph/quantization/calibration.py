@@ -43,6 +43,7 @@ def checked(batches: Iterable[Any], any_shape: bool) -> tuple[Iterator[tuple[Any
 
 
 def _checked(batches: Iterable[Any], any_shape: bool) -> Iterator[tuple[Any, ...]]:
+    """The batches as tuples. Raises InputError, with the batch that does not fit, when it is reached."""
     form = None
     for number, given in enumerate(batches):
         batch = given if isinstance(given, tuple) else tuple(given) if isinstance(given, list) else (given,)
@@ -54,16 +55,20 @@ def _checked(batches: Iterable[Any], any_shape: bool) -> Iterator[tuple[Any, ...
             text = f"calibration batch {number} has {_said(kinds)}, and the first one {_said(form[1])}"
             raise InputError("input-invalid", text, hint="dynamic_shapes lets sizes vary, as for torch.export")
         for position, tensor in enumerate(tensors):
-            if tensor.is_meta:
-                text = f"tensor {position} of calibration batch {number} has no data: it is on the device 'meta'"
-                raise InputError("input-invalid", text)
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                text = f"tensor {position} of calibration batch {number} has NaN or infinity in it"
-                raise InputError("input-invalid", text, hint="no scale could be made of that; leave the batch out")
+            _expect_numbers(tensor, f"tensor {position} of calibration batch {number}")
         yield batch
     if form is None:
         text = "there are no calibration batches, so no scale is known"
         raise InputError("input-invalid", text, hint="give some inputs as the model will see them; 8 to 100 as a rule")
+
+
+def _expect_numbers(tensor: torch.Tensor, name: str) -> None:
+    """Raise InputError for a tensor without data, or with NaN or infinity."""
+    if tensor.is_meta:
+        raise InputError("input-invalid", f"{name} has no data: it is on the device 'meta'")
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        hint = "no scale could be made of that; leave the batch out"
+        raise InputError("input-invalid", f"{name} has NaN or infinity in it", hint=hint)
 
 
 def _said(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,16 +97,22 @@ def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
     return found
 
 
+def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node]:
+    """``hidden`` and opaque calls, and the calls that unpack their results."""
+    found: set[Node] = set()
+    for node in calls:
+        if node in hidden or _is_opaque(node) or (node.target is operator.getitem and node.args[0] in found):
+            found.add(node)
+    return found
+
+
 class _Copy:
     """A copy of a program, built in one pass. The results of hidden calls have one more input each, for their type."""
 
     def __init__(self, program: ExportedProgram, hidden: Collection[Node]) -> None:
         self.original, self.graph = program, Graph(owning_module=program.graph_module)
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
-        self.hidden: set[Node] = set()
-        for node in calls:
-            if node in hidden or _is_opaque(node) or (node.target is operator.getitem and node.args[0] in self.hidden):
-                self.hidden.add(node)
+        self.hidden = _with_unpacking(calls, hidden)
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
         for node, spec in placeholders(program):
@@ -115,14 +121,18 @@ class _Copy:
             self.inputs.append(InputSpec(spec.kind, argument_of(self.env[node]), spec.target, spec.persistent))
         for node in calls:
             if node in self.hidden and not isinstance(node.meta.get("val"), (list, tuple, type(None))):
-                self.env[node] = new = self.graph.placeholder(f"like_{node.name}")
-                new.meta = {"val": _contiguous(node.meta["val"])}
-                self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
+                self._add_type(node)
         for node in calls:
             if node not in self.hidden:
                 self.env[node] = self._copy(node)
             elif isinstance(node.meta.get("val"), torch.Tensor):
                 self.env[node] = self._stand_in(node)
+
+    def _add_type(self, node: Node) -> None:
+        """Let an input tell the type of a hidden call's result."""
+        self.env[node] = new = self.graph.placeholder(f"like_{node.name}")
+        new.meta = {"val": _contiguous(node.meta["val"])}
+        self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
 
     def program(self) -> ExportedProgram:
         values = [self.env[v] if isinstance(v, Node) else v for v in output_values(self.original)]
