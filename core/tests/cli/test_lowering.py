@@ -183,11 +183,26 @@ def test_several_models(more, model, tmp_path, capsys):
     assert found.get("failed") == 2, found.get("message", "rows of other options do not count")
 
 
-def test_several_models_need_several_files(more, model, capsys):
+def test_several_models_need_several_files(more, model, tmp_path, capsys):
     given = ("lower", model, f"{more}:whole", *LOWER)
     wrong = fails(capsys, *given, "-o", "net.echo", code=2, error="usage-invalid")
     assert "needs {} in its name" in wrong and "{}.echo" in wrong
-    assert "not lowered" not in fails(capsys, *given, "--rows", model, error="input-invalid")
+    (tmp_path / "rows").write_text("text")
+    assert "not lowered" not in fails(capsys, *given, "--rows", tmp_path / "rows", error="input-invalid")
+    assert "no regular file" in fails(capsys, *given, "--rows", "/dev/full", code=2, error="usage-invalid")
+
+
+def test_nothing_is_written_over_what_is_read_or_over_another_file(model, tmp_path, capsys):
+    source = Path(model).read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "net.echo")
+    given, net = ("lower", model, *LOWER), tmp_path / "net.echo"
+    for flags in (["--report", model], ["-o", net, "--report", net], ["-o", net, "--junit", tmp_path / "link"]):
+        wrong = fails(capsys, *given, *flags, code=2, error="usage-invalid")
+        assert "write to another file" in wrong and not net.exists() and Path(model).read_bytes() == source
+    net.write_bytes(b"blob")
+    assert "net.echo is read" in fails(capsys, "inspect", net, "--html", net, code=2, error="usage-invalid")
+    assert net.read_bytes() == b"blob"
+    assert "is read" in fails(capsys, "compare", model, "--report", model, code=2, error="usage-invalid")
 
 
 def test_verify_operators_with_inputs_of_ones_own(more, tmp_path, capsys):

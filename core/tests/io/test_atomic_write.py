@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import io
 import os
 import signal
 import stat
@@ -10,8 +11,9 @@ import sys
 import textwrap
 import threading
 
+import delegraph
 import pytest
-from delegraph.errors import ContractViolation, WriteError
+from delegraph.errors import ContractViolation, InputError, WriteError
 from delegraph.io.atomic_write import expect_writable, write_whole
 
 
@@ -56,6 +58,15 @@ def test_unwritable_paths(tmp_path):
         (tmp_path / "d").mkdir()
         write_whole(tmp_path / "d", b"x")
     assert os.listdir(tmp_path) == ["d"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", b"a", 3, None, io.BytesIO()])
+def test_what_names_no_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for use in (lambda: write_whole(name, b"x"), lambda: expect_writable(name), lambda: delegraph.load(name)):
+        with pytest.raises(InputError, match="a path of a file is wanted, not "):
+            use()
+    assert os.listdir(tmp_path) == []
 
 
 def test_symbolic_links_are_followed(tmp_path):

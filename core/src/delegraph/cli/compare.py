@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from ..discovery.registry import default_registry
-from ..io.atomic_write import expect_writable, write_whole
+from ..io.atomic_write import write_whole
 from .command import parse_options
 from .model import check_model, read_model
-from .outcome import Outcome, as_json, output_path, progress
+from .outcome import Outcome, as_json, expect_places, output_path, progress
 
 
 class Compare:
@@ -24,11 +24,10 @@ class Compare:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        check_model(args.model)
+        file = check_model(args.model)
         backends = args.backend or [b.name for b in default_registry().usable_backends()]
         options = parse_options(backends, args.option)
-        if args.report:
-            expect_writable(args.report)
+        expect_places(filter(None, [args.report]), [file])
         with progress(f"comparing {', '.join(backends)}"):
             from ..comparison import compare
 

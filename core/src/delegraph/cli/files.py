@@ -13,7 +13,7 @@ from ..errors import InputError, UsageError, WriteError
 from ..io.atomic_write import write_whole
 from ..io.escape import table
 from ..program.files import FileFormat
-from .outcome import Outcome, expect_file, natural_number, output_path, progress
+from .outcome import Outcome, expect_file, expect_places, natural_number, output_path, progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,7 @@ class Inspect:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         file_format = _find_format(args.file)
+        expect_places(filter(None, [args.html]), [args.file])
         with progress(f"reading {args.file}"):
             content, shown = _inspect(file_format, args)
         texts = [shown]
@@ -94,6 +95,8 @@ class Run:
         bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
         if bound and "max_iterations" not in inspect.signature(file_format.kind.run).parameters:
             raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
+        for path in args.input:
+            expect_file(path)
         inputs = [_read_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
         with progress(f"running {args.file}"):
             if args.runtime is None and file_format.defines("run"):

@@ -12,7 +12,6 @@ from ..discovery.index import BackendInfo
 from ..discovery.options import assigned_backends
 from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
-from ..io.atomic_write import expect_writable
 from ..program.files import FileFormat
 from . import terminal
 from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_node_data, write_report
@@ -20,7 +19,7 @@ from .calibration import check_calibration, quantize_given
 from .command import parse_options
 from .inputs import read_inputs
 from .model import check_model, read_model
-from .outcome import Failed, Outcome, expect_file, natural_number, output_path, progress
+from .outcome import Failed, Outcome, expect_file, expect_places, natural_number, output_path, progress
 
 
 class Lower:
@@ -58,10 +57,9 @@ class Lower:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         registry = default_registry()
-        for model in args.model:
-            check_model(model)
-        _expect_places(args)
-        for path in args.input:
+        models = [check_model(model) for model in args.model]
+        _expect_names(args)
+        for path in (*args.input, *([args.rows] if args.rows and args.rows.exists() else ())):
             expect_file(path)
         if args.input and len(args.model) > 1:
             raise UsageError("usage-invalid", "--input is for one MODEL", hint="lower each with its own inputs")
@@ -70,11 +68,10 @@ class Lower:
         if args.quantize:
             check_calibration(args.quantize, args.model, chosen.names)
         _check_output(registry, chosen.names, args.output)
-        for path in (args.report, args.output, args.node_data):
-            for model in args.model if path else ():
-                expect_writable(_place(path, model))
-        for path in filter(None, (args.junit, args.rows)):
-            expect_writable(path)
+        named = filter(None, (args.report, args.output, args.node_data))
+        places = [_place(path, model) for path in named for model in args.model]
+        read = [*models, *args.input, *filter(None, [args.quantize])]
+        expect_places([*places, *filter(None, (args.junit, args.rows))], read)
         return _run(args, chosen, options)
 
 
@@ -199,7 +196,7 @@ def _share(text: str) -> float:
 _share.__name__ = "share from 0 to 1"  # what argparse calls the value in its error
 
 
-def _expect_places(args: argparse.Namespace) -> None:
+def _expect_names(args: argparse.Namespace) -> None:
     """Several models need several files, and names of their own."""
     if len(args.model) > 1:
         for flag, path in (("--output", args.output), ("--report", args.report), ("--node-data", args.node_data)):
@@ -248,4 +245,5 @@ def _check_output(registry: Registry, backends: Sequence[str], output: Path | No
         raise UsageError("usage-invalid", f"the format of {output.suffix} files cannot be written")
     reason = file_format.why_not([registry.spec(name).backend_id for name in backends])
     if reason is not None:
-        raise UsageError("usage-invalid", f"{', '.join(backends)} cannot be saved as {output.name!r}: {reason}")
+        what = ", ".join(backends) or "what stays on the host"
+        raise UsageError("usage-invalid", f"{what} cannot be saved as {output.name!r}: {reason}")

@@ -150,9 +150,9 @@ def _describe(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def check_model(text: str) -> None:
-    """Raise UsageError for what can be no MODEL, before anything of it runs."""
-    _split(text)
+def check_model(text: str) -> Path:
+    """The file of a MODEL. Raises UsageError for what can be none, before anything of it runs."""
+    return _split(text)[0]
 
 
 def _split(text: str) -> tuple[Path, str | None]:

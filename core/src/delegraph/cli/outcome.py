@@ -6,14 +6,16 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import DelegraphError, UsageError
+from ..io.atomic_write import expect_writable
 from ..io.escape import printable
 from . import terminal
 
@@ -73,6 +75,20 @@ def expect_file(path: Path) -> None:
         raise UsageError("usage-invalid", f"there is no file {path}") from None
     except OSError as e:
         raise UsageError("usage-invalid", f"cannot read {path}: {e.strerror or e}") from e
+
+
+def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
+    """Check where files are to be written before the work. What is read must not be lost, nor one of two outputs.
+
+    Raises WriteError for a place that cannot be written, UsageError for one that is given twice or is read.
+    """
+    taken = {os.path.realpath(path): "is read" for path in read}
+    for path in written:
+        expect_writable(path)
+        place = os.path.realpath(path)
+        if place in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # which take one after another
+            raise UsageError("usage-invalid", f"{path} {taken[place]}; write to another file")
+        taken[place] = "is given for two files"
 
 
 def output_path(text: str) -> Path:

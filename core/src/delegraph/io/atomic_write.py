@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from ..errors import WriteError
 from .blob import Blob
+from .paths import as_path
 
 __all__ = ["expect_writable", "write_whole"]
 
@@ -30,7 +31,8 @@ _RESERVED = 1 << 25
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
-    """Write ``content`` to ``path`` as ``cp`` would, but whole or not at all. Raises WriteError.
+    """Write ``content`` to ``path`` as ``cp`` would, but whole or not at all. Raises WriteError, or InputError
+    for what names no file.
 
     The content is finished in a temporary file beside the target, which then takes the target's place and keeps its
     mode; symbolic links are followed. A target with several names (hard links) or of another owner stays the file that
@@ -38,7 +40,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
     written to as they are. These can be left half-written. Temporary files that killed processes left in the folder
     are removed.
     """
-    target = Path(path)
+    target = as_path(path)
     try:
         old = _status(target)
         shared = None if old is None else _open_descriptor(target, old)
@@ -53,7 +55,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
 
 def expect_writable(path: str | os.PathLike[str]) -> None:
     """Raise WriteError for what ``write_whole`` cannot write, as far as that can be known before the work."""
-    target = Path(path)
+    target = as_path(path)
     try:
         old = _status(target)
     except OSError as e:

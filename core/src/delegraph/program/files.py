@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..discovery.attribution import AtWork
@@ -15,6 +14,7 @@ from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, Summar
 from ..io.atomic_write import write_whole
 from ..io.blob import is_blob
 from ..io.escape import printable
+from ..io.paths import as_path
 
 
 class LoadedProgram:
@@ -63,7 +63,7 @@ class FileFormat:
     """The format that the suffix of ``path`` chooses, at work on that file."""
 
     def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
-        self.path, self.registry = Path(path), registry
+        self.path, self.registry = as_path(path), registry
         self.kind: type[ProgramFormat] = registry.get_format(self.path)
 
     def defines(self, ability: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from delegraph.errors import Unsupported
+from delegraph.errors import OptionError, Unsupported
 from delegraph_executorch.kernels import find_kernel, kernel_set, stock_kernels
 from torch.nn import functional
 
@@ -33,6 +34,12 @@ aten = torch.ops.aten
 def test_the_kernel_of_an_operator(operator: torch._ops.OpOverload, kernel: str | None) -> None:
     found = find_kernel(operator, stock_kernels())
     assert (found and str(found)) == kernel
+
+
+@pytest.mark.parametrize("wrong", [3, [3]])
+def test_what_is_no_kernel_set(wrong: Any) -> None:
+    with pytest.raises(OptionError, match="is no list of kernels"):
+        kernel_set(wrong)
 
 
 def test_every_name_of_a_kernel_set_counts() -> None:

@@ -40,7 +40,8 @@ def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSe
     if isinstance(given, KernelSet):
         return given
     if not isinstance(given, (str, Path)):
-        return KernelSet("the runtime", frozenset(given))
+        names = list(given) if isinstance(given, Iterable) else [given]
+        return _from_json({"kernels": names}, repr(given))
     try:
         return _from_json(json.loads(Path(given).read_text()), str(given))
     except (OSError, ValueError) as e:
