@@ -8,6 +8,8 @@ from typing import Any
 
 from ..errors import InputError
 
+__all__ = ["as_path"]
+
 
 def as_path(given: Any) -> Path:
     """``given`` as a Path. Raises InputError for what names no file on any disk: another type, or a null character."""
