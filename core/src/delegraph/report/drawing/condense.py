@@ -26,18 +26,18 @@ _CROSSED = 6
 """Wires that cross a layer, for each box, which are still drawn."""
 
 
-def condense(picture: Picture) -> tuple[Picture, str]:
+def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHES) -> tuple[Picture, str]:
     """The picture, made small enough to be drawn, and a sentence on what was left out; "" if nothing was."""
-    if _fits(picture, LARGEST):
+    if _fits(picture, largest):
         return picture, ""
     chained = _merge(picture, _chains(picture))
-    if _fits(chained, LARGEST):
+    if _fits(chained, largest):
         return chained, _describe(picture, chained, "each chain of operators is one box")
     size = 1
     while True:
-        size = max(2 * size, len(picture.boxes) // STRETCHES)
+        size = max(2 * size, len(picture.boxes) // stretches)
         stretched = _merge(picture, _stretches(picture.boxes, size))
-        if _fits(stretched, 2 * STRETCHES):
+        if _fits(stretched, 2 * stretches):
             return stretched, _describe(picture, stretched, f"stretches of up to {size:,} operators are one box each")
 
 
