@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class EagerValues:
-    """The values of the graph of a program that are still needed; ``known`` has its inputs to begin with.
+    """The values of a program's graph, as long as they are needed; ``known`` has the inputs to begin with.
 
     Of a branch or a loop body, which has no constants of its own, the graph module is enough.
     """
@@ -40,7 +40,7 @@ class EagerValues:
         self._program = None if isinstance(program, GraphModule) else program
         self._specs = {} if self._program is None else dict(placeholders(self._program))
         self._dying: dict[Node, list[Node]] = {}
-        kept = {call.args[0] for call in self.calls if picks(call)}  # a tie is seen in what was picked from
+        kept = {call.args[0] for call in self.calls if picks(call)}  # ties show in the operand that was picked from
         last = {used: user for user in self.module.graph.nodes for used in user.all_input_nodes}
         for used, user in last.items():
             if used not in kept:
@@ -59,7 +59,7 @@ class EagerValues:
         return _paired(_as_function(fetched) if isinstance(fetched, GraphModule) else fetched)
 
     def compute(self, node: Node) -> Pair:
-        """What a call makes. Where an operator is not there in float64, both are what eager makes."""
+        """The value that a call makes; where torch lacks the operator in float64, that of eager stands for both."""
         operands = {n: self.pair(n) for n in node.all_input_nodes}
         eager = _call(node, operands, "eager")
         if isinstance(node.target, HigherOrderOperator) or is_random(node):
@@ -79,7 +79,7 @@ class EagerValues:
         return Pair(eager, exact if _is_alike(eager, exact) else widened(eager))
 
     def keep(self, node: Node, pair: Pair) -> None:
-        """Record the value of a call, and let go of what was needed last for it."""
+        """Record the value of a call, and drop the values of which this was the last use."""
         self.known[node] = pair
         for used in self._dying.get(node, ()):
             self.known.pop(used, None)

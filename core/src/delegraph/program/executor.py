@@ -57,7 +57,7 @@ class Delegates:
         return {} if isinstance(module, LoweredBackendModule) and module.state else self._observers
 
     def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
-        """What a call of ``module`` calls."""
+        """The delegate that calls of ``module`` run."""
         table = self._stateful if module.state else self._loaded
         return table.setdefault(module, LoadedDelegate(module, self))
 
@@ -75,7 +75,7 @@ class StoredDelegate:
 
     @property
     def place(self) -> tuple[str, tuple[Node, ...]]:
-        """For the errors of its runtime."""
+        """Where it is, for errors of its runtime."""
         return self.where, ()
 
     def named_data(self) -> Mapping[str, bytes]:
@@ -128,11 +128,11 @@ class LoadedDelegate:
             return self._run
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
-        """What of ``runtime`` makes the blob callable."""
+        """The function of ``runtime`` that makes the blob callable."""
         return runtime.load
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
-        """What it made, as a delegate."""
+        """What that function made, in the form of a delegate."""
         return run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
@@ -184,7 +184,7 @@ class Method:
 
     @property
     def parameters(self) -> list[Node]:
-        """What the code is called with."""
+        """The placeholders that the code takes, in order."""
         written = written_targets(self.program)
         return [*(n for n, s in placeholders(self.program) if s.target in written), *user_inputs(self.program)]
 
