@@ -17,7 +17,7 @@ from .rules import Shape, expect_rank, shape_operand, without_zero_sizes
 def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
     """Shape of the scales of data of this shape."""
     whole = len(shape) > 0 and shape[-1] % block_size == 0
-    check(whole, f"{name} {list(shape)} is not made of blocks of {block_size:d}", "blocks")
+    check(whole, f"{name} {list(shape)} is not made of blocks of {int(block_size)}", "blocks")
     return (*shape[:-1], shape[-1] // block_size)
 
 
@@ -111,7 +111,7 @@ def _expect_list(values: Values, block_size: int) -> None:
     check(0 < len(values) < 3, f"a tensor and perhaps its scale are wanted, not {len(values)} operands", "list-length")
     scaled = len(values) == 2
     fits = scaled == (block_size != 1)
-    check(fits, f"{len(values)} tensors do not go with a block size of {block_size:d}", "list-length")
+    check(fits, f"{len(values)} tensors do not go with a block size of {int(block_size)}", "list-length")
     if scaled:
         _expect_scale(values[1], values[0], block_size, "the value")
 
