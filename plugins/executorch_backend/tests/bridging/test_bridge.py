@@ -264,6 +264,24 @@ def test_what_compiles_here_and_runs_elsewhere(name: str, backend_id: str, tmp_p
         lowered(torch.randn(1, 3, 16, 16))
 
 
+class Scalars(nn.Module):
+    """A result without dimensions of a weight that has none, and of a constant that an operator makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x + torch.full_like(x, 2.0)
+
+
+def test_constants_without_dimensions(tmp_path: Any) -> None:
+    module, call = Scalars().eval(), (torch.tensor(2.0),)
+    lowered = lower(module, call, backends=["xnnpack"])
+    assert lowered.report.refusals == []
+    check_both_runtimes(lowered, module, [call], tmp_path / "m.pte")
+
+
 @pytest.mark.parametrize("name", ["mobilenet-v2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet-18",))])
 def test_no_fewer_operators_than_executorch_delegates(name: str, tmp_path: Any) -> None:
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.exported_program import written_values
+from delegraph.exported_program import placeholders, written_values
 from delegraph.partitioner import (
     DelegationSpec,
     Partitioner,
@@ -64,6 +64,7 @@ class BridgedPartitioner(Partitioner):
             node.meta["delegation_tag"] = tags[node]
             _keep_marks(node, pieces.get(node.name, ()), known.get(node.name, ()))
         tag_constant_data(exported_program)
+        _hand_over_constants(result.tagged_exported_program, exported_program)
         if self._keeps_buffers(result.tagged_exported_program, exported_program):
             tag_mutated_buffer(exported_program)
         specs = {tag: self._delegation(tag, spec) for tag, spec in result.partition_tags.items() if tag in used}
@@ -99,6 +100,18 @@ class BridgedPartitioner(Partitioner):
     def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
         names = {n.name for n in written_values(own)}
         return any("delegation_tag" in n.meta for n in edge.graph.nodes if n.op == "placeholder" and n.name in names)
+
+
+def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
+    """Leave the constants that the other partitioner left untagged to the host, which hands them over with each call.
+
+    XNNPACK takes the weights of its layers only. It would hold a constant without dimensions as one of one dimension,
+    and so compute a result without dimensions that its runtime then refuses to return.
+    """
+    tagged = {n.name for n in edge.graph.nodes if n.op == "placeholder" and "delegation_tag" in n.meta}
+    for node, _ in placeholders(own):
+        if node.name not in tagged:
+            node.meta.pop("delegation_tag", None)
 
 
 def _tags(pieces: Sequence[Node]) -> set[Any]:

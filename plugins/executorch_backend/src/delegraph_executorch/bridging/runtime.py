@@ -48,13 +48,18 @@ class BridgedRuntime(BackendRuntime):
         def call(*args: torch.Tensor | float) -> tuple[Any, ...]:
             keep = program  # a method does not keep its program, which owns the blob
             try:
-                return tuple(method.execute([a.contiguous() if isinstance(a, torch.Tensor) else a for a in args]))
+                return tuple(method.execute([_plain(a) for a in args]))
             except RuntimeError as e:
                 raise InputError("input-invalid", f"{cls.backend_id} refuses these inputs: {e}") from e
             finally:
                 del keep
 
         return call
+
+
+def _plain(given: torch.Tensor | float) -> torch.Tensor | float:
+    """What ExecuTorch's runtime takes: no Parameter, and C order."""
+    return given.detach().contiguous() if isinstance(given, torch.Tensor) else given
 
 
 def one_delegate_program(
