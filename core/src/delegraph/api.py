@@ -67,22 +67,22 @@ def lower(
     if backends is None:
         backends, why = registry.default_backends(options)
     backends = _listed(backends)
-    named = _partitioners(backends, options, registry)
-    chosen = registry.preferring(b for b in backends if isinstance(b, str))
-    sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
-    lowering = Lowering(
-        chosen,
-        sources=sources,
-        transforms=dict.fromkeys(sources, transforms),
-        rounds=[
-            Round(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
-            for given, (name, partitioner) in zip(backends, named, strict=True)
-        ],
-        folds_constants=fold_constants,
-        executor=executor,
-        notifies=True,
-    )
-    with pause_collection():
+    with pause_collection():  # for plugins too, which are imported here: one collection would cost more than that
+        named = _partitioners(backends, options, registry)
+        chosen = registry.preferring(b for b in backends if isinstance(b, str))
+        sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
+        lowering = Lowering(
+            chosen,
+            sources=sources,
+            transforms=dict.fromkeys(sources, transforms),
+            rounds=[
+                Round(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
+                for given, (name, partitioner) in zip(backends, named, strict=True)
+            ],
+            folds_constants=fold_constants,
+            executor=executor,
+            notifies=True,
+        )
         report = run(lowering).report()
     report.notes += [why] if why else []
     if on_missing_runtime == "eager":

@@ -280,3 +280,17 @@ def test_garbage_collection_comes_back_after_the_last():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_garbage_collection_pauses_while_plugins_are_imported():
+    collects = []
+
+    class Noting(CapabilityPartitioner):
+        def __init__(self):
+            collects.append(gc.isenabled())
+            super().__init__(lambda n: None, "SideBackend")
+
+    registry = Registry(discover=False)
+    registry.register(backend(True), partitioner=Noting, name="side")
+    delegraph.lower(torch.export.export(Steps(1), (torch.ones(2),)), backends=["side"], registry=registry)
+    assert collects == [False] and gc.isenabled()
