@@ -1,10 +1,14 @@
 """``delegraph.lower_buckets``: names, the choice of a bucket, what is padded and cut, and what is refused."""
 
+import json
+
 import delegraph
 import pytest
 import torch
-from delegraph.errors import InputError
+from delegraph.errors import FormatError, InputError
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph.program.bucket_choice import BucketChoice
+from delegraph.program.bucket_table import BucketTable
 from torch import nn
 
 ECHO = CapabilityPartitioner(lambda node: None, "EchoBackend")
@@ -156,3 +160,55 @@ def test_wrong_buckets(registry):
     program = torch.export.export(Rows().eval(), (torch.randn(2, 4),))
     with pytest.raises(InputError, match="exported from an nn.Module, one at a time; this is ExportedProgram"):
         delegraph.lower_buckets(program, sized(2, 3), backends=[])
+
+
+TABLE = {
+    "schema": "delegraph.buckets/1", "padding": 0, "structure": {"tuple": [{"tuple": ["*"]}, {"dict": []}]},
+    "rows": [
+        {"method": f"forward_{n}", "inputs": [{"dtype": "float32", "shape": [n]}], "results": [[n]]} for n in (2, 8)
+    ],
+}  # fmt: skip
+ROW = TABLE["rows"][0]
+DAMAGED = {
+    "no JSON": b"{",
+    "no table": b"[]",
+    "a number": b"3",
+    "nested": b"[" * 100_000,
+    "no rows": {"rows": []},
+    "a row too much": {"rows": [ROW, {**ROW, "more": 1}]},
+    "the same method": {"rows": [ROW, ROW]},
+    "the same sizes": {"rows": [ROW, {**ROW, "method": "other"}]},
+    "a method without a name": {"rows": [{**ROW, "method": []}]},
+    "no shape": {"rows": [{**ROW, "inputs": [{"dtype": "float32", "shape": 3}]}]},
+    "a negative size": {"rows": [{**ROW, "inputs": [{"dtype": "float32", "shape": [-1]}]}]},
+    "no type": {"rows": [{**ROW, "inputs": [{"dtype": "load", "shape": [1]}]}]},
+    "other ranks": {"rows": [ROW, {**ROW, "inputs": [{"dtype": "float32", "shape": [2, 2]}], "method": "other"}]},
+    "results of other ranks": {"rows": [ROW, {**TABLE["rows"][1], "results": [[2, 2]]}]},
+    "results that are none": {"rows": [{**ROW, "results": 3}]},
+    "no padding": {"padding": "0"},
+    "padding beyond floats": {"padding": 10**400},
+    "another structure": {"structure": {"tuple": ["*", "*"]}},
+    "no structure": {"structure": {"set": ["*"]}},
+    "keys that cannot be": {"structure": {"dict": [[["a"], "*"]]}},
+}
+
+
+def read(content):
+    table = BucketTable.of_bytes(content)
+    return None if table is None else BucketChoice.of_table(table)
+
+
+def test_a_table_in_a_file():
+    choice = read(json.dumps(TABLE).encode())
+    assert choice.methods == ["forward_2", "forward_8"] and choice.table() == BucketTable.of_bytes(
+        json.dumps(TABLE).encode()
+    )
+    assert choice(lambda name: lambda x: (x.sum(), name)[0] + 0 * x, (torch.ones(5),), {}).tolist() == [5.0] * 5
+    assert read(json.dumps({**TABLE, "schema": "delegraph.buckets/2"}).encode()) is None
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_table(name):
+    damage = DAMAGED[name]
+    with pytest.raises(FormatError, match="its table of sizes, delegraph.buckets, cannot be read"):
+        read(damage if isinstance(damage, bytes) else json.dumps({**TABLE, **damage}).encode())

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .api import lower
 from .engine.export import arguments_of
 from .engine.tracing import TRACING
 from .errors import InputError
-from .exported_program import output_values, written_targets
+from .exported_program import output_values, user_inputs, written_targets
 from .lowered_program import LoweredProgram
+from .program.bucket_choice import BucketChoice, Call, bucket_axes
 from .program.files import LoadedProgram
 from .program.types import Arguments
 from .program.verify import Verification
@@ -29,29 +28,6 @@ if TYPE_CHECKING:
 
 Bucket = Arguments | Mapping[str, Any]
 """Example inputs of one size: positional arguments, or keyword arguments by name."""
-Axis = tuple[int, int]
-"""(Position among the flat inputs, axis of that tensor)."""
-
-
-class Call(NamedTuple):
-    """Arguments, flat: the tensors and numbers in them, and how they belong together."""
-
-    leaves: list[Any]
-    spec: pytree.TreeSpec
-
-    @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Of the arguments of a call."""
-        return cls(*pytree.tree_flatten((tuple(args), dict(sorted(kwargs.items())))))
-
-    def sizes(self, axes: Sequence[Axis]) -> tuple[int, ...]:
-        """The size that these inputs have along each of ``axes``."""
-        return tuple(self.leaves[k].shape[axis] for k, axis in axes)
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments, as the call had them."""
-        args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
-        return args, kwargs
 
 
 class BucketedProgram:
@@ -68,9 +44,7 @@ class BucketedProgram:
     ) -> None:
         self.program, self.padding, self._model = program, padding, model
         self._methods: LoweredProgram | LoadedProgram = program
-        self._axes = _bucket_axes(calls)
-        self._calls = dict(sorted(calls.items(), key=lambda item: math.prod(item[1].sizes(self._axes))))
-        self._results = {name: _result_shapes(program, name) for name in calls}
+        self._choice = choose_by_size(program, calls, padding)
 
     def __repr__(self) -> str:
         return f"<BucketedProgram {', '.join(self.methods)}: {self.report.summary()}>"
@@ -81,7 +55,7 @@ class BucketedProgram:
     @property
     def methods(self) -> list[str]:
         """Names of the methods, smallest first."""
-        return list(self._calls)
+        return self._choice.methods
 
     @property
     def report(self) -> Report:
@@ -90,19 +64,10 @@ class BucketedProgram:
 
     def bucket_of(self, *args: Any, **kwargs: Any) -> str:
         """The name of the method that a call with these inputs takes. Raises InputError if none holds them."""
-        return self._choose(Call.of(args, kwargs))
+        return self._choice.choose(Call.of(args, kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = Call.of(args, kwargs)
-        name = self._choose(call)
-        bucket = self._calls[name]
-        if call.sizes(self._axes) == bucket.sizes(self._axes):
-            return self._methods.method(name)(*args, **kwargs)
-        cuts = [self._cut(shapes, call) for shapes in zip(*(self._results[b] for b in self._calls), strict=True)]
-        padded = map(_padded, call.leaves, bucket.leaves, [self.padding] * len(call.leaves))
-        args, kwargs = Call(list(padded), call.spec).arguments()
-        leaves, spec = pytree.tree_flatten(self._methods.method(name)(*args, **kwargs))
-        return pytree.tree_unflatten([leaf[cut] if cut else leaf for leaf, cut in zip(leaves, cuts, strict=True)], spec)
+        return self._choice(self._methods.method, args, kwargs)
 
     def verify(self, *args: Any, **kwargs: Any) -> Verification:
         """Figures of a call against eager PyTorch, which gets the inputs as they are, without padding."""
@@ -111,7 +76,7 @@ class BucketedProgram:
             return Verification.of(got, self._model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write all methods into one file; see ``LoweredProgram.save``."""
+        """Write all methods into one file; see ``LoweredProgram.save``. Loaded from there, it chooses as this does."""
         self.program.save(path, **options)
 
     def using(self, methods: LoadedProgram) -> BucketedProgram:
@@ -119,34 +84,6 @@ class BucketedProgram:
         other = copy.copy(self)
         other._methods = methods
         return other
-
-    def _choose(self, call: Call) -> str:
-        for name, bucket in self._calls.items():
-            if _holds(bucket, call, self._axes, self.padding is not None):
-                return name
-        if all(bucket.spec != call.spec for bucket in self._calls.values()):
-            text = "the inputs are others than those of the buckets, or given by position where those are by name"
-            raise InputError("input-invalid", text)
-        given, there = _text(call), ", ".join(map(_text, self._calls.values()))
-        hint = None if self.padding is not None else "padding=0 lets smaller inputs be padded with zeros"
-        raise InputError("input-invalid", f"no bucket holds {given}; there are {there}", hint=hint)
-
-    def _cut(self, shapes: Sequence[tuple[int, ...]], call: Call) -> tuple[slice, ...]:
-        """What belongs to the call, of a result that has these shapes in the buckets."""
-        cut = []
-        inputs = list(zip(*(bucket.sizes(self._axes) for bucket in self._calls.values()), strict=True))
-        for axis, sizes in enumerate(zip(*shapes, strict=True)):
-            like = {size for size, known in zip(call.sizes(self._axes), inputs, strict=True) if known == sizes}
-            if len(set(sizes)) == 1:
-                cut.append(slice(None))
-            elif len(like) == 1:
-                cut.append(slice(like.pop()))
-            else:
-                why = "several axes of inputs, which differ here" if like else "no axis of an input"
-                text = f"axis {axis} of a result has the sizes {', '.join(map(str, sizes))}, as {why}"
-                hint = "call program.method(name) with inputs that you padded, and cut what it returns"
-                raise InputError("input-invalid", f"{text}: how much belongs to the call is not known", hint=hint)
-        return tuple(cut)
 
 
 def lower_buckets(
@@ -176,8 +113,18 @@ def lower_buckets(
         example_kwargs={name: kwargs for name, (_, kwargs) in arguments.items()},
         **options,
     )
-    _expect_nothing_written(program)
     return BucketedProgram(program, model, calls, padding)
+
+
+def choose_by_size(program: LoweredProgram, calls: Mapping[str, Call], padding: float | None) -> BucketChoice:
+    """The choice between the methods of a program by the size of inputs; its files will hold it too.
+
+    Raises InputError if the methods write what they would have to share.
+    """
+    _expect_nothing_written(program)
+    taken = {name: Call(_as_taken(program, name, call.leaves), call.spec) for name, call in calls.items()}
+    program.buckets = BucketChoice(taken, {name: _result_shapes(program, name) for name in calls}, padding)
+    return program.buckets
 
 
 def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, Call]:
@@ -187,7 +134,7 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
         raise InputError("input-invalid", text)
     named = buckets if isinstance(buckets, Mapping) else dict(enumerate(buckets))
     calls = {str(name): _call_of(bucket) for name, bucket in named.items()}
-    axes = _bucket_axes(calls)
+    axes = bucket_axes(calls)
     if isinstance(buckets, Mapping):
         return calls
     different = zip(*dict.fromkeys(zip(*(call.sizes(axes) for call in calls.values()), strict=True)), strict=True)
@@ -198,55 +145,10 @@ def _call_of(bucket: Bucket) -> Call:
     return Call.of((), bucket) if isinstance(bucket, Mapping) else Call.of(arguments_of(bucket), {})
 
 
-def _bucket_axes(calls: Mapping[Any, Call]) -> list[Axis]:
-    """The axes of inputs whose sizes tell buckets apart. Raises InputError for buckets that differ in anything else."""
-    first, *others = calls.values()
-    kinds = list(map(_kind, first.leaves))
-    for name, call in calls.items():
-        if call.spec != first.spec or list(map(_kind, call.leaves)) != kinds:
-            text = f"bucket {name!r} has {_text(call)} where the first has {_text(first)}: only sizes may differ"
-            raise InputError("input-invalid", text)
-    if len(set(map(_text, calls.values()))) < len(calls):
-        raise InputError("input-invalid", "two buckets have the same sizes, so that it is not clear which is meant")
-    return [
-        (k, axis)
-        for k, leaf in enumerate(first.leaves)
-        for axis in range(leaf.dim() if isinstance(leaf, torch.Tensor) else 0)
-        if any(other.leaves[k].shape[axis] != leaf.shape[axis] for other in others)
-    ]
-
-
-def _kind(leaf: Any) -> Any:
-    """What an input has to share with that of the bucket: type and rank of a tensor, the whole of anything else."""
-    return (leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _holds(bucket: Call, call: Call, axes: Sequence[Axis], padded: bool) -> bool:
-    """Whether inputs are those of the bucket but for their sizes, and fit."""
-    if bucket.spec != call.spec or list(map(_kind, bucket.leaves)) != list(map(_kind, call.leaves)):
-        return False
-    sizes = [
-        (there, given, padded and (k, axis) in axes)
-        for k, (ours, theirs) in enumerate(zip(bucket.leaves, call.leaves, strict=True))
-        if isinstance(ours, torch.Tensor)
-        for axis, (there, given) in enumerate(zip(ours.shape, theirs.shape, strict=True))
-    ]
-    return all(there == given or (may_pad and there > given) for there, given, may_pad in sizes)
-
-
-def _text(call: Call) -> str:
-    """Types and sizes of the inputs."""
-    shown = [f"{str(t.dtype)[6:]}{list(t.shape)}" if isinstance(t, torch.Tensor) else repr(t) for t in call.leaves]
-    return f"({', '.join(shown)})"
-
-
-def _padded(leaf: Any, like: Any, padding: Any) -> Any:
-    """``leaf`` in the corner of a tensor of the bucket's size."""
-    if not isinstance(leaf, torch.Tensor) or leaf.shape == like.shape:
-        return leaf
-    padded = leaf.new_full(like.shape, padding)
-    padded[tuple(map(slice, leaf.shape))] = leaf
-    return padded
+def _as_taken(program: LoweredProgram, method: str, leaves: Sequence[Any]) -> list[Any]:
+    """The inputs of a bucket with the types and shapes of the method, which a transform may have changed."""
+    vals = [node.meta.get("val") for node in user_inputs(program.exported_program(method))]
+    return [val if isinstance(val, torch.Tensor) else leaf for leaf, val in zip(leaves, vals, strict=True)]
 
 
 def _result_shapes(program: LoweredProgram, method: str) -> list[tuple[int, ...]]:

@@ -225,6 +225,14 @@ class ProgramFormat:
         raise NotImplementedError
 
     @staticmethod
+    def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
+        """The data that a file holds by key, of ``ProgramContents.named_data``.
+
+        With it, ``delegraph.load`` of what ``lower_buckets`` made chooses between the methods by size.
+        """
+        raise NotImplementedError
+
+    @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
         """The methods of the program in a file, executed by one of the ``runtimes`` that the ``FormatSpec`` names.
 

@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from .backend import NamedDataStoreOutput
 from .discovery.registry import Registry
 from .engine.tracing import TRACING
 from .errors import InputError
 from .exported_program import written_targets
-from .program.delegates import DelegateInfo, MethodPrograms
+from .program.bucket_choice import BucketChoice
+from .program.bucket_table import KEY
+from .program.delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
@@ -45,6 +48,7 @@ class LoweredProgram(MethodPrograms):
     ) -> None:
         super().__init__(programs)
         self.report, self.delegates = report, delegates
+        self.buckets: BucketChoice | None = None
         self._eager, self._registry, self._changed = eager, registry, changed
         loaded = Delegates(registry, on_missing_runtime)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
@@ -64,6 +68,12 @@ class LoweredProgram(MethodPrograms):
     def constant_methods(self) -> dict[str, Any]:
         """Methods that only return a constant: none, since each method was lowered from a program."""
         return {}
+
+    @property
+    def named_data(self) -> NamedDataStoreOutput:
+        """That of all delegates, and how a call chooses between methods that are one model for several sizes."""
+        table = None if self.buckets is None else self.buckets.table()
+        return merged_named_data(self._programs.values(), {} if table is None else {KEY: table.to_bytes()})
 
     @property
     def host_operators(self) -> int:

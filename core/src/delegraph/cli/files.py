@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..discovery.registry import default_registry
 from ..errors import InputError, UsageError, WriteError
 from ..io.atomic_write import write_whole
-from ..io.escape import table
+from ..io.escape import printable, table
 from ..program.files import FileFormat
 from .outcome import Outcome, expect_file, expect_places, natural_number, output_path, progress
 
@@ -38,6 +38,9 @@ class Inspect:
         with progress(f"reading {args.file}"):
             content, shown = _inspect(file_format, args)
         texts = [shown]
+        if (buckets := file_format.bucket_table()) is not None:
+            content["buckets"] = buckets.to_json()
+            texts.append(printable(str(buckets)))
         if args.html:
             write_whole(args.html, file_format.page(args.file).encode())
             texts.append(f"wrote {args.html}")

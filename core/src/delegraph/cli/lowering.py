@@ -118,6 +118,7 @@ def _lower_one(
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             folds = not args.no_fold_constants
             lowered = lower(**given.arguments(), backends=backends, options=options, fold_constants=folds)
+            given.record_buckets(lowered)
         made.report = lowered.report
         made.report.notes += [chosen.why] if chosen.why else []
         _check(made, lowered, given, args)

@@ -19,7 +19,7 @@ from ..source import Source
 from .outcome import expect_file
 
 _FORM = "a function without arguments that returns (module, example_inputs), an ExportedProgram or a dict"
-_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "buckets", "transforms")
+_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "buckets", "padding", "transforms")
 """What the dict of a model file may hold; each of ``methods`` may hold the first four."""
 
 
@@ -32,6 +32,8 @@ class GivenModel:
     kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
     dynamic_shapes: dict[str, Any] = field(default_factory=dict)
     transforms: tuple[Any, ...] = ()
+    buckets: bool = False
+    padding: float | None = None
 
     def add(self, method: str, program: Any, inputs: Any, kwargs: Any = None, dynamic_shapes: Any = None) -> None:
         """Add a method."""
@@ -46,6 +48,15 @@ class GivenModel:
             "dynamic_shapes": self.dynamic_shapes,
         }
         return {"program": self.programs, **of_methods, "transforms": self.transforms}
+
+    def record_buckets(self, lowered: Any) -> None:
+        """Have a program whose methods are sizes of one model choose between them, also loaded from a file."""
+        from ..buckets import choose_by_size
+        from ..program.bucket_choice import Call
+
+        if self.buckets:
+            calls = {name: Call.of(args or (), self.kwargs[name]) for name, args in self.inputs.items()}
+            choose_by_size(lowered, calls, self.padding)
 
 
 def read_model(text: str) -> GivenModel:
@@ -66,6 +77,7 @@ def read_model(text: str) -> GivenModel:
         if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
             wanted = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
             raise InputError("input-invalid", f"{text}: the dict has {wanted}; it is {_describe(returned)}")
+        given.buckets, given.padding = "buckets" in returned, returned.get("padding")
     else:
         methods = {"forward": returned}
     for method, one in methods.items():
@@ -77,7 +89,7 @@ def _buckets(returned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A method for each size, as ``delegraph.lower_buckets`` makes them."""
     from ..buckets import bucket_calls
 
-    extra = [key for key in returned if key not in ("model", "buckets", "transforms")]
+    extra = [key for key in returned if key not in ("model", "buckets", "padding", "transforms")]
     if extra or "model" not in returned:
         found = f"with {', '.join(map(repr, extra))}" if extra else "without 'model'"
         raise InputError("input-invalid", f"the dict has 'buckets' {found}: they are the args or kwargs of 'model'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -39,8 +40,10 @@ def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Nod
         yield from delegate_calls(subgraph)
 
 
-def merged_named_data(programs: Iterable[ExportedProgram]) -> NamedDataStoreOutput:
-    """The named data of all delegates of ``programs``, equal contents once, as one file holds it.
+def merged_named_data(
+    programs: Iterable[ExportedProgram], own: Mapping[str, bytes] = MappingProxyType({})
+) -> NamedDataStoreOutput:
+    """The named data of all delegates of ``programs``, equal contents once, as one file holds it, and the ``own``.
 
     Raises NamedDataError if two delegates have different data under one key.
     """
@@ -49,6 +52,8 @@ def merged_named_data(programs: Iterable[ExportedProgram]) -> NamedDataStoreOutp
     for module in modules:
         if module.named_data_store_output is not None:
             store.merge_named_data_store(module.named_data_store_output)
+    for key, content in own.items():
+        store.add_named_data(key, content)
     return store.get_named_data_store_output()
 
 

@@ -12,7 +12,7 @@ from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat
 
 from .inspection import ProgramFacts, collect_facts, render_page, summarize
 from .serialize.check import check_program
-from .serialize.reader import ProgramFile, open_bytes, read_data, read_program
+from .serialize.reader import ProgramFile, named_segments, open_bytes, read_data, read_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +60,11 @@ class PteFormat(ProgramFormat):
 
         program = HostProgram(read_program(open_bytes(path)), _data_of(path), load_delegate)
         return {name: program.method(name) for name in program.methods}
+
+    @staticmethod
+    def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
+        """Named data of the program file, not of its data files."""
+        return named_segments(read_program(open_bytes(path)))
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
