@@ -162,6 +162,22 @@ CASES = {
         lambda n, m: (randn(n, 1, 4 * m, 4),),
         [{0: N, 2: 4 * Dim("quarter", max=16)}],
     ),
+    "resized to a fixed size": (
+        of(
+            lambda x: [
+                F.interpolate(x, size=(5, 6), mode="bilinear"),
+                F.interpolate(x, size=(3, 4), mode="bicubic", align_corners=True),
+                *(F.interpolate(x, scale_factor=1.5, mode=m) for m in ("nearest", "nearest-exact", "bicubic")),
+            ]
+        ),
+        lambda n, m: (randn(2, 3, n + 3, 5),),
+        [{2: LONG}],
+    ),
+    "pooled in parts": (
+        of(lambda x: (F.adaptive_avg_pool2d(x, (3, 2)), F.adaptive_max_pool2d(x, 2), F.adaptive_avg_pool1d(x[0], 3))),
+        lambda n, m: (randn(2, 3, n + 2, m + 2),),
+        [{2: LONG, 3: Dim("w", min=3, max=70)}],
+    ),
     "parts": (of(lambda x: (x.chunk(2, 1), x.chunk(3, 1))), lambda n, m: (randn(n, 6 * m),), [{0: N, 1: 6 * M}]),
     "spectrum": (of(lambda x: torch.fft.rfft(x).abs()), lambda n, m: (randn(n, 8),), [ROWS]),
     "bags": (of(lambda w, i: w(i), nn.EmbeddingBag(10, 4)), lambda n, m: (whole(10, n, 5),), [ROWS]),
@@ -282,10 +298,14 @@ def test_what_depends_on_the_size_is_refused_with_the_reason():
     assert "is dropped is known at run time only" in found["aten.squeeze.dim"]
 
 
-def test_windows_whose_size_depends_on_the_input_are_refused_with_the_reason():
+def test_what_the_size_of_an_image_decides_is_refused_with_the_reason():
+    """What is nearest hangs on the last bit of a quotient, and positions in windows on where these begin."""
     images = {2: 2 * Dim("half", max=16)}
-    found = dict(refusals(lambda x: F.adaptive_avg_pool2d(x, 2), (randn(1, 2, 6, 4),), [images]))
-    assert "in 2 parts have a size that is known at run time only" in found["aten.adaptive_avg_pool2d.default"]
+    found = dict(refusals(lambda x: F.interpolate(x, size=(3, 4)), (randn(1, 2, 6, 4),), [images]))
+    assert "is rounded, and TOSA divides no floats" in found["aten.upsample_nearest2d.vec"]
+    both = lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)  # noqa: E731
+    found = dict(refusals(both, (randn(1, 2, 6, 4),), [images]))
+    assert found, "the positions are not lowered"
 
 
 def test_a_number_that_tosa_cannot_compute_of_sizes_stays_on_the_host():

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from ...ir.graph import Value, literal
+from ...ir.sizes import is_dynamic
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..positions import picked
 from ..promotion import converted
 from ..registry import lowers
 from ..torch_sizes import scaled
+from . import interpolate_dynamic
 
 aten = torch.ops.aten
 f32 = np.float32
@@ -123,12 +125,26 @@ def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: b
     """x [N,C,*S] -> [N,C,*S'], one axis after the other; weighted sums in fp32"""
     y = x
     for number, axis in enumerate(axes, start=2):
-        taps = kind(axis, corners)
-        if len(taps) > 1 and not t.weighs_integers:
+        between = kind not in (nearest, nearest_exact)
+        if between and not t.weighs_integers:
             t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
             y = converted(t, y, DType.FP32)
-        y = _weighted(t, y, number, taps)
+        if is_dynamic(axis.size) or is_dynamic(axis.out):
+            why = f"how many elements an output covers depends on {axis.size}, which is known at run time only"
+            t.require(kind in AT_RUN_TIME and not (between and t.weighs_integers), why)
+            y = interpolate_dynamic.weighted(t, y, number, AT_RUN_TIME[kind](t, axis, corners))
+        else:
+            y = _weighted(t, y, number, kind(axis, corners))
     return converted(t, y, x.dtype)
+
+
+AT_RUN_TIME: dict[Kind, Callable[[Tosa, Axis, bool], list[interpolate_dynamic.Tap]]] = {
+    nearest: interpolate_dynamic.nearest,
+    nearest_exact: interpolate_dynamic.nearest_exact,
+    linear: interpolate_dynamic.linear,
+    cubic: interpolate_dynamic.cubic,
+}
+"""The taps of kinds that have as many of them at every size."""
 
 
 def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:

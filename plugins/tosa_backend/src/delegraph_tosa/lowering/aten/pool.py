@@ -10,9 +10,10 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
-from ...ir.types import ARRAY_DTYPES, FLOATS
+from ...ir.types import ARRAY_DTYPES, FLOATS, DType
 from ..builder import Tosa
 from ..layout import batched, channels_first, channels_last, numbers, unbatched
+from ..promotion import converted
 from ..registry import lowers
 from ..window import Pad, Window, exact, framed, windows
 from .conv import joined
@@ -204,15 +205,12 @@ def avg_pool3d(
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; equal windows where the sizes divide, else one after the other"""
-    for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True):
-        why = f"windows of {n} elements in {out} parts have a size that is known at run time only, and TOSA fixes it"
-        t.require(out == 1 or not is_dynamic(n), why)
-    axes = [Window(n // out, n // out, 0, 0) for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True)]
-    if all(n % out == 0 for n, out in zip(x.shape[-len(output_size) :], output_size, strict=True)):
-        return avg_pooled(t, x, axes, False, None)
+    sizes = list(zip(x.shape[-len(output_size) :], output_size, strict=True))
+    if all(out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0) for n, out in sizes):
+        return avg_pooled(t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None)
     first = x.rank - len(output_size)
     for axis, out in enumerate(output_size, start=first):
-        x = _uneven(t, x, axis, out)
+        x = x if x.shape[axis] == out else _uneven(t, x, axis, out)
     return x
 
 
@@ -223,11 +221,25 @@ def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
 
 def _uneven(t: Tosa, x: Value, axis: int, count: int) -> Value:
     """x [*A,L,*B] -> [*A,count,*B], averaged along ``axis``"""
+    return by_parts(t, x, axis, count, _mean)
+
+
+def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]) -> Value:
+    """x [*A,L,*B] -> [*A,count,*B]: along ``axis``, what ``each`` makes of a part [N,n,W,1], which is [N,1,W,1]"""
+    t.require(not is_dynamic(count), f"how many windows there are, {count}, is known at run time only")
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     image = t.reshape(x, (before, x.shape[axis], after, 1))
-    parts = [cut(t, image, 1, start, stop - start) for start, stop in adaptive_bounds(x.shape[axis], count)]
-    means = [t.avg_pool2d(p, (p.shape[1], 1), (1, 1), (0, 0, 0, 0)) for p in parts]
-    return t.reshape(joined(t, means, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+    bounds = adaptive_bounds(x.shape[axis], count)
+    parts = [each(t, cut(t, image, 1, start, stop - start)) for start, stop in bounds]
+    return t.reshape(joined(t, parts, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+
+
+def _mean(t: Tosa, x: Value) -> Value:
+    """x [N,L,W,1] -> [N,1,W,1]; the kernel of a pool is known at compile time, the size of a sum need not be"""
+    count = x.shape[1]
+    if not is_dynamic(count):
+        return t.avg_pool2d(x, (count, 1), (1, 1), (0, 0, 0, 0))
+    return converted(t, t.mul(t.reduce_sum(converted(t, x, DType.FP32), 1), 1 / count), x.dtype)
 
 
 @lowers(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)

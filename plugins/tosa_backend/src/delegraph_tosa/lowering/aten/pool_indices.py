@@ -15,6 +15,7 @@ import torch
 from delegraph.errors import Unsupported
 
 from ...ir.graph import Value, literal
+from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
 from ..layout import numbers
@@ -22,7 +23,7 @@ from ..positions import LARGEST, picked
 from ..promotion import converted
 from ..registry import lowers
 from ..window import Window
-from .pool import Numbers, adaptive_bounds, max_pooled, windows_of
+from .pool import Numbers, adaptive_bounds, by_parts, max_pooled, windows_of
 from .scatter import combined
 
 aten = torch.ops.aten
@@ -100,27 +101,34 @@ def max_pool3d_with_indices(
     return _with_indices(t, self, windows_of(3, kernel_size, stride, padding, dilation, ceil_mode))
 
 
-def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
-    """x [*N,*S] -> [*N,*output_size], the largest elements and their positions in *S"""
+def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
+    """x [*N,*S] -> [*N,*output_size], the largest elements and their positions in *S
+
+    The positions need windows that are known at compile time.
+    """
     sizes = x.shape[x.rank - len(output_size) :]
+    if any(map(is_dynamic, sizes)):
+        for axis, count in enumerate(output_size, start=x.rank - len(output_size)):
+            x = by_parts(t, x, axis, count, lambda t, part: t.reduce_max(part, 1))
+        return x, None
     bounds = [adaptive_bounds(n, out) for n, out in zip(sizes, output_size, strict=True)]
     return _largest(t, x, [[list(range(*ends)) for ends in axis] for axis in bounds])
 
 
 @lowers(aten.adaptive_max_pool1d.default)
-def adaptive_max_pool1d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+def adaptive_max_pool1d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
     """[N,C,L] -> [N,C,*output_size], and positions in L"""
     return _adaptive(t, self, numbers(output_size, 1))
 
 
 @lowers(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+def adaptive_max_pool2d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
     """[N,C,H,W] -> [N,C,*output_size], and positions in H*W"""
     return _adaptive(t, self, numbers(output_size, 2))
 
 
 @lowers(aten.adaptive_max_pool3d.default)
-def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
+def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
     """[N,C,D,H,W] -> [N,C,*output_size], and positions in D*H*W"""
     return _adaptive(t, self, numbers(output_size, 3))
 

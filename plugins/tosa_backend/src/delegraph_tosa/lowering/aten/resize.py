@@ -62,7 +62,7 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
     step = ratio(t, size, out, scale)
     n, d = 2 * step.denominator, 2 * step.numerator
     t.require(_same_pixels(size, out, scale, step), f"torch rounds differently when it resizes {size} to {out}")
-    return _axis(size, out, n, d, -step.denominator)
+    return _axis(t, size, out, n, d, -step.denominator)
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
@@ -79,14 +79,16 @@ def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -
     """Output pixel o lies at (o + 1/2) * ratio - 1/2; with ``corners`` the centres of the outer pixels stay."""
     if corners:
         step = _of_sizes(t, size - 1, out - 1)
-        return _axis(size, out, step.denominator, step.numerator, 0)
+        return _axis(t, size, out, step.denominator, step.numerator, 0)
     step = ratio(t, size, out, scale)
     n, d = 2 * step.denominator, 2 * step.numerator
-    return _axis(size, out, n, d, (d - n) // 2)
+    return _axis(t, size, out, n, d, (d - n) // 2)
 
 
-def _axis(size: int, out: int, n: int, d: int, offset: int) -> Axis:
-    return Axis(n, d, offset, (out - 1) * d - (size - 1) * n + offset)
+def _axis(t: Tosa, size: int, out: int, n: int, d: int, offset: int) -> Axis:
+    border = (out - 1) * d - (size - 1) * n + offset
+    t.require(not is_dynamic(border), f"RESIZE has its border at compile time, and {border} is known at run time only")
+    return Axis(n, d, offset, border)
 
 
 _AS_IT_IS = Axis(1, 1, 0, 0)
@@ -109,8 +111,6 @@ def upsampled(
     try:
         return _by_resize(t, x, out, scales, mode, corners)
     except Unsupported:
-        if any(is_dynamic(size) for size in (*x.shape[2:], *out)):
-            raise
         kind = interpolate.nearest if mode is ResizeMode.NEAREST else interpolate.linear
         return interpolate.interpolated(t, x, interpolate.axes_of(x, out, scales), kind, corners)
 

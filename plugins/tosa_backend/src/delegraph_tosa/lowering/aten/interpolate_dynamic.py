@@ -1,0 +1,114 @@
+"""Interpolation where a size is known at run time only: positions and weights are computed by TOSA's operators.
+
+They are those of ``interpolate``, in fp32, as torch computes them. GATHER takes the elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ...ir.graph import Value
+from ...ir.sizes import largest
+from ...ir.types import DType
+from ..builder import Tosa
+from .index import taken
+
+if TYPE_CHECKING:
+    from .interpolate import Axis
+
+SHARPNESS = -0.75
+"""The parameter of torch's cubic kernel."""
+
+
+class Tap(NamedTuple):
+    """One of the elements that outputs are made of: its position fp32 [out], a whole number, and its weight [out]."""
+
+    positions: Value
+    weights: Value | None = None
+
+
+def weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
+    """x [*A,N,*B] -> [*A,out,*B], the weighted sum of the taps along ``axis``"""
+    total: Value | None = None
+    for positions, weights in taps:
+        part = _picked(t, x, axis, positions)
+        if weights is not None:
+            part = t.mul(part, t.reshape(weights, (*weights.shape, *(1,) * (x.rank - axis - 1))))
+        total = part if total is None else t.add(total, part)
+    assert total is not None
+    return total
+
+
+def _picked(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
+    """x [*A,N,*B], positions [P] -> [*A,P,*B]"""
+    (count,) = positions.shape
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    index = t.tile(t.reshape(t.cast(positions, DType.INT32), (1, count)), (before, 1))
+    rows = taken(t, t.reshape(x, (before, x.shape[axis], after)), index)
+    return t.reshape(rows, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+
+
+def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
+    """The element in which an output begins."""
+    return [_nearest(t, axis, t.numbers(axis.out, DType.FP32))]
+
+
+def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
+    """The element in which the centre of an output lies."""
+    return [_nearest(t, axis, t.add(t.numbers(axis.out, DType.FP32), 0.5))]
+
+
+def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
+    """Of a ratio of sizes, which one it is may depend on how their quotient is rounded."""
+    known = axis.scale is not None and axis.scale > 0
+    why = f"which element is the nearest depends on how {axis.size} / {axis.out} is rounded, and TOSA divides no floats"
+    t.require(known, why)
+    return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
+
+
+def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
+    """The elements before and after the centre."""
+    places = t.maximum(_places(t, axis, corners), 0)
+    first = t.minimum(t.floor(places), axis.size - 1)
+    share = t.clamp(t.sub(places, first), 0, 1)
+    return [Tap(first, t.sub(1, share)), Tap(t.minimum(t.add(first, 1), axis.size - 1), share)]
+
+
+def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
+    """The four elements around the centre, weighted by a cubic spline."""
+    places = _places(t, axis, corners)
+    first = t.floor(places)
+    share = t.sub(places, first)
+    rest = t.sub(1, share)
+    weights = _outer(t, t.add(share, 1)), _inner(t, share), _inner(t, rest), _outer(t, t.add(rest, 1))
+    return [Tap(t.clamp(t.add(first, k), 0, axis.size - 1), w) for k, w in zip((-1, 0, 1, 2), weights, strict=True)]
+
+
+def _inner(t: Tosa, x: Value) -> Value:
+    """Keys' cubic convolution kernel at distance x, 0 to 1."""
+    a = SHARPNESS
+    return t.add(t.mul(t.mul(t.sub(t.mul(x, a + 2), a + 3), x), x), 1)
+
+
+def _outer(t: Tosa, x: Value) -> Value:
+    """At distance x, 1 to 2."""
+    a = SHARPNESS
+    return t.sub(t.mul(t.add(t.mul(t.sub(t.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
+
+
+def _step(axis: Axis, corners: bool) -> float:
+    """As ``Axis.step``, a number that may be known at run time only."""
+    if corners:
+        return (axis.size - 1) / largest(axis.out - 1, 1)
+    if axis.scale is not None and axis.scale > 0:
+        return float(np.float32(1 / axis.scale))
+    return axis.size / axis.out
+
+
+def _places(t: Tosa, axis: Axis, corners: bool) -> Value:
+    """Where in the input the centres of the outputs lie, in elements [out]."""
+    outputs, step = t.numbers(axis.out, DType.FP32), _step(axis, corners)
+    return t.mul(outputs, step) if corners else t.sub(t.mul(t.add(outputs, 0.5), step), 0.5)
