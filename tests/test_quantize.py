@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import dataclass
 
 import delegraph
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from delegraph.cli import main
 from delegraph.errors import InputError, OptionError, PluginUnavailable
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
 
@@ -58,6 +60,47 @@ def test_a_weight_that_two_convolutions_share_has_each_its_own_batch_norm():
     assert all(row.snr > 30 for row in errors.layers)
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: (nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)),
+        lambda: (weight_norm(nn.Conv2d(3, 4, 1)), nn.BatchNorm2d(4)),
+        lambda: (nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+    ],
+    ids=["statistics of a batch", "computed weight", "instance norm"],
+)
+def test_a_norm_that_cannot_be_folded_stays(layers):
+    torch.manual_seed(0)
+    module = nn.Sequential(*layers(), nn.ReLU()).eval()
+    given = [torch.randn(2, 3, 4, 4) for _ in range(2)]
+    program = delegraph.quantize(module, given)
+    assert any("_norm" in str(node.target) for node in program.graph.nodes)
+    errors = delegraph.quantization_errors(module, program, given, options=INT)
+    assert all(row.snr > 25 for row in errors.layers)
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+
+    def forward(self, x, *, scale, shift=None):
+        return self.inner(x) * scale
+
+
+def test_batches_by_name():
+    torch.manual_seed(0)
+    module, (x,) = Named().eval(), batches(1)[0]
+    given = [{"x": x, "scale": torch.rand(2, 4)}, {"scale": torch.rand(2, 4), "x": -x}]
+    program = delegraph.quantize(module, given)
+    assert all(row.snr > 30 for row in delegraph.quantization_errors(module, program, given).layers)
+    exported = torch.export.export(module, (), given[0])
+    again = delegraph.quantize(exported, given)
+    found = [delegraph.lower(made)(**given[1]) for made in (program, again)]
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], module(**given[1]), rtol=0, atol=0.05)
+
+
 def test_scales_come_from_all_batches():
     small, large = torch.full((2, 6), 0.5), torch.full((2, 6), 4.0)
     steps = []
@@ -84,6 +127,12 @@ def test_weights_in_floats_are_gone():
         ([torch.zeros(0, 6)], "calibration never showed a value of x"),
         ([torch.randn(2, 5)], "torch.export could not export Net"),
         ([(torch.randn(2, 6), torch.ones(2))], r"has 2 values, and Net takes \(x\)\s+hint: without labels"),
+        (
+            [np.zeros((2, 6), np.float32)],
+            r"batch 0 has a numpy.ndarray, where the model takes tensors\s+hint: torch.from",
+        ),
+        ({"x": torch.randn(2, 6)}, "a series of batches, not one of them"),
+        ([{"x": torch.randn(2, 6)}, {"y": torch.randn(2, 6)}], "batch 1 has other arguments than the first one"),
         ([torch.randn(2, 6, device="meta")], "tensor 0 of calibration batch 0 has no data"),
         ([torch.tensor([[3e38, -3e38] * 3])], "x was NaN or infinite during calibration, or spans more than fp32 has"),
     ],
@@ -107,6 +156,22 @@ def test_models_that_cannot_be_quantized(model, message):
     module = model()
     with pytest.raises(InputError, match=message):
         delegraph.quantize(module, [torch.randn(2, 6, dtype=torch.half)] if "float16" in message else batches())
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+
+
+class Answering(Net):
+    def forward(self, x):
+        return Answer(super().forward(x))
+
+
+def test_a_dataclass_that_torch_does_not_know():
+    hint = r"(?s)Answer.*hint: for a dataclass: torch\.export\.register_dataclass\(TheClass\)"
+    with pytest.raises(InputError, match=hint):
+        delegraph.quantize(Answering().eval(), batches())
 
 
 class Counting(nn.Module):

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
+from ..program.types import Program
 from ..source import source_of
 
 Progress = Callable[[int, int | None], None]
 """Called after each batch: how many are done, and how many there are, if that is known."""
 
 
+class Batch(NamedTuple):
+    """Arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def of(given: Any, names: Sequence[str]) -> Batch:
+        """A tuple or list of arguments, one argument alone, or a mapping by some of ``names``."""
+        if isinstance(given, Mapping) and given and set(given) <= set(names):
+            return Batch((), {name: given[name] for name in names if name in given})
+        return Batch(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
+
+
+def names_of(program: Program) -> list[str]:
+    """The arguments that a program takes by name."""
+    if isinstance(program, torch.nn.Module):
+        parameters = inspect.signature(program.forward).parameters.values()
+        return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    spec = getattr(getattr(program, "call_spec", None), "in_spec", None)
+    return [] if spec is None else list(spec.child(1).context)
+
+
 def calibrate(
-    prepared: torch.fx.GraphModule, batches: Iterator[tuple[Any, ...]], total: int | None, progress: Progress | None
+    prepared: torch.fx.GraphModule, batches: Iterator[Batch], total: int | None, progress: Progress | None
 ) -> None:
     """Run every batch. Raises InputError if one cannot be run."""
     for number, batch in enumerate(batches):
         try:
             with torch.no_grad():
-                prepared(*batch)
+                prepared(*batch.args, **batch.kwargs)
         except Exception as e:  # what operators and modules of the user raise
             text = f"calibration batch {number} does not fit the program: {type(e).__name__}: {e}"
             raise InputError("input-invalid", text.partition("\n")[0]) from e
@@ -31,29 +56,39 @@ def calibrate(
     _expect_observed(prepared)
 
 
-def checked(batches: Iterable[Any], any_shape: bool) -> tuple[Iterator[tuple[Any, ...]], int | None]:
-    """The batches as tuples of arguments, each checked when it comes, and their number if it is known.
+def checked(program: Program, batches: Iterable[Any], any_shape: bool) -> tuple[Iterator[Batch], int | None]:
+    """The batches as arguments of ``program``, each checked when it comes, and their number if it is known.
 
     All are of the first one's form: the same structure, dtypes and, unless ``any_shape``, shapes; no NaN, no infinity.
     """
     if isinstance(batches, (torch.Tensor, str, bytes)) or not isinstance(batches, Iterable):
         text = f"calibration_batches is a series of batches, not {type(batches).__name__}"
         raise InputError("input-invalid", text, hint="[(x,), (y,)]: each is a tuple of the module's arguments")
-    return _checked(batches, any_shape), len(batches) if isinstance(batches, Sized) else None
+    if isinstance(batches, Mapping):
+        text = "calibration_batches is a series of batches, not one of them"
+        raise InputError("input-invalid", text, hint="[batch]: a list of dicts with the arguments' names")
+    return _checked(batches, any_shape, names_of(program)), len(batches) if isinstance(batches, Sized) else None
 
 
-def _checked(batches: Iterable[Any], any_shape: bool) -> Iterator[tuple[Any, ...]]:
-    """The batches as tuples. Raises InputError, with the batch that does not fit, when it is reached."""
+def _checked(batches: Iterable[Any], any_shape: bool, names: Sequence[str]) -> Iterator[Batch]:
+    """The batches as arguments. Raises InputError, with the batch that does not fit, when it is reached."""
     form = None
     for number, given in enumerate(batches):
-        batch = given if isinstance(given, tuple) else tuple(given) if isinstance(given, list) else (given,)
+        batch = Batch.of(given, names)
         leaves, structure = pytree.tree_flatten(batch)
+        _expect_torch(number, leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         kinds = [(t.dtype, None if any_shape else tuple(t.shape)) for t in tensors]
         form = form or (structure, kinds)
-        if form != (structure, kinds):
+        if form[0] != structure:
+            text = f"calibration batch {number} has other arguments than the first one, or in other containers"
+            raise InputError("input-invalid", text, hint="the model is called in the same way with each batch")
+        if form[1] != kinds:
             text = f"calibration batch {number} has {_said(kinds)}, and the first one {_said(form[1])}"
-            raise InputError("input-invalid", text, hint="dynamic_shapes lets sizes vary, as for torch.export")
+            hint = (
+                "dynamic_shapes lets sizes vary, as for torch.export; leave out a last, smaller batch (drop_last=True)"
+            )
+            raise InputError("input-invalid", text, hint=hint)
         for position, tensor in enumerate(tensors):
             _expect_numbers(tensor, f"tensor {position} of calibration batch {number}")
         yield batch
@@ -69,6 +104,15 @@ def _expect_numbers(tensor: torch.Tensor, name: str) -> None:
     if tensor.is_floating_point() and not tensor.isfinite().all():
         hint = "no scale could be made of that; leave the batch out"
         raise InputError("input-invalid", f"{name} has NaN or infinity in it", hint=hint)
+
+
+def _expect_torch(number: int, leaves: Sequence[Any]) -> None:
+    """Raise InputError for an array of another library."""
+    for leaf in leaves:
+        if hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor):
+            kind = f"{type(leaf).__module__}.{type(leaf).__name__}"
+            text = f"calibration batch {number} has a {kind}, where the model takes tensors"
+            raise InputError("input-invalid", text, hint="torch.from_numpy(x), or torch.tensor(x)")
 
 
 def _said(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:

@@ -22,7 +22,7 @@ from ..errors import InputError, OptionError, PluginUnavailable
 from ..exported_program import written_targets
 from ..io.quiet import quietly
 from ..program.types import Program
-from .calibration import Progress, calibrate, checked
+from .calibration import Batch, Progress, calibrate, checked
 
 LAYER = "delegraph.layer"
 """Key in the ``custom`` metadata of a node of a quantized program: its name in the program before."""
@@ -41,9 +41,9 @@ def quantize(
     """Quantize a model after training, as the integer units of a backend want it; what returns is for ``lower``.
 
     ``program``: an nn.Module in eval mode, or an ExportedProgram. ``calibration_batches``: tuples of its arguments (or
-    tensors, if it takes one) as it will see them; the scales follow from them. ``quantizer``: one of torchao's, with
-    settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of ``backend``, as it is made;
-    without either that of the only installed backend that has one, or of the default one.
+    tensors, if it takes one; or dicts by their names) as it will see them; the scales follow from them. ``quantizer``:
+    one of torchao's, with settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of
+    ``backend``, as it is made; without either that of the only installed backend that has one, or of the default one.
     ``progress(done, total)`` is called after each batch; the total is None for a generator. The model is not changed.
     Buffers that it writes carry over from batch to batch, and are in the result what they were before the first.
 
@@ -54,7 +54,7 @@ def quantize(
         quantizer = _quantizer_of(backend, registry or default_registry())
     expect_torchao()
     _expect_quantizer(quantizer)
-    batches, total = checked(calibration_batches, dynamic_shapes is not None)
+    batches, total = checked(program, calibration_batches, dynamic_shapes is not None)
     first = next(batches)
     _expect_arguments(program, first)
     exported = export_whole(program, first, dynamic_shapes)
@@ -65,7 +65,7 @@ def quantize(
         converted = _converted(prepared)
         _restore_buffers(converted, exported)
         with torch.no_grad():
-            return torch.export.export(converted, first, dynamic_shapes=dynamic_shapes)
+            return torch.export.export(converted, *first, dynamic_shapes=dynamic_shapes)
 
 
 def _quantizer_of(backend: str | None, registry: Registry) -> Any:
@@ -83,14 +83,15 @@ def _expect_quantizer(quantizer: Any) -> None:
         raise OptionError("option-invalid", f"quantizer is to be an object of a torchao Quantizer, not {quantizer!r}")
 
 
-def _expect_arguments(program: Program, batch: tuple[Any, ...]) -> None:
+def _expect_arguments(program: Program, batch: Batch) -> None:
     """Raise InputError if a batch has too many values or too few, as one of a loader that gives labels as well."""
     if isinstance(program, torch.nn.Module):
         parameters = inspect.signature(program.forward)
         try:
-            parameters.bind(*batch)
+            parameters.bind(*batch.args, **batch.kwargs)
         except TypeError as e:
-            text = f"a calibration batch has {len(batch)} values, and {type(program).__name__} takes {parameters}"
+            has = f"the arguments {', '.join(batch.kwargs)}" if batch.kwargs else f"{len(batch.args)} values"
+            text = f"a calibration batch has {has}, and {type(program).__name__} takes {parameters}"
             raise InputError("input-invalid", text, hint="without labels: [(x,) for x, label in loader]") from e
 
 
@@ -112,13 +113,14 @@ def _prepared(exported: ExportedProgram, quantizer: Any) -> GraphModule:
 
     module = module_of(exported)
     _unshare_weights(module)
+    _keep_batch_norms(module)
     with quietly():
         prepared: GraphModule = prepare_pt2e(module, quantizer)
     if not prepared.graph.find_nodes(op="call_module"):  # observers
         text = "nothing of the program is quantized: the quantizer takes none of its calls"
         raise InputError("input-invalid", text, hint="are there settings that leave all in floats?")
     for node in prepared.graph.nodes:
-        if node.op == "call_function":
+        if node.op == "call_function" and node.target is not BETWEEN:
             node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
     return prepared
 
@@ -156,6 +158,37 @@ def _unshare_weights(module: GraphModule) -> None:
                 user.replace_input_with(node, own)
 
 
+BETWEEN = torch.ops.aten.alias.default
+"""Keeps torchao from folding a batch norm."""
+
+
+def _keep_batch_norms(module: GraphModule) -> None:
+    """Put an alias before each batch norm that torchao would fold and cannot: its fold reads tensors of the model."""
+    for node in list(module.graph.nodes):
+        if follows_layer(node) and not is_folded(node):
+            with module.graph.inserting_before(node):
+                between = module.graph.call_function(BETWEEN, (node.args[0],))
+            between.meta = dict(node.args[0].meta)
+            node.replace_input_with(node.args[0], between)
+
+
+def follows_layer(node: Node) -> bool:
+    """Whether a call is a batch norm of what a convolution or a linear gives."""
+    made = node.args[0] if node.op == "call_function" and node.args else None
+    return (
+        "batch_norm" in str(node.target)
+        and isinstance(made, Node)
+        and any(name in str(made.target) for name in ("aten.conv", "aten.linear."))
+    )
+
+
+def is_folded(norm: Node) -> bool:
+    """Whether that batch norm has statistics of training, and neither it nor the layer a weight that is computed."""
+    layer: Any = norm.args[0]
+    tensors = [*norm.args[1:5], *layer.args[1:3]]
+    return norm.args[3] is not None and all(t is None or (isinstance(t, Node) and t.op == "get_attr") for t in tensors)
+
+
 def _converted(prepared: GraphModule) -> GraphModule:
     """The program with Q/DQ in the place of observers, and without the weights in floats, which torchao leaves."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
@@ -170,13 +203,13 @@ def _converted(prepared: GraphModule) -> GraphModule:
     return converted
 
 
-def export_whole(program: Program, inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
+def export_whole(program: Program, inputs: Batch, dynamic_shapes: Any = None) -> ExportedProgram:
     """The program whose calls are quantized: recurrent layers are written out, step by step.
 
     A layer of them is one call for torch, inside of which a quantizer could say nothing. A program that writes its
     buffers becomes functional: torchao takes what it reads of them for constants otherwise.
     """
-    exported = export_method("forward", Source(program, inputs, None, dynamic_shapes))
+    exported = export_method("forward", Source(program, inputs.args, inputs.kwargs or None, dynamic_shapes))
     targets = {node.target for node in exported.graph.nodes if isinstance(node.target, OpOverload)}
     table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
     if not table and not any(map(_writes_buffer, exported.graph.nodes, repeat(exported))):

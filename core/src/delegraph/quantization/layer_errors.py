@@ -26,8 +26,8 @@ from ..report.drawing import head, text
 from ..report.node_data import BAD_TO_GOOD, PROGRAM, NodeData
 from ..report.tables import table as html_table
 from ..source import source_of
-from .calibration import checked
-from .flow import LAYER, export_whole, module_of
+from .calibration import Batch, checked
+from .flow import LAYER, export_whole, follows_layer, is_folded, module_of
 
 FULL = 60.0
 """dB at which a bar of the page is full: little is lost then."""
@@ -126,7 +126,7 @@ def quantization_errors(
     if backends is None:
         chosen = registry or default_registry()
         backends, _ = chosen.default_backends(options or (), lambda info: info.has_quantizer)
-    given, _ = checked(batches, dynamic_shapes is not None)
+    given, _ = checked(program, batches, dynamic_shapes is not None)
     first = next(given)
     exported = export_whole(program, first, dynamic_shapes)
     tapped, taps = _tapped(quantized)
@@ -135,7 +135,7 @@ def quantization_errors(
     lowered = lower(tapped, backends=backends, options=options, registry=registry)
     sums: list[_Sums] = []
     for batch in (first, *given):
-        pairs = _pairs(lowered(*batch), *wanted.values(batch), taps)
+        pairs = _pairs(lowered(*batch.args, **batch.kwargs), *wanted.values(batch), taps)
         sums = sums or [_Sums() for _ in pairs]
         for total, (got, value) in zip(sums, pairs, strict=True):
             total.add(got, value)
@@ -235,7 +235,7 @@ class _Recorder(Interpreter):
         self._names = {_normalized(by_name[name]): name for name in names}
         self._kept: dict[str, torch.Tensor] = {}
 
-    def values(self, batch: tuple[Any, ...]) -> tuple[Any, dict[str, torch.Tensor]]:
+    def values(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
         """The program's results, and the values by name."""
         self._kept = {}
         with torch.no_grad():
@@ -249,11 +249,9 @@ class _Recorder(Interpreter):
 
 
 def _normalized(node: Node) -> Node:
-    """The batch norm behind a convolution, which preparing makes part of it; else the node."""
+    """The batch norm behind a layer, which preparing makes part of it; else the node."""
     users = list(node.users)
-    if "conv" in node.name and len(users) == 1 and "batch_norm" in str(users[0].target):
-        return users[0]
-    return node
+    return users[0] if len(users) == 1 and follows_layer(users[0]) and is_folded(users[0]) else node
 
 
 class _Sums:

@@ -28,7 +28,7 @@ from .settings import Precision, Setting, Settings, expect_operator, expect_sett
 
 aten = torch.ops.aten
 KEY = "quantization_annotation"
-NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm")
+NORMS = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm")
 """Their weight and bias are folded exactly, as floats."""
 JOINS = ("cat", "concat", "concatenate", "stack", *(o._overloadpacket.__name__ for o in moves.WRITES))
 

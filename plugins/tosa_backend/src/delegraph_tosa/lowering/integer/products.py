@@ -344,7 +344,8 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
     x, w = operand(t, input, "its input"), _weight(t, weight, 0)
-    folded = bias if w.constant is not None and (bias is None or bias.constant is not None) else None
+    in_sums = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
+    folded = bias if in_sums and (bias is None or bias.constant is not None) else None
     if w.constant is None:  # a MATMUL, whose operands have one type
         x, w = _widened(t, x, w), _widened(t, w, x)
     y, scale = _summed(t, aten.linear.default, x, w, folded)
