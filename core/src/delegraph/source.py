@@ -35,8 +35,7 @@ class Source:
     @property
     def place(self) -> str:
         """``file:line``; the file is relative to the working directory if it is inside it."""
-        inside = os.path.abspath(self.file).startswith(os.getcwd() + os.sep)
-        return f"{os.path.relpath(self.file) if inside else self.file}:{self.line}"
+        return f"{_relative(self.file, os.getcwd())}:{self.line}"
 
     def __str__(self) -> str:
         return f"{self.place}, in {self.function}: {self.code}"
@@ -45,6 +44,12 @@ class Source:
 def source_of(node: Any) -> Source | None:
     """The user's line that made ``node``, from ``node.meta["stack_trace"]``."""
     return _innermost(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=1024)
+def _relative(file: str, folder: str) -> str:
+    inside = os.path.abspath(file).startswith(folder + os.sep)
+    return os.path.relpath(file) if inside else file
 
 
 @lru_cache(maxsize=4096)

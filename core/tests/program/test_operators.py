@@ -153,6 +153,25 @@ def test_random_operators_have_one_seed_and_are_said():
     assert random.figures.remark.startswith("random") and found.operators.differing() == []
 
 
+class Attention(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class WrongAttention(Telling):
+    def run_node(self, node):
+        value = super().run_node(node)
+        return value * 1.1 if "attention" in str(node.target) else value
+
+
+def test_attention_that_drops_nothing_out_is_not_random(monkeypatch):
+    monkeypatch.setitem(globals(), "Telling", WrongAttention)
+    x = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0))
+    found = lower(Attention(), (x,)).verify(x, per_operator=True).operators
+    assert [o.operator.split(".")[1] for o in found.differing()] == ["scaled_dot_product_attention"]
+    assert found.remarked == []
+
+
 def test_what_eager_loses_itself_is_no_error():
     class Cancelling(torch.nn.Module):
         def forward(self, x):

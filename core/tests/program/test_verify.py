@@ -1,5 +1,6 @@
 """Figures of a comparison."""
 
+import json
 import math
 
 import pytest
@@ -35,6 +36,13 @@ def test_values_that_are_not_finite(ours, eager, odd):
 
 def test_shapes_that_differ():
     assert Verification.of(torch.ones(2), torch.ones(3)).relative_error == math.inf
+
+
+def test_infinite_figures_are_valid_json():
+    found = Verification.of([torch.ones(2), torch.ones(2)], [torch.ones(3) * float("inf"), torch.zeros(2)])
+    content = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert content["relative_error"] is None and content["outputs"][0]["max_abs_error"] is None
+    assert content["outputs"][1]["relative_error"] is None and content["outputs"][1]["max_abs_error"] == 1
 
 
 def test_outputs_that_are_no_numbers():

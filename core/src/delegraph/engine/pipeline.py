@@ -101,8 +101,9 @@ class Lowering:
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
         def rows() -> Rows:
-            nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
-            return build_rows(origin, nodes, names)
+            with pause_collection():
+                nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
+                return build_rows(origin, nodes, names)
 
         return Report(rows, self.notes, self.seconds, origin)
 

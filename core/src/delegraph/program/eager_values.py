@@ -17,6 +17,7 @@ from ..exported_program import STATE_WRITES, constant_tensor, output_values, pla
 from .executor import Executable
 from .graph_code import RESHAPE, VIEWS, GraphCode
 from .lowered_module import LoweredBackendModule
+from .randomness import is_random
 from .ties import picks
 
 
@@ -104,11 +105,6 @@ def _call(node: Node, operands: Mapping[Node, Pair], side: Literal["eager", "exa
         return _wide_dtype(argument) if widen and isinstance(argument, torch.dtype) else argument
 
     return target(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})
-
-
-def is_random(node: Node) -> bool:
-    """Whether a call may draw random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def widened(value: Any) -> Any:

@@ -31,14 +31,16 @@ class DelegateValues:
             self.why_not = "the backend has fused or moved them"
             self._by_handle = _by_handle(module, told)
 
-    def find(self, node: Node, pair: Pair) -> tuple[torch.Tensor, OutputStatistics] | None:
-        """The value of ``node``, and how it compares: of those under its debug handle the one that agrees best.
+    def find(self, node: Node, pair: Pair) -> tuple[torch.Tensor, OutputStatistics | None] | None:
+        """The value of ``node``: of those under its debug handle the one that agrees best, and how if there are others.
 
         A backend may hold a value in another layout, and one handle stands for all that a call was decomposed to.
         """
         told = (self._by_handle or {}).get(node.meta.get("debug_handle", -1), ())
         candidates = [c for value in told for c in _as_layouts(value, pair.eager)]
-        best: tuple[torch.Tensor, OutputStatistics] | None = None
+        if len(candidates) == 1:
+            return candidates[0], None
+        best: tuple[torch.Tensor, OutputStatistics | None] | None = None
         least = float("inf")
         for candidate in candidates:
             figures = compare(node.name, candidate, pair.exact)

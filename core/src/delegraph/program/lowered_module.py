@@ -29,7 +29,8 @@ class Argument:
     @property
     def type(self) -> str:
         """For people: ``float32[2, 3]``, or ``number``."""
-        return "number" if self.dtype is None else f"{str(self.dtype).removeprefix('torch.')}{list(self.shape or ())}"
+        sizes = ", ".join(map(str, self.shape or ()))
+        return "number" if self.dtype is None else f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..source import Source
-from .output_statistics import TOLERANCES, OutputStatistics
+from .output_statistics import TOLERANCES, OutputStatistics, finite
 
 SLACK = 2.0
 """How much more than eager itself an operator may lose: eager's own rounding is no error of a backend."""
@@ -50,10 +50,10 @@ class OperatorStatistics:
         named = {k: getattr(self, k) for k in ("method", "node", "operator", "debug_handle", "where")}
         s = self.source
         place = s and {"file": s.file, "line": s.line, "function": s.function, "code": s.code}
-        figures = {k: v for k, v in asdict(self.figures).items() if k != "name"}
-        errors = {"relative_error": self.figures.relative_error, "eager_error": self.eager_error}
+        figures = {k: v for k, v in self.figures.to_json().items() if k != "name"}
         runs = {"iteration": self.iteration, "differs_from": self.differs_from}
-        return {**named, "source": place, **figures, **errors, "agrees": self.agrees(), **runs}
+        errors = {"eager_error": finite(self.eager_error), "agrees": self.agrees()}
+        return {**named, "source": place, **figures, **errors, **runs}
 
     def __str__(self) -> str:
         f = self.figures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -46,6 +46,10 @@ class OutputStatistics:
         """Largest difference divided by the largest value; 0 if both are 0."""
         return divide_error(self.max_abs_error, self.max_abs_value)
 
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary of plain values; infinite figures become None."""
+        return {k: finite(v) for k, v in {**asdict(self), "relative_error": self.relative_error}.items()}
+
     def agrees(self, tolerance: float | None = None) -> bool:
         """Whether the difference is within ``tolerance``, by default that of ``TOLERANCES``, or has a remark."""
         accepted = TOLERANCES.get(self.dtype, 0.0) if tolerance is None else tolerance
@@ -73,11 +77,16 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     value, largest, odd = b, _largest(error), 0
     if not math.isfinite(largest):  # else everything is finite
         same = (a == b) | (a.isnan() & b.isnan())
-        finite = a.isfinite() & b.isfinite()
-        error, value = (torch.where(finite, x, 0.0) for x in (error, b))
-        largest, odd = _largest(error), int((~finite & ~same).sum())
+        both = a.isfinite() & b.isfinite()
+        error, value = (torch.where(both, x, 0.0) for x in (error, b))
+        largest, odd = _largest(error), int((~both & ~same).sum())
     snr = decibels(*(float(torch.linalg.vector_norm(x)) for x in (value, error))) if largest else None
     return OutputStatistics(name, tuple(b.shape), largest, _largest(value), odd, dtype, snr=snr)
+
+
+def finite(value: Any) -> Any:
+    """The value, or None for a number that JSON lacks."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def divide_error(error: float, largest: float) -> float:

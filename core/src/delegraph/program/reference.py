@@ -21,12 +21,13 @@ from torch.utils import _pytree as pytree
 from ..exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
 from ..source import source_of
 from .accuracy import Accuracy, Measured, measure, measure_together
-from .eager_values import EagerValues, Pair, is_random, widened
+from .eager_values import EagerValues, Pair, widened
 from .graph_code import is_observable
 from .inside import DelegateValues
 from .lowered_module import LoweredBackendModule
 from .operators import OperatorStatistics, OperatorVerification, merged
 from .output_statistics import OutputStatistics, compare
+from .randomness import is_random
 from .ties import picked_from, why_tied
 from .verify import Verification
 from .watching import Inside
@@ -174,7 +175,9 @@ class Reference:
         pairs = [place.values.pair(n) if isinstance(n, Node) else Pair(n, n) for n in delegate.returned]
         return Pair(tuple(p.eager for p in pairs), tuple(p.exact for p in pairs))
 
-    def _find(self, node: Node, pair: Pair, delegate: DelegateValues) -> tuple[torch.Tensor, OutputStatistics] | None:
+    def _find(
+        self, node: Node, pair: Pair, delegate: DelegateValues
+    ) -> tuple[torch.Tensor, OutputStatistics | None] | None:
         if not isinstance(pair.eager, torch.Tensor):
             return None
         found = delegate.find(node, pair)

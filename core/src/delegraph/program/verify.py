@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from ..io.escape import printable
 from .operators import OperatorVerification
-from .output_statistics import OutputStatistics, compare
+from .output_statistics import OutputStatistics, compare, finite
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,9 +41,9 @@ class Verification:
         return max((o.relative_error for o in self.outputs), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary; infinite ratios become None."""
-        rows = [{**asdict(o), "relative_error": _finite(o.relative_error)} for o in self.outputs]
-        found = {"relative_error": _finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
+        """As a dictionary; infinite figures, which JSON lacks, become None."""
+        rows = [o.to_json() for o in self.outputs]
+        found = {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
         return found if self.operators is None else {**found, "operators": self.operators.to_json()}
 
     def agrees(self, tolerance: float | None = None) -> bool:
@@ -65,7 +65,3 @@ class Verification:
 
 def _badness(o: OutputStatistics) -> tuple[bool, int, float]:
     return not o.agrees(), o.mismatched, o.relative_error
-
-
-def _finite(x: float) -> float | None:
-    return x if x != float("inf") else None

@@ -10,6 +10,7 @@ from torch.fx import Node
 from ..program.delegates import DelegateInfo
 from .causes import find_causes
 from .collect import count_operators, left_operators
+from .notation import Notation
 from .rows import DelegateRow, ReportOrigin, Rows
 
 
@@ -18,15 +19,16 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
 
     ``nodes``: those of each method, subgraphs included. ``backends``: identifier of a backend -> its name.
     """
-    rows = Rows([_delegate_row(info, backends[info.backend_id]) for info in origin.delegates])
+    notations = {method: Notation(program.graph.nodes) for method, program in origin.programs.items()}
+    rows = Rows([_delegate_row(d, backends[d.backend_id], notations[d.method]) for d in origin.delegates])
     for method in origin.programs:
         left = left_operators(nodes[method])
         rows.host[method] = dict(Counter(one.operator for one in left))
-        rows.causes += find_causes(method, left, origin)
+        rows.causes += find_causes(method, left, origin, notations[method])
     return rows
 
 
-def _delegate_row(info: DelegateInfo, backend: str) -> DelegateRow:
+def _delegate_row(info: DelegateInfo, backend: str, notation: Notation) -> DelegateRow:
     module = info.module
     facts = module.meta.get("_delegate_info_meta")
     return DelegateRow(
@@ -35,8 +37,8 @@ def _delegate_row(info: DelegateInfo, backend: str) -> DelegateRow:
         backend=backend,
         producer=info.producer,
         operators=count_operators(info.nodes),
-        inputs=module.inputs,
-        outputs=module.outputs,
+        inputs=tuple(map(notation.argument, module.inputs)),
+        outputs=tuple(map(notation.argument, module.outputs)),
         bytes=len(module.blob),
         facts={str(k): str(v) for k, v in facts.items()} if isinstance(facts, Mapping) else {},
         seconds=dict(info.seconds),

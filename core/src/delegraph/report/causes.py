@@ -10,6 +10,7 @@ from torch.fx import Node
 from ..partitioner.contract import Reason
 from ..source import source_of
 from .collect import Left, Refused, in_full, operator_name, refused, unpacked
+from .notation import Notation
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 
 ASKED = 5
@@ -30,7 +31,7 @@ class _Member(NamedTuple):
     root: _Root
 
 
-def find_causes(method: str, left: Sequence[Left], origin: ReportOrigin) -> list[Cause]:
+def find_causes(method: str, left: Sequence[Left], origin: ReportOrigin, notation: Notation) -> list[Cause]:
     """The causes for which ``left`` are left to the host, those first that cost most, and before what follows of them.
 
     Every backend that was asked has its own.
@@ -43,7 +44,9 @@ def find_causes(method: str, left: Sequence[Left], origin: ReportOrigin) -> list
             member = roots.member(one)
             groups.setdefault(member.root.key, []).append(member)
         ordered = sorted(groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group)))
-        found += [_cause(method, backend, group, k < ASKED, left, origin) for k, group in enumerate(ordered)]
+        for k, group in enumerate(ordered):
+            frees = _frees(method, backend, group[0].root.reason, left, origin) if k < ASKED else None
+            found.append(_cause(method, backend, group, frees, notation))
     return found
 
 
@@ -92,14 +95,12 @@ def _begin(reason: Reason, before: str | None) -> _Root:
     return _Root((reason.cause, place), reason, place if before is not None else "")
 
 
-def _cause(
-    method: str, backend: str, group: Sequence[_Member], asks: bool, left: Sequence[Left], origin: ReportOrigin
-) -> Cause:
+def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | None, notation: Notation) -> Cause:
     root = group[0].root
-    frees = _frees(method, backend, root.reason, left, origin) if asks else None
     hint = root.reason.hint if isinstance(root.reason, Reason) else ""
     handles = tuple(member.left.node.meta.get("debug_handle", 0) for member in group)
-    return Cause(method, backend, str(root.reason), hint, root.behind, _rows(method, backend, group), frees, handles)
+    said, rows = notation.text(root.reason), _rows(method, backend, group, notation)
+    return Cause(method, backend, said, notation.text(hint), root.behind, rows, frees, handles)
 
 
 def _frees(method: str, backend: str, reason: str, left: Sequence[Left], origin: ReportOrigin) -> int | None:
@@ -109,12 +110,12 @@ def _frees(method: str, backend: str, reason: str, left: Sequence[Left], origin:
     return None if still is None else sum(one.node.meta.get("debug_handle", 0) not in still for one in left)
 
 
-def _rows(method: str, backend: str, group: Sequence[_Member]) -> tuple[RefusalRow, ...]:
+def _rows(method: str, backend: str, group: Sequence[_Member], notation: Notation) -> tuple[RefusalRow, ...]:
     """One row for each operator and reason, in the order of the program."""
     rows: dict[tuple[str, str], list[Node]] = {}
     for left, found, _ in group:
         rows.setdefault((left.operator, in_full(found)), []).append(left.node)
     return tuple(
-        RefusalRow(method, op, backend, why, len(nodes), next(filter(None, map(source_of, nodes)), None))
+        RefusalRow(method, op, backend, notation.text(why), len(nodes), next(filter(None, map(source_of, nodes)), None))
         for (op, why), nodes in rows.items()
     )

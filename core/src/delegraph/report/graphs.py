@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from ..exported_program import CALL_DELEGATE, constant_placeholders, placeholders
 from ..program.delegates import DelegateInfo
 from ..program.lowered_module import LoweredBackendModule
-from ..program.operators import OperatorStatistics, OperatorVerification, severity
-from ..source import source_of
+from ..program.operators import OperatorVerification
 from .collect import NOT_TAGGED, host_calls, is_operator, operator_name, refused_by, unpacked
-from .drawing import HEATS, Box, Picture, Wire, box_id, condense, overview
+from .drawing import Box, Picture, Wire, box_id, condense, overview
+from .heat import Errors
+from .notation import Notation, stem
 from .rows import Cause, DelegateRow, format_size, most_frequent, pluralize
 
 if TYPE_CHECKING:
@@ -92,49 +93,16 @@ def method_pictures(
     """
     if method not in report.origin.programs:
         return None
-    return _MethodDrawing(report, method, prefix, _Errors(found), links or Links()).pictures()
-
-
-class _Errors:
-    """Figures of operators by where they run and their names."""
-
-    def __init__(self, found: OperatorVerification | None) -> None:
-        self._rows: dict[tuple[str, str], OperatorStatistics] = {}
-        for row in found.operators if found is not None else ():
-            for key in ((row.where, row.node), (row.where, "")):
-                self._rows[key] = max(self._rows.get(key, row), row, key=severity)
-
-    def heat(self, where: str, node: str = "") -> int:
-        """How wrong a value is, or the worst of a delegate: 0 where nothing was compared, else from 1 to ``HEATS``."""
-        row = self._rows.get((where, node))
-        if row is None:
-            return 0
-        differs, odd, ratio = severity(row)
-        if differs:
-            return HEATS if odd or ratio > 10 else HEATS - 1
-        return 1 if ratio <= 0.1 else 2
-
-    def shown(self, where: str, node: str) -> Iterator[str]:
-        """What its box says of it."""
-        row = self._rows.get((where, node))
-        if row is not None:
-            yield f"error {row.figures.relative_error:.2g}"
-
-    def lines(self, where: str, node: str) -> Iterator[str]:
-        """What a tooltip says of it."""
-        row = self._rows.get((where, node))
-        if row is not None:
-            remark = f" ({row.figures.remark})" if row.figures.remark else ""
-            yield f"differs from float64 by {row.figures.relative_error:.2g} of the largest value{remark}"
-            yield f"eager does by {row.eager_error:.2g}"
+    return _MethodDrawing(report, method, prefix, Errors(found), links or Links()).pictures()
 
 
 class _MethodDrawing:
     """What the pictures of one method share: who owns which delegate, and why operators were refused."""
 
-    def __init__(self, report: Report, method: str, prefix: str, errors: _Errors, links: Links) -> None:
+    def __init__(self, report: Report, method: str, prefix: str, errors: Errors, links: Links) -> None:
         self.origin, self.errors, self.links = report.origin, errors, links
         self.method, self.prefix, self.tones = method, prefix, tones(report)
+        self.notation = Notation(report.origin.programs[method].graph.nodes)
         rows = {(row.method, row.name): row for row in report.delegates}
         mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
         self.delegates = [(rows[method, d.name], d) for d in mine]
@@ -156,7 +124,7 @@ class _MethodDrawing:
         return MethodPictures(self.graphs, inside, first)
 
     def _inside(self, row: DelegateRow, info: DelegateInfo, id: str) -> Drawn:
-        picture = _inside(row, info.nodes, self.tones[row.backend], self.errors, self.links)
+        picture = _inside(row, info.nodes, self)
         return Drawn.of(f"inside of {row.name}", picture, id)
 
     def about(self, node: Node, where: str) -> tuple[str, ...]:
@@ -189,7 +157,8 @@ class _MethodDrawing:
 class _Graph:
     """Boxes and wires of one graph while it is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, notation: Notation) -> None:
+        self.notation = notation
         self.boxes: list[Box] = []
         self.box_of: dict[Node, int] = {}
         self.uses: dict[Node, dict[int, None]] = {}
@@ -217,16 +186,26 @@ class _Graph:
         return Picture(self.boxes, wires)
 
     def label(self, value: Node) -> str:
-        return show_type(value)
+        return self.notation.value(value)
+
+    def border(self, kind: str, title: str, node: Node) -> Box:
+        """The box of an input or output of the graph."""
+        shown = self.notation.value(node, named=False)
+        return Box((title, shown), lambda: (title, self.notation.value(node)), "border", owner=kind)
 
 
 class _Host(_Graph):
     """A graph that the host runs. ``specs``: signature of the method's own graph; None for a subgraph."""
 
     def __init__(
-        self, method: _MethodDrawing, root: GraphModule, hidden: set[Node], specs: Mapping[Node, Any] | None, path: str
+        self,
+        method: _MethodDrawing,
+        root: GraphModule,
+        hidden: set[Node],
+        specs: Mapping[Node, Any] | None,
+        path: str,
     ) -> None:
-        super().__init__()
+        super().__init__(method.notation)
         self.path, self.where = path, f"host, in {path}" if path else "host"
         self.method, self.root, self.hidden, self.specs = method, root, hidden, specs or {}
         self.is_subgraph = specs is None
@@ -238,7 +217,7 @@ class _Host(_Graph):
             if node.op == "placeholder" and node not in self.hidden:
                 target = getattr(self.specs.get(node), "target", None)
                 holds = f"buffer {target}" if target else node.name
-                self.add(_border("input", f"input {holds}", node), node)
+                self.add(self.border("input", f"input {holds}", node), node)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
@@ -250,7 +229,7 @@ class _Host(_Graph):
         call, index = (*value.args, None, None)[:2]
         row = self.rows.get(call) if isinstance(call, Node) else None
         of = f", output {row.outputs[index].name} of {row.name}" if row and isinstance(index, int) else ""
-        return show_type(value) + of
+        return self.notation.value(value) + of
 
     def _call(self, node: Node) -> None:
         if self.unpack(node):
@@ -261,7 +240,8 @@ class _Host(_Graph):
             box = self._operator(node)
         else:
             title = f"cast of {node.all_input_nodes[0].name}"
-            box = Box((title, show_type(node)), kind="border", owner="cast", about=self.method.about(node, self.where))
+            shown = (title, self.notation.value(node))
+            box = Box(shown, kind="border", owner="cast", about=self.method.about(node, self.where))
         self.connect(node.all_input_nodes, self.add(box, node))
 
     def _delegate(self, node: Node) -> Box:
@@ -278,8 +258,6 @@ class _Host(_Graph):
         refusals = refused_by(node, origin.reasons.get(self.method.method, {}), origin.backends)
         if self.is_subgraph:  # it need not have been offered to backends
             refusals = [r for r in refusals if r[1] != NOT_TAGGED]
-        tooltip = [*describe(node, self.hidden), *(f"refused by {who}: {why}" for who, why in refusals)]
-        tooltip += self.method.errors.lines(self.where, node.name)
         heat = self.method.errors.heat(self.where, node.name)
         held = [(n, _fetch(self.root, n)) for n in node.all_input_nodes]
         subgraphs = [(owner, module) for owner, module in held if isinstance(module, GraphModule)]
@@ -288,10 +266,10 @@ class _Host(_Graph):
             path = f"{self.path}.{owner.target}" if self.path else str(owner.target)
             self.method.draw(f"{owner.name}, a body of {node.name}", module, path=path)
         figures = self.method.errors.shown(self.where, node.name)
-        shown = (_stem(operator_name(node)), show_type(node, named=False), *figures)
+        shown = (stem(operator_name(node)), self.notation.value(node, named=False), *figures)
         return Box(
             shown,
-            tuple(tooltip),
+            partial(self._tooltip, node, refusals),
             marked=bool(refusals),
             link=body,
             owner="host operator",
@@ -299,84 +277,59 @@ class _Host(_Graph):
             about=self.method.about(node, self.where),
         )
 
+    def _tooltip(self, node: Node, refusals: Sequence[tuple[str, str]]) -> Iterator[str]:
+        yield from self.notation.call(node, self.hidden)
+        yield from (f"refused by {who}: {self.notation.text(why)}" for who, why in refusals)
+        yield from self.method.errors.lines(self.where, node.name)
+
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
         values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
         for k, value in enumerate(values):
             if isinstance(value, Node):
                 name = names[k] if k < len(names) else f"output_{k}"
-                self.connect([value], self.add(_border("output", name, value)))
+                self.connect([value], self.add(self.border("output", name, value)))
 
 
-def _inside(row: DelegateRow, operators: Sequence[Node], tone: int, errors: _Errors, links: Links) -> Picture:
+def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing) -> Picture:
     """The operators of a delegate between its inputs and its outputs."""
     nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
-    graph, mine = _Graph(), set(nodes)
+    notation, errors = method.notation, method.errors
+    graph, mine = _Graph(notation), set(nodes)
     names = {a.name for a in row.inputs}
     around = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in mine)
     for node in (n for n in around if n.name in names):
-        graph.add(_border("input", f"input {node.name}", node), node)
+        graph.add(graph.border("input", f"input {node.name}", node), node)
     hidden = {n for n in around if n.name not in names}
+
+    def tooltip(node: Node) -> tuple[str, ...]:
+        return (*notation.call(node, hidden), *errors.lines(row.name, node.name))
+
     for node in nodes:
         if not graph.unpack(node):
+            figures = errors.shown(row.name, node.name)
             box = Box(
-                (_stem(operator_name(node)), show_type(node, named=False), *errors.shown(row.name, node.name)),
-                (*describe(node, hidden), *errors.lines(row.name, node.name)),
+                (stem(operator_name(node)), notation.value(node, named=False), *figures),
+                partial(tooltip, node),
                 "backend",
-                tone,
+                method.tones[row.backend],
                 heat=errors.heat(row.name, node.name),
-                about=tuple(filter(None, [links.values.get((row.name, node.name))])),
+                about=tuple(filter(None, [method.links.values.get((row.name, node.name))])),
             )
             graph.connect(node.all_input_nodes, graph.add(box, node))
     leaving = {a.name for a in row.outputs}
     for node in (n for n in nodes if n.name in leaving):
-        graph.connect([node], graph.add(_border("output", f"output {node.name}", node)))
+        graph.connect([node], graph.add(graph.border("output", f"output {node.name}", node)))
     return graph.to_picture()
 
 
 def _delegate_box(row: DelegateRow, tone: int, link: str) -> Box:
     kinds = most_frequent(row.operators)
-    listed = [f"{n} x {_stem(op)}" for op, n in kinds[:_LISTED]]
+    listed = [f"{n} x {stem(op)}" for op, n in kinds[:_LISTED]]
     listed += [f"and {len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else []
     size = f"{pluralize(row.operator_count, 'operator')}, {format_size(row.bytes)}"
     tooltip = (f"{row.name}: {row.backend} ({row.producer})", size, *row.details())
     shown = (row.name, row.backend, size, *listed)
     return Box(shown, tooltip, "backend", tone, link=link, owner=f"{row.backend} delegate")
-
-
-def _border(kind: str, title: str, node: Node) -> Box:
-    return Box((title, show_type(node, named=False)), (title, show_type(node)), "border", owner=kind)
-
-
-def describe(node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
-    """The tooltip of a call: what it computes from what, its constants, and the user's line."""
-    constants = set(hidden)
-    yield f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
-    yield show_type(node)
-    yield from (f"constant {show_type(n)}" for n in node.all_input_nodes if n in constants)
-    source = source_of(node)
-    if source is not None:
-        yield f"at {source}"
-
-
-def show_type(node: Node, named: bool = True) -> str:
-    """``name: float32[2, 3]``, or the type alone."""
-    shown = _type(node.meta.get("val"))
-    return f"{node.name}: {shown}" if named and shown else node.name if named else shown
-
-
-def _type(val: Any) -> str:
-    if isinstance(val, torch.Tensor):
-        return f"{str(val.dtype).removeprefix('torch.')}[{', '.join(map(str, val.shape))}]"
-    if isinstance(val, (list, tuple)):
-        return ", ".join(map(_type, val))
-    return {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", type(None): ""}.get(
-        type(val), type(val).__name__
-    )
-
-
-def _stem(operator: str) -> str:
-    """``add`` for ``aten.add.Tensor``; operators of other libraries keep their name."""
-    return operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") == 2 else operator
 
 
 def _output_names(specs: Iterable[Any]) -> list[str]:

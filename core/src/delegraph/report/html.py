@@ -10,7 +10,7 @@ from ..program.operators import OperatorStatistics, OperatorVerification, severi
 from ..program.output_statistics import OutputStatistics
 from ..program.verify import Verification
 from ..source import Source
-from .drawing import TONES, figure, head, share, swatch, text
+from .drawing import TONES, frame, head, share, swatch, text
 from .graphs import Drawn, Links, boxes_about, method_pictures, tones
 from .rows import SCHEMA, Cause, DelegateRow, format_seconds, format_size, most_frequent, pluralize
 from .tables import cell, code, lines, link, places, table
@@ -245,8 +245,7 @@ def _listed(found: OperatorVerification) -> list[OperatorStatistics]:
 
 
 def _figure(drawn: Drawn) -> str:
-    note = f"<p>{text(drawn.note)}</p>\n" if drawn.note else ""
-    return note + figure(drawn.picture, drawn.title, drawn.id)
+    return frame(drawn.picture, drawn.note, drawn.title, drawn.id)
 
 
 def _inside(row: DelegateRow, drawn: Drawn) -> str:

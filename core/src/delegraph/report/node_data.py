@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..program.operators import OperatorVerification, severity
 from ..source import source_of
 from .collect import EXPORTED, NOT_TAGGED, host_calls, is_operator, refused_by
+from .notation import Notation
 from .rows import DelegateRow, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class _MethodColumns:
 
     def __init__(self, report: Report, method: str, found: OperatorVerification | None, node_of: NodeOf | None) -> None:
         self.origin, self.method = report.origin, method
+        self.notation = Notation(self.origin.programs[method].graph.nodes)
         self.rows = {row.name: row for row in report.delegates if row.method == method}
         self.errors = {(o.where, o.node): o for o in sorted(found.operators if found else (), key=severity)}
         delegates = [d for d in self.origin.delegates if d.method == method and d.name in self.rows]
@@ -137,7 +139,9 @@ class _MethodColumns:
         if place.row is not None:
             return ""
         reasons = refused_by(place.node, self.origin.reasons.get(self.method, {}), self.origin.backends)
-        return "; ".join(f"{backend}: {reason}" for backend, reason in reasons if reason != NOT_TAGGED)
+        return "; ".join(
+            f"{backend}: {self.notation.text(reason)}" for backend, reason in reasons if reason != NOT_TAGGED
+        )
 
     def _error(self, place: _Place) -> float | None:
         """By the largest value; None if it was not compared."""

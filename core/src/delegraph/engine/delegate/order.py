@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ...errors import ContractViolation
 from ...program.delegates import DelegateInfo
+from ...program.randomness import is_random
 from ..subgraphs import all_nodes, subgraphs_of
 from .partition import Partition, Plan, Unit
 
@@ -79,22 +78,8 @@ def _cycle(path: Sequence[Unit]) -> ContractViolation:
 def draws(node: Node) -> bool:
     """Whether a call draws random numbers, itself or in its subgraphs."""
     if isinstance(node.target, OpOverload):
-        return _is_seeded(node.target) and not _is_switched_off(node)
+        return is_random(node)
     return any(map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph))))
-
-
-@cache
-def _is_seeded(op: OpOverload) -> bool:
-    return torch.Tag.nondeterministic_seeded in op.tags
-
-
-def _is_switched_off(node: Node) -> bool:
-    """Whether a call that could draw does not: it is not in training, or drops out (in attention too) nothing."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    given = {a.name: a.default_value for a in schema.arguments}
-    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
-    chance = given.get("dropout_p", given.get("dropout", given.get("p") if "dropout" in schema.name else None))
-    return given.get("train", given.get("training")) is False or chance == 0
 
 
 def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from ...io.escape import printable, text
 from .condense import condense, overview
 from .picture import HEATS, Box, Picture, Wire
 from .style import STYLE, TONES, head
-from .svg import box_id, figure, share, svg, swatch
+from .svg import box_id, figure, frame, share, svg, swatch
 
 __all__ = [
     "HEATS",
@@ -16,6 +16,7 @@ __all__ = [
     "box_id",
     "condense",
     "figure",
+    "frame",
     "head",
     "overview",
     "printable",

@@ -114,6 +114,9 @@ class _Grid:
                 self._sort(row, self.above, place)
 
     def _sort(self, row: list[int], near: Sequence[Sequence[int]], place: list[float]) -> None:
+        if len(row) == 1:  # as most rows of a network
+            place[row[0]] = 0.0
+            return
         wanted = {i: sum(place[n] for n in near[i]) / len(near[i]) if near[i] else place[i] for i in row}
         row.sort(key=wanted.__getitem__)
         for k, item in enumerate(row):
@@ -135,6 +138,9 @@ class _Grid:
         return x
 
     def _align(self, row: list[int], near: Sequence[Sequence[int]], x: list[float]) -> None:
+        if len(row) == 1:
+            x[row[0]] = self._wanted(row[0], near[row[0]], x)
+            return
         wanted = [self._wanted(i, near[i], x) for i in row]
         weights = [(_STIFF if i < self.boxes else _LOOSE) if near[i] else 0.1 for i in row]
         for item, middle in zip(row, _apart(wanted, weights, [self.width(i) for i in row]), strict=True):
@@ -142,6 +148,8 @@ class _Grid:
 
     def _wanted(self, item: int, near: Sequence[int], x: Sequence[float]) -> float:
         """Boxes count before passing wires, so that the main line of a network is straight."""
+        if len(near) == 1:
+            return x[near[0]]
         chosen = [n for n in near if n < self.boxes] or near
         return sum(x[n] for n in chosen) / len(chosen) if chosen else x[item]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ Kind = Literal["border", "host", "backend", "several", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One rectangle: the lines in it, the lines of its tooltip, and how it looks.
+    """One rectangle: the lines in it, the lines of its tooltip, or what makes them if it is drawn, and how it looks.
 
     ``border`` is an input or output of the graph; ``several`` holds boxes of different owners, and ``mixed`` has
     delegates among them. ``tone`` numbers the backend, for its colour. A ``marked`` box is one to look at: its operator
@@ -24,7 +24,7 @@ class Box:
     """
 
     lines: tuple[str, ...]
-    tooltip: tuple[str, ...] = ()
+    tooltip: tuple[str, ...] | Callable[[], Iterable[str]] = ()
     kind: Kind = "host"
     tone: int = 0
     marked: bool = False
@@ -33,6 +33,10 @@ class Box:
     count: int = 1
     heat: int = 0
     about: tuple[str, ...] = ()
+
+    def tell(self) -> tuple[str, ...]:
+        """The lines of its tooltip; those in it if it has no others."""
+        return (tuple(self.tooltip()) if callable(self.tooltip) else self.tooltip) or self.lines
 
 
 @dataclass(frozen=True, slots=True)

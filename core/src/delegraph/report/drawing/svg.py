@@ -16,14 +16,18 @@ _CHARACTERS = 31
 
 
 def figure(picture: Picture, title: str, id: str = "") -> str:
-    """The drawing in a frame that scrolls, also by keyboard. A large picture is condensed, and a note says so.
+    """The drawing in a frame. A large picture is condensed, and a note says so. ``id``: as of ``frame``."""
+    return frame(*condense(picture), title, id)
+
+
+def frame(picture: Picture, note: str, title: str, id: str = "") -> str:
+    """The drawing of a picture that is small, in a frame that scrolls, also by keyboard; ``note`` stands before it.
 
     ``id`` begins the ids of boxes: see ``box_id``.
     """
-    small, left_out = condense(picture)
-    note = f"<p>{text(left_out)}</p>\n" if left_out else ""
-    frame = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
-    return f"{note}{frame}\n{svg(small, f'{len(small.boxes)} boxes, {len(small.wires)} values', id)}</div>\n"
+    before = f"<p>{text(note)}</p>\n" if note else ""
+    around = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
+    return f"{before}{around}\n{svg(picture, f'{len(picture.boxes)} boxes, {len(picture.wires)} values', id)}</div>\n"
 
 
 def svg(picture: Picture, label: str, id: str = "") -> str:
@@ -78,7 +82,7 @@ def _box(box: Box, place: Place, id: str) -> str:
     free = _CHARACTERS - 2 * box.marked
     shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.lines))
     mark = f'<text class="mark" x="{place.x + place.width - 13}" y="{place.y + LINE}">!</text>' if box.marked else ""
-    tooltip = f"<title>{lines(box.tooltip or box.lines)}</title>"
+    tooltip = f"<title>{lines(box.tell())}</title>"
     tone = f"t{box.tone % TONES}"
     look = {"backend": tone, "mixed": f"several {tone}"}.get(box.kind, box.kind)
     look += " marked" * box.marked + (f" e{box.heat}" if box.heat else "")

@@ -1,0 +1,127 @@
+"""How a report writes the values and calls of a program: types, symbolic sizes by names that a user knows, lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import sympy
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import Node
+
+from ..program.lowered_module import Argument
+from ..source import source_of
+from .collect import operator_name
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOL = re.compile(r"(?<![\w.])[su]\d+(?!\w)")
+"""A size that torch calls ``s77``, or ``u0`` if data decides it."""
+_NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", type(None): ""}
+
+
+class Notation:
+    """Of one program; ``nodes`` are those of its own graph, in order.
+
+    torch's symbols (``s77``) have the names that ``Dim("batch")`` gave them, as long as the program is the one that
+    was exported: files do not keep these. Others are called after where they come from: ``x.size(0)``.
+    """
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self._nodes = nodes
+        self._written: dict[Any, str] = {}
+
+    def size(self, size: Any) -> str:
+        """A number, or an expression of names."""
+        if not isinstance(size, _SYMBOLIC):
+            return str(size)
+        expression = size.node.expr
+        if expression not in self._written:
+            self._written[expression] = self.expression(expression)
+        return self._written[expression]
+
+    def expression(self, expression: Any) -> str:
+        """What torch computed with its symbols."""
+        return str(expression.xreplace(self._symbols))
+
+    def text(self, text: str) -> str:
+        """What a backend said, with names in place of torch's symbols; where a value has that name, it is the value."""
+        return _SYMBOL.sub(lambda found: self._texts.get(found[0], found[0]), str(text))
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        names = {node.name for node in self._nodes}
+        return {symbol.name: str(name) for symbol, name in self._symbols.items() if symbol.name not in names}
+
+    @cached_property
+    def _symbols(self) -> dict[sympy.Symbol, sympy.Symbol]:
+        return _names_of_symbols(list(self._nodes))
+
+    def type(self, value: Any) -> str:
+        """``float32[batch, 3]``; of several values all of them."""
+        if isinstance(value, torch.Tensor):
+            return f"{_named(value.dtype)}[{', '.join(map(self.size, value.shape))}]"
+        if isinstance(value, (list, tuple)):
+            return ", ".join(map(self.type, value))
+        return _NUMBERS.get(type(value), type(value).__name__)
+
+    def argument(self, argument: Argument) -> Argument:
+        """What crosses the border of a delegate, its sizes as they are written here."""
+        shape = argument.shape and tuple(size if isinstance(size, int) else self.size(size) for size in argument.shape)
+        return replace(argument, shape=shape)
+
+    def value(self, node: Node, named: bool = True) -> str:
+        """``name: float32[2, 3]``, or the type alone."""
+        shown = self.type(node.meta.get("val"))
+        return f"{node.name}: {shown}" if named and shown else node.name if named else shown
+
+    def call(self, node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
+        """The tooltip of a call: what it computes from what, its constants, and the user's line."""
+        constants = set(hidden)
+        yield f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
+        yield self.value(node)
+        yield from (f"constant {self.value(n)}" for n in node.all_input_nodes if n in constants)
+        source = source_of(node)
+        if source is not None:
+            yield f"at {source}"
+
+
+@lru_cache
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def stem(operator: str) -> str:
+    """``add`` for ``aten.add.Tensor``; operators of other libraries keep their name."""
+    return operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") == 2 else operator
+
+
+def _names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, sympy.Symbol]:
+    """Symbol -> a symbol with the name of its Dim, else one that says which value has it first."""
+    names: dict[sympy.Symbol, str] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            _name(names, value, node.name)
+        for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            _name(names, size, f"{node.name}.size({d})")
+    names |= _names_of_dims(nodes)
+    return {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
+
+
+def _name(names: dict[sympy.Symbol, str], size: Any, name: str) -> None:
+    if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+        names.setdefault(size.node.expr, name)
+
+
+def _names_of_dims(nodes: list[Node]) -> dict[sympy.Symbol, str]:
+    """torch keeps them beside the symbols, by the source of the size: ``L['x'].size()[0]``."""
+    mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
+    environment: Any = None if mode is None else mode.shape_env
+    given: dict[str, str] = getattr(environment, "source_name_to_debug_name", {})
+    symbols = getattr(environment, "source_to_var", {})
+    found = {environment.replace(symbols[source]): name for source, name in given.items() if source in symbols}
+    return {symbol: name for symbol, name in found.items() if isinstance(symbol, sympy.Symbol)}
