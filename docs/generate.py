@@ -14,8 +14,7 @@ from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
 from delegraph_tosa.ir.rulebook import Rule as TosaRule
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType
-from delegraph_tosa.lowering import RULES
-from delegraph_tosa.lowering.higher_order import CONTROL
+from delegraph_tosa.lowering import CONTROL, RULES
 from delegraph_tosa.lowering.registry import Rule
 from delegraph_tosa.spec.table import Mode, rows
 

@@ -1,13 +1,15 @@
 """From ATen to TOSA: one rule an operator, which is support check, type rule and lowering at once."""
 
+from . import control, repeated  # noqa: F401 - they register what lowers branches and loops
 from .aten import FAMILIES
 from .builder import Tosa
 from .integer import INTEGER_FAMILIES
 from .interpreter import Origin, lower_program
 from .quantized_calls import computes_in_integers
-from .registry import INTEGER_RULES, RULES, lowers, lowers_quantized
+from .registry import CONTROL, INTEGER_RULES, RULES, lowers, lowers_quantized
 
 __all__ = [
+    "CONTROL",
     "FAMILIES",
     "INTEGER_FAMILIES",
     "INTEGER_RULES",

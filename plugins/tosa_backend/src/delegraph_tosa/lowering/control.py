@@ -23,6 +23,7 @@ from .builder import Tosa
 from .conditions import assumed
 from .lazy import real
 from .ranges import INT32, Range, inside, range_of, range_of_type, union
+from .registry import lowers_control
 from .size_numbers import truth
 from .subgraphs import (
     Given,
@@ -62,6 +63,7 @@ def _range(value: Value) -> Range | None:
     return range_of(value) if value.dtype in INTEGERS else None
 
 
+@lowers_control(torch.ops.higher_order.cond)
 def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """COND_IF, which needs the extension `controlflow`; its predicate is one truth value."""
     t = outer.t
@@ -88,6 +90,7 @@ def _predicate(outer: Interpreter, argument: Any) -> Value:
     return truth(outer.t, found) if isinstance(found, Relation) else value_in(outer, argument, "the predicate is")
 
 
+@lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries is bounded by the condition.
 

@@ -18,14 +18,13 @@ from ..ir.graph import Literal, Value
 from ..ir.types import INTEGERS, DType, Type
 from ..spec import TosaSpec
 from .builder import Tosa
-from .higher_order import CONTROL, lower_control
 from .hints import int64_value, within
 from .interpreter import Interpreter
 from .lazy import Lazy
 from .lazy_calls import apply_lazy
 from .quantized_calls import any_lazy
 from .ranges import INT32, READ, Range, inside, range_of
-from .registry import Result, Rule, apply, is_empty, is_unpacking, rule_of
+from .registry import CONTROL, Result, Rule, apply, apply_control, is_empty, is_unpacking, rule_of
 from .templates import ABSENT
 from .torch_sizes import is_size
 from .torch_types import constant_of, refused, type_of
@@ -157,7 +156,7 @@ class DryRun(Interpreter):
     def _run_control(self, node: Node) -> Result:
         """Not remembered as a whole: what the calls in its subgraphs come to is."""
         try:
-            made = lower_control(self, node)
+            made = apply_control(self, node)
             result = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in made])
             return result
         finally:

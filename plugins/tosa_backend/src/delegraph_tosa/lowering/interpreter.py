@@ -28,13 +28,12 @@ from ..spec import TosaSpec
 from ..spec.target import value_alternatives
 from .bounds import bounds_of
 from .builder import Tosa
-from .higher_order import CONTROL, lower_control
 from .hints import dynamic, no_rule, other_target
 from .lazy import real
 from .lazy_calls import apply_lazy
 from .quantized_calls import any_lazy
 from .ranges import Range, meet, range_of
-from .registry import Result, Rule, bind, is_empty, is_unpacking, rule_of
+from .registry import CONTROL, Result, Rule, apply_control, bind, is_empty, is_unpacking, rule_of
 from .saturation import saturated, saturating_casts
 from .templates import templates_for
 from .torch_numbers import UNKNOWN, number_of
@@ -154,7 +153,7 @@ class Interpreter:
         if is_size(node):
             return self.size(node)
         if node.target in CONTROL:
-            self.values[node] = results = lower_control(self, node)
+            self.values[node] = results = apply_control(self, node)
             return results
         rule = rule_of(node)
         if is_empty(node):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from delegraph.errors import InternalError
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from ..ir.graph import Undecided, Value
@@ -96,6 +96,30 @@ def lowers(
         return function
 
     return register
+
+
+CONTROL: dict[HigherOrderOperator, Callable[[Any, Node], tuple[Value, ...]]] = {}
+"""What lowers calls of higher-order operators with their subgraphs, given the interpreter around the call."""
+
+
+def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
+    """Register what lowers the calls of a higher-order operator."""
+
+    def register(function: F) -> F:
+        if op in CONTROL:
+            raise ValueError(f"{op} is lowered by {CONTROL[op].__name__} already")
+        CONTROL[op] = function
+        return function
+
+    return register
+
+
+def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
+    """The results of a higher-order call for the interpreter ``outer`` around it; Unsupported says why it has none."""
+    try:
+        return CONTROL[call.target](outer, call)  # type: ignore[index]
+    except Undecided as why:
+        raise refused(undecided(str(why))) from why
 
 
 def rule_of(node: Node) -> Rule:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.fx import Node
 
 from ..ir import operators as tosa
@@ -24,6 +25,7 @@ from .hints import other_target
 from .lazy import real
 from .promotion import converted
 from .ranges import range_of, range_of_type
+from .registry import lowers_control
 from .subgraphs import Key, expect_taken, lower_calls, module_of, operands_of, own, results_of, value_in
 from .torch_types import refused, type_of
 
@@ -34,6 +36,7 @@ MOST_STEPS = 1024
 """Steps that are written out."""
 
 
+@lowers_control(torch.ops.higher_order.map_impl)
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """The operators of all its steps; of more than 1024 steps, or of as many as run time says, a WHILE_LOOP.
 
@@ -46,6 +49,7 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     return steps.stacked([steps.run(k, (), additional) for k in range(steps.count)])
 
 
+@lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """As `map`; each step gets what the one before carries."""
     body, start, xs, additional = call.args
