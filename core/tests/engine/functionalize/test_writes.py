@@ -361,6 +361,29 @@ def test_a_program_that_eager_cannot_run_is_not_compared():
     assert notes[1] == "not compared with eager after that, since its tensors have no values"
 
 
+@pytest.mark.parametrize("literal", [lambda: torch.tensor(3.0), lambda: torch.tensor([1.0, 2.0]).view(2, 1).detach()])
+def test_a_literal_that_is_returned_is_another_tensor_in_each_call(literal):
+    normal, _ = run_both(fn(lambda x: (x + 1, literal())), torch.randn(3, 4))
+    call = Executable(normal, None)
+    call(torch.ones(3, 4))[1].zero_()
+    torch.testing.assert_close(call(torch.ones(3, 4))[1], literal())
+
+
+def test_tensors_from_nothing_have_the_dtype_that_was_exported():
+    def create(x):
+        made = torch.full((3,), 2.5), torch.eye(3), torch.linspace(0, 1, 3), torch.randn(3), torch.arange(3.0)
+        return tuple(x + m for m in made), torch.arange(3) + torch.ones(3)
+
+    program = torch.export.export(fn(create), (torch.ones(3),))
+    call = Executable(normalize(program)[0], None)
+    torch.set_default_dtype(torch.float64)
+    try:
+        results = torch.utils._pytree.tree_leaves(call(torch.ones(3, dtype=torch.float32)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {r.dtype for r in results} == {torch.float32}
+
+
 def test_mutation_is_in_the_signature():
     normal, _ = run_both(Counter(), torch.randn(3))
     assert list(normal.graph_signature.buffers_to_mutate.values()) == ["k"]

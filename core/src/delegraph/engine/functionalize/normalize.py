@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
@@ -30,6 +32,7 @@ from ...exported_program import (
 from ...report.collect import EXPORTED, LEFT
 from ...source import source_of
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
+from .effects import aliased_arguments
 from .retrace import check_retraced, retrace
 from .writes import Mutations, Reason, functionalize
 
@@ -71,6 +74,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     """A copy in functional form, subgraphs too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
+    _record_dtypes(graph)
     # Before the writes: such a dropout returns its argument itself, so that a write to one is a write to the other.
     _replace_by_argument(graph, _is_inactive_dropout)
     hidden = next(filter(None, map(_hidden_effect, graph.nodes)), None)
@@ -84,6 +88,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     specs = {node: _as_buffer(s) if node in mutations.last_value else s for node, s in specs.items()}
     inputs = list(specs.values())
     outputs = _return_mutations(program, graph, specs, mutations)
+    _copy_returned_literals(graph)
     # Only now is it safe to drop calls: before, one without users could still be a write.
     _replace_by_argument(graph, lambda node: node.target in _IDENTITIES)
     for node in reversed(graph.nodes):
@@ -222,6 +227,34 @@ def _record_expanded_copies(graph: Graph) -> None:
             same_type = val.dtype is given.dtype and val.device == given.device
             if expanded and same_type and list(map(str, val.stride())) != list(map(str, given.stride())):
                 node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {}
+
+
+def _record_dtypes(graph: Graph) -> None:
+    """Let calls that make tensors from nothing say of which dtype: else it is the default one of whoever runs them."""
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and _may_infer_dtype(node.target) and node.kwargs.get("dtype") is None:
+            node.update_kwarg("dtype", node.meta["val"].dtype)
+
+
+@cache
+def _may_infer_dtype(op: OpOverload) -> bool:
+    """Whether ``op`` takes a dtype, by name, and no tensor that could have one."""
+    arguments = {a.name: a for a in op._schema.arguments}
+    tensors = any("Tensor" in str(a.type) for a in arguments.values())
+    return "dtype" in arguments and arguments["dtype"].kwarg_only and not tensors
+
+
+def _copy_returned_literals(graph: Graph) -> None:
+    """A literal, or a view of one, that is returned is a copy: its caller may write to it, and calls again."""
+    reached = dict.fromkeys(output_node(graph).all_input_nodes)
+    pending = list(reached)
+    while pending:
+        node = pending.pop()
+        if node.target is aten.lift_fresh_copy.default:
+            node.target = aten.clone.default
+        elif node.op == "call_function":
+            pending += [n for n in aliased_arguments(node) if n not in reached]
+            reached.update(dict.fromkeys(pending))
 
 
 def _is_inactive_dropout(node: Node) -> bool:
