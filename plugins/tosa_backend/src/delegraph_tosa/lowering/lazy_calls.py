@@ -13,7 +13,7 @@ from .builder import Tosa
 from .complex_numbers import COMPLEX_RULES, Complex
 from .hints import no_operand
 from .lazy import Lazy
-from .quantized_calls import apply_quantized
+from .quantized_calls import any_lazy, apply_quantized
 from .registry import Result, Rule, checked
 from .torch_types import refused
 from .unsigned import BYTES_RULES, Bytes
@@ -33,7 +33,7 @@ _KINDS = (_Kind(Complex, COMPLEX_RULES, torch.complex64), _Kind(Bytes, BYTES_RUL
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
     """The result of a call that has a complex, an unsigned or a quantized operand."""
     for kind in _KINDS:
-        if any(_has(argument, kind.value) for argument in arguments):
+        if any_lazy(arguments, kind.value):
             return _apply_own(t, rule, node, arguments, kind)
     return apply_quantized(t, rule, node, arguments)
 
@@ -43,8 +43,3 @@ def _apply_own(t: Tosa, rule: Rule, node: Node, arguments: list[Any], kind: _Kin
     if own is None:
         raise refused(no_operand(kind.dtype))
     return checked(rule._replace(lazy=True), node, lambda: own(t, *arguments))
-
-
-def _has(argument: Any, kind: type[Lazy]) -> bool:
-    """Whether an argument is a value of that kind, or a list with one."""
-    return isinstance(argument, kind) or (isinstance(argument, list) and any(_has(a, kind) for a in argument))

@@ -21,10 +21,10 @@ POINTWISE = frozenset({"elementwise", "exponential", "activation", "power", "spe
 """Families of such operators."""
 
 
-def any_lazy(arguments: list[Any]) -> bool:
-    """Whether one of a rule's arguments, or of a list of them, is a lazy value."""
+def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
+    """Whether one of a rule's arguments, or of a list of them, is a lazy value of that kind."""
     for argument in arguments:
-        if isinstance(argument, Lazy) or (isinstance(argument, list) and any_lazy(argument)):
+        if isinstance(argument, kind) or (isinstance(argument, list) and any_lazy(argument, kind)):
             return True
     return False
 

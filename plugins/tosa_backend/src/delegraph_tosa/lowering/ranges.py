@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 
 import numpy as np
 
@@ -24,6 +24,7 @@ COUNTED = INTEGERS | {DType.BOOL}
 """Types whose values have a range."""
 
 
+@cache
 def range_of_type(dtype: DType) -> Range:
     """Everything that an integer type can hold."""
     if dtype is DType.BOOL:

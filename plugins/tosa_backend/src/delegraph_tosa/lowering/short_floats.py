@@ -34,7 +34,7 @@ _EXACT = frozenset(
 
 def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
     """What the rule ``function`` makes of ``arguments``; ``val`` is the fake result of the call, or several."""
-    if not any(v.dtype in SHORT_FLOATS for v in _values(arguments)):
+    if not _any_short(arguments):
         return function(t, *arguments)
     start, t.rounded_number = len(t.operators), False
     try:
@@ -51,12 +51,15 @@ def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[A
     return _applied_widely(t, function, arguments, val)
 
 
-def _values(argument: Any) -> Iterable[Value]:
-    if isinstance(argument, Value):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for part in argument:
-            yield from _values(part)
+def _any_short(arguments: Iterable[Any]) -> bool:
+    """Whether one of them, or of a list of them, is a value of short floats."""
+    for argument in arguments:
+        if isinstance(argument, Value):
+            if argument.type.dtype in SHORT_FLOATS:
+                return True
+        elif isinstance(argument, (list, tuple)) and _any_short(argument):
+            return True
+    return False
 
 
 def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:

@@ -48,9 +48,11 @@ class RESCALE(Operator):
         check(axis, "per_channel needs an axis, the input has rank 0", "per-channel")
         count = self.input.shape[-1] if self.per_channel else 1
         for operand, name in ((self.multiplier, "multiplier"), (self.shift, "shift")):
-            note(operand.shape == (count,), f"{name} must have shape [{count}], is {operand.type}", "channel-count")
+            if operand.shape != (count,):
+                note(False, f"{name} must have shape [{count}], is {operand.type}", "channel-count")
         wanted = DType.INT32 if self.scale32 else DType.INT16
-        note(self.multiplier.dtype is wanted, f"multiplier must be {wanted}, is {self.multiplier.type}", "scale-type")
+        if self.multiplier.dtype is not wanted:
+            note(False, f"multiplier must be {wanted}, is {self.multiplier.type}", "scale-type")
         wide = self.scale32 and self.input.dtype is DType.INT48
         note(not wide, "scale32 does not take int48", "scale32")
         double = self.rounding_mode is RoundingMode.DOUBLE_ROUND
@@ -62,8 +64,10 @@ class RESCALE(Operator):
         note(not both, "input and output cannot both be unsigned", "unsigned-once")
         unsigned_input = self.input_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
         unsigned_output = self.output_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
-        note(not unsigned_input, f"an unsigned input cannot be rescaled from {given} to {wanted}", "unsigned-input")
-        note(not unsigned_output, f"an unsigned output cannot be rescaled from {given} to {wanted}", "unsigned-output")
+        if unsigned_input:
+            note(False, f"an unsigned input cannot be rescaled from {given} to {wanted}", "unsigned-input")
+        if unsigned_output:
+            note(False, f"an unsigned output cannot be rescaled from {given} to {wanted}", "unsigned-output")
 
 
 def _check_zero_point(zero_point: Value, dtype: DType, unsigned: bool, name: str) -> None:
