@@ -20,6 +20,7 @@ from ..exported_program import (
     MUTATIONS,
     STATE_WRITES,
     constant_tensor,
+    flat_arguments,
     output_values,
     placeholders,
     user_inputs,
@@ -29,64 +30,6 @@ from .input_sizes import InputSizes, input_names
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _VARYING = (torch.Tensor, *_SYMBOLS)
 """What a leaf of the arguments may be that is not the same in every call."""
-
-
-def flat_arguments(
-    spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
-) -> list[Any]:
-    """The leaves of a call's arguments. ``names``: what the arguments are called, as far as that is known.
-
-    Raises InputError, with what is missing or built otherwise, if they are not of the form ``spec``.
-    """
-    known = list(spec.child(1).context or []) if spec is not None else []
-    unknown = [k for k in kwargs if k not in known]
-    if unknown:
-        text = f"unknown keyword argument {unknown[0]!r}; the program takes {known}"
-        hint = f"give {unknown[0]} by position, as in the export" if unknown[0] in names else None
-        raise InputError("input-invalid", text, hint=hint)
-    # in the order in which the program was exported with them, which is part of the spec
-    ordered = {k: kwargs[k] for k in known if k in kwargs}
-    flat, given = pytree.tree_flatten((tuple(args), ordered))
-    if spec is not None and given != spec:
-        raise InputError("input-invalid", _other_structure(spec, given, names))
-    return flat
-
-
-def _other_structure(wanted: pytree.TreeSpec, given: pytree.TreeSpec, names: Sequence[str]) -> str:
-    """Which arguments are missing, or the first that is built otherwise than it was exported."""
-    count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
-    there, given_keys = given.child(0).num_children, list(given.child(1).context or [])
-    if (count, keys) == (there, given_keys):
-        roots = [*(names[:count] if len(names) >= count else map(str, range(count))), *keys]
-        ours, theirs = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (wanted, given))
-        return next(filter(None, map(_difference, roots, ours, theirs)))
-    missing = [*names[there:count], *(key for key in keys if key not in given_keys)]
-    lacking = f": {', '.join(missing)} not given" if missing else ""
-    return f"the program takes {_describe(wanted)}; it was given {_describe(given)}{lacking}"
-
-
-def _difference(name: str, wanted: pytree.TreeSpec, given: pytree.TreeSpec) -> str | None:
-    ours, theirs = ((spec.type, spec.context, spec.num_children) for spec in (wanted, given))
-    if ours != theirs:
-        return f"input {name} is to be {_kind(wanted)}; it is {_kind(given)}"
-    keys = wanted.context if wanted.type is dict else range(wanted.num_children)
-    inner = [f"{name}[{key!r}]" for key in keys]
-    return next(filter(None, map(_difference, inner, wanted.children(), given.children())), None)
-
-
-def _kind(spec: pytree.TreeSpec) -> str:
-    if spec.is_leaf():
-        return "a single value, such as a tensor"
-    if spec.type is dict:
-        return f"a dict with the keys {spec.context}"
-    return f"a {spec.type.__name__} of {spec.num_children}" if spec.type else "a container"
-
-
-def _describe(spec: pytree.TreeSpec) -> str:
-    args, kwargs = spec.child(0), spec.child(1)
-    named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
-    leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
-    return f"{args.num_children} positional inputs{leaves}{named}"
 
 
 class TensorCheck:

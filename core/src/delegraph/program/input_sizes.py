@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 
 from ..errors import InputError
-from ..exported_program import user_inputs
+from ..exported_program import leaf_names, user_inputs
 
 _HINT = "call it with sizes that it was exported for, or export it with other dynamic_shapes"
 _MULTIPLE = re.compile(r"\(+(?:(\d+)\*)?(.+?)\)* % (\d+)\) == 0")
@@ -154,12 +153,8 @@ def _guarded(name: str) -> str:
 
 
 def input_names(program: ExportedProgram) -> list[str]:
-    """What a caller calls each flat input: ``x``, ``pair['a']``; the graph's names where torch did not record these."""
+    """What a caller calls each flat input; the graph's names where torch did not record these."""
     nodes = [node.name for node in user_inputs(program)]
     signature: Any = program.module_call_graph[0].signature
-    spec, known = signature.in_spec, signature.forward_arg_names or ()
-    args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec) if spec is not None else ((), {})
-    if len(known) < len(args) or spec is None or spec.num_leaves != len(nodes):
-        return nodes
-    named = [*zip(known, args, strict=False), *kwargs.items()]
-    return [root + pytree.keystr(path) for root, value in named for path, _ in pytree.tree_flatten_with_path(value)[0]]
+    names = leaf_names(signature.in_spec, signature.forward_arg_names or ())
+    return names if names is not None and len(names) == len(nodes) else nodes

@@ -11,7 +11,9 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from delegraph.errors import FormatError, InputError
+from delegraph.errors import FormatError
+from delegraph.exported_program import flat_arguments
+from delegraph.io.escape import printable
 from torch.utils import _pytree as pytree
 
 from .program.tables import ContainerMetadata
@@ -37,6 +39,24 @@ def _encode(spec: pytree.TreeSpec) -> Any:
     if fields is not None:
         return {"named": [spec.context.__name__, [[f, c] for f, c in zip(fields, children, strict=True)]]}
     return {"list": children}
+
+
+def encode_inputs(spec: pytree.TreeSpec, names: Sequence[str]) -> str:
+    """The text of the inputs of a method, with the names of its positional arguments where torch recorded them."""
+    if not names:
+        return encode_structure(spec)
+    return json.dumps({"structure": _encode(spec), "names": list(names)}, separators=(",", ":"))
+
+
+def argument_names(container: ContainerMetadata | None) -> list[str]:
+    """The names of a method's positional arguments; empty if the file does not say them."""
+    try:
+        content = json.loads(container.inputs) if container is not None else None
+    except (ValueError, RecursionError):
+        return []
+    listed = content.get("names") if isinstance(content, dict) else None
+    known = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
+    return [printable(name) for name in listed or ()] if known else []
 
 
 def encode_outputs(spec: pytree.TreeSpec, delegate_outputs: Sequence[int], producers: Sequence[str]) -> str:
@@ -81,17 +101,18 @@ def structure_of(container: ContainerMetadata | None, side: str) -> pytree.TreeS
     return decode_structure(text) if text.startswith(("{", '"')) else None
 
 
-def flatten_call(spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def flatten_call(
+    spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+) -> list[Any]:
     """The flat inputs of a call: arguments in their structure, or one for each input.
 
     Raises InputError for arguments of another structure.
     """
-    ordered = {k: kwargs[k] for k in (spec.child(1).context or () if spec is not None else ()) if k in kwargs}
-    flat, given = pytree.tree_flatten((tuple(args), {**ordered, **kwargs}))
+    flat: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs)))
     plain = not kwargs and len(flat) == len(args)
-    if spec is None or given == spec or (plain and len(flat) == spec.num_leaves):
+    if spec is None or (plain and len(flat) == spec.num_leaves):
         return flat
-    raise InputError("input-invalid", f"the program takes {spec}; it was given {given}")
+    return flat_arguments(spec, args, kwargs, names)
 
 
 def unflatten_result(spec: pytree.TreeSpec | None, outputs: list[Any]) -> Any:

@@ -21,8 +21,15 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError
-from ...exported_program import CONSTANT_KINDS, MUTATIONS, constant_tensor, output_values, placeholders, user_inputs
-from ...program.call_spec import flat_arguments
+from ...exported_program import (
+    CONSTANT_KINDS,
+    MUTATIONS,
+    constant_tensor,
+    flat_arguments,
+    output_values,
+    placeholders,
+    user_inputs,
+)
 from ...program.lowered_module import LoweredBackendModule
 from ..subgraphs import all_nodes, subgraphs_of
 from ..tracing import TRACING

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ..containers import encode_outputs, encode_structure
+from ..containers import encode_inputs, encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
 from ..program.tables import Chain, ContainerMetadata, EValue, ExecutionPlan, FrameList, Instruction
 from .assembler import Assembler
@@ -208,7 +208,9 @@ class _Method:
 
     def _container(self) -> ContainerMetadata:
         spec = self.program.call_spec
-        takes = encode_structure(spec.in_spec) if spec.in_spec is not None else ""
+        signature: Any = self.program.module_call_graph[0].signature
+        names = signature.forward_arg_names or ()
+        takes = encode_inputs(spec.in_spec, names) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
         outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
         return ContainerMetadata(takes, outputs)

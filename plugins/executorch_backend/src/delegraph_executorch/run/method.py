@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from delegraph.errors import DelegraphError, FormatError, InputError, Unsupported
+from delegraph.exported_program import leaf_names
 
+from ..containers import argument_names, structure_of
 from ..program.tables import (
     Bool,
     BoolList,
@@ -16,6 +18,7 @@ from ..program.tables import (
     DelegateCall,
     Double,
     DoubleList,
+    Dynamism,
     ExecutionPlan,
     Int,
     IntList,
@@ -57,6 +60,9 @@ class HostMethod:
         self._calls: list[Call] = [i.call for i in plan.chains[0].instructions if i.call is not None]
         self._outputs_of = split_delegate_calls(plan)
         self._kernels = [kernel(str(o)) for o in plan.operators]
+        names = leaf_names(structure_of(plan.container, "inputs"), argument_names(plan.container)) or ()
+        count = len(plan.inputs)
+        self._names = list(names) if len(names) == count else list(map(str, range(count)))
         self._turn = threading.RLock()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -68,7 +74,7 @@ class HostMethod:
             if len(inputs) != len(self.plan.inputs):
                 raise InputError("input-invalid", f"{len(self.plan.inputs)} inputs are wanted, not {len(inputs)}")
             for number, (index, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
-                self._set_input(index, given, number)
+                self._set_input(index, given, self._names[number])
             self._run()
             return [self._output(index) for index in self.plan.outputs]
 
@@ -91,10 +97,10 @@ class HostMethod:
             made.write(content) if table.allocation is not None else setattr(made, "now", content)
         return made
 
-    def _set_input(self, index: int, given: Any, number: int) -> None:
+    def _set_input(self, index: int, given: Any, name: str) -> None:
         value = self._values[index]
         if isinstance(value, HostTensor):
-            checked = value.expect_input(given, number)
+            checked = value.expect_input(given, name)
             if value.table.allocation is None:
                 value.now = checked  # the caller's own memory, which the method may write
             else:
@@ -102,7 +108,7 @@ class HostMethod:
         elif isinstance(value, (bool, int, float, str)) and type(given) is type(value):
             self._values[index] = given
         elif not (isinstance(value, Null) and given is None):
-            raise InputError("input-invalid", f"input {number} is to be a {type(value).__name__}; it is {given!r}")
+            raise InputError("input-invalid", f"input {name} is to be a {type(value).__name__}; it is {given!r}")
 
     def _output(self, index: int) -> Any:
         value = self._values[index]
@@ -146,10 +152,20 @@ class HostMethod:
         except DelegraphError:
             raise
         except Exception as e:  # kernels raise what torch does for operands that the file should not have
-            name = self.plan.operators[call.op_index]
-            raise FormatError("format-invalid", f"{name} failed in method {self.plan.name!r}: {e}") from e
+            text = f"{self.plan.operators[call.op_index]} failed in method {self.plan.name!r}"
+            if sizes := self._varying_sizes():
+                hint = "the file does not say which sizes have to be equal, or multiples; the export did"
+                raise InputError("input-invalid", f"{text} for {sizes}: {e}", hint=hint) from e
+            raise FormatError("format-invalid", f"{text}: {e}") from e
         if computed is not None:
             self._values[call.args[-1]] = computed
+
+    def _varying_sizes(self) -> str:
+        """The sizes in this call of those inputs whose sizes are not fixed."""
+        inputs = [(name, self._values[index]) for name, index in zip(self._names, self.plan.inputs, strict=True)]
+        tensors = [(name, value) for name, value in inputs if isinstance(value, HostTensor) and value.now is not None]
+        varying = [(name, v.read()) for name, v in tensors if v.table.dynamism != Dynamism.STATIC]
+        return ", ".join(f"input {name} of sizes {list(value.shape)}" for name, value in varying)
 
     def _argument(self, index: int) -> Any:
         listed = self._lists[index]

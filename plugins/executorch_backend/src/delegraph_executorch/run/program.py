@@ -9,7 +9,7 @@ from delegraph.backend import CompileSpec
 from delegraph.errors import InputError
 from delegraph.formats import LoadDelegate
 
-from ..containers import flatten_call, structure_of, unflatten_result
+from ..containers import argument_names, flatten_call, structure_of, unflatten_result
 from ..program.tables import BackendDelegate, ExecutionPlan
 from ..serialize.check import check_program
 from ..serialize.reader import DataFile, ProgramFile, blob_of, named_segments
@@ -57,9 +57,10 @@ class HostProgram:
         """
         plan = self._known(name)
         takes, returns = (structure_of(plan.container, side) for side in ("inputs", "outputs"))
+        names = argument_names(plan.container)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return unflatten_result(returns, self.run(name, flatten_call(takes, args, kwargs)))
+            return unflatten_result(returns, self.run(name, flatten_call(takes, args, kwargs, names)))
 
         return call
 

@@ -47,12 +47,20 @@ class HostTensor:
             text = f"{what} as {value.dtype} of sizes {list(value.shape)}; the file says {self}"
             raise FormatError("format-invalid", text)
 
-    def expect_input(self, value: object, number: int) -> torch.Tensor:
+    def expect_input(self, value: object, name: str) -> torch.Tensor:
         """The caller's tensor for an input. Raises InputError for anything else."""
-        if not isinstance(value, torch.Tensor) or value.dtype != self.dtype or not self.fits(value.shape):
-            given = f"{value.dtype} of sizes {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            raise InputError("input-invalid", f"input {number} is to be {self}; it is {given}")
-        return value
+        if isinstance(value, torch.Tensor):
+            here = value.device.type == "cpu" and value.layout is torch.strided
+            if here and value.dtype == self.dtype and self.fits(value.shape):
+                return value
+            layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+            where = "" if value.device.type == "cpu" else f" on {value.device}"
+            given = f"{layout}{value.dtype} of sizes {list(value.shape)}{where}"
+        else:
+            given = (
+                repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
+            )
+        raise InputError("input-invalid", f"input {name} is to be {self}; it is {given}")
 
     def fits(self, sizes: Sequence[int]) -> bool:
         """Whether sizes are those of the file, or within them where it has bounds."""
