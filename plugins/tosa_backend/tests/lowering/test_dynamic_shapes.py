@@ -179,6 +179,16 @@ CASES = {
         [{2: LONG, 3: Dim("w", min=3, max=70)}],
     ),
     "parts": (of(lambda x: (x.chunk(2, 1), x.chunk(3, 1))), lambda n, m: (randn(n, 6 * m),), [{0: N, 1: 6 * M}]),
+    "windows that are cut": (
+        of(lambda x: (x.unfold(3, 3, 2), F.max_pool2d(x, 3, 2, ceil_mode=True))),
+        lambda n, m: (randn(1, 2, 8, n + 6),),
+        [{3: Dim.AUTO}],
+    ),
+    "parts that are written": (
+        of(lambda x, y: (x.select_scatter(y, 1, -1), x.slice_scatter(y[:, None], 1, 0, 1))),
+        lambda n, m: (randn(n, m), randn(n)),
+        [BOTH, ROWS],
+    ),
     "spectrum": (of(lambda x: torch.fft.rfft(x).abs()), lambda n, m: (randn(n, 8),), [ROWS]),
     "bags": (of(lambda w, i: w(i), nn.EmbeddingBag(10, 4)), lambda n, m: (whole(10, n, 5),), [ROWS]),
     "moved": (

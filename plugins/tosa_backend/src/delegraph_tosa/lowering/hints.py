@@ -76,6 +76,12 @@ def int64_result(text: str) -> Reason:
     return Reason(text, hint=f"if its values fit into 32 bits, compute it in int32: {how}", cause="int64")
 
 
+def int64_carried(text: str) -> Reason:
+    """An int64 that goes from one step to the next."""
+    hint = "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write while_loop with `i < n`"
+    return Reason(text, hint=hint, cause="int64")
+
+
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
     """TOSA has no such elements."""
     if of is not None and _is_chosen_scale(of):

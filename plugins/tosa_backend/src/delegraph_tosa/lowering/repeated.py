@@ -21,7 +21,7 @@ from ..ir.sizes import range_of as size_range
 from ..ir.types import INTEGERS, DType
 from ..ir.witnesses import sizes_of, untold
 from .aten.index import movable
-from .hints import other_target
+from .hints import int64_carried, other_target
 from .lazy import real
 from .promotion import converted
 from .ranges import range_of, range_of_type
@@ -110,8 +110,10 @@ class _Loop:
         self.steps, self.outer, self.t = steps, steps.outer, steps.outer.t
         self._expect_loops()
         self.start = [real(self.t, v) for v in start]
-        what = "a scan of more steps than are written out carries an int64, which nothing bounds"
-        self.t.require(self.t.has_int64 or all(v.dtype is not DType.INT64 for v in self.start), what)
+        if not self.t.has_int64 and any(v.dtype is DType.INT64 for v in self.start):
+            raise refused(
+                int64_carried("a scan of more steps than are written out carries an int64, which nothing bounds")
+            )
         self.given = operands_of(self.outer, additional)
         made: list[Any] = list(results_of(steps.nodes)[len(start) :])
         self.made = [type_of(node.meta["val"], "what a step returns") for node in made]

@@ -64,6 +64,8 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) 
         whole = (is_dynamic(last) and not window.ceil) or last < x.shape[axis]
         t.require(whole, "ceil_mode makes a window of padding only, for which TOSA has no value")
         trailing = window.trailing(x.shape[axis])
+        if window.ceil and is_dynamic(trailing):
+            x = _with_end(t, x, axis, trailing, fill)
         pad += [window.before, 0 if is_dynamic(trailing) else max(trailing, 0)]
         size[axis] += trailing if is_dynamic(trailing) else min(trailing, 0)
     return t.slice(x, [0] * x.rank, size), tuple(pad)
@@ -78,6 +80,15 @@ def _with_trailing(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
             t.require(fill is not None and x.dtype in FLOATS, why)
             padding[2 * axis + 1], moved[axis - 1] = window.after, window._replace(after=0)
     return t.pad(x, padding, fill or 0), moved
+
+
+def _with_end(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -> Value:
+    """x with as much of ``fill`` behind ``axis`` as ceil_mode makes windows reach beyond it."""
+    why = f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run time only"
+    t.require(fill is not None and x.dtype in FLOATS, why)
+    padding = [0] * (2 * x.rank)
+    padding[2 * axis + 1] = largest(trailing, 0)
+    return t.pad(x, padding, fill or 0)
 
 
 def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:

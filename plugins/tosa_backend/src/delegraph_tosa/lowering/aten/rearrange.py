@@ -14,7 +14,7 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
-from ...ir.types import Type
+from ...ir.types import DType, Type
 from ..builder import Tosa
 from ..layout import axis_of, pair
 from ..positions import numbered, picked, rearranged
@@ -119,6 +119,11 @@ def windows_along(t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation
     if step == kernel and dilation == 1:
         whole = cut(t, x, axis, 0, count * kernel)
         return t.reshape(whole, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :]))
+    if is_dynamic(count):
+        reached = [cut(t, x, axis, k * dilation, (count - 1) * step + 1) for k in range(kernel)]
+        taken = [x if step == 1 else every(t, x, axis, step) for x in reached]
+        shape = (*x.shape[:axis], count, 1, *x.shape[axis + 1 :])
+        return joined(t, [t.reshape(part, shape) for part in taken], axis + 1)
     return picked(t, x, axis, np.arange(count)[:, None] * step + np.arange(kernel) * dilation)
 
 
@@ -230,9 +235,20 @@ def slice_scatter(t: Tosa, self: Value, src: Value, dim: int, start: int | None,
     first, last = bounds(start, end, size)
     if step > 1:
         return replaced(t, self, src, np.moveaxis(np.moveaxis(numbered(self.shape), axis, 0)[first:last:step], 0, axis))
+    src = converted(t, src, self.dtype)
+    if is_dynamic(size):  # what is before and after may be empty
+        return _put(t, self, src, axis, first, size - last)
     before = [cut(t, self, axis, 0, first)] if first else []
     after = [cut(t, self, axis, last, size - last)] if last < size else []
-    return joined(t, [*before, converted(t, src, self.dtype), *after], axis)
+    return joined(t, [*before, src, *after], axis)
+
+
+def _put(t: Tosa, x: Value, src: Value, axis: int, before: int, after: int) -> Value:
+    """x [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` behind the first ``before`` elements"""
+    padding, ones = [0] * (2 * x.rank), [1] * x.rank
+    padding[2 * axis : 2 * axis + 2], ones[axis] = (before, after), src.shape[axis]
+    there = t.pad(t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones), padding, t.constant(False, DType.BOOL))
+    return t.select(there, t.pad(src, padding), x)
 
 
 @lowers(aten.select_scatter.default)
