@@ -193,14 +193,27 @@ def _converted(prepared: GraphModule) -> GraphModule:
     """The program with Q/DQ in the place of observers, and without the weights in floats, which torchao leaves."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
+    _retarget(prepared, torch.ops.aten.batch_norm.default, _batch_norm)
     with quietly():
         converted: GraphModule = convert_pt2e(prepared)
+    _retarget(converted, _batch_norm, torch.ops.aten.batch_norm.default)
     used = {str(node.target) for node in converted.graph.nodes if node.op == "get_attr"}
     for name, _ in [*converted.named_parameters(), *converted.named_buffers()]:
         if name not in used:
             owner, _, attribute = name.rpartition(".")
             delattr(converted.get_submodule(owner), attribute)
     return converted
+
+
+def _batch_norm(*args: Any) -> torch.Tensor:
+    """Stands for a batch norm while torchao converts: at the sight of one it exports a dozen patterns of training."""
+    return torch.ops.aten.batch_norm.default(*args)  # type: ignore[no-any-return]
+
+
+def _retarget(module: GraphModule, old: Any, new: Any) -> None:
+    for node in module.graph.find_nodes(op="call_function", target=old):
+        node.target = new
+    module.recompile()
 
 
 def export_whole(program: Program, inputs: Batch, dynamic_shapes: Any = None) -> ExportedProgram:
