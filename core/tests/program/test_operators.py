@@ -153,6 +153,16 @@ def test_random_operators_have_one_seed_and_are_said():
     assert random.figures.remark.startswith("random") and found.operators.differing() == []
 
 
+class Largest(torch.nn.Module):
+    def forward(self, x):
+        return x.max(1)[0]
+
+
+def test_a_result_of_several_is_its_operators():
+    found = lower(Largest(), (torch.ones(2, 3),)).verify(torch.ones(2, 3), per_operator=True).operators
+    assert [o.operator for o in found.operators] == ["aten.max.dim"]
+
+
 class Attention(torch.nn.Module):
     def forward(self, x):
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)

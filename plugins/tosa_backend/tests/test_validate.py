@@ -53,7 +53,7 @@ def test_every_violation_names_its_rule_and_section():
     assert ("operand-defined", "Operator Graphs") in broken
     assert ("axis", "REDUCE_SUM, Operation Function") in broken
     first = next(str(v) for v in violations(graph, FP) if v.operator is exp)
-    assert "target is PRO-FP [profile: EXP, Supported Data Types]\n    at model.py:9" in first
+    assert "target is TOSA-1.0+FP [profile: EXP, Supported Data Types]\n    at model.py:9" in first
 
 
 def test_all_rules_that_one_operator_breaks_are_found():
@@ -83,7 +83,7 @@ def test_all_are_found_at_once():
     exp.source = "model.py:9, in exp"
     assert found(Graph([x, y], [exp.outputs[0], lost], [add, sub, less, exp])) == [
         "operator 0 (ADD): it gives [2x3]fp32, its results are declared as [2x2]fp32",
-        "operator 2 (GREATER): TOSA GREATER from int32 to bool needs PRO-INT; target is PRO-FP",
+        "operator 2 (GREATER): TOSA GREATER from int32 to bool needs PRO-INT; the target is TOSA-1.0+FP",
         "operator 3 (EXP): operand 0 (%?: [2x3]fp32) is not defined before it is used\n    at model.py:9, in exp",
         "output 1: %?: [2x3]fp32 is not defined",
         "name 'x': 2 inputs or outputs have it",
@@ -193,7 +193,7 @@ def test_graphs_of_control_flow_are_checked():
     chosen = apply(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
     texts = found(Graph([condition, x], chosen.outputs, [chosen]), TosaSpec.parse("TOSA-1.0+FP+cf"))
     where = "graph then, operator 0 (EXP)"
-    assert f"{where}: TOSA EXP on bf16 needs EXT-BF16; target is EXT-CONTROLFLOW+PRO-FP" in texts
+    assert f"{where}: TOSA EXP on bf16 needs EXT-BF16; the target is TOSA-1.0+FP+controlflow" in texts
 
 
 def nested(depth: int) -> Graph:

@@ -242,7 +242,8 @@ class Reference:
                 self.end()
 
     def _row(self, node: Node, place: _Place, accuracy: Accuracy) -> OperatorStatistics:
-        target, handle = str(node.target), node.meta.get("debug_handle")
+        maker = node.args[0] if node.target is operator.getitem else node  # of one of several results
+        target, handle = str(getattr(maker, "target", node.target)), node.meta.get("debug_handle")
         named = (self._method, node.name, target, handle, place.where, source_of(node))
         quantizes = target.startswith("quantized_decomposed.quantize")
         return OperatorStatistics(*named, *accuracy, quantizes, place.iteration)

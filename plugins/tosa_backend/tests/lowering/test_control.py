@@ -153,7 +153,7 @@ def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_e
     assert (len(whole.delegates), whole.report.refusals) == (1, [])
     assert [d.name for d in alone.delegates][2:] == ["true_graph_0.lowered_module_2", "false_graph_0.lowered_module_3"]
     (refusal,) = alone.report.refusals
-    assert refusal.reason == "TOSA COND_IF on bool needs EXT-CONTROLFLOW; target is PRO-FP"
+    assert refusal.reason == "TOSA COND_IF on bool needs EXT-CONTROLFLOW; the target is TOSA-1.0+FP"
     for each in (given, -given):
         torch.testing.assert_close(whole(each), module(each))
         torch.testing.assert_close(alone(each), module(each))

@@ -92,7 +92,7 @@ REFUSALS = [
     (
         lambda x: x + 1,
         (torch.ones(3, dtype=torch.bfloat16),),
-        "the input args_0: a tensor of bf16 needs EXT-BF16; target is PRO-FP+PRO-INT",
+        "the input args_0: a tensor of bf16 needs EXT-BF16; the target is TOSA-1.0+FP+INT",
     ),
     (
         lambda x: x.reshape(1, 1, 1, 2, 3, 2, 6).relu(),
@@ -115,10 +115,10 @@ def test_refusals(function, inputs, text):
 def test_the_target_decides():
     ints = torch.ones(2, 3, dtype=torch.int32)
     said = message(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP")
-    assert said == "aten.reshape.default: TOSA RESHAPE on int32 needs PRO-INT; target is PRO-FP"
+    assert said == "aten.reshape.default: TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP"
     assert lower(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP+INT").operators
     said = message(lambda x: x.relu(), torch.ones(3), spec="TOSA-1.0+INT")
-    assert said == "the input args_0: a tensor of fp32 needs PRO-FP; target is PRO-INT"
+    assert said == "the input args_0: a tensor of fp32 needs PRO-FP; the target is TOSA-1.0+INT"
 
 
 def test_dynamic_shapes():

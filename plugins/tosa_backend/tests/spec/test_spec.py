@@ -107,10 +107,10 @@ def test_every_row_is_accepted_by_those_who_allow_it_and_nobody_else(label):
 
 
 REASONS = {
-    "TOSA CLAMP on bf16 needs EXT-BF16; target is PRO-FP": (
+    "TOSA CLAMP on bf16 needs EXT-BF16; the target is TOSA-1.0+FP": (
         apply(ops.CLAMP, value(2, dtype=DType.BF16), min_val=0, max_val=1)
     ),
-    "TOSA RESHAPE on int32 needs PRO-INT; target is PRO-FP": (
+    "TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP": (
         apply(ops.RESHAPE, value(2, dtype=DType.INT32), literal([2, 1], DType.SHAPE, np.int64))
     ),
     "TOSA CAST from bool to fp32 is not in TOSA 1.0": apply(ops.CAST, value(2, dtype=DType.BOOL), dtype=DType.FP32),

@@ -138,7 +138,7 @@ def _asked(program: ExportedProgram, target: str) -> dict[str, str]:
 
 def _general(reason: str) -> str:
     """Without what is particular to the sample: names of its values, and the target that was asked."""
-    reason = re.sub(r"; target is .*", "", reason)
+    reason = re.sub(r"; the target is .*", "", reason)
     reason = re.sub(r"\bTOSA (\w+) (on|from) .* needs (PRO-\w+)", r"TOSA \1 on these types needs \3", reason)
     reason = re.sub(r"\bresult (\d+) of aten\.\w+\.\w+", r"its result \1", reason)
     reason = re.sub(r"\bthe (input|constant) (?!of|has|is)[\w.]+", r"the \1", reason)

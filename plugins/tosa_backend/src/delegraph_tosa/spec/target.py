@@ -131,7 +131,7 @@ class TosaSpec:
         """Why this target does not compute with sizes that are known at run time only, or None."""
         if "EXT-SHAPE" in self.names:
             return None
-        return f"to compute sizes at run time needs EXT-SHAPE of TOSA 1.1; target is {'+'.join(sorted(self.names))}"
+        return f"to compute sizes at run time needs EXT-SHAPE of TOSA 1.1; the target is {self}"
 
     def violations(self, operator: Operator) -> list[str]:
         """Everything that this target refuses about ``operator``, where ``why_not`` gives the first."""
@@ -183,7 +183,7 @@ class TosaSpec:
         if not allowed_by:
             return f"{subject} is not in TOSA {self.version[0]}.{self.version[1]}"
         ways = " or ".join("+".join(sorted(names)) for names in allowed_by)
-        return f"{subject} needs {ways}; target is {'+'.join(sorted(self.names))}"
+        return f"{subject} needs {ways}; the target is {self}"
 
 
 DEFAULT = TosaSpec()
