@@ -44,6 +44,7 @@ def test_a_loaded_file_chooses(saved):
     torch.testing.assert_close(loaded.method("forward_2")(*exact), loaded(*exact))
 
 
+@pytest.mark.slow  # it imports torch anew
 def test_another_process_chooses(saved):
     code = "import delegraph, torch, sys; print(delegraph.load(sys.argv[1])(torch.ones(5, 4), torch.ones(5, 1)).shape)"
     done = subprocess.run([sys.executable, "-c", code, str(saved[0])], check=True, capture_output=True, text=True)
