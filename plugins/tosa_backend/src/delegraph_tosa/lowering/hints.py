@@ -134,6 +134,11 @@ def undecided(text: str) -> Reason:
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
+def by_size(text: str, instead: str) -> Reason:
+    """A call whose operators differ from size to size; ``instead`` is one whose operators do not."""
+    return Reason(text, hint=f"{instead}, or export with static sizes", cause="dynamic", unless="static")
+
+
 def untold_size(text: str) -> Reason:
     """A part of the program computes with a size that none of its operands has."""
     hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"

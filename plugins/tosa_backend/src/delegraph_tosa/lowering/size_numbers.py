@@ -20,12 +20,15 @@ Number = Any
 
 
 def computed(t: Tosa, number: Number, dtype: DType) -> Value:
-    """[1] of ``dtype``, int32 or fp32; a formula is fp32."""
+    """[1] of ``dtype``, int32 or fp32; a formula is computed in fp32, and cut to an integer as torch does."""
     if is_dynamic(number):
         return _counted(t, number, dtype)
-    if isinstance(number, Formula):
-        return t.cast(_FUNCTIONS[number.function](t, number.left, number.right), dtype)
-    return t.constant(number, dtype)
+    if not isinstance(number, Formula):
+        return t.constant(number, dtype)
+    found: Value = _FUNCTIONS[number.function](t, number.left, number.right)
+    if dtype is DType.FP32:
+        return found
+    return t.cast(t.select(t.greater_equal(found, 0), t.floor(found), t.ceil(found)), dtype)
 
 
 def truth(t: Tosa, relation: Relation) -> Value:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from ..ir.graph import Array, Deferred, Value
-from ..ir.sizes import exceeds
+from ..ir.sizes import exceeds, is_dynamic, waits
 from ..ir.types import DType, Type
 from .hints import data_dependent, no_dtype, number_at_run_time
 from .torch_sizes import depends_on_data, is_dynamic_tensor, is_empty_tensor, shape_of_tensor
@@ -75,6 +75,13 @@ def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
     """The type of a dense tensor whose sizes are numbers, one object for all of that type; None if TOSA has none."""
     found = DTYPES.get(dtype)
     return None if found is None or 0 in shape else Type(tuple(shape), found)
+
+
+def dtype_of_number(number: float) -> torch.dtype:
+    """torch's type for a tensor of that number, which may be known at run time only."""
+    if waits(number):
+        return torch.int64 if is_dynamic(number) else torch.get_default_dtype()
+    return torch.tensor(number).dtype
 
 
 def no_tensor(val: Any, what: str) -> str:

@@ -12,7 +12,7 @@ from ..builder import Operand, Tosa
 from ..lazy import Joined, trial
 from ..promotion import converted, promoted
 from ..registry import lowers
-from ..torch_types import dtype_of
+from ..torch_types import dtype_of, dtype_of_number
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
 @lowers(aten.where.Scalar)
 def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Value:
     """condition [*S] -> [*S] of torch's default type for such numbers"""
-    dtype = dtype_of(torch.result_type(torch.tensor(self), torch.tensor(other)))
+    dtype = dtype_of(torch.promote_types(dtype_of_number(self), dtype_of_number(other)))
     on_true, on_false = (t.constant(number, dtype, (1,) * condition.rank) for number in (self, other))
     return chosen(t, converted(t, condition, DType.BOOL), on_true, on_false)
 

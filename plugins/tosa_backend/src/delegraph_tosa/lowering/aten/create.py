@@ -11,9 +11,9 @@ from ...ir.graph import Literal, Value
 from ...ir.sizes import is_dynamic, waits
 from ...ir.types import Type
 from ..builder import Shape, Tosa
-from ..hints import too_large
+from ..hints import by_size, too_large
 from ..registry import lowers
-from ..torch_types import TORCH_DTYPES, array_of, dtype_of, refused
+from ..torch_types import TORCH_DTYPES, array_of, dtype_of, dtype_of_number, refused
 
 aten = torch.ops.aten
 
@@ -23,9 +23,7 @@ LARGEST = 1 << 20
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
     """A tensor of ``number``; without a dtype, of the one that torch gives such a number."""
-    if dtype is None and waits(number):
-        dtype = torch.int64 if is_dynamic(number) else torch.float32
-    dtype = torch.tensor(number).dtype if dtype is None else dtype
+    dtype = dtype_of_number(number) if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
 
@@ -181,7 +179,7 @@ def linspace(
     pin_memory: Any,
 ) -> Value:
     """-> [steps]"""
-    return _literal(t, torch.linspace(start, end, int(steps), dtype=dtype), "linspace")
+    return _literal(t, torch.linspace(float(start), float(end), int(steps), dtype=dtype), "linspace")
 
 
 def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
@@ -194,17 +192,15 @@ def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
 
 def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
     """start, start + step, ... before ``end``; whole numbers make int64"""
-    if is_dynamic(start) or is_dynamic(end) or is_dynamic(step):
+    if waits(start) or waits(end) or waits(step):
         return _counted_at_run_time(t, start, end, step, dtype)
     return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
 
 
 def _counted_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
     whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
-    t.require(
-        whole and not is_dynamic(step),
-        "an arange of sizes that are known at run time only has steps that are whole numbers",
-    )
+    why = "the steps of an arange that ends at run time have to be whole numbers"
+    t.require(whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step"))
     found = torch.int64 if dtype is None else dtype
     row = t.numbers(cast(int, -((start - end) // step)), dtype_of(found))
     row = row if step == 1 else t.mul(row, step)

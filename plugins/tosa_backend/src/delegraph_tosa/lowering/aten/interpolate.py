@@ -15,6 +15,7 @@ from ...ir.graph import Value, literal
 from ...ir.sizes import is_dynamic
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
+from ..hints import by_size
 from ..positions import picked
 from ..promotion import converted
 from ..registry import lowers
@@ -130,7 +131,8 @@ def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: b
             t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
             y = converted(t, y, DType.FP32)
         if is_dynamic(axis.size) or is_dynamic(axis.out):
-            why = f"how many elements an output covers depends on {axis.size}, which is known at run time only"
+            text = f"how many elements an output covers depends on {axis.size}, which is known at run time only"
+            why = by_size(text, "resize with antialias=False")
             t.require(kind in AT_RUN_TIME and not (between and t.weighs_integers), why)
             y = interpolate_dynamic.weighted(t, y, number, AT_RUN_TIME[kind](t, axis, corners))
         else:

@@ -14,6 +14,7 @@ from ...ir.graph import Value
 from ...ir.sizes import largest
 from ...ir.types import DType
 from ..builder import Tosa
+from ..hints import by_size
 from .index import taken
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
     """Of a ratio of sizes, which one it is may depend on how their quotient is rounded."""
     known = axis.scale is not None and axis.scale > 0
     why = f"which element is the nearest depends on how {axis.size} / {axis.out} is rounded, and TOSA divides no floats"
-    t.require(known, why)
+    t.require(known, by_size(why, 'resize by a scale_factor, or with mode="bilinear"'))
     return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
 
 

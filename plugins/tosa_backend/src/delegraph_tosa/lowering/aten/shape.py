@@ -11,6 +11,7 @@ from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import Type
 from ..builder import Shape, Tosa
+from ..hints import by_size
 from ..layout import axis_of
 from ..promotion import common_type, converted
 from ..registry import lowers
@@ -70,7 +71,8 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
 def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     """x without those of ``axes`` that have size 1; a number without axes takes axis 0 for one"""
     for size in [x.shape[axis] for axis in axes if axis < x.rank]:
-        t.require(not is_dynamic(size), f"whether an axis of the size {size} is dropped is known at run time only")
+        why = f"whether an axis of the size {size} is dropped is known at run time only"
+        t.require(not is_dynamic(size), by_size(why, "name the axes that are 1 at every size: x.squeeze(dim)"))
     return t.reshape(x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
 
