@@ -311,8 +311,10 @@ def test_what_others_log_on_import_is_no_matter_here(
     (tmp_path / "executorch").mkdir()
     says = "import logging, warnings\nlogging.getLogger('torchao').warning('Failed to load')\nwarnings.warn('old')\n"
     (tmp_path / "executorch" / "runtime.py").write_text(says + "class Runtime:\n    get = staticmethod(lambda: 'it')\n")
-    for name in [n for n in sys.modules if n.partition(".")[0] == "executorch"]:
-        monkeypatch.delitem(sys.modules, name)
+    known = [n for n in sys.modules if n.partition(".")[0] == "executorch"]
+    for name in {*known, "executorch", "executorch.runtime"}:
+        monkeypatch.setitem(sys.modules, name, None)  # what was there is back afterwards, also if that was nothing
+        del sys.modules[name]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path_importer_cache", {})
     assert stock.stock_runtime.__wrapped__() == "it"

@@ -14,6 +14,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 IMAGE = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.fixture(autouse=True)
+def _needs_executorch() -> None:
+    stock_runtime()
+
+
 class Transposed(nn.Module):
     """Weights that are views of others."""
 

@@ -58,6 +58,7 @@ class TwoMethods(nn.Module):
 
 
 def test_two_methods_that_share_weights() -> None:
+    runtime = stock_runtime()
     torch.manual_seed(0)
     module, x = TwoMethods().eval(), torch.randn(2, 16)
     encode = copy.copy(module)
@@ -67,7 +68,7 @@ def test_two_methods_that_share_weights() -> None:
     content = emit(lowered).file.join()
     weight = module.shared.weight.detach().numpy().tobytes()
     assert content.count(weight[:256]) == 1, "XNNPACK names weights by content, and the file has each once"
-    program = stock_runtime().load_program(content)
+    program = runtime.load_program(content)
     with torch.no_grad():
         expect_equal(program.load_method("forward").execute([x]), [module(x)])
         expect_equal(program.load_method("encode").execute([x]), [module.encode(x)])
