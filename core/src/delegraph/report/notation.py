@@ -33,6 +33,7 @@ class Notation:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes = nodes
         self._written: dict[Any, str] = {}
+        self._types: dict[Node, str] = {}
 
     def size(self, size: Any) -> str:
         """A number, or an expression of names."""
@@ -75,7 +76,9 @@ class Notation:
 
     def value(self, node: Node, named: bool = True) -> str:
         """``name: float32[2, 3]``, or the type alone."""
-        shown = self.type(node.meta.get("val"))
+        if node not in self._types:  # a box, a line and a tooltip show it
+            self._types[node] = self.type(node.meta.get("val"))
+        shown = self._types[node]
         return f"{node.name}: {shown}" if named and shown else node.name if named else shown
 
     def call(self, node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
