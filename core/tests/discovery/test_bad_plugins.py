@@ -328,8 +328,8 @@ ROWS = {
     ),
     "entry point that is no module": Row(
         lambda site: site.metadata("bad-one", "bad = -", "0.7"),
-        "its entry point is '-', which is no module and no module:object",
-        "for the authors of bad-one: name the module that has the hooks",
+        "its installation is damaged: entry_points.txt has a line that is no `name = module`, or .+: 'bad = -'",
+        "reinstall bad-one, or remove what is left of it; " + FORGO,
     ),
     "disabled plugin that would end the process": Row(
         light("import os; os._exit(3)"),

@@ -107,7 +107,8 @@ def entry_points_of(distribution: Distribution) -> list[EntryPoint]:
     made: dict[str, EntryPoint] = {}
     for line in _lines_of_group(_text(content, file)):
         name, _, value = (part.strip() for part in line.partition("="))
-        if not name or not value or name in made:
+        # importlib-metadata 9, the last for Python 3.10, refuses to make an entry point of anything else.
+        if not name or not EntryPoint.pattern.match(value) or name in made:
             raise Damaged(f"{file} has a line that is no `name = module`, or is there twice: {line[:100]!r}")
         made[name] = EntryPoint(name, value, PROJECT)
     if len(made) > MOST_ENTRY_POINTS:
