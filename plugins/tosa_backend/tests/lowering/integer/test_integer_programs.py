@@ -216,6 +216,14 @@ def test_a_file_with_uint8_is_what_the_judges_take(tmp_path):
     assert valid and (found.view("uint8") == module(u).numpy()).all()
 
 
+def test_where_there_are_floats_numbers_of_uint8_are_floats():
+    """In steps of an integer that reaches to 255, what eps leaves beside 1 would be lost."""
+    u, module = torch.tensor([0, 1, 2, 255], dtype=torch.uint8), Function(lambda u: torch.logit(u, 1e-6)).eval()
+    lowered = delegraph.lower(module, (u,), backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+INT"}})
+    assert not lowered.report.refusals
+    torch.testing.assert_close(lowered(u), module(u))
+
+
 def test_uint8_is_no_number_to_compute_with():
     with pytest.raises(Unsupported, match=r"its operand: TOSA has no torch\.uint8"):
         names(lambda u: u + 1, torch.zeros(2, dtype=torch.uint8))

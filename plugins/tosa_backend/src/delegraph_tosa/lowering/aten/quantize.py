@@ -129,10 +129,11 @@ def dequantize_channels_of_bytes(
 
 @lowers_bytes(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
 def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
-    """uint8 [*S] -> the same numbers [*S], nothing computed: they are quantized with a scale of 1"""
+    """uint8 [*S] -> the same numbers [*S]; for a target without floats nothing computed, as they are in steps of 1"""
     if dtype is not torch.float32:
         raise refused(cast_of_bytes(dtype, None if input.held is None else input.held.name))
-    return Scaled(input.q, Scale(1.0), -HALF)
+    found = Scaled(input.q, Scale(1.0), -HALF)
+    return found.real(t) if "FP" in t.spec.profiles else found
 
 
 def _within(input: Value, quant_min: int, quant_max: int) -> Value:
