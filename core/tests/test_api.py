@@ -537,6 +537,16 @@ class Breaks(nn.Module):
         return x.numpy()
 
 
+class Strides(nn.Module):
+    def forward(self, x):
+        return torch.cond(
+            x.sum() > 0,
+            lambda x: (x + 1)[1:],
+            lambda x: x[:-1] + 0,
+            (x,),
+        )
+
+
 BAD_PROGRAMS = {
     "no_inputs": (lambda: (NoInput().eval(), ()), "input-invalid", "takes no inputs"),
     "no_examples": (lambda: (Middle().eval(), None), "input-invalid", "example_inputs are needed"),
@@ -550,6 +560,11 @@ BAD_PROGRAMS = {
         "export-failed",
         r"invalid combination of arguments - got [^\n]*\)\n  at ",
     ),
+    "branches_that_differ": (
+        lambda: (Strides().eval(), (torch.randn(3),)),
+        "export-failed",
+        r"expected same storage_offset but got 1 and 0[^\n]*\n  at [^\n]*test_api.py[^\n]*torch.cond\(",
+    ),
     "no_methods": (lambda: ({}, None), "input-invalid", "no method to lower"),
     "numbered_method": (lambda: ({1: Middle().eval()}, None), "input-invalid", "name of a method is a string, not 1"),
     "one_tuple_for_several": (
@@ -562,12 +577,13 @@ BAD_PROGRAMS = {
 
 
 @pytest.mark.parametrize("case", BAD_PROGRAMS)
-def test_bad_programs(case, registry):
+def test_bad_programs(case, registry, caplog):
     make, code, message = BAD_PROGRAMS[case]
     program, inputs = make()
     with pytest.raises(errors.DelegraphError, match=message) as e:
         api.lower(program, inputs, backends=[echo()], registry=registry)
     assert e.value.code == code
+    assert not [r for r in caplog.records if r.levelname != "DEBUG"]  # the error says it all
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +14,9 @@ from ..errors import InputError
 from ..exported_program import user_inputs
 from ..source import Source as SourceLine
 from ..source import innermost
-from .tracing import TRACING
+from .tracing import TRACING, unlogged
+
+_EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 
 
 class Source(NamedTuple):
@@ -72,12 +75,14 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
         raise InputError("input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint)
     args = arguments_of(inputs)
     try:
-        with TRACING:
+        with TRACING, unlogged(("torch.export._trace",)):
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:  # what torch and the code of the model raise
         first, _, rest = str(e).strip().partition("\n")
         first = first.removesuffix(", but expected one of:")  # torch goes on with its list of signatures
-        text = f"torch.export could not export {kind}: {type(e).__name__}: {first}"
+        explanation = _EXPLANATION.search(rest)  # of Dynamo, which traces branches and loops
+        reason = f"{first}: {explanation[1]}" if explanation else first
+        text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
         fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
         suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None
         if "not a known type" in first:  # a result or an argument of the user's own class
@@ -97,6 +102,6 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
 
 def _user_line(error: BaseException) -> SourceLine | None:
     """The innermost line of the user's program that torch was tracing when it failed."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]  # Dynamo's, further in
     tracing = [f for f in frames if f.filename != __file__]
     return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 TRACING = threading.RLock()
@@ -14,17 +14,17 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 
 
 @contextmanager
-def unlogged() -> Iterator[None]:
-    """Drop what torch logs about calls that fail under fake tensors: the caller catches the failure and reports it."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
+    """Drop what torch warns of in its log, by default of calls that fail under fake tensors: the caller reports it."""
+    loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
-        logger.addFilter(_drop)
+        logger.addFilter(_is_no_warning)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(_drop)
+            logger.removeFilter(_is_no_warning)
 
 
-def _drop(record: logging.LogRecord) -> bool:
-    return False
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING

@@ -35,7 +35,8 @@ def integer_borders(program: ExportedProgram) -> ExportedProgram:
     pairs = list(zip(program.graph_signature.output_specs, values, strict=True))
     kept = [value.args[0] if _is_dequantized(spec, value) else value for spec, value in pairs]
     if not inputs and kept == list(values):
-        raise Unsupported("unsupported", "integer_borders: the program quantizes no input and dequantizes no result")
+        text = "integer_borders: the program quantizes no input and dequantizes no result"
+        raise Unsupported("unsupported", text, hint="quantize the model first: delegraph.quantize, or --quantize FILE")
     return _returning(program, kept)
 
 

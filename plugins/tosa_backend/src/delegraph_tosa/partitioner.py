@@ -114,7 +114,7 @@ class TOSASupport:
         seen = {id(value) for n in nodes for value in _flat(self._run.values.get(n))}
         for node in dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside):
             value = self._run.values.get(node)
-            if value is None or self._constant(node):
+            if value is None or node in self._weights:
                 continue  # it is an input of the program, or both interpretations read the constant
             if type(value) is not Value or id(value) in seen or not _arrives_as(value, run, node):
                 return run
@@ -128,7 +128,7 @@ class TOSASupport:
 
     def _inputs(self, nodes: Sequence[Node], inside: set[Node]) -> list[Value]:
         """The tensors that arrive at a partition, as far as sizes can be read off them."""
-        given = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside and not self._constant(i))
+        given = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside and i not in self._weights)
         tensors = [n.meta["val"] for n in given if isinstance(n.meta.get("val"), torch.Tensor)]
         return [Value(Type(shape_of_tensor(val.shape), DType.INT32)) for val in tensors]
 

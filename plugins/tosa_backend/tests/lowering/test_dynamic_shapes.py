@@ -70,6 +70,11 @@ CASES = {
         [{2: Dim("h", min=4, max=70), 3: Dim("w", min=4, max=70)}],
     ),
     "cat": (of(lambda x, y: torch.cat([x, y, x], 1)), lambda n, m: (randn(n, m), randn(n, 4)), [BOTH, ROWS]),
+    "an empty cache": (
+        of(lambda x: torch.cat([torch.tensor([]), x], -2) * 2),
+        lambda n, m: (randn(2, n, 4),),
+        [{1: N}],
+    ),
     "slice": (
         of(lambda x: (x[:, 1:], x[:, :-1], x[:, -1])),
         lambda n, m: (randn(n, m + 3),),
