@@ -285,7 +285,6 @@ def test_values_that_overflow_inside():
         delegraph.quantize(Square().eval(), [torch.full((2, 6), 3e38)])
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's, of its own LSTM
 def test_a_recurrent_layer_is_quantized_step_by_step():
     class Tagger(nn.Module):
         def __init__(self):

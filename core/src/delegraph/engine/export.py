@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ..source import Source as SourceLine
 from ..source import innermost
 from .tracing import TRACING, unlogged
 
+_OF_TORCHS_RNNS = r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during export"
 _EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 
 
@@ -75,7 +77,8 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
         raise InputError("input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint)
     args = arguments_of(inputs)
     try:
-        with TRACING, unlogged(("torch.export._trace",)):
+        with TRACING, unlogged(("torch.export._trace",)), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:  # what torch and the code of the model raise
         first, _, rest = str(e).strip().partition("\n")

@@ -114,7 +114,6 @@ class Recurrent(nn.Module):
         return self.gru(self.lstm(x)[0])[0]
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("asks", [False, True], ids=["tags", "can be asked"])
 def test_a_composite_inside_a_composite_is_taken(asks, registry):
     """Over three steps each of the two is four linear layers."""
@@ -124,7 +123,6 @@ def test_a_composite_inside_a_composite_is_taken(asks, registry):
     assert sum((Counter(c) for c in counts(made)), Counter()) == {"aten.linear.default": 8}
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry):
     """It wants the layers that see all of the three steps at once, one in each of the two."""
     linear = aten.linear.default
@@ -183,7 +181,6 @@ class Mixed(nn.Module):
         return self.lstm(attended)[0], F.cosine_similarity(x, y), mean, var, F.huber_loss(x, y), torch.tril(y[0], -1)
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_at_once_and_step_by_step_the_host_gets_the_same(registry, monkeypatch):
     inputs = (torch.randn(2, 4, 8),)
     traced = counted_traces(monkeypatch)
@@ -368,7 +365,6 @@ def test_symbolic_sizes(registry):
     assert not any(to_core(t) for t in targets(made.exported_program()))
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_a_recurrent_layer_reaches_core_aten(registry):
     class Recurrent(nn.Module):
         def __init__(self):
