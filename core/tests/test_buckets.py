@@ -75,6 +75,17 @@ def test_what_no_bucket_holds(registry, x):
         buckets(registry, Rows(), sized(2, 8), padding=0)(x)
 
 
+@pytest.mark.parametrize("padding", ["0", torch.tensor(0.0), 10**400])
+def test_padding_is_a_number(registry, padding):
+    with pytest.raises(InputError, match="padding is a number of Python, or None"):
+        buckets(registry, Rows(), sized(2, 8), padding=padding)
+
+
+def test_infinite_padding_is_told_from_none(registry):
+    program = buckets(registry, Rows(), sized(2, 8), padding=float("-inf"))
+    assert program._choice.table().to_json()["padding"] == "-inf"
+
+
 class Masked(nn.Module):
     """[N, L] -> [N, L]: what is not in the mask has no part in the softmax."""
 

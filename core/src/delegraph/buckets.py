@@ -99,12 +99,13 @@ def lower_buckets(
     (``forward_16x64`` after the sizes that differ). ``padding``: what fills up inputs that are smaller than the bucket
     that holds them; without it, only the exact sizes are accepted. ``options`` are those of ``delegraph.lower``.
 
-    Raises InputError for buckets that do not belong together, and for a model that writes its buffers or inputs: the
-    methods do not share them. Raises what ``delegraph.lower`` raises.
+    Raises InputError for buckets that do not belong together, for a padding that is no number, and for a model that
+    writes its buffers or inputs: the methods do not share them. Raises what ``delegraph.lower`` raises.
     """
     if not isinstance(model, torch.nn.Module):
         text = f"buckets are exported from an nn.Module, one at a time; this is {type(model).__name__}"
         raise InputError("input-invalid", text)
+    check_padding(padding)
     calls = bucket_calls(buckets)
     arguments = {name: call.arguments() for name, call in calls.items()}
     program = lower(
@@ -125,6 +126,13 @@ def choose_by_size(program: LoweredProgram, calls: Mapping[str, Call], padding: 
     taken = {name: Call(_as_taken(program, name, call.leaves), call.spec) for name, call in calls.items()}
     program.buckets = BucketChoice(taken, {name: _result_shapes(program, name) for name in calls}, padding)
     return program.buckets
+
+
+def check_padding(padding: Any) -> None:
+    """Raise InputError for what can fill up no tensor, or be in no file."""
+    fits = isinstance(padding, float) or (isinstance(padding, int) and -(1 << 63) <= padding < 1 << 63)
+    if padding is not None and not fits:
+        raise InputError("input-invalid", f"padding is a number of Python, or None, not {padding!r}")
 
 
 def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, Call]:

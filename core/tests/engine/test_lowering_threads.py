@@ -282,6 +282,18 @@ def test_garbage_collection_comes_back_after_the_last():
         gc.enable()
 
 
+def test_garbage_collection_that_the_user_switches_on_meanwhile_stays_on():
+    gc.disable()
+    try:
+        with pause_collection():
+            gc.enable()
+            with pause_collection():
+                assert not gc.isenabled()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_garbage_collection_pauses_while_plugins_are_imported():
     collects = []
 

@@ -87,12 +87,13 @@ def read_model(text: str) -> GivenModel:
 
 def _buckets(returned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A method for each size, as ``delegraph.lower_buckets`` makes them."""
-    from ..buckets import bucket_calls
+    from ..buckets import bucket_calls, check_padding
 
     extra = [key for key in returned if key not in ("model", "buckets", "padding", "transforms")]
     if extra or "model" not in returned:
         found = f"with {', '.join(map(repr, extra))}" if extra else "without 'model'"
         raise InputError("input-invalid", f"the dict has 'buckets' {found}: they are the args or kwargs of 'model'")
+    check_padding(returned.get("padding"))
     arguments = {name: call.arguments() for name, call in bucket_calls(returned["buckets"]).items()}
     return {n: {"model": returned["model"], "args": a, "kwargs": k} for n, (a, k) in arguments.items()}
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _LOCK = threading.Lock()
 _were_enabled: list[bool] = []
-"""Whether collection was on when each caller entered, in that order. Only the first entry can be True."""
+"""Whether collection was on when each caller entered, in that order; later ones find it on if the user wants it so."""
 
 
 @contextmanager
@@ -26,5 +26,7 @@ def pause_collection() -> Iterator[None]:
     finally:
         with _LOCK:
             enabled = _were_enabled.pop()
-            if enabled and not _were_enabled:
+            if enabled and _were_enabled:
+                _were_enabled[0] = True
+            elif enabled:
                 gc.enable()

@@ -6,6 +6,7 @@ The table is named data of the program under ``KEY``, as JSON: other readers of 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,9 +46,10 @@ class BucketTable:
         return f"sizes of one model: {', '.join(row.method for row in self.rows)}; a call takes {rule}"
 
     def to_json(self) -> dict[str, Any]:
-        """For ``delegraph inspect --json``."""
+        """For ``delegraph inspect --json``; a padding that JSON has no number for is its text, such as ``"-inf"``."""
+        plain = self.padding is None or math.isfinite(self.padding)
         shapes = {row.method: [leaf.get("shape") for leaf in row.inputs] for row in self.rows}
-        return {"padding": self.padding, "inputs": shapes}
+        return {"padding": self.padding if plain else str(self.padding), "inputs": shapes}
 
     def to_bytes(self) -> bytes:
         """As the file holds it."""

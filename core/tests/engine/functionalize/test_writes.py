@@ -384,6 +384,21 @@ def test_tensors_from_nothing_have_the_dtype_that_was_exported():
     assert {r.dtype for r in results} == {torch.float32}
 
 
+def two_of_ones(n, *, dtype=None):
+    return torch.ones(n), torch.ones(n)
+
+
+def test_operators_of_others_are_given_no_dtype():
+    """It need not be that of their results, of which there may be several."""
+    with torch.library._scoped_library("writes_test", "FRAGMENT") as library:
+        library.define("pair(int n, *, ScalarType? dtype=None) -> (Tensor, Tensor)")
+        library.impl("pair", two_of_ones, "CompositeExplicitAutograd")
+        torch.library.register_fake("writes_test::pair", two_of_ones, lib=library)
+        normal, _ = normalize(torch.export.export(fn(lambda x: x + torch.ops.writes_test.pair(3)[1]), (torch.ones(3),)))
+        (call,) = (n for n in normal.graph.nodes if "pair" in str(n.target))
+        assert not call.kwargs
+
+
 def test_mutation_is_in_the_signature():
     normal, _ = run_both(Counter(), torch.randn(3))
     assert list(normal.graph_signature.buffers_to_mutate.values()) == ["k"]

@@ -117,9 +117,8 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 
 def as_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A recorded value in another dtype."""
-    with (
-        TRACING
-    ):  # lowerings of one program share the mode of its fake tensors, which computes for one thread at a time
+    # Lowerings of one program share the mode of its fake tensors, which computes for one thread at a time.
+    with TRACING:
         return val.to(dtype)
 
 

@@ -238,10 +238,13 @@ def _record_dtypes(graph: Graph) -> None:
 
 @cache
 def _may_infer_dtype(op: OpOverload) -> bool:
-    """Whether ``op`` takes a dtype, by name, and no tensor that could have one."""
+    """Whether ``op`` is torch's, takes a dtype, by name, and no tensor that could have one.
+
+    Operators of other libraries may mean something else by it, or return several tensors.
+    """
     arguments = {a.name: a for a in op._schema.arguments}
     tensors = any("Tensor" in str(a.type) for a in arguments.values())
-    return "dtype" in arguments and arguments["dtype"].kwarg_only and not tensors
+    return op.namespace == "aten" and "dtype" in arguments and arguments["dtype"].kwarg_only and not tensors
 
 
 def _copy_returned_literals(graph: Graph) -> None:
