@@ -254,7 +254,7 @@ def test_the_file_names_nodes_modules_and_lines_if_that_is_asked_for():
 
 
 def test_what_decomposed_calls_became_names_their_lines():
-    """logsumexp and the cells of an LSTM have no rule; two transpositions cancel, and leave a copy of the input."""
+    """The cells of an LSTM have no rule; two transpositions cancel, and leave a copy of the input."""
 
     class Model(nn.Module):
         def __init__(self):

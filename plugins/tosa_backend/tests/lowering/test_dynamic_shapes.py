@@ -314,6 +314,13 @@ def test_what_depends_on_the_size_is_refused_with_the_reason():
     assert "is dropped is known at run time only" in found["aten.squeeze.dim"]
 
 
+@pytest.mark.parametrize(("scale", "length"), [(1.7, 10), (2.3, 70)])
+def test_a_scaled_size_is_rounded_as_torch_rounds_it(scale, length):
+    """In float64 10 * 1.7 is 17, and 70 * 2.3 is less than 161. What no whole numbers give stays on the host."""
+    inputs = lambda n, m: (randn(1, 2, n * m),)  # noqa: E731
+    check(*lower(of(lambda x: F.interpolate(x, scale_factor=scale)), inputs, [{2: LONG}]), inputs, [(length, 1)])
+
+
 def test_what_the_size_of_an_image_decides_is_refused_with_the_reason():
     """What is nearest hangs on the last bit of a quotient, and positions in windows on where these begin."""
     images = {2: 2 * Dim("half", max=16)}

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from fractions import Fraction
+from functools import cache, reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..ir.illegal import Undecided
-from ..ir.sizes import LARGEST_SIZE, is_dynamic, largest, smallest, symbol
+from ..ir.sizes import LARGEST_SIZE, is_dynamic, largest, range_of, smallest, symbol
 
+_TRIED = 1 << 12
+"""Up to this size, rounding is compared with that of torch."""
 _FOLDED: dict[str, Callable[[int, int], int]] = {
     "Add": lambda x, y: x + y,
     "Mul": lambda x, y: x * y,
@@ -123,8 +127,24 @@ def scaled(size: int, scale: float) -> int:
     """``int(size * scale)``, of a size that may be known at run time only."""
     if not is_dynamic(size):
         return int(size * scale)
-    whole, part = scale.as_integer_ratio()
-    return size * whole // part
+    ratio = _ratio(scale, min(range_of(size)[1], _TRIED))
+    if ratio is None:
+        raise Undecided(f"how torch rounds {size} * {scale} is known at run time only")
+    return size * ratio.numerator // ratio.denominator
+
+
+@cache
+def _ratio(scale: float, most: int) -> Fraction | None:
+    """A ratio with which whole numbers give the sizes up to ``most`` that torch computes in float64; None if none does.
+
+    10 * 1.7 is 17 in float64, although the float is a little less than 1.7.
+    """
+    sizes = np.arange(most + 1)
+    wanted = (sizes * scale).astype(np.int64)
+    for ratio in (Fraction(scale).limit_denominator(1 << 20), Fraction(scale)):
+        if [size * ratio.numerator // ratio.denominator for size in sizes.tolist()] == wanted.tolist():
+            return ratio
+    return None
 
 
 def _symbol(one: Any, ranges: Any) -> int:

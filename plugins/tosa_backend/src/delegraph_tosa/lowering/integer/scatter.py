@@ -6,12 +6,13 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..lazy import BITS, Lazy, Scaled, integer
+from ..lazy import BITS, Lazy, Scaled, integer, reach
 from ..quantization import Quantization, Scale
 from ..registry import RULES, lowers_quantized
 from .moves import PUTS, where, written
@@ -20,11 +21,12 @@ from .sums import addend, aligned, centred, times
 aten = torch.ops.aten
 
 
-def _summed(overload: Any, t: Tosa, *arguments: Any) -> Lazy:
-    """Operands in one scale, in which all that is added to one place fits into 32 bits."""
+def _summed(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
+    """Operands in one scale, in which all that is added to one place, ``count`` values at most, fits into 32 bits."""
     places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
     quantized = {k: addend(t, arguments[k]) for k in places if isinstance(arguments[k], Lazy)}
-    most = sum(x.size * x.scale.factor for x in quantized.values()) * math.prod(arguments[places[-1]].shape)
+    most = (count + 1) * max(reach(t, arguments[k], -math.inf) for k in places)
+    t.require(most < math.inf, "one of its operands has no known limits")
     step = max(most / 2.0**BITS, aligned(t, list(quantized.values()))[1])
     whole = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
     parts = {k: centred(t, quantized[k], step) if k in quantized else integer(t, arguments[k], whole) for k in places}
@@ -36,7 +38,8 @@ def _summed(overload: Any, t: Tosa, *arguments: Any) -> Lazy:
 @lowers_quantized(aten.scatter_add.default)
 def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Lazy:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
-    return _summed(aten.scatter_add.default, t, self, dim, index, src)
+    count = index.shape[dim] if index.rank else 1
+    return _summed(aten.scatter_add.default, t, self, dim, index, src, count=count)
 
 
 @lowers_quantized(aten.index_add.default)
@@ -44,12 +47,15 @@ def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     offered = times(t, source, alpha) if isinstance(source, Lazy) and alpha != 1 else source
     t.require(offered is not source or alpha == 1, "its constant source has a factor")
-    return _summed(aten.index_add.default, t, self, dim, index, offered, 1)
+    return _summed(aten.index_add.default, t, self, dim, index, offered, 1, count=math.prod(index.shape))
 
 
 def _put(overload: Any, t: Tosa, self: Value, indices: Any, values: Value, accumulate: bool) -> Value:
     """self [*S], several [*I] that broadcast, values [*A,*I,*B] -> [*S]"""
-    return (_summed if accumulate else written)(overload, t, self, indices, values, accumulate)
+    if not accumulate:
+        return written(overload, t, self, indices, values, accumulate)
+    count = math.prod(np.broadcast_shapes(*[index.shape for index in indices if index is not None]))
+    return _summed(overload, t, self, indices, values, accumulate, count=count)
 
 
 for overload in PUTS:
