@@ -104,7 +104,10 @@ def test_keyword_arguments_numbers_and_two_axes(registry):
     assert program.verify(**given).agrees(1e-6) and program(**given).shape == (1, 11)
     with pytest.raises(InputError, match="no bucket holds .*3.0"):
         program(**{**given, "scale": 3.0})
-    with pytest.raises(InputError, match="given by position where those are by name"):
+    with pytest.raises(
+        InputError,
+        match="the call has 1 by position and mask by name; the buckets have nothing by position and m",
+    ):
         program(given["scores"], mask=given["mask"])
 
 
@@ -121,7 +124,10 @@ def test_axes_of_results(registry):
     assert wide.verify(torch.randn(8, 16)).relative_error == 0
     square = buckets(registry, nn.ReLU(), [torch.randn(n, n) for n in (4, 8)], padding=-1.0)
     assert square(torch.randn(3, 3)).shape == (3, 3)
-    with pytest.raises(InputError, match="axis 0 of a result has the sizes 4, 8, as several axes of inputs, which"):
+    with pytest.raises(
+        InputError,
+        match="axis 0 of a result has the sizes 4, 8, as several axes of inputs, which(.|\\n)*one bucket more",
+    ):
         square(torch.randn(2, 3))
 
 

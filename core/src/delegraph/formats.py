@@ -252,7 +252,10 @@ class ProgramFormat:
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
-        """Random inputs that fit the file: standard normal where they are floating point."""
+        """Random inputs that fit the file: standard normal where they are floating point.
+
+        A format of several methods takes ``method: str | None = None`` as well, the ``--method`` of ``delegraph run``.
+        """
         raise NotImplementedError
 
     @staticmethod

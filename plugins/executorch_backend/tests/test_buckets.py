@@ -86,6 +86,11 @@ def test_inspect_and_run(saved, tmp_path, capsys):
     inputs = [f"--input={tmp_path / name}.npy" for name in ("x", "by")]
     assert main(["run", str(path), *inputs, "--output", str(tmp_path)]) == 0
     assert np.load(tmp_path / "output_0.npy").tolist() == [[2.0] * 4] * 5
+    capsys.readouterr()
+    assert main(["run", str(path), "--method", "forward_8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"][0]["shape"] == [8, 4]
+    assert main(["run", str(path), "--method", "forward_3"]) == 1
+    assert "no method 'forward_3'; methods: ['forward_8', 'forward_2']" in capsys.readouterr().err
 
 
 def test_a_model_file_with_buckets(tmp_path):

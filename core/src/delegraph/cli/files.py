@@ -75,6 +75,9 @@ class Run:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", type=Path, metavar="FILE")
         parser.add_argument(
+            "--method", metavar="NAME", help="of several: forward, or what fits the inputs, unless given"
+        )
+        parser.add_argument(
             "--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input"
         )
         parser.add_argument(
@@ -98,14 +101,18 @@ class Run:
         bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
         if bound and "max_iterations" not in inspect.signature(file_format.kind.run).parameters:
             raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
+        runs_itself = args.runtime is None and file_format.defines("run")
+        if runs_itself and args.method is not None:
+            raise UsageError("usage-invalid", f"the format of {args.file.suffix} files has no methods to choose from")
+        named = {"method": args.method} if "method" in inspect.signature(file_format.kind.sample).parameters else {}
         for path in args.input:
             expect_file(path)
-        inputs = [_read_array(p) for p in args.input] or file_format.sample(args.file, args.seed)
+        inputs = [_read_array(p) for p in args.input] or file_format.sample(args.file, args.seed, **named)
         with progress(f"running {args.file}"):
-            if args.runtime is None and file_format.defines("run"):
+            if runs_itself:
                 outputs = file_format.run(args.file, inputs, **bound)
             else:
-                outputs = _call(file_format, inputs, args.runtime)
+                outputs = _call(file_format, inputs, args.runtime, args.method)
         rows = [_describe(name, value) for name, value in outputs]
         if args.output:
             _save(args.output, [value for _, value in outputs])
@@ -121,12 +128,16 @@ def _find_format(path: Path) -> FileFormat:
     return FileFormat(path, default_registry())
 
 
-def _call(file_format: FileFormat, inputs: list[np.ndarray[Any, Any]], runtime: str | None) -> list[tuple[str, Any]]:
+def _call(
+    file_format: FileFormat, inputs: list[np.ndarray[Any, Any]], runtime: str | None, method: str | None
+) -> list[tuple[str, Any]]:
     """Run a file by its method, with a tensor for each array: its format only reads it, or has another runtime."""
     import torch
     from torch.utils import _pytree as pytree
 
-    results = pytree.tree_leaves(file_format.load(runtime)(*map(torch.from_numpy, inputs)))
+    loaded = file_format.load(runtime)
+    called = loaded if method is None else loaded.method(method)
+    results = pytree.tree_leaves(called(*map(torch.from_numpy, inputs)))
     return [(f"output_{k}", torch.as_tensor(r).detach().numpy()) for k, r in enumerate(results)]
 
 

@@ -76,9 +76,11 @@ class BucketChoice:
         for name, bucket in self._calls.items():
             if _holds(bucket, call, self._axes, self.padding is not None):
                 return name
-        if all(bucket.spec != call.spec for bucket in self._calls.values()):
-            text = "the inputs are others than those of the buckets, or given by position where those are by name"
-            raise InputError("input-invalid", text)
+        bucket = next(iter(self._calls.values()))
+        if bucket.spec != call.spec:
+            given, wanted = _passed(call), _passed(bucket)
+            text = f"the call has {given}; the buckets have {wanted}"
+            raise InputError("input-invalid", text if given != wanted else f"{text}, nested in another way")
         given, there = call_text(call), ", ".join(map(call_text, self._calls.values()))
         hint = None if self.padding is not None else "padding=0 lets smaller inputs be padded with zeros"
         raise InputError("input-invalid", f"no bucket holds {given}; there are {there}", hint=hint)
@@ -97,6 +99,8 @@ class BucketChoice:
                 why = "several axes of inputs, which differ here" if like else "no axis of an input"
                 text = f"axis {axis} of a result has the sizes {', '.join(map(str, sizes))}, as {why}"
                 hint = "call program.method(name) with inputs that you padded, and cut what it returns"
+                if like:
+                    hint = f"lower one bucket more, in which these axes differ; or {hint}"
                 raise InputError("input-invalid", f"{text}: how much belongs to the call is not known", hint=hint)
         return tuple(cut)
 
@@ -203,6 +207,13 @@ def _holds(bucket: Call, call: Call, axes: Sequence[Axis], padded: bool) -> bool
         for axis, (there, given) in enumerate(zip(ours.shape, theirs.shape, strict=True))
     ]
     return all(there == given or (may_pad and there > given) for there, given, may_pad in sizes)
+
+
+def _passed(call: Call) -> str:
+    """How many inputs come by position, and which by name."""
+    args, kwargs = call.arguments()
+    by_name = [f"{', '.join(kwargs)} by name"] if kwargs else []
+    return " and ".join([f"{len(args) or 'nothing'} by position", *by_name])
 
 
 def call_text(call: Call) -> str:

@@ -40,7 +40,8 @@ class LoadedProgram:
     def method(self, name: str) -> Callable[..., Any]:
         """A method to call. Raises InputError if there is none of that name."""
         if name not in self._methods:
-            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
+            hint = "choose one: loaded.method(name), on the command line --method NAME"
+            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}", hint=hint)
         return self._methods[name]
 
     @property

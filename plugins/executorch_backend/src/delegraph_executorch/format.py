@@ -92,11 +92,11 @@ class PteFormat(ProgramFormat):
         return render_page(file.program, collect_facts(file, path.stat().st_size), path.name)
 
     @staticmethod
-    def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
-        """One random array for each input of ``forward``, as large as it may be."""
+    def sample(path: Path, seed: int, method: str | None = None) -> list[np.ndarray[Any, Any]]:
+        """One random array for each input of a method, as large as it may be; of ``forward`` unless one is named."""
         from .run.sample import sample_inputs
 
-        return sample_inputs(_checked(path).program, seed)
+        return sample_inputs(_checked(path).program, seed, method)
 
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:

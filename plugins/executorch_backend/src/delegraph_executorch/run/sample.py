@@ -11,9 +11,12 @@ from ..program.scalar_types import TORCH_NAMES, ScalarType
 from ..program.tables import Bool, Double, Int, Program, String, Tensor
 
 
-def sample_inputs(program: Program, seed: int) -> list[np.ndarray[Any, Any]]:
-    """One array for each input of ``forward``, or of the first method: standard normal, or small whole numbers."""
-    plan = next((p for p in program.plans if p.name == "forward"), program.plans[0])
+def sample_inputs(program: Program, seed: int, method: str | None = None) -> list[np.ndarray[Any, Any]]:
+    """One array for each input of ``method``, by default ``forward``: standard normal, or small whole numbers.
+
+    For a name that no method has, those of the first: what calls it says which methods there are.
+    """
+    plan = next((p for p in program.plans if p.name == (method or "forward")), program.plans[0])
     source = np.random.default_rng(seed)
     return [_array(plan.values[index].value, source) for index in plan.inputs]
 
