@@ -216,7 +216,7 @@ LONG = "x" * 5000
         (["inspect", f"{LONG}.npu"], 2),
         (["inspect", "net.npu", "--html", LONG], 1),
         (["run", f"{LONG}.npu"], 2),
-        (["run", "net.npu", "--input", LONG], 1),
+        (["run", "net.npu", "--input", LONG], 2),
         (["run", "net.npu", "--output", LONG], 1),
         (["run", "net.npu", "--seed", "-1"], 2),
         (["lower", f"{LONG}.py"], 2),
