@@ -48,6 +48,9 @@ def buckets():
 def bucketed_methods():
     return {"model": Net().eval(), "buckets": [(x,)], "methods": {}}
 
+def padded():
+    return {"model": Net().eval(), "args": (x,), "padding": 0}
+
 def exported():
     return export(Net().eval(), (x,))
 
@@ -147,6 +150,7 @@ def test_what_a_model_file_may_return(more, capsys):
         ("alone", "returned a Net;"),
         ("three", "returned a tuple of 3 (Net, tuple, dict);"),
         ("bucketed_methods", "the dict has 'buckets' with 'methods'"),
+        ("padded", "the dict has 'padding' without 'buckets'"),
         ("misspelt", "the dict has 'arguments'; what it may have is model, args"),
         ("tensor", "example inputs are a tuple, not a Tensor"),
     ],
@@ -195,8 +199,10 @@ def test_several_models_need_several_files(more, model, tmp_path, capsys):
 def test_nothing_is_written_over_what_is_read_or_over_another_file(model, tmp_path, capsys):
     source = Path(model).read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "net.echo")
+    (tmp_path / "hard.echo").hardlink_to(model)
     given, net = ("lower", model, *LOWER), tmp_path / "net.echo"
-    for flags in (["--report", model], ["-o", net, "--report", net], ["-o", net, "--junit", tmp_path / "link"]):
+    hard = ["-o", tmp_path / "hard.echo"]
+    for flags in (["--report", model], ["-o", net, "--report", net], ["-o", net, "--junit", tmp_path / "link"], hard):
         wrong = fails(capsys, *given, *flags, code=2, error="usage-invalid")
         assert "write to another file" in wrong and not net.exists() and Path(model).read_bytes() == source
     net.write_bytes(b"blob")

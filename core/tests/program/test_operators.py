@@ -116,6 +116,22 @@ def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
     assert operators.not_compared == {"its runtime tells the border of the delegate only": 4}
 
 
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_verifications_share_a_delegate_only_if_it_is_thread_safe(image, thread_safe):
+    opened = []
+
+    class Counting(TellingRuntime):
+        @staticmethod
+        def observe(processed_bytes, compile_specs, named_data):
+            opened.append(processed_bytes)
+            return TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+
+    Counting.thread_safe = thread_safe
+    lowered = lower(Net(), (image,), Counting)
+    assert lowered.verify(image, per_operator=True).operators == lowered.verify(image, per_operator=True).operators
+    assert len(opened) == (1 if thread_safe else 2)
+
+
 def test_hosts_operators_and_their_own_errors(image):
     lowered = lower(Net(), (image,), why_not=lambda n: None if n.target is aten.tanh.default else "no")
     operators = lowered.verify(image, per_operator=True).operators

@@ -72,6 +72,8 @@ def read_model(text: str) -> GivenModel:
     returned = _guard(build, path)
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
+        if "padding" in returned and "buckets" not in returned:
+            raise InputError("input-invalid", f"{text}: the dict has 'padding' without 'buckets', which it is for")
         given.transforms = _listed(text, returned, "transforms")
         methods = _buckets(returned) if "buckets" in returned else returned.get("methods", {"forward": returned})
         if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):

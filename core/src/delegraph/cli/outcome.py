@@ -82,13 +82,22 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
 
     Raises WriteError for a place that cannot be written, UsageError for one that is given twice or is read.
     """
-    taken = {os.path.realpath(path): "is read" for path in read}
+    taken = {_place(path): "is read" for path in read}
     for path in written:
         expect_writable(path)
-        place = os.path.realpath(path)
+        place = _place(path)
         if place in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # which take one after another
             raise UsageError("usage-invalid", f"{path} {taken[place]}; write to another file")
         taken[place] = "is given for two files"
+
+
+def _place(path: Path) -> object:
+    """What is the same for all names of a file: hard links too, through which an existing file is written."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
 
 
 def output_path(text: str) -> Path:

@@ -64,8 +64,11 @@ class _Observed(LoadedDelegate):
         return partial(self._observe, runtime) if self._observes else runtime.load
 
     def _observe(self, runtime: type[BackendRuntime], *parts: Any) -> Callable[..., Any]:
-        """Once for all verifications of a program: reading a delegate takes longer than running it."""
-        observers = self._delegates.observers(self._module)
+        """Once for all verifications of a program, which takes longer than a run, unless they may not share a delegate.
+
+        The next call of a runtime that is not thread-safe may overwrite the values of this one.
+        """
+        observers = self._delegates.observers(self._module) if runtime.thread_safe else {}
         if self._module not in observers:
             observers[self._module] = runtime.observe(*parts)
         return observers[self._module]

@@ -7,6 +7,7 @@ names a class, so reading it imports nothing.
 from __future__ import annotations
 
 import json
+import operator
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -109,7 +110,7 @@ def flatten_call(
     Raises InputError for arguments of another structure.
     """
     flat: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs)))
-    plain = not kwargs and len(flat) == len(args)
+    plain = not kwargs and len(flat) == len(args) and all(map(operator.is_, flat, args))
     if spec is None or (plain and len(flat) == spec.num_leaves):
         return flat
     return flat_arguments(spec, args, kwargs, names)

@@ -16,6 +16,11 @@ class Nested(nn.Module):
         return x + pair["a"], torch.cat([pair["a"], pair["b"]]) * scale
 
 
+class Single(nn.Module):
+    def forward(self, pair):
+        return pair["a"] + 1
+
+
 def called(x=(4, 8), a=(4, 8), b=(4, 8)):
     return (randn(x), {"a": randn(a), "b": randn(b)}), {"scale": randn(1)}
 
@@ -52,6 +57,15 @@ def test_inputs_of_another_kind(loaded, name):
     (args, kwargs), message = OTHERS[name]
     with pytest.raises(InputError, match=message):
         loaded(*args, **kwargs)
+
+
+def test_a_container_is_no_flat_input(tmp_path):
+    program = export(Single(), ({"a": randn(3)},))
+    delegraph.lower(program, backends=[]).save(tmp_path / "single.pte")
+    loaded = delegraph.load(tmp_path / "single.pte")
+    torch.testing.assert_close(loaded(torch.ones(3)), loaded({"a": torch.ones(3)}))
+    with pytest.raises(InputError, match=r"^input pair is to be a dict with the keys \['a'\]; it is a dict with the"):
+        loaded({"b": torch.ones(3)})
 
 
 def test_inputs_within_the_export(loaded):
