@@ -17,6 +17,7 @@ from delegraph.report.collect import host_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 
 from .conftest import EchoBackend, EchoRuntime
 
@@ -537,6 +538,11 @@ class Breaks(nn.Module):
         return x.numpy()
 
 
+class Turning(nn.Module):
+    def forward(self, x):
+        return while_loop(lambda x: x.sum() > 0, lambda x: ((x - 1).mT,), (x,))[0]
+
+
 class Strides(nn.Module):
     def forward(self, x):
         return torch.cond(
@@ -564,6 +570,11 @@ BAD_PROGRAMS = {
         lambda: (Strides().eval(), (torch.randn(3),)),
         "export-failed",
         r"expected same storage_offset but got 1 and 0[^\n]*\n  at [^\n]*test_api.py[^\n]*torch.cond\(",
+    ),
+    "a_loop_that_changes_strides": (
+        lambda: (Turning().eval(), (torch.randn(3, 3),)),
+        "export-failed",
+        r"same metadata but found: pair\[0\] differ in 'stride",
     ),
     "no_methods": (lambda: ({}, None), "input-invalid", "no method to lower"),
     "numbered_method": (lambda: ({1: Middle().eval()}, None), "input-invalid", "name of a method is a string, not 1"),

@@ -46,8 +46,8 @@ class TensorSummary:
     def _sizes(self) -> str:
         if self.shape is None:
             return ""
-        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"[{'<=' if self.bounded else ''}{sizes}]"
+        bound = "<=" if self.bounded else ""
+        return f"[{', '.join('?' if size is None else f'{bound}{size}' for size in self.shape)}]"
 
 
 @dataclass(frozen=True)

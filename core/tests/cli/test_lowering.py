@@ -162,6 +162,7 @@ def test_a_wrong_return_value_is_described(more, capsys, function, said):
 def test_an_export_that_fails_has_the_line(more, capsys):
     _, found = as_data(capsys, "lower", f"{more}:branch", *LOWER)
     assert found["code"] == "export-failed" and "in forward: if x.sum() > 0:" in found["source"]
+    assert "torch.cond" in found["hint"]
 
 
 def test_several_models(more, model, tmp_path, capsys):

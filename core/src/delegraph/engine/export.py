@@ -83,11 +83,17 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     except Exception as e:  # what torch and the code of the model raise
         first, _, rest = str(e).strip().partition("\n")
         first = first.removesuffix(", but expected one of:")  # torch goes on with its list of signatures
+        if first.endswith(":"):
+            first = f"{first} {rest.splitlines()[0]}" if rest else first
         explanation = _EXPLANATION.search(rest)  # of Dynamo, which traces branches and loops
         reason = f"{first}: {explanation[1]}" if explanation else first
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
         fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
         suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None
+        if "guard on data-dependent expression" in first:
+            suggested = (
+                suggested or "a branch on values is torch.cond or torch.where; torch._check says what always holds"
+            )
         if "not a known type" in first:  # a result or an argument of the user's own class
             suggested = "for a dataclass: torch.export.register_dataclass(TheClass), once, before"
             text = text.partition(" See https")[0]

@@ -59,10 +59,10 @@ def method_lines(plan: ExecutionPlan) -> Iterator[str]:
 
 def describe_tensor(tensor: Tensor) -> str:
     """Type and sizes; ``<=`` before sizes that are bounds; where the content is."""
-    sizes = ", ".join(map(str, tensor.sizes))
     bound = "<=" if tensor.dynamism != Dynamism.STATIC else ""
+    sizes = ", ".join(f"{bound}{size}" for size in tensor.sizes)
     kind = ScalarType(tensor.scalar_type)
-    return f"{_SHORT.get(kind, kind.name.lower())}[{bound}{sizes}]{_place(tensor)}"
+    return f"{_SHORT.get(kind, kind.name.lower())}[{sizes}]{_place(tensor)}"
 
 
 def _place(tensor: Tensor) -> str:
