@@ -103,6 +103,8 @@ def test_the_borders_that_are_named():
         lower(module, inputs, partial(channels_last_borders, inputs=["z"]))
     with pytest.raises(InputError, match="output 3 is none of"):
         lower(module, inputs, partial(channels_last_borders, outputs=[3]))
+    with pytest.raises(InputError, match=r"outputs is a list, such as \[0\]"):
+        lower(module, inputs, partial(channels_last_borders, outputs=0))
     with pytest.raises(InputError, match="output 0 is of rank 2, and has no channels"):
         lower(nn.ReLU().eval(), randn(2, 3), partial(channels_last_borders, outputs=[0]))
     with pytest.raises(Unsupported, match="no tensor of rank 4 or 5"):

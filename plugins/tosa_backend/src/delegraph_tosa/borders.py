@@ -99,6 +99,8 @@ def _chosen(side: str, values: Mapping[Any, Any], keys: Collection[Any] | None) 
     ranks = {key: val.dim() if isinstance(val, torch.Tensor) else 0 for key, val in vals.items()}
     if keys is None:
         return [key for key, rank in ranks.items() if rank in (4, 5)]
+    if isinstance(keys, str) or not isinstance(keys, Collection):
+        raise InputError("input-invalid", f"channels_last_borders: {side}s is a list, such as [{keys!r}]")
     for key in keys:
         if ranks.get(key, 0) < 3:
             why = f"is of rank {ranks[key]}, and has no channels" if key in ranks else f"is none of {list(ranks)}"

@@ -162,6 +162,18 @@ def test_weights_that_are_computed_have_one_scale(activations):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1.01 * scale)
 
 
+class Added(nn.Module):
+    def forward(self, x, y):
+        return x.index_put((torch.zeros(200, dtype=torch.int64),), y, accumulate=True)
+
+
+def test_sums_at_places_have_a_scale_of_their_own():
+    program = delegraph.quantize(Added().eval(), [(torch.ones(8), torch.ones(200))])
+    (put,) = calls(program, "index_put")
+    scale, _ = integers_of(put)
+    assert scale > 100 * put.args[2].args[1]
+
+
 def test_sums_are_quantized_before_a_function_of_them():
     class Scaled(nn.Module):
         def __init__(self):

@@ -134,10 +134,14 @@ class _Call:
         floats = [n for n in self.node.all_input_nodes if is_float(n) and n not in self.hiding]
         if packet(self.target) == "scaled_dot_product_attention":
             floats = list(dict.fromkeys(named[name] for name in ("query", "key", "value")))
-        if packet(self.target) in JOINS:
+        if self._joins():
             shared = SharedQuantizationSpec((floats[0], self.node))
             return {n: shared if k else plain for k, n in enumerate(floats)}
         return self._unless_joined(dict.fromkeys(floats, plain))
+
+    def _joins(self) -> bool:
+        """Whether results are elements of several operands; what is added to what is there makes sums instead."""
+        return packet(self.target) in JOINS and not arguments(self.node).get("accumulate")
 
     def _weighted(self, x: Node, weight: Node, bias: Any) -> dict[Node, QuantizationSpecBase | None]:
         plain = specs.activation(self.precision, self.qat)
@@ -172,7 +176,7 @@ class _Call:
                 return specs.activation(self.precision, self.qat)
             first = next(n for n in source.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, source))
-        if packet(self.target) in (*moves.MOVES, *JOINS):
+        if packet(self.target) in moves.MOVES or self._joins():
             first = next(n for n in self.node.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, self.node))
         return specs.fixed(self.precision, self.target) or specs.activation(self.precision, self.qat)
