@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
+from delegraph.errors import Unsupported
+from delegraph_tosa.backend import compile_program
 
-from ...support.quantized_cases import IntegerFamily
+from ...support.quantized_cases import SPECS, IntegerFamily, row
 from ...support.rule_cases import WithConstant, randn
 
 FAMILY = IntegerFamily()
@@ -59,3 +62,10 @@ FAMILY.case("softmax-biased", lambda x, y: (x + y).softmax(-1), (3, 20, 64), (1,
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep(least=-7, most=-0.5)  # larger scores than exp has digits for in fp32
+
+
+@pytest.mark.parametrize("order", [0, 3, -torch.inf])
+def test_norms_of_other_orders_are_refused(order):
+    module, inputs = row(lambda x: x.norm(order, dim=1), [(3, 20, 7)], torch.int8, 0)
+    with pytest.raises(Unsupported, match=f"a norm of order {order} has no rule of its own"):
+        compile_program(torch.export.export(module, tuple(inputs)), SPECS[torch.int8])

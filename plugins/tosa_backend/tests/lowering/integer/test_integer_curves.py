@@ -20,6 +20,7 @@ FAMILY.case("gate", lambda x, y: torch.sigmoid(x + y) * torch.tanh(x - y) + torc
 FAMILY.case("chain", lambda x, y: F.gelu(torch.tanh(y - x) * 2 + 1), *TWO)
 FAMILY.case("of-matrices", lambda x, y: torch.sigmoid(x @ y.mT), *TWO)
 FAMILY.case("of-limited", lambda x, y: torch.tanh(F.hardtanh(x + y, -0.1, 0.2)), *TWO)
+FAMILY.case("of-wide", lambda x, y: F.gelu(100 * (x @ y.mT)), *TWO, dtypes=[torch.int16])
 FAMILY.case("moved", lambda x, y: torch.sigmoid(x + y).flatten(1).relu(), *TWO)
 FAMILY.case("absolute", lambda x, y: (x - y).abs() + x, *TWO)
 FAMILY.case("steps-of-product", lambda x, y: torch.floor(x * y * 8), *TWO, dtypes=BYTES)

@@ -1,8 +1,8 @@
 """Functions of sums and products that nothing quantizes in between, such as ``tanh(x + y)``.
 
 Such a sum is int32 of known size. Its range is cut into equal pieces, over each of which the function is a parabola
-whose coefficients GATHER reads. There are as few pieces as bring each of eight places in a piece near enough to what
-the rules for floats make of it; where none are enough, and the sum has 16 bits, all its values are a constant.
+whose coefficients GATHER reads. There are as few pieces as bring each of eight or more places in a piece near enough to
+what the rules for floats make of it; where none are enough, and the sum has 16 bits, all its values are a constant.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ PIECES = (8, 10, 12)
 """Powers of two; more of them take more than the 64 KB of all values of 16 bits."""
 MORE_PIECES = (14, 16)
 PLACES = 3
-"""Each piece is tried at so many powers of two of places."""
+"""Each piece is tried at two to the power of so many places at least."""
+ALL_PLACES = 16
+"""The same of the whole range: what bends between two of them, as gelu does near 0, is less than a step of int16."""
 COEFFICIENT = 28
 """Bits of a coefficient."""
 
@@ -70,8 +72,9 @@ class Curve(Pointwise):
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
         """The parabolas through both ends and the middle of each piece; None if they are not near enough."""
         start, most = range_of(self.source.q)
-        count, between = -(-(most - start + 1) >> width) or 1, 1 << PLACES
-        places = range(start, start + (count << width) + 1, 1 << (width - PLACES))
+        count, apart = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _apart(self.source.q))
+        between = 1 << (width - apart)
+        places = range(start, start + (count << width) + 1, 1 << apart)
         least, highest = to.low - to.zero_point, to.high - to.zero_point
         beyond = highest - least
         steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
@@ -87,7 +90,7 @@ class Curve(Pointwise):
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         start, most = range_of(self.source.q)
-        found = materialize(self.entries(t, range(start, most + 1, max(1, (most - start) >> PIECES[-1]))))
+        found = materialize(self.entries(t, range(start, most + 1, 1 << _apart(self.source.q))))
         return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
 
     def truth(self, t: Tosa) -> Value:
@@ -96,6 +99,12 @@ class Curve(Pointwise):
         values = materialize(self.entries(t, range(start, most + 1))).reshape(1, -1, 1)
         found = _gathered(t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8))[0]
         return t.cast(found, DType.BOOL)
+
+
+def _apart(q: Value) -> int:
+    """How far apart the places are at which functions of ``q`` are tried: a power of two"""
+    start, most = range_of(q)
+    return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 
 
 def _is_near(distance: Array, to: Quantization) -> bool:

@@ -114,7 +114,8 @@ for name in ("var", "std"):
 
 @lowers_quantized(aten.linalg_vector_norm.default)
 def linalg_vector_norm(t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
-    """[*S] -> [*S']"""
+    """[*S] -> [*S']; of order 1, 2 or infinity"""
+    t.require(ord in (1, 2, math.inf), f"a norm of order {ord} has no rule of its own")
     t.require(dtype in (None, torch.float32), f"a norm in {dtype} is not lowered")
     x = addend(t, self)
     c = centred(t, x, x.scale.factor)
