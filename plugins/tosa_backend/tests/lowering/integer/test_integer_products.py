@@ -27,7 +27,8 @@ FAMILY.case("depthwise", weighted(lambda x, w, b: F.relu6(F.conv2d(x, w, b, 1, 1
 FAMILY.case("conv2d-flatten", weighted(lambda x, w, b: F.conv2d(x, w, b).relu().flatten(1), 9, 8, 3, 3), (2, 8, 9, 9))
 spreading = WithWeight(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1), randn(8, 6, 3, 3), randn(6), axis=1)
 FAMILY.case("conv-transpose2d", spreading, (2, 8, 5, 5))
-dilated = WithWeight(lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 1, dilation=2), randn(8, 6, 3), randn(6), axis=1)
+# So dilated and padded, each element has products: those of the bias alone are equal, and one tie would be theirs all.
+dilated = WithWeight(lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 2, dilation=3), randn(8, 6, 3), randn(6), axis=1)
 FAMILY.case("conv-transpose1d", dilated, (2, 8, 5))
 grouped = WithWeight(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, groups=2), randn(8, 3, 3, 3), randn(6), axis=1)
 FAMILY.case("conv-transpose2d-groups", grouped, (2, 8, 5, 5), dtypes=[torch.int8])
