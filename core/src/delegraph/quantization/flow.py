@@ -108,21 +108,29 @@ def _expect_floats(exported: ExportedProgram) -> None:
 
 
 def _prepared(exported: ExportedProgram, quantizer: Any) -> GraphModule:
-    """The program with observers. Each call has its name in its metadata; torch keeps that through all that follows."""
+    """The program with observers."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
     module = module_of(exported)
     _unshare_weights(module)
+    _name_layers(module)
     _keep_batch_norms(module)
     with quietly():
         prepared: GraphModule = prepare_pt2e(module, quantizer)
     if not prepared.graph.find_nodes(op="call_module"):  # observers
         text = "nothing of the program is quantized: the quantizer takes none of its calls"
         raise InputError("input-invalid", text, hint="are there settings that leave all in floats?")
-    for node in prepared.graph.nodes:
-        if node.op == "call_function" and node.target is not BETWEEN:
-            node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
     return prepared
+
+
+def _name_layers(module: GraphModule) -> None:
+    """Write each call's name into its metadata; torch keeps that through all that follows.
+
+    Calls that a quantizer adds have no such name: nothing in the program before is what they compute.
+    """
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            node.meta["custom"] = {**node.meta.get("custom", {}), LAYER: node.name}
 
 
 def module_of(exported: ExportedProgram) -> GraphModule:
@@ -168,7 +176,7 @@ def _keep_batch_norms(module: GraphModule) -> None:
         if follows_layer(node) and not is_folded(node):
             with module.graph.inserting_before(node):
                 between = module.graph.call_function(BETWEEN, (node.args[0],))
-            between.meta = dict(node.args[0].meta)
+            between.meta = {key: value for key, value in node.args[0].meta.items() if key != "custom"}
             node.replace_input_with(node.args[0], between)
 
 

@@ -129,9 +129,11 @@ def quantization_errors(
     given, _ = checked(program, batches, dynamic_shapes is not None)
     first = next(given)
     exported = export_whole(program, first, dynamic_shapes)
-    tapped, taps = _tapped(quantized)
     with TRACING:
-        wanted = _Recorder(module_of(exported), [tap.layer for tap in taps])
+        floats = module_of(exported)
+    tapped, taps = _tapped(quantized, {node.name: str(node.target) for node in floats.graph.nodes})
+    with TRACING:
+        wanted = _Recorder(floats, [tap.layer for tap in taps])
     lowered = lower(tapped, backends=backends, options=options, registry=registry)
     sums: list[_Sums] = []
     for batch in (first, *given):
@@ -172,12 +174,15 @@ class _Tap(NamedTuple):
     zero_point: int
 
 
-def _tapped(quantized: ExportedProgram) -> tuple[ExportedProgram, list[_Tap]]:
-    """The program that returns a flat tuple: its own outputs and then the integers of its layers."""
+def _tapped(quantized: ExportedProgram, operators: Mapping[str, str]) -> tuple[ExportedProgram, list[_Tap]]:
+    """The program that returns a flat tuple: its own outputs and then the integers of its layers.
+
+    ``operators``: those of the layers in floats.
+    """
     graph, copies = Graph(), dict[Node, Node]()
     for node in quantized.graph.nodes:
         copies[node] = copy_node(graph, node, copies.__getitem__)
-    found = {n: tap for n in graph.nodes if (tap := _tap(n)) is not None}
+    found = {n: tap for n in graph.nodes if (tap := _tap(n, operators)) is not None}
     if not found:
         text = "there is no quantized layer in the program"
         raise InputError("input-invalid", text, hint="it is to be what delegraph.quantize returned")
@@ -193,19 +198,22 @@ def _tapped(quantized: ExportedProgram) -> tuple[ExportedProgram, list[_Tap]]:
     return program, list(found.values())
 
 
-def _tap(node: Node) -> _Tap | None:
-    """What a quantize says of the layer before it."""
+def _tap(node: Node, operators: Mapping[str, str]) -> _Tap | None:
+    """What a quantize says of the layer before it, which may be the last part of an operator that was written out."""
     if node.target is not torch.ops.quantized_decomposed.quantize_per_tensor.default:
         return None
     made = node.args[0]
     assert isinstance(made, Node)
     layer = made.meta.get("custom", {}).get(LAYER)
-    if layer is None or made.target is operator.getitem or _only_moves(made, node):
+    if layer is None or made.target is operator.getitem:
+        return None
+    whole = operators.get(layer, str(made.target))
+    if whole == str(made.target) and _only_moves(made, node):
         return None
     scale, zero_point = node.args[1:3]
     source = source_of(made)
     place = "" if source is None else source.place
-    return _Tap(layer, made.name, str(made.target), place, float(scale), int(zero_point))  # type: ignore[arg-type]
+    return _Tap(layer, made.name, whole, place, float(scale), int(zero_point))  # type: ignore[arg-type]
 
 
 def _only_moves(made: Node, quantize: Node) -> bool:

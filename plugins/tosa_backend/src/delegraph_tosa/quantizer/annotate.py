@@ -24,6 +24,7 @@ from ..lowering.integer import activations, moves
 from ..lowering.quantized_calls import is_pointwise
 from . import specs
 from .masks import hiding, is_float, packet
+from .parts import is_decomposed, write_out
 from .settings import Precision, Setting, Settings, expect_operator, expect_setting, type_name
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
     def set_operator_type(self, target: Any, setting: Setting) -> TOSAQuantizer:
         """For all calls of an operator, such as ``torch.ops.aten.add.Tensor``. Raises OptionError."""
         expect_setting(setting)
-        expect_operator(target, computes_in_integers)
+        expect_operator(target, lambda op: computes_in_integers(op) or is_decomposed(op))
         self._settings.operators[target] = setting
         return self
 
@@ -77,6 +78,11 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         """Whether what uses the program's inputs, and what makes its outputs, is quantized."""
         self._inputs, self._outputs = inputs, outputs
         return self
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Called by ``prepare_pt2e`` before ``annotate``: writes out what no rule takes whole."""
+        write_out(model, lambda node: self._settings.of(node, node.target) is not None)
+        return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Called by ``prepare_pt2e``. Raises OptionError for settings of a module that is not there."""

@@ -11,6 +11,8 @@ import torch
 from delegraph.errors import OptionError
 from torch.fx import Graph, Node
 
+from .parts import WHOLE
+
 OBSERVERS = ("minmax", "histogram")
 
 
@@ -54,7 +56,7 @@ class Settings:
     module_names: dict[str, Setting] = field(default_factory=dict)
 
     def of(self, node: Node, target: Any) -> Setting:
-        """The setting of a call of ``target``."""
+        """The setting of a call of ``target``; for a part of an operator, that of the operator goes before its own."""
         modules = _modules(node)
         for path, _ in reversed(modules):
             if path in self.module_names:
@@ -62,7 +64,7 @@ class Settings:
         for _, kind in reversed(modules):
             if kind in self.module_types:
                 return self.module_types[kind]
-        return self.operators.get(target, self.overall)
+        return self.operators.get(node.meta.get(WHOLE), self.operators.get(target, self.overall))
 
     def expect_names(self, graph: Graph) -> None:
         """Raise OptionError for the name of a module that no call of the graph belongs to."""

@@ -1,0 +1,121 @@
+"""Operators that lowering decomposes, such as glu and einsum: their parts stand in the graph before it is annotated.
+
+No rule takes such an operator whole, so nothing quantizes it; between its parts there can be scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from ..lowering import RULES, computes_in_integers
+from .masks import is_float
+
+aten = torch.ops.aten
+_UNFIT = frozenset({torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""Operators with these tags draw numbers, as in training, or cannot be traced without data."""
+WHOLE = "delegraph_tosa.part_of"
+"""Key in the metadata of a part: the operator that it is a part of."""
+
+
+def is_decomposed(target: Any) -> bool:
+    """Whether an operator has no rule, but is composed of others."""
+    if not isinstance(target, OpOverload) or target in RULES or target._schema.is_mutable:
+        return False
+    if not _UNFIT.isdisjoint(target.tags):
+        return False
+    return target in _OWN or target in _table() or target._can_decompose()
+
+
+@cache
+def _table() -> Mapping[Any, Callable[..., Any]]:
+    """torch's decompositions of the operators that have no rule."""
+    table: Any = torch.export.default_decompositions()
+    return {op: step for op, step in table.items() if op not in RULES}
+
+
+def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:
+    """self + weight * (end - self); torch makes tensors of the number, in order to be exact at both ends."""
+    return torch.add(self, end - self, alpha=weight)
+
+
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The sum of products of unit vectors; torch writes their lengths in place."""
+    both = aten.broadcast_tensors.default([x1, x2])
+    first, second = (x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in both)
+    return torch.sum(first * second, dim)
+
+
+_OWN: dict[OpOverload, Callable[..., Tensor]] = {
+    aten.lerp.Scalar: _lerp,
+    aten.cosine_similarity.default: _cosine_similarity,
+}
+
+
+def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
+    """Replace the ``chosen`` calls of operators without a rule by their parts, if integers compute all of these."""
+    for node in list(model.graph.nodes):
+        if node.op == "call_function" and is_decomposed(node.target) and is_float(node) and chosen(node):
+            parts = _parts(node)
+            if parts is not None:
+                _inline(node, parts)
+    model.recompile()
+
+
+def _parts(call: Node) -> Graph | None:
+    """A graph of what ``call`` computes, whose placeholders are its operands; None if a part of it stays in floats."""
+    leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Node)]
+    target: Any = call.target
+    step = _OWN.get(target, target)
+
+    def compute(*operands: Any) -> Any:
+        given = dict(zip(places, operands, strict=True))
+        args, kwargs = pytree.tree_unflatten([given.get(k, leaf) for k, leaf in enumerate(leaves)], structure)
+        return step(*args, **kwargs)
+
+    values = [leaves[k].meta.get("val") for k in places]
+    if any(value is None for value in values):
+        return None
+    try:
+        with torch.no_grad():
+            graph = make_fx(compute, dict(_table()))(*values).graph
+    except Exception:  # what torch's decompositions raise; lowering tries the same, and its report has the reason
+        return None
+    return graph if all(map(_is_taken, graph.nodes)) else None
+
+
+def _is_taken(part: Node) -> bool:
+    """Whether a part is an operand or the result, has no floats as operands, or is computed in integers."""
+    if part.op != "call_function":
+        return part.op != "get_attr"
+    if isinstance(part.target, OpOverload) and part.target._schema.is_mutable:
+        return False
+    return computes_in_integers(part.target) or not any(map(is_float, part.all_input_nodes))
+
+
+def _inline(call: Node, parts: Graph) -> None:
+    """Put ``parts`` in the place of ``call``, with its module and line; the last of them is the layer of its name."""
+    graph = call.graph
+    operands = [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Node)]
+    copies = dict(zip(parts.find_nodes(op="placeholder"), operands, strict=True))
+    inherited = {key: value for key, value in call.meta.items() if key not in ("custom", "val", "tensor_meta")}
+    with graph.inserting_before(call):
+        for part in parts.nodes:
+            if part.op == "call_function":
+                copies[part] = graph.node_copy(part, copies.__getitem__)
+                copies[part].meta = {**inherited, "val": part.meta["val"], WHOLE: call.target}
+    (result,) = parts.output_node().all_input_nodes
+    last = copies[result]
+    if result.op == "call_function" and "custom" in call.meta:
+        last.meta["custom"] = call.meta["custom"]
+    call.replace_all_uses_with(last)
+    graph.erase_node(call)

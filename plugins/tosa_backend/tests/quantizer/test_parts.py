@@ -1,0 +1,127 @@
+"""Operators that no rule takes whole: TOSAQuantizer writes them out, so that their parts become integers."""
+
+from __future__ import annotations
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph_tosa.borders import integer_borders
+from delegraph_tosa.spec import TosaSpec
+from torch import nn
+
+from ..support import reference_tools
+from ..support.quantized_cases import check
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+aten = torch.ops.aten
+INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
+
+
+def quantizer():
+    from delegraph_tosa.quantizer import TOSAQuantizer
+
+    return TOSAQuantizer()
+
+
+class Composed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.slopes = nn.GLU(1), nn.PReLU(4, init=0.3)
+        self.pool, self.near = nn.AvgPool1d(3, 2, 1, count_include_pad=False), nn.CosineSimilarity(-1)
+        self.heads = nn.Parameter(torch.randn(10, 2, 5))
+
+    def forward(self, x, y):
+        a = self.gate(x)
+        b = self.slopes(a + y)
+        left, right = (torch.einsum("bcs,shi->bhci", v, self.heads) for v in (a, b))
+        scores = torch.einsum("bhci,bhdi->bhcd", left, right)
+        losses = F.mse_loss(a, b), F.l1_loss(a, b)
+        return scores, self.pool(b), self.near(a, y), torch.lerp(a, y, 0.3), torch.diff(b), *losses
+
+
+@pytest.fixture(scope="module")
+def module():
+    torch.manual_seed(0)
+    return Composed().eval()
+
+
+@pytest.fixture(scope="module")
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 8, 10), (2, 4, 10)
+    return [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def program(module, batches):
+    return delegraph.quantize(module, batches)
+
+
+def calls(program, name):
+    return [n for n in program.graph.nodes if n.op == "call_function" and name in str(n.target)]
+
+
+def in_steps(x, node):
+    """The integers of real numbers, as a (de)quantize has its scale, zero point and limits."""
+    scale, zero_point, low, high = node.args[1:5]
+    return ((x / scale).round() + zero_point).clamp(low, high).to(torch.int8)
+
+
+def test_parts_leave_no_float(program, batches):
+    lowered = delegraph.lower(program, options=INT, transforms=[integer_borders])
+    (delegate,), inputs = lowered.delegates, program.graph.find_nodes(op="placeholder")[-2:]
+    assert not lowered.report.refusals
+    integers = [in_steps(x, next(iter(node.users))) for x, node in zip(batches[0], inputs, strict=True)]
+    with torch.no_grad():
+        found, wanted = lowered(*integers), program.module(check_guards=False)(*batches[0])
+    for ours, real, node in zip(found, wanted, program.graph.output_node().args[0], strict=True):
+        check(ours.numpy(), in_steps(real, node))
+    file = bytes(delegate.processed_bytes)
+    reference_tools.judge(file, TosaSpec.parse("TOSA-1.0+INT"))
+    official = reference_tools.run(file, [x.numpy() for x in integers])
+    assert all(np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True))
+
+
+def test_a_layer_is_the_operator_in_the_table_of_errors(module, program, batches):
+    rows = delegraph.quantization_errors(module, program, batches, options=INT).layers
+    operators = {row.layer: row.operator for row in rows}
+    assert operators["glu"] == "aten.glu.default" and operators["avg_pool1d"] == "aten.avg_pool1d.default"
+    layers = ["add", "glu", "prelu", "einsum", "einsum_1", "einsum_2", "avg_pool1d", "cosine_similarity", "lerp"]
+    assert {*layers, "diff", "mse_loss", "l1_loss", *[f"output {k}" for k in range(7)]} == set(operators)
+    assert all(row.snr > 30 for row in rows)
+
+
+def test_parts_belong_to_the_module_and_line_of_the_operator(program):
+    (gate,) = calls(program, "aten.sigmoid")
+    assert any(name.endswith("gate") for name, _ in gate.meta["nn_module_stack"].values())
+    assert "F.glu(" in gate.meta["stack_trace"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda q: q.set_operator_type(aten.glu.default, None), lambda q: q.set_module_name("gate", None)],
+    ids=["operator", "module"],
+)
+def test_what_stays_in_floats_stays_whole(module, batches, change):
+    assert calls(delegraph.quantize(module, batches[:1], quantizer=change(quantizer())), "aten.glu")
+
+
+def test_a_setting_of_the_operator_is_one_of_its_parts(batches):
+    from delegraph_tosa.quantizer import Precision
+
+    fine = quantizer().set_operator_type(aten.glu.default, Precision(activations=torch.int16))
+    program = delegraph.quantize(nn.Sequential(nn.GLU(1), nn.Tanh()).eval(), [x for x, _ in batches], quantizer=fine)
+    (sigmoid,), (tanh,) = calls(program, "aten.sigmoid"), calls(program, "aten.tanh")
+    assert [next(iter(n.users)).args[-1] for n in (sigmoid, tanh)] == [torch.int16, torch.int8]
+
+
+class Loss(nn.Module):
+    def forward(self, x, y):
+        return F.binary_cross_entropy(x.sigmoid(), y.sigmoid())
+
+
+def test_an_operator_of_which_a_part_stays_in_floats_stays_whole():
+    given = [(torch.randn(3, 4), torch.randn(3, 4))]
+    assert calls(delegraph.quantize(Loss().eval(), given), "binary_cross_entropy")
