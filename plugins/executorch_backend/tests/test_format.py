@@ -234,6 +234,16 @@ def test_a_kernel_that_the_device_lacks_is_found_here(registry: delegraph.Regist
     assert not (tmp_path / "net.pte").exists()
 
 
+def test_a_decomposition_that_asks_for_sizes_is_refused_with_the_line(registry: delegraph.Registry) -> None:
+    rows = {0: torch.export.Dim("rows", max=8)}
+    given = (torch.ones(2, 4), torch.ones(2, 4))
+    lowered = delegraph.lower(
+        nn.GRUCell(4, 4).eval(), given, dynamic_shapes=(rows, rows), backends=[], registry=registry
+    )
+    with pytest.raises(Unsupported, match=r"no kernel that computes aten.gru_cell.default, and .*aten.size.default"):
+        emit_program(lowered, EmitOptions())
+
+
 def test_a_loop_over_rows_that_may_be_none_is_refused(registry: delegraph.Registry) -> None:
     """PyTorch's own map refuses no rows when it is called."""
     from torch._higher_order_ops.map import map as over_rows

@@ -71,5 +71,8 @@ def _decomposition(target: Any) -> Any:
     if target.namespace == "prims":  # PyTorch's primitives know the operator that computes them
         return getattr(target.overloadpacket, "impl_aten", None)
     name = kernel_name(target._schema.name, target._schema.overload_name)
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
+    try:
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
+    except RuntimeError:  # the dispatcher does not know it: TorchScript's own, such as aten::size
+        return None
     return decomposition_table.get(target) or (target.decompose if composite else None)
