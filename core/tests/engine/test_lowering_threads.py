@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -14,7 +15,7 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine.gc_pause import pause_collection
-from delegraph.engine.tracing import TRACING
+from delegraph.engine.tracing import TRACING, unlogged
 from delegraph.errors import OptionError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -306,3 +307,13 @@ def test_garbage_collection_pauses_while_plugins_are_imported():
     registry.register(backend(True), partitioner=Noting, name="side")
     delegraph.lower(torch.export.export(Steps(1), (torch.ones(2),)), backends=["side"], registry=registry)
     assert collects == [False] and gc.isenabled()
+
+
+def test_what_torch_logs_is_dropped_until_the_outermost_is_left(caplog):
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    with unlogged():
+        with unlogged():
+            pass
+        logger.warning("in the outer one")
+    logger.warning("behind both")
+    assert [r.getMessage() for r in caplog.records] == ["behind both"]

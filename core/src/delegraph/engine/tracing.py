@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 TRACING = threading.RLock()
 """Held while torch traces: its tracers keep state per process, and lowerings may run in several threads."""
@@ -17,13 +18,14 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
     """Drop what torch warns of in its log, by default of calls that fail under fake tensors: the caller reports it."""
     loggers = [logging.getLogger(name) for name in names]
+    quiet = partial(_is_no_warning)  # another one each time: a logger adds the same filter once only
     for logger in loggers:
-        logger.addFilter(_is_no_warning)
+        logger.addFilter(quiet)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(_is_no_warning)
+            logger.removeFilter(quiet)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
