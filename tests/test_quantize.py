@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.errors import InputError, OptionError, PluginUnavailable
+from delegraph.errors import ContractViolation, InputError, OptionError, PluginFailed, PluginUnavailable
+from delegraph.plugin import BackendSpec, QuantizerSpec, hookimpl
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -217,6 +218,53 @@ def test_without_torchao(monkeypatch, given, hint):
 def test_a_quantizer_that_is_none():
     with pytest.raises(OptionError, match="an object of a torchao Quantizer, not 'best'"):
         delegraph.quantize(net(), batches(), quantizer="best")
+
+
+class Careless:
+    """A quantizer that is none of torchao's."""
+
+
+class Unmade:
+    def __init__(self):
+        raise ValueError("no table")
+
+
+def annotates_wrongly():
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    class Wrong(Quantizer):
+        def annotate(self, model):
+            raise ValueError("no table")
+
+        def validate(self, model):
+            pass
+
+    return Wrong()
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "error", "message"),
+    [
+        ("Careless", ContractViolation, "Careless, the quantizer of in-process, is no Quantizer of torchao"),
+        ("Unmade", PluginFailed, "making an object of Unmade .* raised ValueError: no table"),
+        ("annotates_wrongly", PluginFailed, "annotation of Wrong .* raised ValueError: no table"),
+    ],
+)
+def test_a_backend_whose_quantizer_is_wrong_is_named(quantizer, error, message):
+    registry = delegraph.Registry(discover=False)
+
+    class Acme:
+        @hookimpl
+        def delegraph_backends(self):
+            return [BackendSpec("acme", "delegraph_demo.backend:BackendWithDemo", "BackendWithDemo", api=1)]
+
+        @hookimpl
+        def delegraph_quantizers(self):
+            return [QuantizerSpec("acme", f"{__name__}:{quantizer}")]
+
+    registry.register(Acme(), name="acme")
+    with pytest.raises(error, match=message):
+        delegraph.quantize(net(), batches(1), backend="acme", registry=registry)
 
 
 def test_a_model_in_training_mode_is_refused():

@@ -11,6 +11,7 @@ import delegraph
 import pytest
 import torch
 from delegraph import errors
+from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.formats import DelegateFormat, ProgramFormat
 from delegraph.lowering import to_edge, to_edge_transform_and_lower
@@ -317,6 +318,31 @@ def test_a_file_of_one_delegate_is_read_back(echo, tmp_path):
     torch.testing.assert_close(result, torch.tanh(x))
     with pytest.raises(errors.OptionError, match="takes no options, such as 'level'"):
         lowered.save(tmp_path / "net.echo", level=1)
+
+
+class BesideBackend(BackendDetails):
+    """Its blob is empty: all that it has is beside it."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        store = NamedDataStore()
+        store.add_named_data("beside/weights", b"weights")
+        return PreprocessResult(b"", data_store_output=store.get_named_data_store_output())
+
+
+class BesideFormat(DelegateFormat):
+    backend_id = "BesideBackend"
+
+
+def test_a_file_of_one_delegate_does_not_lose_the_data_beside_the_blob(registry, tmp_path):
+    registry.register(offering(FormatSpec(".beside", f"{__name__}:BesideFormat")))
+    registry.register(
+        BesideBackend, partitioner=CapabilityPartitioner(lambda node: None, "BesideBackend"), name="beside"
+    )
+    lowered = delegraph.lower(torch.nn.Tanh().eval(), (torch.ones(5),), backends=["beside"], registry=registry)
+    with pytest.raises(errors.InputError, match="named data, such as 'beside/weights', which would be lost"):
+        lowered.save(tmp_path / "net.beside")
+    assert not (tmp_path / "net.beside").exists()
 
 
 class KeepingFormat(ProgramFormat):

@@ -296,10 +296,13 @@ def defines(kind: type[ProgramFormat], ability: str) -> bool:
 class DelegateFormat(ProgramFormat):
     """Files that are the blob of one delegate: a program is saved in them if one delegate computes all of it.
 
-    A subclass names the ``backend_id``; ``inspect`` and the like are its own.
+    A subclass names the ``backend_id``; ``inspect`` and the like are its own. The runtime gets the blob back and no
+    compile specs, so what it has to know is in the blob. One that overrides ``serialize`` to put the named data into
+    the file as well says ``holds_named_data = True``; without it a delegate that has some is refused.
     """
 
     backend_id: ClassVar[str]
+    holds_named_data: ClassVar[bool] = False
 
     @classmethod
     def why_not(cls, backend_ids: Collection[str]) -> str | None:
@@ -308,7 +311,7 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The blob. Raises InputError unless one delegate of the backend is the whole program."""
+        """The blob. Raises InputError unless one delegate of the backend, with no data beside it, is the program."""
         if options:
             raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
         count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
@@ -322,6 +325,11 @@ class DelegateFormat(ProgramFormat):
         if delegate.backend_id != cls.backend_id:
             text = f"the file holds a blob of {cls.backend_id}; this program's is one of {delegate.backend_id}"
             raise InputError("input-invalid", text)
+        if delegate.named_data is not None and delegate.named_data.pte_data and not cls.holds_named_data:
+            text = f"the file holds a blob alone, and that of {cls.backend_id} reads named data, such as"
+            text += f" {next(iter(delegate.named_data.pte_data))!r}, which would be lost"
+            hint = "a .pte file holds both (delegraph-executorch); for the format's authors: put the data into the file"
+            raise InputError("input-invalid", text, hint=f"{hint} and say holds_named_data = True")
         return delegate.blob
 
     @classmethod

@@ -128,3 +128,23 @@ def test_a_plain_text_is_a_cause_for_each_operator_and_has_no_hint(registry):
     lowered = api.lower(Block().eval(), (torch.ones(2, 8),), backends=[refused], registry=registry)
     assert [(c.reason, c.hint, len(c.operators)) for c in lowered.report.causes] == [("not mine", "", 1)] * 6
     assert Refusal(None, "not mine").hint == "" and Refusal(None, Reason("no", hint="go")).hint == "go"
+
+
+def test_what_blames_itself_or_is_blamed_in_turn_follows_from_nothing(registry):
+    class Pairs(CapabilityPartitioner):
+        """Sine and cosine only together, tan never: the first two blame each other, the last blames itself."""
+
+        def __init__(self):
+            super().__init__(self.refuse, "Any32")
+
+        @staticmethod
+        def refuse(node):
+            other = {aten.sin.default: next(iter(node.users)), aten.cos.default: node.args[0]}
+            return Reason(f"{node.name} alone", cause="pairs", of=other.get(node.target, node))
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return x.sin().cos(), x.tan()
+
+    lowered = api.lower(Model().eval(), (torch.ones(2),), backends=[Pairs()], registry=registry)
+    assert [(c.count, c.behind) for c in lowered.report.causes] == [(2, ""), (1, "")]

@@ -30,6 +30,14 @@ def test_a_failure_is_shown_as_a_script_that_shows_it_again(name, check, shows, 
     assert shows in done.stdout, done.stdout
 
 
+def test_blobs_that_differ_are_shown_as_a_script_that_compiles_twice(tmp_path):
+    script = tmp_path / "again.py"
+    script.write_text(failure("counter", "deterministic").script)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first != second
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_operator_of_opinfo_is_shown_without_opinfo(tmp_path):
     """As calls of operators on tensors that are written out, strides included."""

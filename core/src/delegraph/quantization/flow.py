@@ -13,12 +13,13 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from ..discovery.attribution import AtWork
 from ..discovery.loading import missing
 from ..discovery.registry import Registry, default_registry
 from ..engine.decompose.tables import RECURRENT, to_core
 from ..engine.export import Source, export_method
 from ..engine.tracing import TRACING
-from ..errors import InputError, OptionError, PluginUnavailable
+from ..errors import ContractViolation, InputError, OptionError, PluginUnavailable
 from ..exported_program import written_targets
 from ..io.quiet import quietly
 from ..program.types import Program
@@ -50,17 +51,17 @@ def quantize(
     Raises InputError for batches that do not fit, have NaN or show nothing, and for a program of which nothing is
     quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
     """
-    if quantizer is None:
-        quantizer = _quantizer_of(backend, registry or default_registry())
+    registry = registry or default_registry()
+    quantizer = _quantizer_of(backend, registry) if quantizer is None else quantizer
     expect_torchao()
-    _expect_quantizer(quantizer)
+    _expect_quantizer(quantizer, registry)
     batches, total = checked(program, calibration_batches, dynamic_shapes is not None)
     first = next(batches)
     _expect_arguments(program, first)
     exported = export_whole(program, first, dynamic_shapes)
     _expect_floats(exported)
     with TRACING:
-        prepared = _prepared(exported, quantizer)
+        prepared = _prepared(exported, quantizer, registry)
         calibrate(prepared, chain([first], batches), total, progress)
         converted = _converted(prepared)
         _restore_buffers(converted, exported)
@@ -72,15 +73,22 @@ def _quantizer_of(backend: str | None, registry: Registry) -> Any:
     """The quantizer of a backend; without a name, of the one that ``lower`` would take among those that have one."""
     if backend is None:
         (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
-    return registry.get_quantizer(backend)()
+    kind = registry.get_quantizer(backend)
+    with AtWork(kind, "making an object", registry=registry):
+        return kind()
 
 
-def _expect_quantizer(quantizer: Any) -> None:
-    """Raise OptionError unless it is one of torchao's."""
+def _expect_quantizer(quantizer: Any, registry: Registry) -> None:
+    """Raise unless it is one of torchao's: ContractViolation for that of a backend, OptionError for the caller's."""
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-    if not isinstance(quantizer, Quantizer):
-        raise OptionError("option-invalid", f"quantizer is to be an object of a torchao Quantizer, not {quantizer!r}")
+    if isinstance(quantizer, Quantizer):
+        return
+    if (record := registry.owner(type(quantizer))) is not None:
+        text = f"{type(quantizer).__name__}, the quantizer of {record.owner}, is no Quantizer of torchao"
+        hint = "for its authors: derive it from torchao.quantization.pt2e.quantizer.Quantizer"
+        raise ContractViolation("contract-violation", text, hint=hint)
+    raise OptionError("option-invalid", f"quantizer is to be an object of a torchao Quantizer, not {quantizer!r}")
 
 
 def _expect_arguments(program: Program, batch: Batch) -> None:
@@ -107,15 +115,18 @@ def _expect_floats(exported: ExportedProgram) -> None:
         raise InputError("input-invalid", f"only float32 is quantized, and this is {names}", hint="model.float()")
 
 
-def _prepared(exported: ExportedProgram, quantizer: Any) -> GraphModule:
-    """The program with observers."""
+def _prepared(exported: ExportedProgram, quantizer: Any, registry: Registry) -> GraphModule:
+    """The program with observers.
+
+    What torchao finds wrong with an annotation is the quantizer's fault, like what it raises itself.
+    """
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
     module = module_of(exported)
     _unshare_weights(module)
     _name_layers(module)
     _keep_batch_norms(module)
-    with quietly():
+    with quietly(), AtWork(quantizer, "annotation", registry=registry):
         prepared: GraphModule = prepare_pt2e(module, quantizer)
     if not prepared.graph.find_nodes(op="call_module"):  # observers
         text = "nothing of the program is quantized: the quantizer takes none of its calls"

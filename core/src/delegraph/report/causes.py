@@ -71,7 +71,8 @@ class _Roots:
             path[id(reason)] = reason
             before = self._before(reason)
             if not isinstance(before, Reason) or before.cause != reason.cause or id(before) in path:
-                self._known[id(reason)] = _begin(reason, before)
+                # Calls that blame themselves or each other begin the cause; they follow from nothing.
+                self._known[id(reason)] = _begin(reason, None if id(before) in path else before)
             else:
                 reason = before
         root = self._known[id(reason)]

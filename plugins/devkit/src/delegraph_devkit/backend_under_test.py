@@ -45,7 +45,7 @@ class BackendUnderTest(ConfiguredBackend):
         """Those samples of which the backend compiled a part; skips the check if there are none."""
         attempts = [a for a in self.samples if a.phase is Phase.DONE and a.lowered is not None and a.lowered.delegates]
         if not attempts:
-            raise CheckSkipped("no part of the sample programs was compiled; see accepted_compiles, or give an example")
+            raise CheckSkipped("no part of the sample programs was compiled; see accepted_compiles, or give --example")
         return attempts
 
     @cached_property

@@ -34,6 +34,14 @@ def calling_again(backend: ConfiguredBackend) -> str:
     return "import copy\n" + lowering(backend) + "\n".join([*lines, "print(before)", "print(first)", ""])
 
 
+def compiling_twice(backend: ConfiguredBackend) -> str:
+    """Python that shows whether two lowerings give the same blobs, here and in processes with other hash seeds."""
+    before, _, lower = lowering(backend).rpartition("lowered = ")
+    shown = "print([hashlib.sha256(d.processed_bytes).hexdigest() for d in lowered.delegates])"
+    seeds = "# two equal lines, and the same ones with PYTHONHASHSEED=1 and PYTHONHASHSEED=2"
+    return f"import hashlib\n{before}for _ in range(2):\n    lowered = {lower}    {shown}\n{seeds}\n"
+
+
 def _registered(backend: ConfiguredBackend) -> str:
     """How a backend gets into a registry that is not installed."""
     if backend.register is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import delegraph
 import torch
 from delegraph import Verification
-from delegraph.errors import Unsupported
+from delegraph.errors import ContractViolation, Unsupported
 from delegraph.exported_program import written_targets
 from torch.utils import _pytree as pytree
 
@@ -35,9 +35,15 @@ class Kind(str, Enum):
     HANG = "look where the backend waits or loops; refuse in the partitioner what takes this long"
     ESCAPED = "look for the first line of the traceback that is yours; if none is, report a defect of delegraph-devkit"
     RUNTIME = "refuse in the partitioner what the runtime cannot run; its error is the first line"
+    OUTPUTS = (
+        "return all outputs of the part that was compiled, in its order, with the dtypes and shapes that it records"
+    )
     NOT_FINITE = "let NaN and infinity through as eager does (compare so that NaN wins), or refuse the operator"
     INTEGERS = "compute integers in their own width and wrap around as eager does, or refuse their element type"
-    DIFFERENT = "a wider tolerance is an attribute of the contract, for a device that computes in fewer bits"
+    DIFFERENT = (
+        "try its operators one at a time, with --operator NAME; check order and layout of operands and outputs. Only a"
+        " device that computes in fewer bits needs a wider tolerance: --tolerance, or that attribute of the contract"
+    )
     ALIASED = "return tensors of your own with every call: copy what lies in a buffer of the runtime"
     EMPTY = "expect partitioners to be given no call at all, and outputs that are inputs or constants"
     SUBGRAPHS = "expect calls of higher-order operators, such as cond, and to be asked about their subgraphs one by one"
@@ -154,12 +160,14 @@ def compare_with_eager(one: LoweringAttempt, backend: ConfiguredBackend) -> tupl
     with quiet():
         if is_rounding_error(found, limit, one.exported, one.inputs):
             return 0.0, None
-    text = f"the results differ from eager by more than {limit:g}; {found}"
+    beyond = f"the results differ from eager by more than {limit:g}"
+    text = f"{beyond}, with a largest relative error of {found.relative_error:.3g}; {found}"
     return found.relative_error, Fault(_kind(found, one.exported), text)
 
 
 def _runtime_fault(error: BaseException) -> Fault:
-    return Fault(Kind.RUNTIME, f"the runtime raised {type(error).__name__}: {error}")
+    kind = Kind.OUTPUTS if isinstance(error, ContractViolation) else Kind.RUNTIME
+    return Fault(kind, f"the runtime raised {type(error).__name__}: {error}")
 
 
 def _kind(found: Verification, program: ExportedProgram) -> Kind:

@@ -141,7 +141,8 @@ def test_a_backend_that_takes_nothing_is_told_so():
 
     results = {r.name: r for r in devkit.run_checks(devkit.BackendUnderTest("n", register=register, gate=0)).results}
     assert "took nothing of 37 programs" in results["accepted_compiles"].message
-    assert "give an example" in results["accepted_compiles"].message
+    assert " x no\n" in results["accepted_compiles"].message
+    assert "--example path.py:function" in results["accepted_compiles"].message
     assert results["numerics"].message == "backend 'n' has no runtime on this host, so nothing can be run"
     assert "another process cannot import it" in results["deterministic"].message
     assert results["debug_handles"].status is Status.SKIPPED

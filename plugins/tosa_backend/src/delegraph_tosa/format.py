@@ -92,6 +92,7 @@ class TosaFormat(DelegateFormat):
     """``.tosa`` files, each the blob of one delegate. Raises FormatError for a damaged one."""
 
     backend_id = "TOSABackend"
+    holds_named_data = True
 
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:

@@ -24,6 +24,7 @@ from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed
 from ..lowering_attempt import attempt_lowering, quiet
 from ..programs import Program
+from ..reproduce import compiling_twice
 from ..subprocesses import Report, fork_server
 from ..warm_up import run_on_host
 
@@ -45,7 +46,8 @@ def deterministic(backend: BackendUnderTest) -> Figures:
             why = _difference(first.get(program.name), other.get(program.name))
             if why is not None:
                 advice = "sort what comes from sets, keep no counters between calls, store no addresses or times"
-                raise CheckFailed(f"lowering {where} gave something else: {why}", program, advice)
+                text = f"lowering {where} gave something else: {why}"
+                raise CheckFailed(text, program, advice, ending=compiling_twice(backend))
     return {"programs": len(first), "bytes": sum(len(d[0]) for made in first.values() for d in made)}
 
 

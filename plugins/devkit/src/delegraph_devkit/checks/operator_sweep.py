@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
 from ..failures import CheckFailed, CheckSkipped
@@ -18,7 +20,10 @@ def accepted_compiles(backend: BackendUnderTest) -> Figures:
     programs, accepted = len(sweep.reached), sweep.accepted
     if not accepted:
         text = f"the backend took nothing of {programs} programs"
-        raise CheckFailed(text, advice="give an example: a module with inputs that the backend takes at least in part")
+        refusals = Counter(reason for o in sweep.reached for _, reason in o.refused)
+        said = "".join(f"\n  {n} x {reason}" for reason, n in refusals.most_common(3))
+        advice = "give a module with inputs that the backend takes at least in part: --example path.py:function, or"
+        raise CheckFailed(f"{text}; its reasons most often:{said}", advice=f"{advice} the contract class's example")
     counts = {"operators_accepted": len(accepted), "operators_refused": len(sweep.refused)}
     return {"programs": programs, "operators": len(accepted | sweep.refused), **counts}
 
