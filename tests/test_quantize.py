@@ -422,6 +422,7 @@ def test_the_command_line_quantizes(command, tmp_path):
         ("m.py", "--quantize takes an .npz file, not 'm.py'"),
         ("text.npz", "text.npz is no .npz file of numbers"),
         ("rows.npz", "rows.npz: its arrays have different numbers of batches"),
+        ("flat.npz", r"flat.npz: a batch has inputs of the shapes \[\[6\]\], and the model's example has \[\[2, 6\]\]"),
         ("empty.npz", "there are no calibration batches"),
         ("dtype.npz", "calibration batch 0 does not fit the program: RuntimeError: mat1 and mat2 must have"),
     ],
@@ -429,6 +430,7 @@ def test_the_command_line_quantizes(command, tmp_path):
 def test_calibration_files_that_do_not_fit(command, tmp_path, file, message):
     (tmp_path / "text.npz").write_text("no zip")
     np.savez(tmp_path / "rows.npz", x=np.zeros((5, 2, 6)), y=np.zeros((4, 2, 6)))
+    np.savez(tmp_path / "flat.npz", x=np.zeros((2, 6), "float32"))
     np.savez(tmp_path / "empty.npz", x=np.zeros((0, 2, 6), "float32"))
     np.savez(tmp_path / "dtype.npz", x=np.zeros((1, 2, 6), "int64"))
     code, _, err = command(file)

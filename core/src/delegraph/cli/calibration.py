@@ -36,12 +36,23 @@ def quantize_given(given: Any, path: Path, backend: str) -> None:
         text = "--quantize takes a model with one method and without keyword arguments"
         raise InputError("input-invalid", text, hint="delegraph.quantize, from Python, takes each method for itself")
     batches = read_batches(path)
+    _expect_ranks(path, batches, given.inputs["forward"])
     with progress(f"quantizing for {backend}"):
         shapes = given.dynamic_shapes["forward"]
         program = quantize(
             given.programs["forward"], batches, backend=backend, dynamic_shapes=shapes, progress=_show_progress
         )
     given.add("forward", program, batches[0])
+
+
+def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> None:
+    """Raise InputError if the arrays of a batch have other ranks than the example: mostly the axis of batches lacks."""
+    if not batches or not example:
+        return
+    given, wanted = ([list(leaf.shape) for leaf in each if hasattr(leaf, "shape")] for each in (batches[0], example))
+    if len(given) == len(wanted) and [*map(len, given)] != [*map(len, wanted)]:
+        text = f"{path}: a batch has inputs of the shapes {given}, and the model's example has {wanted}"
+        raise InputError("input-invalid", text, hint=_HOW)
 
 
 def read_batches(path: Path) -> list[tuple[Any, ...]]:
