@@ -274,7 +274,7 @@ def trial() -> Tosa:
     return Tosa(_ANY)
 
 
-_ANY = TosaSpec.parse("TOSA-1.0+FP+INT")
+_ANY = TosaSpec.parse("TOSA-1.1+FP+INT+shape")
 
 
 def real(t: Tosa, value: Value) -> Value:

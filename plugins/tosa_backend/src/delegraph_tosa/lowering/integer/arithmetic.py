@@ -233,5 +233,6 @@ def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[
     """x [*S] -> its sum over ``dim`` [*S'], and of how many elements each is one"""
     found = addend(t, x)
     count = math.prod([found.shape[a] for a in axes_of(dim, found.rank)])
+    t.require(not is_dynamic(count), "of how many elements it sums is known at run time only")
     step = found.scale.factor * 2.0 ** max(0, (found.size * count).bit_length() - 31)
     return Scaled(reduced(t, centred(t, found, step), t.reduce_sum, dim, keepdim), Scale(step)), count

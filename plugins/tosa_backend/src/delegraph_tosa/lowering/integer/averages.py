@@ -140,6 +140,8 @@ def _averages(*overloads: Any) -> None:
 
         def averaged(t: Tosa, self: Value, *settings: Any, of: Any = overload) -> Lazy:
             """[N,C,*S] -> [N,C,*S']"""
+            windows = self.shape[-3 if "3d" in str(of) else -2 :] if "adaptive" in str(of) else ()
+            t.require(not any(map(is_dynamic, windows)), "its windows depend on a size that is known at run time only")
             return Averaged(operand(t, self, "its input"), of, settings)
 
         lowers_quantized(overload)(averaged)

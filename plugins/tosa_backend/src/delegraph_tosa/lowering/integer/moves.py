@@ -109,9 +109,9 @@ def _rows(t: Tosa, x: Scaled, move: Any) -> Value:
     return Scaled(t.mul(centred, move(t, shares)), Scale(2.0**-ROW_BITS, (largest,)))
 
 
-def _like(x: Scaled, q: Value) -> Value:
-    """What the rule made of the integers of ``x``; places are no such integers."""
-    return Scaled(q, x.scale, x.zero_point) if q.dtype is x.q.dtype else q
+def _like(x: Scaled, q: Value | None) -> Value | None:
+    """What the rule made of the integers of ``x``; places are no such integers, and None where they cannot be had."""
+    return q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
 
 
 def _later(t: Tosa, x: Lazy, move: Any) -> Any:
@@ -119,7 +119,9 @@ def _later(t: Tosa, x: Lazy, move: Any) -> Any:
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
         return x.moved(t, move, _shape(t, x, results))
-    return tuple([x.moved(t, partial(_taken, move, k), _shape(t, x, r)) for k, r in enumerate(results)])
+    return tuple(
+        [r if r is None else x.moved(t, partial(_taken, move, k), _shape(t, x, r)) for k, r in enumerate(results)]
+    )
 
 
 def _taken(move: Any, position: int, t: Tosa, v: Value) -> Value:
@@ -136,7 +138,7 @@ def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
     """The same of uint8, which int8 is in the same order."""
     results = RULES[overload].function(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
     if isinstance(results, tuple):
-        return tuple([Bytes(q) if q.dtype is DType.INT8 else q for q in results])
+        return tuple([Bytes(q) if q is not None and q.dtype is DType.INT8 else q for q in results])
     return Bytes(results) if results.dtype is DType.INT8 else results
 
 

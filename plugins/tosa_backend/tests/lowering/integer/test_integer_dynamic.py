@@ -1,0 +1,36 @@
+"""Quantized images and rows of dynamic size: what the integer rules take is right, the rest is refused."""
+
+from __future__ import annotations
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.export import Dim
+
+from ...support.quantized_cases import row
+
+REFUSED = "is known at run time only"
+CASES = {
+    "mean": (lambda x: x.mean(0), REFUSED),
+    "sum": (lambda x: x.sum(), REFUSED),
+    "adaptive-average": (lambda x: F.adaptive_avg_pool2d(x[None, None], (2, 2)), REFUSED),
+    "adaptive-maximum": (lambda x: F.adaptive_max_pool1d(x.mT[None], 2), None),
+    "adaptive-maximum-of-sum": (lambda x: F.adaptive_max_pool1d((x + x).mT[None], 2), None),
+    "sum-reshaped": (lambda x: (x + x.relu()).flatten(), None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_any_number(name):
+    function, reason = CASES[name]
+    module, inputs = row(function, [(9, 5)], torch.int8, 0)
+    program = torch.export.export(module, tuple(inputs), dynamic_shapes=(({0: Dim("n", min=3, max=40)},),))
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.1+INT+shape"}})
+    if reason is None:
+        assert not lowered.report.refusals
+    else:
+        assert any(reason in refusal.reason for refusal in lowered.report.refusals)
+    for count in (9, 4, 31):
+        x = torch.randint(-128, 128, (count, 5), dtype=torch.int8, generator=torch.Generator().manual_seed(count))
+        assert (lowered(x).int() - module(x).int()).abs().max() <= 1
