@@ -26,6 +26,7 @@ from ..exported_program import (
     user_inputs,
 )
 from .input_sizes import InputSizes, input_names
+from .size_names import named
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _VARYING = (torch.Tensor, *_SYMBOLS)
@@ -96,7 +97,9 @@ class Arguments:
         """What is wrong: the structure, if a leaf contains something, or the first leaf that does not fit."""
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
         rows = zip(self._called, self._leaves, self._fits, flat, strict=True)
-        return next(_wrong_input(name, wanted, value) for name, wanted, fits, value in rows if not fits(value))
+        name, wanted, value = next((name, wanted, value) for name, wanted, fits, value in rows if not fits(value))
+        shape = named(list(wanted.shape), user_inputs(self._program)) if isinstance(wanted, torch.Tensor) else ""
+        return _wrong_input(name, wanted, shape, value)
 
     @property
     def _called(self) -> list[str]:
@@ -126,11 +129,11 @@ def _is_fixed(wanted: Any, value: Any) -> bool:
     return not isinstance(value, torch.Tensor) and bool(value == wanted)
 
 
-def _wrong_input(name: str, wanted: Any, value: Any) -> InputError:
+def _wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
     what = "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
     if isinstance(wanted, torch.Tensor):
         where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
-        what = f"is to be {wanted.dtype} of shape {list(wanted.shape)}{where}"
+        what = f"is to be {wanted.dtype} of shape {shape}{where}"
     hint = "torch.from_numpy(array)" if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor) else None
     return InputError("input-invalid", f"input {name} {what}; it is {_given(value)}", hint=hint)
 
@@ -181,7 +184,7 @@ class WholeCall:
         flat = flat_arguments(self.in_spec, args, kwargs)
         for position, (name, wanted) in self.fixed.items():
             if not _is_fixed(wanted, flat[position]):
-                raise _wrong_input(name, wanted, flat[position])
+                raise _wrong_input(name, wanted, "", flat[position])
         results = delegate(*(_value(o, (), flat) for o in self.takes))
         for position, origin in self.writes:
             flat[position].copy_(_value(origin, results, flat))

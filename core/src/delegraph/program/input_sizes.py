@@ -17,6 +17,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ..errors import InputError
 from ..exported_program import leaf_names, user_inputs
+from .size_names import named
 
 _HINT = "call it with sizes that it was exported for, or export it with other dynamic_shapes"
 _MULTIPLE = re.compile(r"\(+(?:(\d+)\*)?(.+?)\)* % (\d+)\) == 0")
@@ -57,7 +58,7 @@ class InputSizes:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        places = list(_symbolic_places(program))
+        places, self._inputs = list(_symbolic_places(program)), user_inputs(program)
         self._sources = _sources(places)
         self._conditions = [
             *_bounds(program, self._sources),
@@ -78,11 +79,12 @@ class InputSizes:
         scope |= {symbol: eval(code, scope) for symbol, (_, code) in self._sources.items()}
         failed = next(c for c in self._conditions if not eval(c.code, scope))
         parts = [failed.place.text(names, eval(failed.place.code, scope))]
-        parts.append(f"the program was exported for {failed.sizes} there")
+        parts.append(f"the program was exported for {named(failed.sizes, self._inputs)} there")
         for symbol in sorted(map(str, failed.place.expression.free_symbols)):
             place, _ = self._sources.get(symbol, (failed.place, ""))
             if place is not failed.place:
-                parts.append(f"{symbol} is {scope[symbol]} as {place.text(names, eval(place.code, scope))}")
+                which = named(symbol, self._inputs)
+                parts.append(f"{which} is {scope[symbol]} as {place.text(names, eval(place.code, scope))}")
         return InputError("input-invalid", "; ".join(parts), hint=_HINT)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import Node
 
 from ..program.lowered_module import Argument
+from ..program.size_names import names_of_symbols
 from ..source import source_of
 from .collect import operator_name
 
@@ -59,7 +59,8 @@ class Notation:
 
     @cached_property
     def _symbols(self) -> dict[sympy.Symbol, sympy.Symbol]:
-        return _names_of_symbols(list(self._nodes))
+        names = names_of_symbols(list(self._nodes))
+        return {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
 
     def type(self, value: Any) -> str:
         """``float32[batch, 3]``; of several values all of them."""
@@ -100,31 +101,3 @@ def _named(dtype: torch.dtype) -> str:
 def stem(operator: str) -> str:
     """``add`` for ``aten.add.Tensor``; operators of other libraries keep their name."""
     return operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") == 2 else operator
-
-
-def _names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Symbol -> a symbol with the name of its Dim, else one that says which value has it first."""
-    names: dict[sympy.Symbol, str] = {}
-    for node in nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            _name(names, value, node.name)
-        for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            _name(names, size, f"{node.name}.size({d})")
-    names |= _names_of_dims(nodes)
-    return {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
-
-
-def _name(names: dict[sympy.Symbol, str], size: Any, name: str) -> None:
-    if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-        names.setdefault(size.node.expr, name)
-
-
-def _names_of_dims(nodes: list[Node]) -> dict[sympy.Symbol, str]:
-    """torch keeps them beside the symbols, by the source of the size: ``L['x'].size()[0]``."""
-    mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
-    environment: Any = None if mode is None else mode.shape_env
-    given: dict[str, str] = getattr(environment, "source_name_to_debug_name", {})
-    symbols = getattr(environment, "source_to_var", {})
-    found = {environment.replace(symbols[source]): name for source, name in given.items() if source in symbols}
-    return {symbol: name for symbol, name in found.items() if isinstance(symbol, sympy.Symbol)}

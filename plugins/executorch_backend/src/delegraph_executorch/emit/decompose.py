@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _ShapeEnvGuardError
 from torch.utils import _pytree as pytree
 
 from ..kernels import kernel_name
@@ -45,9 +46,13 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
     mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
     if mode is None:
         return None, []
+    no_new_guards = nullcontext() if mode.shape_env is None else mode.shape_env.error_on_new_guards()
     try:
-        with mode, torch.no_grad():
+        with mode, torch.no_grad(), no_new_guards:  # it has to be right for every size
             module = make_fx(call)(*vals)
+    except _ShapeEnvGuardError as e:
+        text = f"PyTorch's decomposition of {node.target} depends on sizes that are known at run time only"
+        raise Unsupported("unsupported", text, node, source_of(node)) from e
     except (NotImplementedError, RecursionError, RuntimeError, GuardOnDataDependentSymNode) as e:
         text = f"PyTorch's decomposition of {node.target} fails here: {str(e).splitlines()[0] if str(e) else repr(e)}"
         raise Unsupported("unsupported", text, node, source_of(node)) from e

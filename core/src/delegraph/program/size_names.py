@@ -1,0 +1,46 @@
+"""What people call the sizes that torch calls ``s77``, or ``u0`` if data decides them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sympy
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import Node
+
+__all__ = ["named", "names_of_symbols"]
+
+
+def named(text: object, nodes: list[Node]) -> str:
+    """A size or a shape of symbols, with the names that the values of ``nodes`` give these."""
+    names = {str(symbol): name for symbol, name in names_of_symbols(nodes).items()}
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(text))
+
+
+def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
+    """Symbol -> the name of its Dim, else what says which value has it first: ``x.size(0)``."""
+    names: dict[sympy.Symbol, str] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            _name(names, value, node.name)
+        for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            _name(names, size, f"{node.name}.size({d})")
+    return names | _names_of_dims(nodes)
+
+
+def _name(names: dict[sympy.Symbol, str], size: Any, name: str) -> None:
+    if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+        names.setdefault(size.node.expr, name)
+
+
+def _names_of_dims(nodes: list[Node]) -> dict[sympy.Symbol, str]:
+    """torch keeps them beside the symbols, by the source of the size: ``L['x'].size()[0]``."""
+    mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
+    environment: Any = None if mode is None else mode.shape_env
+    given: dict[str, str] = getattr(environment, "source_name_to_debug_name", {})
+    symbols = getattr(environment, "source_to_var", {})
+    found = {environment.replace(symbols[source]): name for source, name in given.items() if source in symbols}
+    return {symbol: name for symbol, name in found.items() if isinstance(symbol, sympy.Symbol)}
