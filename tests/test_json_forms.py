@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from delegraph import default_registry
 from delegraph.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -94,6 +95,20 @@ def test_what_is_printed_is_of_its_form(name, files, monkeypatch):
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     if definition.startswith("inspect"):
         assert found["summary"]["methods"][0]["inputs"][0]["shape"] == [2, 3]
+
+
+def test_sizes_of_one_model_in_a_file(files):
+    """What the file holds, and what is printed of it; a padding of -inf is no number in JSON."""
+    sizes = '{"buckets": [(torch.ones(2, n),) for n in (3, 5)], "padding": -float("inf")}'
+    (files / "sizes.py").write_text(
+        f"import torch\ndef net():\n    return {{'model': torch.nn.ReLU().eval(), **{sizes}}}\n"
+    )
+    printed("lower", f"{files / 'sizes.py'}:net", "--backend=tosa", "-o", files / "sizes.pte")
+    found = printed("inspect", files / "sizes.pte")
+    validate(found, "inspect .pte")
+    assert found["buckets"]["padding"] == "-inf" and len(found["buckets"]["inputs"]) == 2
+    held = default_registry().get_format("sizes.pte").named_data(files / "sizes.pte")["delegraph.buckets"]
+    validate(json.loads(bytes(held), parse_constant=pytest.fail), "buckets")
 
 
 def test_an_error_and_a_broken_form_are_told_apart(files):

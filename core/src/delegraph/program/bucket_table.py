@@ -18,6 +18,8 @@ SCHEMA = "delegraph.buckets/1"
 LONGEST = 1 << 22
 """Bytes of JSON that are read."""
 LEAF = "*"
+_NO_NUMBERS = ("inf", "-inf", "nan")
+"""What JSON has no numbers for."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,18 @@ class BucketTable:
         return f"sizes of one model: {', '.join(row.method for row in self.rows)}; a call takes {rule}"
 
     def to_json(self) -> dict[str, Any]:
-        """For ``delegraph inspect --json``; a padding that JSON has no number for is its text, such as ``"-inf"``."""
-        plain = self.padding is None or math.isfinite(self.padding)
+        """For ``delegraph inspect --json``."""
         shapes = {row.method: [leaf.get("shape") for leaf in row.inputs] for row in self.rows}
-        return {"padding": self.padding if plain else str(self.padding), "inputs": shapes}
+        return {"padding": self._padding, "inputs": shapes}
 
     def to_bytes(self) -> bytes:
         """As the file holds it."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":")).encode()
+        content = {"schema": SCHEMA, **asdict(self), "padding": self._padding}
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+
+    @property
+    def _padding(self) -> float | str | None:
+        return self.padding if self.padding is None or math.isfinite(self.padding) else str(float(self.padding))
 
     @classmethod
     def of_bytes(cls, content: bytes) -> BucketTable | None:
@@ -62,7 +68,8 @@ class BucketTable:
             held: Any = json.loads(content) if len(content) <= LONGEST else None
             if held["schema"] != SCHEMA:
                 return None
-            table = cls(held["padding"], held["structure"], [Row(**row) for row in held["rows"]])
+            padding = float(held["padding"]) if held["padding"] in _NO_NUMBERS else held["padding"]
+            table = cls(padding, held["structure"], [Row(**row) for row in held["rows"]])
             table._check()
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise damaged(type(error).__name__) from error
