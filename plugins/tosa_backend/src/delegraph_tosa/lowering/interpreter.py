@@ -206,9 +206,19 @@ class Interpreter:
         """What a call on sizes returns: torch knows of which symbols it is made, and the operands are those already."""
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
+        for operand in node.all_input_nodes:
+            self._expect_inside(operand)
         val = node.meta["val"]
         found = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
         return found
+
+    def _expect_inside(self, node: Node) -> None:
+        """Raise Unsupported for what a call on sizes would take into the delegate, although no element is read."""
+        val, producer = node.meta.get("val"), self._unpacked(node)[0]
+        if not isinstance(val, torch.Tensor):
+            self.value_of(node)
+        elif producer not in self.values and not is_bytes(val):
+            self.type_of_operand(node)
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
         """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.export import Dim
 
-from ...support.quantized_cases import row
+from ...support.quantized_cases import quantized_decomposed, row
 
 REFUSED = "is known at run time only"
 CASES = {
@@ -34,3 +34,22 @@ def test_rows_of_any_number(name):
     for count in (9, 4, 31):
         x = torch.randint(-128, 128, (count, 5), dtype=torch.int8, generator=torch.Generator().manual_seed(count))
         assert (lowered(x).int() - module(x).int()).abs().max() <= 1
+
+
+class Regrouped(torch.nn.Module):
+    def forward(self, x):
+        scale = 0.05, 3, -128, 127, torch.int8
+        q = quantized_decomposed.quantize_per_tensor(x, *scale)
+        y = quantized_decomposed.dequantize_per_tensor(q, *scale).relu().reshape(x.shape[0] * 2, -1)
+        return quantized_decomposed.dequantize_per_tensor(quantized_decomposed.quantize_per_tensor(y, *scale), *scale)
+
+
+@pytest.mark.parametrize("spec", ["TOSA-1.1+INT+shape", "TOSA-1.1+FP+INT+shape"])
+def test_a_size_of_floats_does_not_bring_these_into_an_integer_delegate(spec):
+    x = torch.linspace(-7, 7, 20).reshape(5, 4)
+    program = torch.export.export(Regrouped(), (x[:3],), dynamic_shapes=({0: Dim("n", min=2, max=8)},))
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+    assert len(lowered.delegates) == 1
+    refused = [refusal.reason for refusal in lowered.report.refusals if "reshape" in refusal.operator]
+    assert not refused if "FP" in spec else [REFUSED in reason for reason in refused] == [True]
+    assert torch.equal(lowered(x), Regrouped()(x))
