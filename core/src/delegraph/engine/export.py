@@ -90,10 +90,9 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
         fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
         suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None
-        if "guard on data-dependent expression" in first:
-            suggested = (
-                suggested or "a branch on values is torch.cond or torch.where; torch._check says what always holds"
-            )
+        if "on data-dependent expression" in first:
+            branches = "a branch on values is torch.cond or torch.where; torch._check says what always holds"
+            suggested = suggested or branches
         if "not a known type" in first:  # a result or an argument of the user's own class
             suggested = "for a dataclass: torch.export.register_dataclass(TheClass), once, before"
             text = text.partition(" See https")[0]

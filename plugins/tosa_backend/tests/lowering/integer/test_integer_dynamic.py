@@ -36,12 +36,16 @@ def test_rows_of_any_number(name):
         assert (lowered(x).int() - module(x).int()).abs().max() <= 1
 
 
+SCALE = 0.05, 3, -128, 127, torch.int8
+
+
+def quantized(x):
+    return quantized_decomposed.dequantize_per_tensor(quantized_decomposed.quantize_per_tensor(x, *SCALE), *SCALE)
+
+
 class Regrouped(torch.nn.Module):
     def forward(self, x):
-        scale = 0.05, 3, -128, 127, torch.int8
-        q = quantized_decomposed.quantize_per_tensor(x, *scale)
-        y = quantized_decomposed.dequantize_per_tensor(q, *scale).relu().reshape(x.shape[0] * 2, -1)
-        return quantized_decomposed.dequantize_per_tensor(quantized_decomposed.quantize_per_tensor(y, *scale), *scale)
+        return quantized(quantized(quantized(x).relu()).reshape(x.shape[0] * 2, -1))
 
 
 @pytest.mark.parametrize("spec", ["TOSA-1.1+INT+shape", "TOSA-1.1+FP+INT+shape"])
