@@ -68,7 +68,10 @@ class BackendDetails(ABC):
     """
 
     thread_safe: ClassVar[bool] = False
-    """Whether ``preprocess`` may run in several threads at once, on partitions of one or of several lowerings."""
+    """Whether ``preprocess`` may run in several threads at once, on partitions of one or of several lowerings.
+
+    One that traces with torch (``torch.export``, ``make_fx``) may not: torch's tracers keep state per process.
+    """
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

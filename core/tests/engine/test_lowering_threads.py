@@ -265,6 +265,40 @@ def test_operators_run_on_fake_tensors_in_one_thread_at_a_time(monkeypatch):
     assert held and all(held)
 
 
+def others_may_lower():
+    """Whether another thread could begin to lower now."""
+    with ThreadPoolExecutor(1) as other:
+        taken = other.submit(lambda: TRACING.acquire(blocking=False) and TRACING.release() is None)
+        return taken.result()
+
+
+class Noticing(CapabilityPartitioner):
+    def partition(self, exported_program):
+        noticed["partition"] = others_may_lower()
+        return super().partition(exported_program)
+
+
+noticed: dict[str, bool] = {}
+
+
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_plugins_and_transforms_may_trace(thread_safe):
+    """A trace in one thread breaks a torch.export in another, for good; only a thread-safe backend says it has none."""
+
+    def transform(program):
+        noticed["transform"] = others_may_lower()
+        return program
+
+    def work(text):
+        noticed["preprocess"] = others_may_lower()
+
+    registry = Registry(discover=False)
+    registry.register(backend(thread_safe, work))
+    taking = Noticing(lambda n: None if n.target is aten.add.Tensor else "no addition", "SideBackend")
+    delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[taking], registry=registry, transforms=[transform])
+    assert noticed == {"transform": False, "partition": False, "preprocess": thread_safe}
+
+
 def test_garbage_collection_comes_back_after_the_last():
     first, second = pause_collection(), pause_collection()
     assert gc.isenabled()

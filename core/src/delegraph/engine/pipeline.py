@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from typing import NamedTuple
@@ -44,6 +45,7 @@ from .export import Source, export_method
 from .functionalize.normalize import normalize
 from .gc_pause import pause_collection
 from .subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
+from .tracing import TRACING
 
 
 class Round(NamedTuple):
@@ -231,11 +233,15 @@ def _finish(lowering: Lowering) -> None:
 
 
 class Step(NamedTuple):
-    """A named step; ``each_round``: it runs once for each backend, together with its neighbours that do too."""
+    """A named step; ``each_round``: it runs once for each backend, together with its neighbours that do too.
+
+    ``alone``: no other thread lowers meanwhile, since torch, a partitioner or a transform may trace.
+    """
 
     name: str
     run: Callable[[Lowering], None]
     each_round: bool = False
+    alone: bool = True
 
 
 STEPS = (
@@ -247,8 +253,8 @@ STEPS = (
     Step("decompose-and-partition", _partition, each_round=True),
     # plans -> work: for each partition a program for its backend and the module that will stand for it, still empty
     Step("extract", _extract, each_round=True),
-    # work -> the same, with what the backends made of its programs
-    Step("compile", _compile, each_round=True),
+    # work -> the same, with what the backends made of its programs; thread-safe backends may do so in several threads
+    Step("compile", _compile, each_round=True, alone=False),
     # programs, plans, work -> programs that call the modules, which now have their blobs
     Step("insert", _insert, each_round=True),
     # programs -> the same, with what no backend took in core ATen
@@ -267,9 +273,10 @@ def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowe
             for turn in range(len(lowering.rounds)) if repeated else (lowering.turn,):
                 lowering.turn = turn
                 for step in together:
-                    start = time.perf_counter()
-                    step.run(lowering)
-                    lowering.seconds[step.name] += time.perf_counter() - start
+                    with TRACING if step.alone else nullcontext():
+                        start = time.perf_counter()
+                        step.run(lowering)
+                        lowering.seconds[step.name] += time.perf_counter() - start
                 if repeated and lowering.notifies:
                     lowering.notes += lowering.registry.notify("delegraph_after_partition", lowering.report())
     return lowering

@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from functools import partial
 
 TRACING = threading.RLock()
-"""Held while torch traces: its tracers keep state per process, and lowerings may run in several threads."""
+"""Held by the one thread that lowers, but for the compiling of thread-safe backends, and by others that trace.
+
+torch's tracers keep state per process: a trace in one thread takes the modes of a torch.export in another away, and
+puts them back for good after that has ended. Plugins trace as well, mostly without knowing it.
+"""
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 

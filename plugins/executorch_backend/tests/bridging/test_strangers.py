@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -136,12 +137,23 @@ def test_a_buffer_that_a_delegate_keeps() -> None:
             expect_equal([lowered(X)], [eager(X)])
 
 
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns a hundred times as often as they do by default."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_two_threads_lower_at_once() -> None:
+    """Exporting in one while the other compiles, which ExecuTorch does by tracing."""
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     x = torch.randn(2, 4)
-    with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(lower, module, (x,), backends=["xnnpack"]) for _ in range(2)]
-    first, second = (done.result() for done in both)
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(lower, module, (x,), backends=["xnnpack"]) for _ in range(6)]
+    first, *_, second = (done.result() for done in made)
     assert [d.processed_bytes for d in first.delegates] == [d.processed_bytes for d in second.delegates] != []
     expect_equal([second(x)], [module(x)])
 

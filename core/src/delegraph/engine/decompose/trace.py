@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ...source import source_of
 from ..functionalize.writes import functionalize
-from ..tracing import TRACING, unlogged
+from ..tracing import unlogged
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
 
 aten = torch.ops.aten
@@ -226,7 +226,7 @@ def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: 
     # a decomposition that would fix a symbolic size fails instead
     no_new_guards = nullcontext() if mode.shape_env is None else mode.shape_env.error_on_new_guards()
     try:
-        with TRACING, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
             with mode, torch.no_grad(), _avoid_cpu_libraries(node), _leave_whole(whole - {node.target}), no_new_guards:
                 with unlogged(), _use_lazy_graph_module(True):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ...io.blob import is_blob
 from ...named_data import check_output
 from ...program.lowered_module import Argument
 from ..subgraphs import all_nodes
+from ..tracing import TRACING
 from .extract import extract
 from .snapshot import Snapshot
 
@@ -79,7 +81,8 @@ def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | N
 
     Backends are called in the order in which they first appear. One that compiles all methods jointly is called once;
     any other once a partition. Backends that say they are thread-safe are called in ``executor``, if there is one, all
-    others on this thread. So are calls that the executor cannot begin, because its threads all wait for this one.
+    others on this thread, while no other thread lowers. Calls that the executor cannot begin, because its threads all
+    wait for this one, are made here.
     """
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
@@ -139,10 +142,11 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
     }
     places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
     nodes = [n for w in work for n in w.partition.nodes]
-    start = time.perf_counter()
-    with AtWork(backend, "preprocess", places, nodes, registry):
-        returned = backend.preprocess_multimethod(programs, specs)
-    share = (time.perf_counter() - start) / len(work)
+    with nullcontext() if backend.thread_safe else TRACING:
+        start = time.perf_counter()
+        with AtWork(backend, "preprocess", places, nodes, registry):
+            returned = backend.preprocess_multimethod(programs, specs)
+        share = (time.perf_counter() - start) / len(work)
     results = _flat_results(backend.__name__, programs, returned)
     for item, (snapshot, handles), result in zip(work, before, results, strict=True):
         _check_result(backend.__name__, item.partition.tag, handles, result)

@@ -32,7 +32,6 @@ from ...exported_program import (
 )
 from ...program.lowered_module import LoweredBackendModule
 from ..subgraphs import all_nodes, subgraphs_of
-from ..tracing import TRACING
 from .aliases import families
 from .effects import written_arguments, written_positions
 from .writes import Reason
@@ -43,7 +42,7 @@ _HINT = "write that line without in-place calls, or report it to PyTorch: run_de
 
 def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
     """``program`` made functional by torch; ``why`` says what was in the way of doing it here."""
-    with TRACING, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
         warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch from 2.14 on erases a copy twice
         try:
@@ -59,7 +58,7 @@ def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Rea
     wrong = _wrong_type(program, retraced)
     doubt = None if wrong else _why_not_run(program)
     if not wrong and not doubt:
-        with TRACING, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's operators, about values
             wrong, doubt = _compare(program, retraced)
     if wrong:

@@ -26,7 +26,6 @@ from torch.fx import Graph, Node
 
 from ...program.layouts import dense_order, memory_root, sees_layout
 from ...source import Source, source_of
-from ..tracing import TRACING
 from .aliases import Aliases, Unproven
 from .effects import effects, functional_form, written_arguments, written_positions
 from .view_inverse import NEED_PACKED, insert_inverse, insert_inverse_by_elements, is_plain
@@ -67,8 +66,7 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     writers = {n: written_arguments(n) for n in nodes if written_positions(n)}
     if not writers:
         return mutations
-    with TRACING:  # it calls operators on the fake tensors of the program, whose mode other lowerings of it share
-        _walk(graph, nodes, writers, state, mutations)
+    _walk(graph, nodes, writers, state, mutations)
     return mutations
 
 

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, NamedDataStoreOutput, PreprocessResult
 from delegraph.errors import ContractViolation, Unsupported
+from delegraph.io.quiet import quietly
 from torch.export import ExportedProgram
 
 from .convention import add_convention
-from .edge import executorch_works, to_edge_dialect
+from .edge import to_edge_dialect
 
 
 class BridgedBackend(BackendDetails, abstract=True):
@@ -25,7 +26,7 @@ class BridgedBackend(BackendDetails, abstract=True):
                 "unsupported", f"there is nothing for {cls.__name__} to compile: the program has no calls"
             )
         edge, specs = to_edge_dialect(edge_program), _specs(compile_specs)
-        with executorch_works():
+        with quietly():
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
 
@@ -58,7 +59,7 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
     ) -> dict[str, list[PreprocessResult]]:
         programs = {m: [to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
         specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
-        with executorch_works():
+        with quietly():
             results = cls.theirs.preprocess_multimethod(programs, specs)
         return {
             method: [cls._translate(p, r) for p, r in zip(listed, results[method], strict=True)]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +28,6 @@ ORIGIN = "delegraph_origin"
 """Key of a piece's meta: the name of the node that it is a piece of."""
 MARKS = "delegraph_executorch_marks"
 """Key of a node's meta: what the other partitioner left in the meta of each of its pieces, for its ``preprocess``."""
-
-_TURN = threading.RLock()
-
-
-@contextmanager
-def executorch_works() -> Iterator[None]:
-    """One thread at a time: ExecuTorch's passes are objects of the process that keep what they trace in themselves."""
-    with _TURN, quietly():
-        yield
 
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
@@ -65,7 +54,7 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
     config = EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
     copied = _Copy(program, hidden).program()
     _forget_pending_sizes(copied)
-    with executorch_works():
+    with quietly():
         edge: ExportedProgram = _generate_edge_program(config, copied)
     metas = {n.name: n.meta for n in program.graph.nodes}
     for name, pieces in pieces_of(edge).items():

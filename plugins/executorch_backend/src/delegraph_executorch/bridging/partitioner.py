@@ -10,6 +10,7 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
 from delegraph.exported_program import placeholders, written_values
+from delegraph.io.quiet import quietly
 from delegraph.partitioner import (
     DelegationSpec,
     Partitioner,
@@ -24,7 +25,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..emit.sizes import upper_bounds
-from .edge import MARKS, executorch_works, pieces_of, to_edge_dialect
+from .edge import MARKS, pieces_of, to_edge_dialect
 
 
 class BridgedPartitioner(Partitioner):
@@ -51,7 +52,7 @@ class BridgedPartitioner(Partitioner):
         while True:
             edge = to_edge_dialect(exported_program, reasons)
             known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
-            with executorch_works():
+            with quietly():
                 result = self.theirs.partition(edge)
             pieces = pieces_of(result.tagged_exported_program)
             split = {n for n in calls if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1}
