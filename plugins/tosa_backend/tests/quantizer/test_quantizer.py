@@ -215,8 +215,9 @@ FUTURE = torch.ones(4, 4).tril().log()
         Attention(lambda scores, seen: scores.masked_fill(~seen, -math.inf)),
         Attention(lambda scores, seen: scores + torch.where(seen, 0.0, LOWEST)),
         Attention(lambda scores, seen: scores + FUTURE),
+        Attention(lambda scores, seen: scores + torch.zeros(4, 4).masked_fill_(~seen, -math.inf)),
     ],
-    ids=["truth", "infinity", "lowest", "filled", "chosen", "added"],
+    ids=["truth", "infinity", "lowest", "filled", "chosen", "added", "written"],
 )
 @pytest.mark.parametrize("activations", [torch.int8, torch.int16], ids=str)
 def test_masks_have_no_scale_and_attention_no_floats(module, activations):

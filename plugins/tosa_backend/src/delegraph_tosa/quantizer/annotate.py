@@ -23,7 +23,8 @@ from ..lowering import INTEGER_RULES, RULES, computes_in_integers
 from ..lowering.integer import activations, moves
 from ..lowering.quantized_calls import is_pointwise
 from . import specs
-from .masks import hiding, is_float, packet
+from .calls import arguments, functional, is_constant, is_float, packet
+from .masks import hiding
 from .parts import is_decomposed, write_out
 from .settings import Precision, Setting, Settings, expect_operator, expect_setting, type_name
 
@@ -135,6 +136,8 @@ class _Call:
         x, weight = named.get("input"), named.get("weight")
         if packet(self.target) in NORMS:
             return self._unless_joined({x: plain})
+        if self.target is aten.prelu.default and is_constant(named["weight"]):
+            return self._unless_joined({named["self"]: plain})
         if isinstance(x, Node) and isinstance(weight, Node):
             return self._weighted(x, weight, named.get("bias"))
         floats = [n for n in self.node.all_input_nodes if is_float(n) and n not in self.hiding]
@@ -209,33 +212,6 @@ class _Call:
             if not is_table(before) or is_limit(functional(before.target)):
                 return False
             node = before
-
-
-def functional(target: Any) -> Any:
-    """``relu_.default`` -> ``relu.default``: a program is lowered without writes."""
-    name = packet(target)
-    if name.endswith("_") and not name.startswith("_"):
-        return getattr(getattr(aten, name[:-1], None), target._overloadname, target)
-    return target
-
-
-def arguments(node: Node) -> dict[str, Any]:
-    """A call's arguments by the schema's names."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    names = [a.name for a in node.target._schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
-def is_constant(node: Node) -> bool:
-    """Whether a tensor is made of parameters and buffers alone."""
-    pending, seen = [node], {node}
-    while pending:
-        made = pending.pop()
-        if made.op == "placeholder":
-            return False
-        pending += [n for n in made.all_input_nodes if n not in seen]
-        seen.update(made.all_input_nodes)
-    return True
 
 
 def is_limit(target: Any) -> bool:

@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ..lowering.integer import moves
 from ..lowering.integer.sums import HIDES
+from .calls import functional, is_float, packet
 
 CARRIERS = frozenset(
     {*moves.MOVES, "add", "sub", "maximum", "minimum", "to", "_to_copy", "masked_fill", "where", "cat", "stack"}
@@ -34,7 +35,7 @@ def hiding(nodes: Iterable[Node]) -> set[Node]:
 
 def _inputs_added(scores: Any) -> list[Node]:
     """Inputs of the program that are operands of a sum, as they are or in another shape."""
-    if not isinstance(scores, Node) or packet(scores.target) not in ("add", "add_"):
+    if not isinstance(scores, Node) or packet(functional(scores.target)) != "add":
         return []
     operands = [_moved_from(node) for node in scores.all_input_nodes]
     return [node for node in operands if node.op == "placeholder" and len(operands) == 2]
@@ -46,19 +47,8 @@ def _moved_from(node: Node) -> Node:
     return node
 
 
-def is_float(node: Node) -> bool:
-    """Whether its value is a tensor of float32."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
-
-
-def packet(target: Any) -> str:
-    """``conv2d`` of ``aten.conv2d.default``."""
-    return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
-
-
 def _hides(node: Node, found: set[Node]) -> bool:
-    name = packet(node.target)
+    name = packet(functional(node.target))
     if name in CREATORS and any(isinstance(a, (int, float)) and a <= HIDES for a in node.args):
         return True
     return name in CARRIERS and not found.isdisjoint(node.all_input_nodes)

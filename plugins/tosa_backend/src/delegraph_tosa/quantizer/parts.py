@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ..lowering import RULES, computes_in_integers
-from .masks import is_float
+from .calls import is_float
 
 aten = torch.ops.aten
 _UNFIT = frozenset({torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})

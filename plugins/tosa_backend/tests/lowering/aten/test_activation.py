@@ -22,6 +22,9 @@ FAMILY.cases("mish", F.mish, randn(2, 3), half(2, 5) * 5, EDGES, torch.tensor(-3
 FAMILY.cases("gelu-tanh", lambda x: F.gelu(x, approximate="tanh"), randn(2, 3))
 for slope in (0.0, 0.3, 1.0, 2.0, -0.5):
     FAMILY.cases(f"slope{slope}", lambda x, s=slope: F.leaky_relu(x, s), randn(2, 3), torch.tensor([1.0, -inf, nan]))
+SLOPES = torch.tensor([0.25, -0.5, 2.0])
+FAMILY.cases("prelu", lambda x: F.prelu(x, SLOPES), randn(2, 3, 4), torch.tensor([[1.0, -inf, nan]]))
+FAMILY.cases("prelu-computed", lambda x: F.prelu(x, x.flatten()[:1]), randn(2, 3), randn(2, 3, 2, 2), randn(4))
 FAMILY.cases("clamp", lambda x: x.clamp(-0.5, 0.25) + x.clamp(min=0.1) * x.clamp(max=0.2), randn(2, 3), half(5))
 FAMILY.cases("clamp-min-max", lambda x: torch.clamp_min(x, 0.1) + torch.clamp_max(x, 0.3), randn(2, 3))
 FAMILY.cases("clip", lambda x: torch.clip(x, -0.5, 0.25), randn(2, 3))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ...support.quantized_cases import IntegerFamily
-from ...support.rule_cases import randn
+from ...support.rule_cases import WithConstant, randn
 
 FAMILY = IntegerFamily()
 ROW = randn(7)
@@ -51,6 +51,11 @@ for name, function in {
     "sign": torch.sign,
 }.items():
     FAMILY.case(name, function, (3, 50, 7))
+
+SLOPES = torch.tensor([0.25, 0.0, -1.5, 0.7])
+FAMILY.case("prelu", WithConstant(lambda w, x: F.prelu(x, w), torch.full((4,), 0.25)), (3, 4, 50))
+FAMILY.case("prelu-channels", WithConstant(lambda w, x: F.prelu(x, w), SLOPES), (3, 4, 5, 9))
+FAMILY.case("prelu-of-sum", WithConstant(lambda w, x, y: F.prelu(x + y, w), SLOPES), (9, 4, 5), (9, 4, 1))
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep()

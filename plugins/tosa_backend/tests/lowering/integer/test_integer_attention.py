@@ -61,7 +61,7 @@ FAMILY.case("softmax-filled", lambda x, y: x.masked_fill(y > 1, -1e9).softmax(-1
 FAMILY.case("softmax-biased", lambda x, y: (x + y).softmax(-1), (3, 20, 64), (1, 20, 64))
 
 judged, test_equals_eager = FAMILY.equals_eager()
-test_equals_eager_for_any_scales = FAMILY.sweep(least=-7, most=-0.5)  # larger scores than exp has digits for in fp32
+test_equals_eager_for_any_scales = FAMILY.sweep(least=-7, most=-0.8)  # of larger scores fp32 has too few digits for exp
 
 
 @pytest.mark.parametrize("order", [0, 3, -torch.inf])

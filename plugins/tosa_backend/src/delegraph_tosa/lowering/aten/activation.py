@@ -9,7 +9,7 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
-from ..builder import Operand, Tosa
+from ..builder import Operand, Shape, Tosa
 from ..promotion import floating, promoted
 from ..registry import lowers
 from .elementwise import inverse, scaled
@@ -131,6 +131,18 @@ def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool, gene
     """[*S] -> [*S]; outside of training the slope is the mean of ``lower`` and ``upper``"""
     t.require(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
+
+
+@lowers(aten.prelu.default)
+def prelu(t: Tosa, self: Value, weight: Value) -> Value:
+    """[N,C,*S], [C] or [1] -> [N,C,*S]; weight * x below 0"""
+    slopes = t.reshape(weight, slopes_shape(self, weight))
+    return t.select(t.greater(self, 0), self, t.mul(self, slopes))
+
+
+def slopes_shape(x: Value, weight: Value) -> Shape:
+    """The shape in which the slopes of a PReLU, one or one for each channel, meet its input."""
+    return tuple([math.prod(weight.shape) if axis == 1 else 1 for axis in range(x.rank)])
 
 
 @lowers(aten.elu.default)

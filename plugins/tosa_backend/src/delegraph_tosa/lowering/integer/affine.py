@@ -21,9 +21,26 @@ GAIN = 28
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
     """x * by + bias, which are constants that broadcast in one shape"""
-    room = 2.0 ** (BITS - x.size.bit_length())
-    y = Scaled(centred(t, x, x.scale.factor / room), Scale(x.scale.factor / room))
-    return affine(t, y, by.shape, by, bias)
+    return affine(t, _finer(t, x), by.shape, by, bias)
+
+
+def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
+    """x above 0, and x * slopes below, which are constants that broadcast in ``shape``"""
+    y = _finer(t, x)
+
+    def gain() -> float:
+        return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
+
+    one, below = (_in_steps(s, v, gain) for s, v in (((1,) * len(shape), None), (shape, slopes)))
+    factors = t.select(t.greater(y.q, 0), one, below)
+    step = Value(Type((1,), DType.FP32), Deferred(lambda: np.array([gain()], np.float32)))
+    return Scaled(t.mul(y.q, factors, shift=GAIN), Scale(y.scale.factor * 2.0**GAIN, (step,)))
+
+
+def _finer(t: Tosa, x: Scaled) -> Scaled:
+    """The same with as many bits as may be multiplied."""
+    step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
+    return Scaled(centred(t, x, step), Scale(step))
 
 
 def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:

@@ -8,18 +8,21 @@ from functools import partial, reduce
 from typing import Any
 
 import torch
+from delegraph.errors import Unsupported
 
 from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import DType
+from ..aten.activation import leaky_relu, slopes_shape
 from ..aten.reduce import axes_of, reduced
 from ..builder import Tosa
 from ..lazy import BITS, Joined, Lazy, Scaled, trial
 from ..quantization import Scale
 from ..registry import INTEGER_RULES, RULES, lowers_quantized
-from .affine import multiplied
+from .affine import multiplied, sloped
 from .division import Quotient
 from .moves import where
+from .products import real_elements
 from .sums import HIDES, Shifted, addend, aligned, centred, times
 
 aten = torch.ops.aten
@@ -120,6 +123,25 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
         if _is_constant(factor):
             return multiplied(t, addend(t, x), factor)
     return _product(t, addend(t, self), addend(t, other))
+
+
+@lowers_quantized(aten.prelu.default)
+def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
+    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE, if all slopes are the same"""
+    t.require(weight.constant is not None, "its slopes are computed at run time")
+    table, slope = self.pointwise(), _same(weight)
+    if table is not None and slope is not None:
+        return table.then(lambda t, x: leaky_relu(t, x, slope))
+    return sloped(t, addend(t, self), slopes_shape(self, weight), weight)
+
+
+def _same(constant: Value) -> float | None:
+    """The number that all elements are; None if there are several, and in the support check."""
+    try:
+        numbers = set(real_elements(constant).flat)
+    except Unsupported:
+        return None
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
