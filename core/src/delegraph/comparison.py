@@ -87,7 +87,7 @@ class Candidate:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """All lowerings of one export. ``alone``: backend -> operator -> how many of it no other backend takes by itself.
 
@@ -98,6 +98,9 @@ class Comparison:
     alone: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     export_seconds: float = 0.0
     eager_seconds: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {', '.join(' + '.join(c.backends) or 'eager' for c in self.candidates)}>"
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""

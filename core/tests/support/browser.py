@@ -25,8 +25,8 @@ VARIABLE = "DELEGRAPH_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell", "chrome")
 MISSING = f"needs Chromium: set {VARIABLE} to its path, or put one of {', '.join(NAMES)} on the PATH (CONTRIBUTING.md)"
 _ARGUMENTS = ("--headless", "--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu", "--no-first-run")
-_SECONDS = 600
-"""After which the browser is ended, whatever it is doing."""
+_STARTING, _SECONDS = 60, 600
+"""Seconds after which the browser is ended: if it has not opened a tab, and whatever it is doing."""
 
 
 def executable() -> str | None:
@@ -97,7 +97,7 @@ class Tab:
 
     def picture(self) -> bytes:
         """What the window shows, as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png", optimizeForSpeed=True)["data"])
 
 
 def pixels(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -140,7 +140,7 @@ def _unfilter(
 
 @contextmanager
 def browser(path: str, folder: Path) -> Iterator[Tab]:
-    """A tab of a browser of its own, whose files are in ``folder``."""
+    """A tab of a browser of its own, whose files are in ``folder``. Raises EOFError if it does not start."""
     (to_read, ours_out), (ours_in, to_write) = os.pipe(), os.pipe()
     shell = f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}'  # the protocol's pipes are 3 and 4
     arguments = [*_ARGUMENTS, "--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"]
@@ -149,15 +149,25 @@ def browser(path: str, folder: Path) -> Iterator[Tab]:
         process = subprocess.Popen(command, pass_fds=(to_read, to_write), stdout=log, stderr=log)
     os.close(to_read)
     os.close(to_write)
-    ending = threading.Timer(_SECONDS, process.kill)
-    ending.start()
     try:
         with os.fdopen(ours_out, "wb", 0) as out, os.fdopen(ours_in, "rb") as replies:
-            yield Tab(lambda message: _write(out, message), lambda: _read(replies))
+            with _ended_after(_STARTING, process):
+                tab = Tab(lambda message: _write(out, message), lambda: _read(replies))
+            with _ended_after(_SECONDS, process):
+                yield tab
     finally:
-        ending.cancel()
         process.kill()
         process.wait()
+
+
+@contextmanager
+def _ended_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    ending = threading.Timer(seconds, process.kill)
+    ending.start()
+    try:
+        yield
+    finally:
+        ending.cancel()
 
 
 def _write(out: Any, message: dict[str, Any]) -> None:

@@ -58,9 +58,9 @@ class OutputStatistics:
     def __str__(self) -> str:
         odd = f", {self.mismatched} elements differ in being finite" if self.mismatched else ""
         largest = f"largest error {self.max_abs_error:.3g}, largest value {self.max_abs_value:.3g}"
-        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{odd}" + (
-            f"; {self.remark}" if self.remark else ""
-        )
+        differs = "" if self.agrees() else f"differs, by more than {TOLERANCES.get(self.dtype, 0):g}"
+        remarks = "".join(f"; {remark}" for remark in (self.remark, differs) if remark)
+        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{odd}{remarks}"
 
 
 def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:

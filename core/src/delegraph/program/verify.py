@@ -28,7 +28,8 @@ class Verification:
         return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
     def __repr__(self) -> str:
-        return f"<Verification: {len(self.outputs)} outputs, largest ratio {self.relative_error:.2g}>"
+        verdict = "agrees with" if self.agrees() else "differs from"
+        return f"<Verification: {verdict} eager, largest ratio {self.relative_error:.2g}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(printable(str(self), kept=chr(10)))}</pre>"

@@ -14,7 +14,7 @@ from ..exported_program import CALL_DELEGATE, constant_placeholders, placeholder
 from ..program.delegates import DelegateInfo
 from ..program.lowered_module import LoweredBackendModule
 from ..program.operators import OperatorVerification
-from .collect import NOT_TAGGED, host_calls, is_operator, operator_name, refused_by, unpacked
+from .collect import LEFT, NOT_TAGGED, host_calls, is_operator, operator_name, refused_by, unpacked
 from .drawing import Box, Picture, Wire, box_id, condense, overview
 from .heat import Errors
 from .notation import Notation, stem
@@ -210,6 +210,7 @@ class _Host(_Graph):
         self.method, self.root, self.hidden, self.specs = method, root, hidden, specs or {}
         self.is_subgraph = specs is None
         self.rows: dict[Node, DelegateRow] = {}
+        self.firsts: dict[Any, Node] = {}
         self.host = set(host_calls(root.graph.nodes))
 
     def picture(self, names: Sequence[str]) -> Picture:
@@ -250,12 +251,14 @@ class _Host(_Graph):
         if number is None:
             return Box((node.name, "delegate"), (node.name,), owner="delegate")
         self.rows[node] = row = self.method.delegates[number][0]
-        box = _delegate_box(row, self.method.tones[row.backend], self.method.id(number))
+        name = row.name.removeprefix(f"{self.path}.")
+        box = _delegate_box(row, name, self.method.tones[row.backend], self.method.id(number))
         return replace(box, heat=self.method.errors.heat(row.name), about=(self.method.id(number),))
 
     def _operator(self, node: Node) -> Box:
         origin = self.method.origin
-        refusals = refused_by(node, origin.reasons.get(self.method.method, {}), origin.backends)
+        reasons = origin.reasons.get(self.method.method, {})
+        refusals = refused_by(node, reasons, origin.backends) if is_operator(node) else []
         if self.is_subgraph:  # it need not have been offered to backends
             refusals = [r for r in refusals if r[1] != NOT_TAGGED]
         heat = self.method.errors.heat(self.where, node.name)
@@ -264,7 +267,7 @@ class _Host(_Graph):
         body = f"{self.method.prefix}g{len(self.method.graphs)}" if subgraphs else ""
         for owner, module in subgraphs:
             path = f"{self.path}.{owner.target}" if self.path else str(owner.target)
-            self.method.draw(f"{owner.name}, a body of {node.name}", module, path=path)
+            self.method.draw(f"{path}, a body of {node.name}", module, path=path)
         figures = self.method.errors.shown(self.where, node.name)
         shown = (stem(operator_name(node)), self.notation.value(node, named=False), *figures)
         return Box(
@@ -272,10 +275,19 @@ class _Host(_Graph):
             partial(self._tooltip, node, refusals),
             marked=bool(refusals),
             link=body,
-            owner="host operator",
+            owner=self._owner(node),
             heat=heat,
             about=self.method.about(node, self.where),
         )
+
+    def _owner(self, node: Node) -> str:
+        """What the call counts as, so that pictures count as many operators of the host as the tables do."""
+        if not is_operator(node):
+            return "size computation"
+        whole = node.meta.get(LEFT)
+        if whole is None or self.firsts.setdefault(whole, node) is node:
+            return "host operator"
+        return "further call"  # of an operator that the host decomposes
 
     def _tooltip(self, node: Node, refusals: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield from self.notation.call(node, self.hidden)
@@ -322,13 +334,14 @@ def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing)
     return graph.to_picture()
 
 
-def _delegate_box(row: DelegateRow, tone: int, link: str) -> Box:
+def _delegate_box(row: DelegateRow, name: str, tone: int, link: str) -> Box:
+    """``name``: the part of the delegate's that the title of the picture does not say."""
     kinds = most_frequent(row.operators)
     listed = [f"{n} x {stem(op)}" for op, n in kinds[:_LISTED]]
     listed += [f"and {len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else []
     size = f"{pluralize(row.operator_count, 'operator')}, {format_size(row.bytes)}"
     tooltip = (f"{row.name}: {row.backend} ({row.producer})", size, *row.details())
-    shown = (row.name, row.backend, size, *listed)
+    shown = (name, row.backend, size, *listed)
     return Box(shown, tooltip, "backend", tone, link=link, owner=f"{row.backend} delegate")
 
 

@@ -154,10 +154,11 @@ class _MethodSection:
         if not self.counts:
             return
         rows = [self._cause(row, cause) for row, cause in self.causes.items()]
-        yield f"<h3>Left to the host: {pluralize(sum(self.counts.values()), 'operator')}</h3>\n"
+        operators, reasons = pluralize(sum(self.counts.values()), "operator"), pluralize(len(rows), "reason")
+        yield f"<h3>Left to the host: {operators}{f', for {reasons}' if rows else ''}</h3>\n"
         heads = ("operators", "which", "why", "first at", "in the graph")
         kinds = ("number", "op", "text", "text", "links")
-        shown = table(heads, rows, *kinds, ids=list(self.causes), around="short")
+        shown = table(heads, rows, *kinds, ids=list(self.causes), around="short causes")
         yield shown if rows else "<p>No backend was asked.</p>\n"
         every = [f"{n} x {op}" for op, n in most_frequent(self.counts)]
         yield f"<details><summary>All of them: {pluralize(sum(self.counts.values()), 'operator')}</summary>\n"
@@ -213,10 +214,11 @@ class _MethodSection:
         extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in self.rows)]
         drawn = {} if self.pictures is None else {name: d.id for name, d in self.pictures.delegates.items()}
         cells = [self._delegate(row, drawn.get(row.name, ""), extra) for row in self.rows]
-        names = {"facts": "facts", "seconds": "time"}
-        heads += [names[e] for e in extra]
+        looks = {"facts": ("facts", ""), "seconds": ("time", "brief")}
+        heads += [looks[e][0] for e in extra]
+        kinds += [looks[e][1] for e in extra]
         ids = ["" if row.name in self.insides else drawn.get(row.name, "") for row in self.rows]
-        return table(heads, cells, *kinds, *[""] * len(extra), ids=ids)
+        return table(heads, cells, *kinds, ids=ids)
 
     def _delegate(self, row: DelegateRow, id: str, extra: Sequence[str]) -> list[str]:
         kinds = [f"{n} x {op}" for op, n in most_frequent(row.operators)]

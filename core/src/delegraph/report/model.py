@@ -12,6 +12,7 @@ from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, fo
 
 if TYPE_CHECKING:
     from ..program.verify import Verification
+    from .tables import Section
 
 
 class Report:
@@ -148,17 +149,18 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Its tables, small; ``to_html`` has the pictures."""
-        from .tables import fragment
+        from .tables import fragment, kinds
 
         delegates = [
             (row.method, row.name, row.backend, str(row.operator_count), format_size(row.bytes))
             for row in self.delegates
         ]
         causes = [
-            (c.method, str(c.count), f"{c.backend}: {c.reason}", c.hint, str(c.source or "")) for c in self.causes
+            (c.method, str(c.count), kinds(c.operators), f"{c.backend}: {c.reason}", c.hint, str(c.source or ""))
+            for c in self.causes
         ]
-        sections = [
-            ("left to the host", ("method", "operators", "why", "hint", "first at"), causes),
+        sections: list[Section] = [
+            ("left to the host", ("method", "operators", "which", "why", "hint", "first at"), causes),
             ("delegates", ("method", "delegate", "backend", "operators", "size"), delegates),
         ]
         return fragment("Delegation report", [self.summary(), *self.notes], sections)

@@ -20,6 +20,7 @@ from .collect import operator_name
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"(?<![\w.])[su]\d+(?!\w)")
 """A size that torch calls ``s77``, or ``u0`` if data decides it."""
+_OF_TORCH = ("aten.", "quantized_decomposed.")
 _NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", type(None): ""}
 
 
@@ -99,5 +100,5 @@ def _named(dtype: torch.dtype) -> str:
 
 
 def stem(operator: str) -> str:
-    """``add`` for ``aten.add.Tensor``; operators of other libraries keep their name."""
-    return operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") == 2 else operator
+    """``add`` for ``aten.add.Tensor``; operators of other libraries than torch's keep their name."""
+    return operator.split(".")[1] if operator.startswith(_OF_TORCH) and operator.count(".") == 2 else operator

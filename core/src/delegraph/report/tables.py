@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .drawing import head, text
+from .rows import most_frequent
 
 FEW = 4
-"""Entries that a cell of a table shows without being unfolded."""
+"""Entries that a cell of a table shows without being unfolded, or at all."""
 _SHORT = 20
 """Characters of a cell that needs no broad column."""
 _LONGEST_CELL = 300
 """Characters of a cell in a notebook."""
 _MOST_ROWS = 12
 """Rows of a table in a notebook."""
+_LONG = 30
+"""Rows of a table that scrolls in a frame of its own, so that what follows is found."""
 _LINKED = 200
 """Links of one cell that are folded away; a cause may have thousands of boxes."""
 Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -26,23 +29,26 @@ def tables(title: str, sections: Iterable[Section]) -> str:
     for name, heads, rows in sections:
         if rows:
             cells = [[text(cell) for cell in row] for row in rows]
-            kinds = ["text" if max(map(len, column)) > _SHORT else "" for column in zip(*rows, strict=True)]
+            kinds = ["text" if is_long else "" for is_long in _long(rows)]
             parts.append(f"<h2>{text(name)}</h2>\n{table(heads, cells, *kinds)}")
     return "".join([*parts, "</body></html>\n"])
 
 
 def fragment(title: str, lines: Iterable[str], sections: Iterable[Section]) -> str:
     """The same for a cell of a notebook, which has a style of its own: no style sheet, no script, no ids.
+    Notebooks align cells to the right, where text of several lines cannot be read.
 
     It has ``lines`` of text, then the first ``_MOST_ROWS`` rows of each table.
     """
     parts = [f"<div><strong>{text(title)}</strong>", *(f"<div>{text(line)}</div>" for line in lines)]
     for name, heads, rows in sections:
         if rows:
-            top = "".join(f"<th>{text(h)}</th>" for h in heads)
+            looks = [' style="text-align: left"' if is_long else "" for is_long in _long(rows)]
+            top = "".join(f"<th{look}>{text(h)}</th>" for look, h in zip(looks, heads, strict=True))
+            cells = [zip(looks, row, strict=True) for row in rows[:_MOST_ROWS]]
             body = "".join(
-                "<tr>" + "".join(f"<td>{text(cell, _LONGEST_CELL)}</td>" for cell in row) + "</tr>"
-                for row in rows[:_MOST_ROWS]
+                "<tr>" + "".join(f"<td{look}>{text(cell, _LONGEST_CELL)}</td>" for look, cell in row) + "</tr>"
+                for row in cells
             )
             more = f"<div>and {len(rows) - _MOST_ROWS:,} more</div>" if len(rows) > _MOST_ROWS else ""
             shown = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
@@ -50,12 +56,24 @@ def fragment(title: str, lines: Iterable[str], sections: Iterable[Section]) -> s
     return "".join([*parts, "</div>"])
 
 
+def kinds(operators: Mapping[str, int]) -> str:
+    """The most frequent of the operators, as text."""
+    listed = [f"{n} x {op}" for op, n in most_frequent(operators)]
+    return ", ".join([*listed[:FEW], *([f"and {len(listed) - FEW} more kinds"] if len(listed) > FEW else [])])
+
+
+def _long(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Whether each column has a long text."""
+    return [max(map(len, column)) > _SHORT for column in zip(*rows, strict=True)]
+
+
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *kinds: str, ids: Sequence[str] = (), around: str = "wide"
 ) -> str:
     """A table of cells that are HTML already.
 
-    ``kinds``: the class of each column. ``ids``: of rows that have one. ``around``: the class of the frame.
+    ``kinds``: the class of each column. ``ids``: of rows that have one. ``around``: the classes of the frame: one that
+    is ``wide`` scrolls to the sides, a ``short`` one and one of many rows also up and down, below the heads.
     """
     listed = list(rows)
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]
@@ -65,7 +83,8 @@ def table(
         f"<tr{row_ids[k]}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
         for k, row in enumerate(listed)
     )
-    region = f' tabindex="0" role="region" aria-label="{text(", ".join(heads))}"' if around == "short" else ""
+    around = "long" if around == "wide" and len(listed) > _LONG else around
+    region = "" if around == "wide" else f' tabindex="0" role="region" aria-label="{text(", ".join(heads))}"'
     frame = f'<div class="{around}"{region}>'
     return f"{frame}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{''.join(body)}</tbody></table></div>\n"
 

@@ -35,17 +35,19 @@ table { border-collapse: collapse; font-size: .93em; } caption { text-align: lef
 th, td { text-align: left; vertical-align: top; padding: .3rem 1.1rem .3rem 0; border-bottom: 1px solid var(--rule);
   unicode-bidi: isolate; }
 th { white-space: nowrap; color: var(--faint); font-weight: 600; }
-td { min-width: 5rem; } td.name { min-width: 10rem; } td.text { min-width: 12rem; }
+td { min-width: 5rem; } td.name { min-width: 10rem; } td.text { min-width: 11rem; }
 td.op { min-width: 17rem; } td.links { min-width: 9rem; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.brief { white-space: nowrap; }
 tr:target > * { background: var(--lit); } details:has(:target) > summary { font-weight: 600; }
 code, .code { font: .9em/1.4 ui-monospace, monospace; unicode-bidi: isolate; }
 td ul { margin: .15rem 0 0; padding: 0; list-style: none; }
 td li { padding-left: .75rem; border-left: 2px solid var(--rule); }
 summary { cursor: pointer; } details details { margin-left: 1rem; }
-.wide, .short { overflow-x: auto; }
-.short { max-height: max(9rem, 27vh); overflow-y: auto; border-bottom: 1px solid var(--rule); }
-.short thead th { position: sticky; top: 0; background: var(--paper); }
+.wide, .short, .long { overflow: auto; }
+.long { max-height: 80vh; border-bottom: 1px solid var(--rule); }
+.short { max-height: max(9rem, 27vh); border-bottom: 1px solid var(--rule); }
+.short thead th, .long thead th { position: sticky; top: 0; background: var(--paper); }
 .short tr:last-child td, nav .short { border-bottom: 0; }
 .share { display: block; width: 100%; height: 10px; margin: .6rem 0 .5rem; border-radius: 5px; }
 .share rect { fill-opacity: 1; stroke: var(--paper); stroke-width: 0; } .share .host rect { fill-opacity: .3; }
@@ -56,6 +58,13 @@ summary { cursor: pointer; } details details { margin-left: 1rem; }
 .tools button { font: inherit; font-size: .87em; min-width: 2rem; padding: .1rem .6rem; color: var(--ink);
   background: var(--sheet); border: 1px solid var(--rule); border-radius: 6px; cursor: pointer; }
 .tools button:hover { border-color: var(--link); }
+@media screen and (max-width: 40rem) {  /* a phone: a cause is read from top to bottom */
+  .tools button { min-width: 1.75rem; padding: .1rem .4rem; }
+  .causes thead { display: none; } .causes :is(table, tbody, tr, td) { display: block; }
+  .causes tr { padding: .35rem 0; border-bottom: 1px solid var(--rule); }
+  .causes td { padding: 0; border: 0; } .causes td.number { text-align: left; }
+  .causes td.number::before { content: "operators: "; } .causes td.links::before { content: "in the graph: "; }
+}
 @media (min-width: 50rem) { h2 + .tools, h3 + .tools { float: right; margin: -2rem 0 0; } }
 .picture { clear: both; overflow: auto; max-height: 80vh; border: 1px solid var(--rule); border-radius: 8px;
   margin: .35rem 0; background: var(--sheet); cursor: grab; }
@@ -82,8 +91,9 @@ svg a:hover rect { stroke: var(--link); } svg a:focus-visible { outline: none; }
 svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width: 5; stroke-dasharray: none; }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; } .tools { display: none; } h2, h3 { break-after: avoid; }
-  .short, .picture { max-height: none; height: auto !important; overflow: visible; border: 0; background: none; }
+  .short, .long, .picture { max-height: none; height: auto !important; overflow: visible; border: 0; background: none; }
   .picture svg { max-width: 100%; height: auto; } tr { break-inside: avoid; }
+  td, td[class] { min-width: 0; } td.op { min-width: 10rem; } th { white-space: normal; overflow-wrap: normal; }
 }
 """
 

@@ -22,6 +22,7 @@ class Viewer {
     this.addTools();
     this.listen();
     this.open();
+    this.frame.style.height = "";  // no higher than what it shows, from where it opens
   }
 
   addTools() {
