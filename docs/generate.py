@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 
+import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for quantize, too
 from delegraph import errors
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -25,12 +25,13 @@ from .program.delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
 from .program.lowered_module import LoweredBackendModule
-from .program.reference import Reference
 from .program.types import Program
-from .program.verify import Verification
-from .program.watching import WatchedExecutable
 from .report.model import Report
-from .report.node_data import NodeData, node_data
+
+if TYPE_CHECKING:  # what only lowers needs none of these
+    from .program.reference import Reference
+    from .program.verify import Verification
+    from .report.node_data import NodeData
 
 
 class LoweredProgram(MethodPrograms):
@@ -120,6 +121,9 @@ class LoweredProgram(MethodPrograms):
         and run there instead. Raises NoRuntime if it is not there, InputError for ``per_operator`` there.
         The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
         """
+        from .program.reference import Reference
+        from .program.verify import Verification
+
         name = self._known(method or self._only())
         self._expect_border_of_eager(name)
         if runtime and per_operator:
@@ -146,6 +150,8 @@ class LoweredProgram(MethodPrograms):
         have the figures too. Write each column's ``to_json()`` to a file of its own. Raises InputError if the report
         was released, OptionError if the file's format does not say what Model Explorer calls its nodes.
         """
+        from .report.node_data import node_data
+
         node_of = None if file is None else FileFormat(file, self._registry).node_of
         found = None if verification is None else verification.operators
         return node_data(self.report, method or self._only(), found, node_of)
@@ -165,6 +171,8 @@ class LoweredProgram(MethodPrograms):
 
     def _run_here(self, name: str, reference: Reference | None, args: Any, kwargs: Any) -> Any:
         """What a method returns from its initial state; ``reference`` is told the values on the way."""
+        from .program.watching import WatchedExecutable
+
         start = self._methods[name]
         run = start.instance() if reference is None else WatchedExecutable(start, reference)
         return run(*args, **kwargs)

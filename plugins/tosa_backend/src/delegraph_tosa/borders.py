@@ -14,14 +14,14 @@ from torch.export.graph_signature import OutputKind, OutputSpec
 from torch.fx import Node
 
 from .ir.graph import Graph
-from .lowering.aten.quantize import quantized_decomposed
 from .serialize.trailer import trailer
 
 __all__ = ["channels_last_borders", "integer_borders", "quantization_of"]
 
 aten = torch.ops.aten
-DEQUANTIZE = quantized_decomposed.dequantize_per_tensor.default
-QUANTIZE = quantized_decomposed.quantize_per_tensor.default
+DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
+QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+"""By name, since torch has these operators only where somebody imported them."""
 
 
 def integer_borders(program: ExportedProgram) -> ExportedProgram:
@@ -53,7 +53,7 @@ def _returning(program: ExportedProgram, values: Sequence[Any]) -> ExportedProgr
 def _take_integers(node: Node) -> bool:
     """Make a placeholder what its users quantize it to, if they all do so in one way."""
     users = list(node.users)
-    if not users or any(u.target != QUANTIZE or u.args[1:] != users[0].args[1:] for u in users):
+    if not users or any(str(u.target) != QUANTIZE or u.args[1:] != users[0].args[1:] for u in users):
         return False
     node.meta["val"] = users[0].meta["val"]
     for user in users:
@@ -63,7 +63,7 @@ def _take_integers(node: Node) -> bool:
 
 
 def _is_dequantized(spec: OutputSpec, value: Any) -> bool:
-    return spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node) and value.target == DEQUANTIZE
+    return spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node) and str(value.target) == DEQUANTIZE
 
 
 def channels_last_borders(
@@ -115,7 +115,7 @@ def _take_channels_last(node: Node) -> None:
     """
     users, before = list(node.users), node.meta["val"]
     node.meta["val"] = before.new_empty([before.shape[dim] for dim in _channels_last(before)])
-    if users and all(user.target in (QUANTIZE, DEQUANTIZE) for user in users):
+    if users and all(str(user.target) in (QUANTIZE, DEQUANTIZE) for user in users):
         for user in users:
             _take_channels_last(user)
         return
@@ -131,7 +131,7 @@ def _with_channels_last(value: Node) -> Node:
     """A result with its channels first as one with them last; they are moved before it is quantized."""
     after = value.meta["val"]
     after = after.new_empty([after.shape[dim] for dim in _channels_last(after)])
-    if value.target in (QUANTIZE, DEQUANTIZE):
+    if str(value.target) in (QUANTIZE, DEQUANTIZE):
         inner: Any = value.args[0]
         moved = _with_channels_last(inner)
         with value.graph.inserting_before(output_node(value.graph)):
@@ -181,11 +181,11 @@ class BorderQuantization(NamedTuple):
 def quantization_of(program: ExportedProgram) -> BorderQuantization:
     """What arrives quantized and what leaves quantized."""
     arriving = {
-        node.name: {_parameters(user) for user in node.users if user.target == DEQUANTIZE}
+        node.name: {_parameters(user) for user in node.users if str(user.target) == DEQUANTIZE}
         for node in user_inputs(program)
     }
     returned: Any = output_node(program.graph).args[0]
-    leaving = {k: _parameters(v) for k, v in enumerate(returned) if isinstance(v, Node) and v.target == QUANTIZE}
+    leaving = {k: _parameters(v) for k, v in enumerate(returned) if isinstance(v, Node) and str(v.target) == QUANTIZE}
     return BorderQuantization({name: next(iter(found)) for name, found in arriving.items() if len(found) == 1}, leaving)
 
 

@@ -104,7 +104,7 @@ def _have_elements(operands: Any) -> bool:
 
 
 GROUPS: dict[str, Callable[[], Iterator[ExportedProgram]]] = {
-    **{name: lambda name=name: family(name) for name in (f.__name__.rpartition(".")[2] for f in FAMILIES)},
+    **{name: lambda name=name: family(name) for name in FAMILIES},
     "functions": functions,
     "modules": modules,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +20,22 @@ Result = Any
 Kernel = Callable[..., Result]
 K = TypeVar("K", bound=Kernel)
 
-KERNELS: dict[type[Operator], Kernel] = {}
+FAMILIES = (
+    "block_scaled",
+    "control",
+    "convert",
+    "convolution",
+    "elementwise",
+    "fourier",
+    "image",
+    "layout",
+    "matmul",
+    "reduce",
+    "shape",
+    "variable",
+)
+"""Modules of kernels, which register them."""
+_KERNELS: dict[type[Operator], Kernel] = {}
 """Operator class -> ``kernel(operator, *operands)``, which returns an array or a tuple of arrays.
 
 A kernel may return a wider element type than the result's (the caller converts: integers wrap, floats round), a view
@@ -44,13 +61,21 @@ def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K
 
     def register(kernel: K) -> K:
         for operator in operators:
-            if operator in KERNELS:
+            if operator in _KERNELS:
                 raise InternalError("internal", f"{operator.__name__} has two kernels")
-            KERNELS[operator] = kernel
+            _KERNELS[operator] = kernel
         AS_STORED.update(operators if as_stored else ())
         return kernel
 
     return register
+
+
+@cache
+def kernels() -> dict[type[Operator], Kernel]:
+    """All kernels, whose modules are imported with the first operator that is computed: many lowerings compute none."""
+    for family in FAMILIES:
+        import_module(f".{family}", __package__)
+    return _KERNELS
 
 
 def result_types(operator: Operator) -> tuple[Type, ...]:
@@ -62,7 +87,7 @@ def why_not(operator: Operator) -> str | None:
     """Why this operator cannot be computed here, or None."""
     bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
     inner = [op for body in bodies for graph in body.reachable() for op in graph.operators]
-    missing = next((op for op in (operator, *inner) if type(op) not in KERNELS), None)
+    missing = next((op for op in (operator, *inner) if type(op) not in kernels()), None)
     return None if missing is None else f"the host runtime does not compute {missing.name}"
 
 
@@ -74,7 +99,7 @@ def expect_computable(operator: Operator) -> None:
 
 
 def compute(operator: Operator, operands: Sequence[Array], types: Sequence[Type]) -> tuple[Array, ...]:
-    """Results of one operator, exactly of ``types``. The caller silences numpy's floating-point warnings."""
+    """Results of one operator that is computable, exactly of ``types``. The caller silences numpy's warnings."""
     kind = type(operator)
     if kind in AS_STORED:
         return tuple(_conform(operator, r, t) for r, t in zip(_results(operator, operands), types, strict=True))
@@ -103,7 +128,7 @@ def _computed(operator: Operator, operands: Sequence[Array], types: Sequence[Typ
 
 
 def _results(operator: Operator, operands: Sequence[Array]) -> tuple[Any, ...]:
-    results = KERNELS[type(operator)](operator, *operands)
+    results = kernels()[type(operator)](operator, *operands)
     return results if isinstance(results, tuple) else (results,)
 
 

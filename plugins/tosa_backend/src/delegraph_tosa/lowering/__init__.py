@@ -3,20 +3,16 @@
 from . import control, repeated  # noqa: F401 - they register what lowers branches and loops
 from .aten import FAMILIES
 from .builder import Tosa
-from .integer import INTEGER_FAMILIES
 from .interpreter import Origin, lower_program
-from .quantized_calls import computes_in_integers
 from .registry import CONTROL, INTEGER_RULES, RULES, lowers, lowers_quantized
 
 __all__ = [
     "CONTROL",
     "FAMILIES",
-    "INTEGER_FAMILIES",
     "INTEGER_RULES",
     "RULES",
     "Origin",
     "Tosa",
-    "computes_in_integers",
     "lower_program",
     "lowers",
     "lowers_quantized",

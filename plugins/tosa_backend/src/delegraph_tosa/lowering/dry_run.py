@@ -20,9 +20,8 @@ from ..spec import TosaSpec
 from .builder import Tosa
 from .hints import int64_value, within
 from .interpreter import Interpreter
-from .lazy import Lazy
+from .lazy import Lazy, any_lazy
 from .lazy_calls import apply_lazy
-from .quantized_calls import any_lazy
 from .ranges import INT32, READ, Range, inside, range_of
 from .registry import CONTROL, Result, Rule, apply, apply_control, is_empty, is_unpacking, rule_of
 from .templates import ABSENT

@@ -26,12 +26,12 @@ from ..ir.graph import Graph, Value
 from ..ir.types import Type
 from ..spec import TosaSpec
 from ..spec.target import value_alternatives
+from .aten import import_quantize
 from .bounds import bounds_of
 from .builder import Tosa
 from .hints import dynamic, no_rule, other_target
-from .lazy import real
+from .lazy import any_lazy, real
 from .lazy_calls import apply_lazy
-from .quantized_calls import any_lazy
 from .ranges import Range, meet, range_of
 from .registry import CONTROL, Result, Rule, apply_control, bind, is_empty, is_unpacking, rule_of
 from .saturation import saturated, saturating_casts
@@ -85,6 +85,7 @@ class Interpreter:
         nodes: Collection[Node] = (),
         bounds: Mapping[Node, Range] | None = None,
     ) -> None:
+        import_quantize()
         self.t, self.constant = t, constant
         self.bounds = bounds_of(nodes) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)

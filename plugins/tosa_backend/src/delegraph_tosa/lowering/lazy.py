@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 
@@ -275,6 +276,14 @@ def trial() -> Tosa:
 
 
 _ANY = TosaSpec.parse("TOSA-1.1+FP+INT+shape")
+
+
+def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
+    """Whether one of a rule's arguments, or of a list of them, is a lazy value of that kind."""
+    for argument in arguments:
+        if isinstance(argument, kind) or (isinstance(argument, list) and any_lazy(argument, kind)):
+            return True
+    return False
 
 
 def real(t: Tosa, value: Value) -> Value:

@@ -12,8 +12,7 @@ from torch.fx import Node
 from .builder import Tosa
 from .complex_numbers import COMPLEX_RULES, Complex
 from .hints import no_operand
-from .lazy import Lazy
-from .quantized_calls import any_lazy, apply_quantized
+from .lazy import Lazy, any_lazy
 from .registry import Result, Rule, checked
 from .torch_types import refused
 from .unsigned import BYTES_RULES, Bytes
@@ -35,6 +34,8 @@ def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
     for kind in _KINDS:
         if any_lazy(arguments, kind.value):
             return _apply_own(t, rule, node, arguments, kind)
+    from .quantized_calls import apply_quantized  # imports the integer rules, which few programs need
+
     return apply_quantized(t, rule, node, arguments)
 
 

@@ -21,14 +21,6 @@ POINTWISE = frozenset({"elementwise", "exponential", "activation", "power", "spe
 """Families of such operators."""
 
 
-def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
-    """Whether one of a rule's arguments, or of a list of them, is a lazy value of that kind."""
-    for argument in arguments:
-        if isinstance(argument, kind) or (isinstance(argument, list) and any_lazy(argument, kind)):
-            return True
-    return False
-
-
 def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
     """The result of a call of which some operands are lazy.
 

@@ -19,9 +19,9 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from ..lowering import INTEGER_RULES, RULES, computes_in_integers
+from ..lowering import INTEGER_RULES, RULES
 from ..lowering.integer import activations, moves
-from ..lowering.quantized_calls import is_pointwise
+from ..lowering.quantized_calls import computes_in_integers, is_pointwise
 from . import specs
 from .calls import arguments, functional, is_constant, is_float, packet
 from .masks import hiding

@@ -16,7 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ..lowering import RULES, computes_in_integers
+from ..lowering import RULES
+from ..lowering.quantized_calls import computes_in_integers
 from .calls import is_float
 
 aten = torch.ops.aten

@@ -3,8 +3,17 @@
 They stand beside the rules for floats (``aten``), apply many of them to integers, and refuse what those compute better.
 """
 
-from . import activations, arithmetic, attention, averages, moves, norm, products, resize, scatter, softmax, statistics
-
-INTEGER_FAMILIES = (
-    activations, arithmetic, attention, averages, moves, norm, products, resize, scatter, softmax, statistics,
-)  # fmt: skip
+from ..aten import quantize  # noqa: F401 - registers what makes the values of these rules, and what takes them
+from . import (  # noqa: F401
+    activations,
+    arithmetic,
+    attention,
+    averages,
+    moves,
+    norm,
+    products,
+    resize,
+    scatter,
+    softmax,
+    statistics,
+)

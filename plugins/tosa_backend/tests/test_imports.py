@@ -1,0 +1,35 @@
+"""What a lowering imports: a process that lowers once waits for all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys, torch, delegraph
+relu = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))
+assert delegraph.lower(relu, backends=["tosa"]).host_operators == 0
+rarely_needed = {
+    "torch.ao.quantization.fx", "delegraph_tosa.lowering.integer", "delegraph_tosa.lowering.aten.quantize",
+    "delegraph_tosa.evaluate.elementwise", "delegraph.program.reference", "delegraph.report.node_data",
+}
+assert not rarely_needed & set(sys.modules), rarely_needed & set(sys.modules)
+
+import torch.ao.quantization.fx._decomposed
+to = 0.5, 3, -128, 127, torch.int8
+class Quantized(torch.nn.Module):
+    def forward(self, x):
+        q = torch.ops.quantized_decomposed
+        x = q.dequantize_per_tensor(q.quantize_per_tensor(x, *to), *to)
+        return q.quantize_per_tensor(x.relu(), *to)
+program = torch.export.export(Quantized(), (torch.ones(2, 3),))
+lowered = delegraph.lower(program, backends=["tosa"])
+assert lowered.host_operators == 0, lowered.report
+x = torch.linspace(-2, 2, 6).reshape(2, 3)
+assert torch.equal(lowered(x), program.module()(x))
+"""
+
+
+def test_rules_for_quantized_programs_are_imported_with_the_first_one():
+    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
