@@ -50,6 +50,8 @@ _DROPOUTS = frozenset(
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for suffix in ("", "_")
 )
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+"""By name, since torch knows it only once torchao is imported."""
 _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 
@@ -94,6 +96,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
             graph.erase_node(node)
+    _read_sizes_off_integers(graph)
     outputs = name_outputs(outputs, output_node(graph).args[0])  # type: ignore[arg-type]
     number_calls(graph, handles, mutations.origin)
     copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
@@ -245,6 +248,20 @@ def _may_infer_dtype(op: OpOverload) -> bool:
     arguments = {a.name: a for a in op._schema.arguments}
     tensors = any("Tensor" in str(a.type) for a in arguments.values())
     return op.namespace == "aten" and "dtype" in arguments and arguments["dtype"].kwarg_only and not tensors
+
+
+def _read_sizes_off_integers(graph: Graph) -> None:
+    """Read the sizes of an input that is quantized off its integers, which are as many.
+
+    torch reads all sizes off the program's inputs. A delegate of integers has no floats to read them off.
+    """
+    for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        given, axis = size.args
+        integers = next((n for n in given.users if str(n.target) == _QUANTIZE), None)
+        if given.op == "placeholder" and integers is not None:
+            if size < integers:
+                size.prepend(integers)
+            size.args = (integers, axis)
 
 
 def _copy_returned_literals(graph: Graph) -> None:

@@ -395,6 +395,11 @@ def range_of(size: int) -> Range:
     return size._range
 
 
+def greatest(size: int) -> int:
+    """The greatest number that a size can be."""
+    return range_of(size)[1]
+
+
 def _range_of_terms(
     terms: Mapping[Monomial, Fraction | int], below: Fraction = ZERO, above: Fraction = ZERO
 ) -> tuple[Fraction, Fraction]:

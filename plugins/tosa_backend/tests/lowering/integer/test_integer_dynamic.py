@@ -12,8 +12,14 @@ from ...support.quantized_cases import quantized_decomposed, row
 
 REFUSED = "is known at run time only"
 CASES = {
-    "mean": (lambda x: x.mean(0), REFUSED),
-    "sum": (lambda x: x.sum(), REFUSED),
+    "mean": (lambda x: x.mean(0), None),
+    "mean-of-sum": (lambda x: (x + x.relu()).mean((0, 1)), None),
+    "sum": (lambda x: x.sum(), None),
+    "norm": (lambda x: x.norm(dim=0), None),
+    "softmax": (lambda x: x.softmax(0), None),
+    "attention": (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), None),
+    "global-average": (lambda x: F.adaptive_avg_pool2d(x[None, None], 1), None),
+    "variance": (lambda x: x.var(0), REFUSED),
     "adaptive-average": (lambda x: F.adaptive_avg_pool2d(x[None, None], (2, 2)), REFUSED),
     "adaptive-maximum": (lambda x: F.adaptive_max_pool1d(x.mT[None], 2), None),
     "adaptive-maximum-of-sum": (lambda x: F.adaptive_max_pool1d((x + x).mT[None], 2), None),
@@ -49,11 +55,17 @@ class Regrouped(torch.nn.Module):
 
 
 @pytest.mark.parametrize("spec", ["TOSA-1.1+INT+shape", "TOSA-1.1+FP+INT+shape"])
-def test_a_size_of_floats_does_not_bring_these_into_an_integer_delegate(spec):
+def test_a_size_of_floats_is_that_of_their_integers(spec):
     x = torch.linspace(-7, 7, 20).reshape(5, 4)
     program = torch.export.export(Regrouped(), (x[:3],), dynamic_shapes=({0: Dim("n", min=2, max=8)},))
     lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
     assert len(lowered.delegates) == 1
-    refused = [refusal.reason for refusal in lowered.report.refusals if "reshape" in refusal.operator]
-    assert not refused if "FP" in spec else [REFUSED in reason for reason in refused] == [True]
+    assert not [refusal for refusal in lowered.report.refusals if "reshape" in refusal.operator]
     assert torch.equal(lowered(x), Regrouped()(x))
+
+
+def test_a_sum_of_too_many_is_refused_with_what_to_do():
+    module, inputs = row(lambda x: x.mean(0), [(9, 5)], torch.int8, 0)
+    program = torch.export.export(module, tuple(inputs), dynamic_shapes=(({0: Dim.DYNAMIC},),))
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.1+INT+shape"}})
+    assert any("too many for 32 bits; torch.export.Dim takes a max" in r.reason for r in lowered.report.refusals)

@@ -11,7 +11,7 @@ import torch
 from delegraph.errors import Unsupported
 
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
+from ...ir.sizes import greatest, is_dynamic
 from ...ir.types import DType
 from ..aten.activation import leaky_relu, slopes_shape
 from ..aten.reduce import axes_of, reduced
@@ -251,10 +251,22 @@ def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | 
     return Scaled(t.reshape(y.q, rest), y.scale, y.zero_point)
 
 
+KEPT = 20
+"""Bits of an element that a sum of few may not lose because it could be one of many."""
+
+
+def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
+    """How many low bits ``count`` integers up to ``size`` lose, so that their sum has ``bits`` at most."""
+    lost = max(0, (size * greatest(count)).bit_length() - bits)
+    fine = lost == 0 or not is_dynamic(count) or size.bit_length() - lost >= KEPT
+    t.require(fine, f"it sums up to {greatest(count)} elements, too many for 32 bits; torch.export.Dim takes a max")
+    return lost
+
+
 def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[Scaled, int]:
     """x [*S] -> its sum over ``dim`` [*S'], and of how many elements each is one"""
     found = addend(t, x)
     count = math.prod([found.shape[a] for a in axes_of(dim, found.rank)])
-    t.require(not is_dynamic(count), "of how many elements it sums is known at run time only")
-    step = found.scale.factor * 2.0 ** max(0, (found.size * count).bit_length() - 31)
+    lost = lost_in_sum(t, found.size, count, 31)
+    step = found.scale.factor * 2.0**lost
     return Scaled(reduced(t, centred(t, found, step), t.reduce_sum, dim, keepdim), Scale(step)), count

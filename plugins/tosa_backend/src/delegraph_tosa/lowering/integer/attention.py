@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ...ir.graph import Value, literal
+from ...ir.sizes import greatest
 from ...ir.types import DType
 from ..aten.attention import repeated, transposed
 from ..aten.linear import batched_product
@@ -42,7 +43,7 @@ class Widths(NamedTuple):
     def of_weights(self, t: Tosa, count: int) -> int:
         """How many bits ``count`` weights may have; Unsupported if that is too few."""
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
-        t.require(bits >= self.weight - 7, f"attention to {count} positions has too large a sum")
+        t.require(bits >= self.weight - 7, f"attention to up to {count} positions has too large a sum")
         return bits
 
     def lost(self, bits: int, count: int) -> int:
@@ -75,7 +76,7 @@ def scaled_dot_product_attention(
     t.require(factor > 0, f"a scale of {factor} is not positive")
     products = batched_product(inside, q.q, transposed(t, keys))
     scores = Scaled(products, q.scale.times(k.scale).times(inside.unit).over(1 / factor))
-    widths, count = WIDTHS[q.q.dtype], scores.shape[-1]
+    widths, count = WIDTHS[q.q.dtype], greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
     weights = _weights(t, *_masked(t, scores, _causal(*scores.shape[-2:]) if is_causal else attn_mask), bits)
     y = _weighted(t, weights, values, v.zero_point, widths.lost(bits, count))

@@ -23,7 +23,9 @@ from ..builder import Shape, Tosa
 from ..lazy import Lazy, Scaled, limit, operand, trial
 from ..quantization import Quantization, Scale
 from ..registry import RULES, lowers_quantized
+from ..size_numbers import computed
 from .arithmetic import summed
+from .division import Quotient
 from .products import WIDE, Accumulating
 
 aten = torch.ops.aten
@@ -138,9 +140,12 @@ def _ones(shape: Shape) -> Value:
 def _averages(*overloads: Any) -> None:
     for overload in overloads:
 
-        def averaged(t: Tosa, self: Value, *settings: Any, of: Any = overload) -> Lazy:
+        def averaged(t: Tosa, self: Lazy, *settings: Any, of: Any = overload) -> Lazy:
             """[N,C,*S] -> [N,C,*S']"""
-            windows = self.shape[-3 if "3d" in str(of) else -2 :] if "adaptive" in str(of) else ()
+            axes = 3 if "3d" in str(of) else 2
+            windows = self.shape[-axes:] if "adaptive" in str(of) else ()
+            if any(map(is_dynamic, windows)) and set(settings[0]) == {1}:
+                return mean_dim(t, self, list(range(-axes, 0)), True, None)
             t.require(not any(map(is_dynamic, windows)), "its windows depend on a size that is known at run time only")
             return Averaged(operand(t, self, "its input"), of, settings)
 
@@ -163,9 +168,12 @@ def mean(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
 def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> [*S']; over height and width of images it is a pool"""
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
-    if self.rank == 4 and axes_of(dim, 4) == [2, 3]:
+    if self.rank == 4 and axes_of(dim, 4) == [2, 3] and not any(map(is_dynamic, self.shape[2:])):
         window = (self.shape[2:], self.shape[2:], (0, 0), False, True, None)
         whole = Averaged(operand(t, self, "its input"), aten.avg_pool2d.default, window)
         return whole if keepdim else whole.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
     total, count = summed(t, self, dim, keepdim)
+    if is_dynamic(count):
+        divisor = t.reshape(computed(t, count, DType.INT32), (1,) * total.rank)
+        return Quotient(total, Scaled(divisor, Scale(1.0)), total.shape)
     return Scaled(total.q, total.scale.over(count))

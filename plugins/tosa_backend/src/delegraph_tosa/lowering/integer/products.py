@@ -16,6 +16,7 @@ import torch
 from ...evaluate import materialize
 from ...ir import operators as tosa
 from ...ir.graph import Array, Deferred, Operator, Value
+from ...ir.sizes import greatest
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Operand, Shape, Tosa
 from ..lazy import Lazy, Scaled, operand, rescale
@@ -83,7 +84,9 @@ class Accumulating(Tosa):
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
         self.require(self.terms in (None, terms), "its sums have different lengths")
-        self.terms, products = terms, 2.0 ** (math.ceil(math.log2(terms)) + _bits(left) + _bits(right))
+        self.terms, bits = terms, math.ceil(math.log2(greatest(terms))) + _bits(left) + _bits(right)
+        self.require(bits < 48, f"sums of up to {greatest(terms)} products have more than 48 bits")
+        products = 2.0**bits
         if self._bias is None:
             self.unit = Scale(_unit(products))
             return self._bounded(self._rescaled(sums, Scale(1 / self.unit.factor)), terms, left, right)
@@ -93,7 +96,7 @@ class Accumulating(Tosa):
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
         """The sums, with the range of so many products and no bias."""
-        most = terms * _farthest(left, self._left) * _farthest(right, self._right) / self.unit.factor
+        most = greatest(terms) * _farthest(left, self._left) * _farthest(right, self._right) / self.unit.factor
         sums.range = (-math.ceil(most), math.ceil(most)) if most < 1 << 31 and self._bias is None else None
         return sums
 

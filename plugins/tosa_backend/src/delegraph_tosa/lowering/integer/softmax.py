@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import greatest
 from ...ir.types import DType
 from ..aten.reduce import axes_of
 from ..builder import Tosa
@@ -82,8 +83,9 @@ def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
 
 def _room(t: Tosa, x: Value, axis: int) -> int:
     """How many bits each element may have, so that their sum has 30."""
-    room = 30 - math.ceil(math.log2(x.shape[axis]))
-    t.require(room >= 15, f"a softmax over {x.shape[axis]} elements has too large a sum")
+    count = greatest(x.shape[axis])
+    room = 30 - math.ceil(math.log2(count))
+    t.require(room >= 15, f"a softmax over up to {count} elements has too large a sum")
     return room
 
 
@@ -103,7 +105,7 @@ def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
     """d = x minus the largest x along ``axis``, and the logarithm of the sum of exp(d)."""
     distance, bits = Scaled(_distance(t, x, axis), x.scale), min(_room(t, x, axis), 23)
     total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
-    total.q.range = (-1, math.ceil(math.log2(x.shape[axis]) + 1) << LOG_FRACTION)
+    total.q.range = (-1, math.ceil(math.log2(greatest(x.shape[axis])) + 1) << LOG_FRACTION)
     return distance, total
 
 

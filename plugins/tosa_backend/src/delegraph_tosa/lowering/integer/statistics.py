@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
+from ...ir.sizes import greatest, is_dynamic
 from ...ir.types import DType
 from ..aten.reduce import axes_of, reduced
 from ..aten.scan import scanned
@@ -19,7 +19,7 @@ from ..lazy import Lazy, Scaled, operand
 from ..quantization import Scale
 from ..ranges import range_of
 from ..registry import lowers_quantized
-from .arithmetic import summed
+from .arithmetic import lost_in_sum, summed
 from .fixed_point import FRACTION, inverse_root
 from .sums import addend, centred
 
@@ -33,9 +33,8 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
-    t.require(not is_dynamic(count), "of how many elements it sums is known at run time only")
-    step = x.scale.factor * 2.0 ** max(0, (x.size * count).bit_length() - 30)
-    most = math.ceil(x.size * x.scale.factor / step) * count
+    step = x.scale.factor * 2.0 ** lost_in_sum(t, x.size, count, 30)
+    most = math.ceil(x.size * x.scale.factor / step) * greatest(count)
     sums = scanned(t, centred(t, x, step), dim, t.add, 0)
     sums.range = -most, most
     return Scaled(sums, Scale(step))
@@ -44,12 +43,11 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
 def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Scaled:
     """c int32 [*S] -> the sum of its squares over ``axes``, which has 30 bits"""
     count = math.prod([c.shape[axis] for axis in axes])
-    t.require(not is_dynamic(count), "of how many elements it sums is known at run time only")
     most = max(abs(end) for end in range_of(c)) ** 2
-    lost = max(0, (most * count).bit_length() - 30)
+    lost = lost_in_sum(t, most, count, 30)
     t.require(lost < 63, f"squares of {count} such elements have more than 64 bits")
     total = reduced(t, t.mul(c, c, shift=lost), t.reduce_sum, axes, keepdim)
-    total.range = 0, ((most >> lost) + 1) * count
+    total.range = 0, ((most >> lost) + 1) * greatest(count)
     return Scaled(total, Scale(2.0**lost))
 
 
