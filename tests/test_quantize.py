@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
+from delegraph.engine.tracing import TRACING
 from delegraph.errors import ContractViolation, InputError, OptionError, PluginFailed, PluginUnavailable
 from delegraph.plugin import BackendSpec, QuantizerSpec, hookimpl
 from torch import nn
@@ -47,6 +48,20 @@ def test_batches_are_counted_and_the_model_is_not_changed():
     delegraph.quantize(module, iter(batches(2)), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3), (1, None), (2, None)]
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+
+
+def test_layers_are_run_while_nobody_lowers(monkeypatch):
+    """torch's Interpreter notes the metadata of the node that it runs where a tracer in another thread finds it."""
+    module, note, held = net(), torch.fx.traceback.set_current_meta, []
+
+    def watched(*args, **kwargs):
+        held.append(TRACING._is_owned())
+        return note(*args, **kwargs)
+
+    quantized = delegraph.quantize(module, batches(1))
+    monkeypatch.setattr(torch.fx.traceback, "set_current_meta", watched)
+    delegraph.quantization_errors(module, quantized, batches(1), options=INT)
+    assert held and all(held)
 
 
 def test_a_weight_that_two_convolutions_share_has_each_its_own_batch_norm():

@@ -3,8 +3,10 @@
 import delegraph
 import pytest
 import torch
+from delegraph import comparison
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
+from delegraph.engine.tracing import TRACING
 from delegraph.errors import BackendNotFound, OptionError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 
@@ -51,23 +53,35 @@ def found():
 
 
 def test_a_row_for_each_backend_and_one_for_all(found):
-    _, comparison = found
-    echo, mute, broken, together = comparison.candidates
-    assert [c.backends for c in comparison.candidates[:3]] == [("echobackend",), ("mutebackend",), ("brokenbackend",)]
+    _, compared = found
+    echo, mute, broken, together = compared.candidates
+    assert [c.backends for c in compared.candidates[:3]] == [("echobackend",), ("mutebackend",), ("brokenbackend",)]
     assert echo.report.delegated_share == 0.5 and echo.relative_error == 0 and echo.run_seconds > 0
     assert mute.run_seconds is None and mute.error.code == "no-runtime" and mute.bytes == 4
     assert broken.report is None and broken.error.code == "unsupported"
     assert together.backends == ("echobackend", "mutebackend", "brokenbackend") and together.error is not None
-    assert comparison.alone == {"echobackend": {"aten.sin.default": 1}, "mutebackend": {"aten.relu.default": 1}}
-    assert comparison.eager_seconds > 0 and Net.exports == 1
+    assert compared.alone == {"echobackend": {"aten.sin.default": 1}, "mutebackend": {"aten.relu.default": 1}}
+    assert compared.eager_seconds > 0 and Net.exports == 1
+
+
+def test_nobody_lowers_while_the_model_is_timed(found, monkeypatch):
+    timed, held = comparison._median_seconds, []
+
+    def watched(methods, calls):
+        held.append((type(next(iter(methods.values()))).__name__, TRACING._is_owned()))
+        return timed(methods, calls)
+
+    monkeypatch.setattr(comparison, "_median_seconds", watched)
+    delegraph.compare(Net().eval(), (torch.ones(3),), backends=["echobackend"], registry=found[0])
+    assert held == [("Executable", False), ("GraphModule", True)]
 
 
 def test_text_and_page(found):
-    _, comparison = found
-    lines = str(comparison).splitlines()
+    _, compared = found
+    lines = str(compared).splitlines()
     assert lines[1].startswith("echobackend") and "50% of 4" in lines[1]
     assert lines[3].endswith("unsupported: too large") and lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
-    page = comparison.to_html()
+    page = compared.to_html()
     assert "Operators that only one takes" in page and "too large" in page and "<script" not in page
 
 

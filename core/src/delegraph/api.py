@@ -11,6 +11,7 @@ from .discovery.registry import Registry, default_registry
 from .engine.export import sources_by_method
 from .engine.gc_pause import pause_collection
 from .engine.pipeline import Lowering, Round, run
+from .engine.tracing import TRACING
 from .errors import OptionError
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
@@ -106,7 +107,8 @@ def load(
     Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read back, FormatError for
     a damaged file, NoRuntime if a runtime is not there.
     """
-    return FileFormat(path, registry or default_registry()).load(runtime)
+    with TRACING:  # a format may trace, or read programs by torch.export.load
+        return FileFormat(path, registry or default_registry()).load(runtime)
 
 
 def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:

@@ -15,6 +15,7 @@ from .api import lower
 from .discovery.registry import Registry, default_registry
 from .engine.export import Source, arguments_of, export_method, sources_by_method
 from .engine.subgraphs import all_nodes
+from .engine.tracing import TRACING
 from .errors import DelegraphError, InputError, OptionError
 from .io.escape import table
 from .lowered_program import LoweredProgram
@@ -219,7 +220,8 @@ def _eager_seconds(exported: Mapping[str, ExportedProgram], calls: Mapping[str, 
     """A call of each method in eager PyTorch; None if a program has no example inputs."""
     if None in calls.values():
         return None
-    return _median_seconds({m: program.module(check_guards=False) for m, program in exported.items()}, calls)
+    with TRACING:  # the model itself is called
+        return _median_seconds({m: program.module(check_guards=False) for m, program in exported.items()}, calls)
 
 
 def _median_seconds(methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Any]) -> float:

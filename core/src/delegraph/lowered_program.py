@@ -188,16 +188,19 @@ class LoweredProgram(MethodPrograms):
     def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             file = FileFormat(Path(folder, f"program{self._registry.suffix_for(runtime)}"), self._registry)
-            file.save(self, {})
-            return file.load(runtime).method(name)(*args, **kwargs)
+            with TRACING:
+                file.save(self, {})
+                method = file.load(runtime).method(name)
+            return method(*args, **kwargs)
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the program, whole or not at all, in the format that the path's suffix chooses.
 
         ``options`` are that format's. A backend's own format holds one whole delegate. Raises FormatNotFound if no
-        plugin offers the format.
+        plugin offers the format. No other thread lowers meanwhile, since a format may trace.
         """
-        FileFormat(path, self._registry).save(self, options)
+        with TRACING:
+            FileFormat(path, self._registry).save(self, options)
 
     def _only(self) -> str:
         if len(self._programs) > 1 and "forward" not in self._programs:

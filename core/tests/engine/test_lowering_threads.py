@@ -17,7 +17,11 @@ from delegraph.discovery.registry import Registry
 from delegraph.engine.gc_pause import pause_collection
 from delegraph.engine.tracing import TRACING, unlogged
 from delegraph.errors import OptionError, Unsupported
+from delegraph.formats import ProgramFormat
+from delegraph.lowering import ExecutorchProgramManager, to_edge
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import FormatSpec, hookimpl
+from delegraph.program.files import FileFormat
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
@@ -297,6 +301,57 @@ def test_plugins_and_transforms_may_trace(thread_safe):
     taking = Noticing(lambda n: None if n.target is aten.add.Tensor else "no addition", "SideBackend")
     delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[taking], registry=registry, transforms=[transform])
     assert noticed == {"transform": False, "partition": False, "preprocess": thread_safe}
+
+
+class NoticingFormat(ProgramFormat):
+    """The program in any file is ``Steps(1)``."""
+
+    @staticmethod
+    def serialize(program, options):
+        noticed["serialize"] = others_may_lower()
+        return b""
+
+    @staticmethod
+    def read(path, load_delegate):
+        noticed["read"] = others_may_lower()
+        return {"forward": torch.sin}
+
+    @staticmethod
+    def load_in(runtime, path):
+        return NoticingFormat.read(path, None)
+
+
+class OffersFormat:
+    @hookimpl
+    def delegraph_formats(self):
+        return [FormatSpec(".noticing", f"{__name__}:NoticingFormat", runtimes=("noticing",))]
+
+
+@pytest.fixture
+def formats():
+    noticed.clear()
+    made = Registry(discover=False)
+    made.register(OffersFormat())
+    return made
+
+
+def test_formats_may_trace(formats, tmp_path):
+    lowered = delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[], registry=formats)
+    lowered.save(tmp_path / "a.noticing")
+    delegraph.load(tmp_path / "a.noticing", formats)
+    assert noticed == {"serialize": False, "read": False}
+
+
+def test_formats_may_trace_where_a_program_is_verified_in_their_runtime(formats):
+    lowered = delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[], registry=formats)
+    assert lowered.verify(torch.ones(3), runtime="noticing").relative_error == 0
+    assert noticed == {"serialize": False, "read": False}
+
+
+def test_formats_may_trace_behind_to_executorch(formats):
+    program = torch.export.export(Steps(1), (torch.ones(3),))
+    ExecutorchProgramManager(to_edge(program), FileFormat("a.noticing", formats), {})
+    assert noticed == {"serialize": False}
 
 
 def test_garbage_collection_comes_back_after_the_last():

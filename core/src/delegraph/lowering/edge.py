@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from ..discovery.registry import default_registry
 from ..engine.pipeline import Lowering, Round, run
 from ..engine.subgraphs import all_nodes
+from ..engine.tracing import TRACING
 from ..errors import InputError, OptionError, UnknownMethod
 from ..io.atomic_write import write_whole
 from ..io.blob import join
@@ -126,7 +127,8 @@ class ExecutorchProgramManager:
     """What ``to_executorch`` returns: the content of a ``.pte`` file, whose weights are read when it is written."""
 
     def __init__(self, edge: EdgeProgramManager, file_format: FileFormat, options: Mapping[str, Any]) -> None:
-        self._edge, self._content = edge, file_format.content(edge, options)
+        with TRACING:
+            self._edge, self._content = edge, file_format.content(edge, options)
 
     @property
     def methods(self) -> KeysView[str]:

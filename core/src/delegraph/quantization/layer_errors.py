@@ -244,9 +244,9 @@ class _Recorder(Interpreter):
         self._kept: dict[str, torch.Tensor] = {}
 
     def values(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The program's results, and the values by name."""
+        """The program's results, and the values by name. Torch's Interpreter notes its node where tracers read it."""
         self._kept = {}
-        with torch.no_grad():
+        with TRACING, torch.no_grad():
             return self.run(*pytree.tree_leaves(batch)), self._kept
 
     def run_node(self, n: Node) -> Any:
