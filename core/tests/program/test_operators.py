@@ -1,6 +1,7 @@
 """Every value of a program against float64: where it begins to differ, and what is nobody's error."""
 
 import json
+from collections import Counter
 
 import delegraph
 import pytest
@@ -10,9 +11,11 @@ from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.program import reference
+from delegraph.program.eager_values import is_same
 from delegraph.program.operators import severity
 from delegraph.program.verify import Verification
 from delegraph.runtime import BackendRuntime
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..conftest import COMPILED
 
@@ -130,6 +133,41 @@ def test_verifications_share_a_delegate_only_if_it_is_thread_safe(image, thread_
     lowered = lower(Net(), (image,), Counting)
     assert lowered.verify(image, per_operator=True).operators == lowered.verify(image, per_operator=True).operators
     assert len(opened) == (1 if thread_safe else 2)
+
+
+class Counting32(TorchDispatchMode):
+    """Counts calls in float32, by operator."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float32:
+            self.counts[func] += 1
+        return func(*args, **kwargs or {})
+
+
+def test_eager_is_computed_apart_only_after_a_delegate_that_differs(image):
+    """The relu of the delegate has eager's bits, its tanh has not. The module's own run is a call of each, too."""
+    taken = (aten.relu.default, aten.tanh.default)
+    why_not = lambda n: None if n.target in taken else "no"  # noqa: E731
+    lowered = lower(Chain(), (image,), why_not=why_not)
+    lowered.verify(image, per_operator=True)
+    with Counting32() as mode:
+        mode.counts = Counter()
+        operators = lowered.verify(image, per_operator=True).operators
+    assert [o.where == "host" for o in operators.operators] == [True, False, True, False, True]
+    assert [mode.counts[op] for op in (aten.sin.default, aten.cos.default, aten.exp.default)] == [2, 2, 3]
+    assert operators.first.operator == "aten.tanh.default" and operators.operators[-1].eager_error < 1e-6
+
+
+class Chain(torch.nn.Module):
+    def forward(self, x):
+        return x.sin().relu().cos().tanh().exp()
+
+
+def test_same_bits():
+    zero, nan = torch.zeros(2, 2), torch.full((), torch.nan)
+    assert is_same(zero, zero.clone().T) and is_same(nan, nan.clone()) and is_same(zero[:0], zero[:0])
+    others = (-zero, zero[0], zero.int(), zero.to("meta"), zero.to_sparse(), 0.0)
+    assert not any(is_same(zero, other) for other in others)
 
 
 def test_hosts_operators_and_their_own_errors(image):

@@ -10,6 +10,7 @@ from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner, Reason, Refusal, is_shape_dynamic
 from delegraph.report.rows import pluralize
 from torch import nn
+from torch.export import Dim
 
 aten = torch.ops.aten
 
@@ -63,6 +64,21 @@ def test_what_passes_a_refusal_on_is_counted_where_it_begins(registry):
 
 
 DOUBLES = torch.ones(3, dtype=torch.float64), torch.ones(3)
+
+
+def test_a_program_with_static_sizes_has_no_sizes_to_constrain():
+    """A backend that looks whether there are any takes its short ways then."""
+    asked = []
+
+    class Looking(Partitioner):
+        def partition(self, exported_program):
+            asked.append(dict(exported_program.range_constraints))
+            return super().partition(exported_program)
+
+    looking = Registry(discover=False)
+    looking.register(Any32, partitioner=Looking)
+    found, _ = causes(looking, lambda x: x.sin(), torch.ones(3), dynamic_shapes=(({0: Dim("n")},),))
+    assert [c.frees for c in found] == [1] and len(asked[0]) == 1 and asked[1] == {}
 
 
 def test_two_values_of_one_kind_are_two_causes(registry):

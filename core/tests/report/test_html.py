@@ -414,6 +414,19 @@ def test_a_chain_is_a_straight_line_beside_its_shortcut():
     assert max(p.x for p in layout.places) - min(p.x for p in layout.places) <= 2
 
 
+def test_words_are_made_for_drawn_boxes_only():
+    """Of the chain, which is one box, only the title of each is read; the wires inside of it say nothing."""
+    made = []
+    boxes = [Box((f"op{k}",), more=lambda k=k: made.append(k) or ("type",)) for k in range(1100)]
+    boxes[500] = Box(("cond",), link="d0", more=lambda: made.append("cond") or ("type", "more"))
+    wires = [Wire(k, (k + 1,), lambda k=k: made.append(f"wire {k}") or "") for k in range(1099)]
+    small, _ = condense(Picture(boxes, wires))
+    assert made == [] and [len(b.shown()) for b in small.boxes] == [2, 3, 2]
+    assert svg(small, "").count(">type<") == 1 and {*made} == {"cond", "wire 499", "wire 500"}
+    heights = [place.height for place in lay_out(small).places]
+    assert heights[0] == heights[2] < heights[1]
+
+
 def chain(size):
     return [Wire(k, (k + 1,)) for k in range(size - 1)]
 

@@ -54,10 +54,10 @@ class Asked:
         with self._lock, TRACING, unlogged(), pause_collection():
             try:
                 changed = _static(program) if reason.unless == "static" else _retyped(program, reason.of, reason.unless)
-                plan = Decomposer().plan(changed, partitioner)
+                answer = Decomposer().ask(changed, partitioner)
             except (_Impossible, DelegraphError):  # then the report says less, but nothing wrong
                 return None
-        return frozenset(r.node.meta.get("debug_handle", 0) for r in plan.refusals)
+        return frozenset(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)
 
 
 class _Impossible(Exception):
@@ -76,7 +76,9 @@ def _static(program: ExportedProgram) -> ExportedProgram:
             copies[node] = copy = copy_node(graph, node, copies.__getitem__)
             copy.meta["val"] = val
             copies[node] = val if isinstance(val, (int, float, bool)) else copy
-    return _program(program, graph, copies)
+    static = _program(program, graph, copies)
+    static._range_constraints = {}  # nothing is left to constrain, and who looks for sizes sees that there are none
+    return static
 
 
 class _Sized:
@@ -88,7 +90,7 @@ class _Sized:
     def __call__(self, val: Any) -> Any:
         if isinstance(val, _SYMBOLIC):
             return _number(val)
-        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or not val._has_symbolic_sizes_strides:
             return val
         sizes, strides = tuple(map(_number, val.shape)), tuple(map(_number, val.stride()))
         key = sizes, strides, val.dtype, val.device

@@ -39,7 +39,7 @@ from .delegate.extract import begin_work
 from .delegate.insert import insert_delegates
 from .delegate.order import order, random_notes
 from .delegate.partition import Plan, Work
-from .delegate.plan import make_plan
+from .delegate.plan import ask, make_plan
 from .delegate.state import shared_state_notes
 from .export import Source, export_method
 from .functionalize.normalize import normalize
@@ -181,7 +181,7 @@ def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan
 def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     """The plan of a program, with those of the subgraphs of calls that it leaves to the host."""
     who, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
-    plan = lowering.decomposer.plan(program, who, later) if lowering.decomposed else make_plan(program, who)
+    plan = lowering.decomposer.plan(program, who, later) if lowering.decomposed else make_plan(ask(program, who))
     plan.units = order(plan)
     left = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
     plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in left]

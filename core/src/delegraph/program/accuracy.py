@@ -56,13 +56,18 @@ def measure_together(values: Sequence[Measured]) -> list[Accuracy]:
     """Of small values, in a few calls of torch for all of them. What is not finite is measured by itself."""
     if not values:
         return []
-    sides = [v.got for v in values], [v.eager for v in values], [v.exact for v in values]
-    got, eager, exact = (torch.cat([tensor.reshape(-1) for tensor in side]).double() for side in sides)
+    exact, got = _joined([v.exact for v in values]), _joined([v.got for v in values])
     lengths = torch.tensor([v.exact.numel() for v in values])
-    error, eager_error = (got - exact).abs_(), (eager - exact).abs_()
+    error = eager_error = (got - exact).abs_()
+    if any(v.eager is not v.got for v in values):  # what the host made of eager's own values is eager's
+        eager_error = (_joined([v.eager for v in values]) - exact).abs_()
     largest = [torch.segment_reduce(x, "max", lengths=lengths).tolist() for x in (error, eager_error, exact.abs())]
     norms = [torch.segment_reduce(x * x, "sum", lengths=lengths).sqrt_().tolist() for x in (exact, error)]
     return [_accuracy(value, *row) for value, *row in zip(values, *largest, *norms, strict=True)]
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).double()
 
 
 def _accuracy(value: Measured, error: float, eager: float, largest: float, signal: float, noise: float) -> Accuracy:

@@ -37,12 +37,16 @@ class EagerValues:
     def __init__(self, program: ExportedProgram | GraphModule) -> None:
         self.module = program if isinstance(program, GraphModule) else program.graph_module
         self.known: dict[Node, Pair] = {}
-        self.calls = [n for n in self.module.graph.nodes if n.op == "call_function"]
+        operands = {n: n.all_input_nodes for n in self.module.graph.nodes}
+        self.operands = {n: used for n, used in operands.items() if n.op == "call_function"}
+        """Calls, in order, with the values that they take."""
+        self._apart: set[Node] = set()
+        """Calls whose value in eager is not the very one of the program."""
         self._program = None if isinstance(program, GraphModule) else program
         self._specs = {} if self._program is None else dict(placeholders(self._program))
         self._dying: dict[Node, list[Node]] = {}
-        kept = {call.args[0] for call in self.calls if picks(call)}  # ties show in the operand that was picked from
-        last = {used: user for user in self.module.graph.nodes for used in user.all_input_nodes}
+        kept = {call.args[0] for call in self.operands if picks(call)}  # ties show in the operand that was picked from
+        last = {used: user for user, listed in operands.items() for used in listed}
         for used, user in last.items():
             if used not in kept:
                 self._dying.setdefault(user, []).append(used)
@@ -59,11 +63,16 @@ class EagerValues:
             fetched = getattr(fetched, part)
         return _paired(_as_function(fetched) if isinstance(fetched, GraphModule) else fetched)
 
-    def compute(self, node: Node) -> Pair:
-        """The value that a call makes; where torch lacks the operator in float64, that of eager stands for both."""
-        operands = {n: self.pair(n) for n in node.all_input_nodes}
-        eager = _call(node, operands, "eager")
-        if isinstance(node.target, HigherOrderOperator) or is_random(node):
+    def compute(self, node: Node, made: Any = None) -> Pair:
+        """The value that a call makes; where torch lacks the operator in float64, that of eager stands for both.
+
+        ``made``: the value that the host made of the program's own values, which is eager's as long as those are.
+        """
+        operands = {n: self.pair(n) for n in self.operands[node]}
+        has_bodies = isinstance(node.target, HigherOrderOperator)  # in which delegates may be
+        is_eager = made is not None and not has_bodies and self._apart.isdisjoint(operands)
+        eager = made if is_eager else _call(node, operands, "eager")
+        if has_bodies or is_random(node):
             return Pair(eager, widened(eager))
         if not isinstance(node.target, OpOverload):  # it unpacks results, or computes with sizes
             return Pair(eager, _call(node, operands, "exact"))
@@ -79,9 +88,11 @@ class EagerValues:
             exact = None  # there is no such kernel (NotImplementedError is a RuntimeError)
         return Pair(eager, exact if _is_alike(eager, exact) else widened(eager))
 
-    def keep(self, node: Node, pair: Pair) -> None:
-        """Record the value of a call, and drop the values of which this was the last use."""
+    def keep(self, node: Node, pair: Pair, made: Any = None) -> None:
+        """Record the value of a call, and drop the values of which this was the last use. ``made``: the program's."""
         self.known[node] = pair
+        if pair.eager is not made:
+            self._apart.add(node)
         for used in self._dying.get(node, ()):
             self.known.pop(used, None)
 
@@ -112,6 +123,16 @@ def widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor):  # pytree takes its time, and nearly all values are
         return _wide_tensor(value)
     return pytree.tree_map_only(torch.Tensor, _wide_tensor, value)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are tensors of the same bits, those of NaN and of zeros included."""
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return False
+    if one.shape != other.shape or one.dtype is not other.dtype or one.device != other.device:
+        return False
+    dense = one.layout is torch.strided is other.layout
+    return dense and torch.equal(*(tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def _paired(value: Any) -> Pair:

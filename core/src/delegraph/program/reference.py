@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
 from ..source import source_of
 from .accuracy import Accuracy, Measured, measure, measure_together
-from .eager_values import EagerValues, Pair, widened
+from .eager_values import EagerValues, Pair, is_same, widened
 from .graph_code import is_observable
 from .inside import DelegateValues
 from .lowered_module import LoweredBackendModule
@@ -141,14 +141,14 @@ class Reference:
             pair = self._follow(node, value, place)
         else:
             self._note_unseen(node, place, in_delegate=False)
-            pair = place.values.compute(node)
+            pair = place.values.compute(node, value)
             if node.target is not operator.getitem:  # its call was compared
                 pair = self._judge(node, value, pair, place)
-        place.values.keep(node, pair)
+        place.values.keep(node, pair, value)
 
     def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
         """Count the values in subgraphs of a call that cannot be compared, because no observer is told them."""
-        for owner in (n for n in call.all_input_nodes if n.op == "get_attr"):
+        for owner in (n for n in place.values.operands[call] if n.op == "get_attr"):
             module = getattr(place.values.module, str(owner.target), None)
             if isinstance(module, GraphModule) and (in_delegate or not is_observable(owner)):
                 calls = sum(n.op == "call_function" for n in module.graph.nodes)
@@ -165,7 +165,7 @@ class Reference:
         shown = dict(zip(delegate.returned, outputs, strict=True))
         self.end()
         first = len(self._rows)
-        for node in place.values.calls:
+        for node in place.values.operands:
             self._note_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
             told = (shown[node], None) if node in shown else self._find(node, pair, delegate)
@@ -173,7 +173,9 @@ class Reference:
         self.end()
         self._drop_fused(first, place, shown)
         pairs = [place.values.pair(n) if isinstance(n, Node) else Pair(n, n) for n in delegate.returned]
-        return Pair(tuple(p.eager for p in pairs), tuple(p.exact for p in pairs))
+        # where eager has the same bits, what follows on the host is eager's too, and is not computed twice
+        eager = (got if is_same(p.eager, got) else p.eager for p, got in zip(pairs, outputs, strict=True))
+        return Pair(tuple(eager), tuple(p.exact for p in pairs))
 
     def _find(
         self, node: Node, pair: Pair, delegate: DelegateValues
@@ -192,7 +194,7 @@ class Reference:
         could not be compared, the uses of its result tell.
         """
         agreed: dict[str, bool] = {row.node: row.agrees() for row in self._rows[first:]}
-        for node in reversed(list(place.values.calls)):
+        for node in reversed(place.values.operands):
             users = [agreed[u.name] for u in node.users if u.name in agreed]
             if node.name not in agreed and users:
                 agreed[node.name] = all(users)

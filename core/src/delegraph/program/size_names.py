@@ -24,16 +24,12 @@ def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
     names: dict[sympy.Symbol, str] = {}
     for node in nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            _name(names, value, node.name)
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            names.setdefault(value.node.expr, node.name)
         for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            _name(names, size, f"{node.name}.size({d})")
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                names.setdefault(size.node.expr, f"{node.name}.size({d})")
     return names | _names_of_dims(nodes)
-
-
-def _name(names: dict[sympy.Symbol, str], size: Any, name: str) -> None:
-    if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-        names.setdefault(size.node.expr, name)
 
 
 def _names_of_dims(nodes: list[Node]) -> dict[sympy.Symbol, str]:

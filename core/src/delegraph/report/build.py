@@ -19,12 +19,11 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
 
     ``nodes``: those of each method, subgraphs included. ``backends``: identifier of a backend -> its name.
     """
-    notations = {method: Notation(program.graph.nodes) for method, program in origin.programs.items()}
-    rows = Rows([_delegate_row(d, backends[d.backend_id], notations[d.method]) for d in origin.delegates])
+    rows = Rows([_delegate_row(d, backends[d.backend_id], origin.notation(d.method)) for d in origin.delegates])
     for method in origin.programs:
         left = left_operators(nodes[method])
         rows.host[method] = dict(Counter(one.operator for one in left))
-        rows.causes += find_causes(method, left, origin, notations[method])
+        rows.causes += find_causes(method, left, origin, origin.notation(method))
     return rows
 
 

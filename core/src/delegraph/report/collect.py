@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -13,7 +13,9 @@ from torch.fx import Node
 
 from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
-from .rows import Reasons
+
+if TYPE_CHECKING:
+    from .rows import Reasons
 
 aten = torch.ops.aten
 LEFT = "left_to_host"

@@ -102,7 +102,7 @@ class _MethodDrawing:
     def __init__(self, report: Report, method: str, prefix: str, errors: Errors, links: Links) -> None:
         self.origin, self.errors, self.links = report.origin, errors, links
         self.method, self.prefix, self.tones = method, prefix, tones(report)
-        self.notation = Notation(report.origin.programs[method].graph.nodes)
+        self.notation = report.origin.notation(method)
         rows = {(row.method, row.name): row for row in report.delegates}
         mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
         self.delegates = [(rows[method, d.name], d) for d in mine]
@@ -182,11 +182,16 @@ class _Graph:
                 self.uses.setdefault(value, {})[user] = None
 
     def to_picture(self) -> Picture:
-        wires = [Wire(self.box_of[v], tuple(users), self.label(v)) for v, users in self.uses.items()]
+        wires = [Wire(self.box_of[v], tuple(users), partial(self.label, v)) for v, users in self.uses.items()]
         return Picture(self.boxes, wires)
 
     def label(self, value: Node) -> str:
         return self.notation.value(value)
+
+    def more(self, node: Node, where: str, errors: Errors) -> Iterator[str]:
+        """What the box of an operator says below its name: the type of its result, and how wrong that is."""
+        yield self.notation.value(node, named=False)
+        yield from errors.shown(where, node.name)
 
     def border(self, kind: str, title: str, node: Node) -> Box:
         """The box of an input or output of the graph."""
@@ -256,28 +261,21 @@ class _Host(_Graph):
         return replace(box, heat=self.method.errors.heat(row.name), about=(self.method.id(number),))
 
     def _operator(self, node: Node) -> Box:
-        origin = self.method.origin
-        reasons = origin.reasons.get(self.method.method, {})
-        refusals = refused_by(node, reasons, origin.backends) if is_operator(node) else []
-        if self.is_subgraph:  # it need not have been offered to backends
-            refusals = [r for r in refusals if r[1] != NOT_TAGGED]
-        heat = self.method.errors.heat(self.where, node.name)
-        held = [(n, _fetch(self.root, n)) for n in node.all_input_nodes]
+        held = [(n, _fetch(self.root, n)) for n in node.all_input_nodes if n.op == "get_attr"]
         subgraphs = [(owner, module) for owner, module in held if isinstance(module, GraphModule)]
         body = f"{self.method.prefix}g{len(self.method.graphs)}" if subgraphs else ""
         for owner, module in subgraphs:
             path = f"{self.path}.{owner.target}" if self.path else str(owner.target)
             self.method.draw(f"{path}, a body of {node.name}", module, path=path)
-        figures = self.method.errors.shown(self.where, node.name)
-        shown = (stem(operator_name(node)), self.notation.value(node, named=False), *figures)
         return Box(
-            shown,
-            partial(self._tooltip, node, refusals),
-            marked=bool(refusals),
+            (stem(operator_name(node)),),
+            partial(self._tooltip, node),
+            marked=self._is_refused(node),
             link=body,
             owner=self._owner(node),
-            heat=heat,
+            heat=self.method.errors.heat(self.where, node.name),
             about=self.method.about(node, self.where),
+            more=partial(self.more, node, self.where, self.method.errors),
         )
 
     def _owner(self, node: Node) -> str:
@@ -289,9 +287,22 @@ class _Host(_Graph):
             return "host operator"
         return "further call"  # of an operator that the host decomposes
 
-    def _tooltip(self, node: Node, refusals: Sequence[tuple[str, str]]) -> Iterator[str]:
+    def _is_refused(self, node: Node) -> bool:
+        if self.is_subgraph:
+            return bool(self._refusals(node))
+        return is_operator(node) and bool(self.method.origin.backends)
+
+    def _refusals(self, node: Node) -> list[tuple[str, str]]:
+        """Who refused an operator of the host, and why: every backend; of a subgraph's none may have been asked."""
+        if not is_operator(node):
+            return []
+        origin = self.method.origin
+        refusals = refused_by(node, origin.reasons.get(self.method.method, {}), origin.backends)
+        return [r for r in refusals if r[1] != NOT_TAGGED] if self.is_subgraph else refusals
+
+    def _tooltip(self, node: Node) -> Iterator[str]:
         yield from self.notation.call(node, self.hidden)
-        yield from (f"refused by {who}: {self.notation.text(why)}" for who, why in refusals)
+        yield from (f"refused by {who}: {self.notation.text(why)}" for who, why in self._refusals(node))
         yield from self.method.errors.lines(self.where, node.name)
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
@@ -318,14 +329,14 @@ def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing)
 
     for node in nodes:
         if not graph.unpack(node):
-            figures = errors.shown(row.name, node.name)
             box = Box(
-                (stem(operator_name(node)), notation.value(node, named=False), *figures),
+                (stem(operator_name(node)),),
                 partial(tooltip, node),
                 "backend",
                 method.tones[row.backend],
                 heat=errors.heat(row.name, node.name),
                 about=tuple(filter(None, [method.links.values.get((row.name, node.name))])),
+                more=partial(graph.more, node, row.name, errors),
             )
             graph.connect(node.all_input_nodes, graph.add(box, node))
     leaving = {a.name for a in row.outputs}

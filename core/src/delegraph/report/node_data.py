@@ -16,7 +16,6 @@ from ..errors import InputError
 from ..program.operators import OperatorVerification, severity
 from ..source import source_of
 from .collect import EXPORTED, NOT_TAGGED, host_calls, is_operator, refused_by
-from .notation import Notation
 from .rows import DelegateRow, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class _MethodColumns:
 
     def __init__(self, report: Report, method: str, found: OperatorVerification | None, node_of: NodeOf | None) -> None:
         self.origin, self.method = report.origin, method
-        self.notation = Notation(self.origin.programs[method].graph.nodes)
+        self.notation = self.origin.notation(method)
         self.rows = {row.name: row for row in report.delegates if row.method == method}
         self.errors = {(o.where, o.node): o for o in sorted(found.operators if found else (), key=severity)}
         delegates = [d for d in self.origin.delegates if d.method == method and d.name in self.rows]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..partitioner.contract import Reason
 from ..program.lowered_module import Argument
 from ..source import Source
+from .notation import Notation
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -177,6 +178,11 @@ class ReportOrigin:
         self.programs, self.delegates = dict(programs or {}), tuple(delegates)
         self.reasons, self.backends = {m: dict(r) for m, r in (reasons or {}).items()}, tuple(backends)
         self.what_if = what_if
+        self._notations: dict[str, Notation] = {}
+
+    def notation(self, method: str) -> Notation:
+        """How values of a method's program are written, for all that is made from it."""
+        return self._notations.setdefault(method, Notation(self.programs[method].graph.nodes))
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
         return self

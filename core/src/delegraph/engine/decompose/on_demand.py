@@ -22,7 +22,7 @@ from ...exported_program import build_program, name_outputs, output_values, root
 from ...partitioner import Partitioner, Support
 from ...report.collect import LEFT, operator_name
 from ..delegate.partition import Plan
-from ..delegate.plan import make_plan
+from ..delegate.plan import Answer, ask, make_plan
 from ..subgraphs import rewrite_subgraphs
 from .inline import Inlining
 from .tables import beyond_core, to_core
@@ -49,17 +49,21 @@ class Decomposer:
 
     def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
         """The plan of ``partitioner`` once everything that neither it nor one of ``later`` keeps was decomposed."""
+        return make_plan(self.ask(program, partitioner, later))
+
+    def ask(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Answer:
+        """What ``partitioner`` answers about the program of which the plan is made."""
         program = self._decompose_for_tags(program, partitioner, later)
         # A call is attempted once. New calls may be refused in turn, so the loop ends when there are none.
         attempted: set[Node] = set()
         while True:
-            plan = make_plan(program, partitioner)
-            whole = attempted.union(r.node for r in plan.refusals if r.final)
-            left = [n for n in _calls(program) if n not in plan.tags and n not in whole]
+            answer = ask(program, partitioner)
+            whole = attempted.union(r.node for r in answer.result.refusals if r.final)
+            left = [n for n in _calls(program) if n not in answer.tags and n not in whole]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
             attempted.update(left)
             if not left or not self._decompose_left(program, partitioner, later, left):
-                return plan
+                return answer
             program = rebuild(program)
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
@@ -19,7 +19,19 @@ from .snapshot import Snapshot
 from .state import give_state, returned_values
 
 
-def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
+class Answer(NamedTuple):
+    """What a partitioner said of a program, and the tags that it put on its nodes.
+
+    ``before``: the program as the partitioner was given it.
+    """
+
+    program: ExportedProgram
+    result: PartitionResult
+    tags: Tags
+    before: Snapshot
+
+
+def ask(program: ExportedProgram, partitioner: Partitioner) -> Answer:
     """Ask ``partitioner`` about ``program`` and check that it did what the contract allows."""
     before = Snapshot(program)
     with AtWork(partitioner, "partition"):
@@ -27,7 +39,12 @@ def make_plan(program: ExportedProgram, partitioner: Partitioner) -> Plan:
     check_result(partitioner, result, program)
     who = f"partitioner {type(partitioner).__name__}"
     _check_untouched(who, before)
-    tags = _tags(program, result.partition_tags, who)
+    return Answer(program, result, _tags(program, result.partition_tags, who), before)
+
+
+def make_plan(answer: Answer) -> Plan:
+    """The partitions of an answer, with what crosses their borders. Raises ContractViolation if there can be none."""
+    program, result, tags, before = answer
     partitions = _collect(tags, result)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
     position = {n: k for k, n in enumerate(program.graph.nodes)}

@@ -94,7 +94,7 @@ def _fits(picture: Picture, largest: int) -> bool:
     """Whether boxes, wires, and the layers that wires cross, are few enough for a page."""
     if len(picture.boxes) > largest:
         return False
-    layers = layers_of(picture)
+    layers = layers_of(len(picture.boxes), picture.wires)
     crossed = sum(max([layers[w.source], *(layers[t] for t in w.targets)]) - layers[w.source] for w in picture.wires)
     return crossed + sum(len(w.targets) for w in picture.wires) <= _CROSSED * largest
 
@@ -140,19 +140,21 @@ def _merge(picture: Picture, groups: Sequence[int], order: Callable[[int], int] 
         members.setdefault(group, []).append(box)
     members = {group: members[group] for group in sorted(members, key=order)}
     place = {group: k for k, group in enumerate(members)}
-    leaving: dict[int, tuple[dict[int, None], list[str]]] = {}
+    leaving: dict[int, tuple[dict[int, None], list[Wire]]] = {}
     for wire in picture.wires:
         source = place[groups[wire.source]]
         ends = [end for t in wire.targets if (end := place[groups[t]]) != source]
         if ends:
-            targets, labels = leaving.setdefault(source, ({}, []))
+            targets, joined = leaving.setdefault(source, ({}, []))
             targets.update(dict.fromkeys(ends))
-            labels.append(wire.label)
-    wires = []
-    for source, (targets, labels) in leaving.items():
-        label = labels[0] if len(labels) == 1 else f"{labels[0]}, and {len(labels) - 1} more"
-        wires.append(Wire(source, tuple(targets), label))
+            joined.append(wire)
+    wires = [Wire(source, tuple(ends), _merge_labels(joined)) for source, (ends, joined) in leaving.items()]
     return Picture([_merge_boxes(boxes) for boxes in members.values()], wires)
+
+
+def _merge_labels(wires: list[Wire]) -> str | Callable[[], str]:
+    """What is said of several values that leave one box."""
+    return wires[0].label if len(wires) == 1 else lambda: f"{wires[0].tell()}, and {len(wires) - 1} more"
 
 
 def _merge_boxes(boxes: list[Box]) -> Box:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from .picture import Picture, Wire, layers_of
@@ -60,29 +61,36 @@ class Layout:
 
 def lay_out(picture: Picture) -> Layout:
     """Boxes of one row do not overlap; a box stands below all boxes that it uses."""
-    grid = _Grid(picture)
+    heights = tuple([2 * PADDING + LINE * len(box.shown()) for box in picture.boxes])
+    return _lay_out(heights, tuple([Wire(wire.source, wire.targets) for wire in picture.wires]))
+
+
+@lru_cache(maxsize=16)
+def _lay_out(heights: tuple[int, ...], wires: tuple[Wire, ...]) -> Layout:
+    """Remembered, since the repeated layers of a network become delegates of one shape, each with a picture."""
+    grid = _Grid(len(heights), wires)
     grid.order()
-    return _Routes(picture, grid, grid.positions()).layout()
+    return _Routes(heights, grid, grid.positions()).layout()
 
 
 @dataclass
 class _Grid:
     """Items in rows: first the boxes by their number, then the passages of wires."""
 
-    picture: Picture
+    boxes: int
+    wires: Sequence[Wire]
     rows: list[list[int]] = field(init=False)
     above: list[list[int]] = field(init=False)
     below: list[list[int]] = field(init=False)
     trunks: list[dict[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.layers = layers_of(self.picture)
-        self.boxes = len(self.layers)
+        self.layers = layers_of(self.boxes, self.wires)
         self.rows = [[] for _ in range(max(self.layers, default=-1) + 1)]
         self.above, self.below = [[] for _ in self.layers], [[] for _ in self.layers]
         for i, layer in enumerate(self.layers):
             self.rows[layer].append(i)
-        self.trunks = [self._trunk(w) for w in self.picture.wires]
+        self.trunks = [self._trunk(w) for w in self.wires]
 
     def _trunk(self, wire: Wire) -> dict[int, int]:
         """Row -> the item at which the wire is there, from its source to the row before its last use."""
@@ -177,37 +185,34 @@ def _apart(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[i
 class _Routes:
     """From positions to whole pixels, and from rows to legs."""
 
-    def __init__(self, picture: Picture, grid: _Grid, middles: Sequence[float]) -> None:
-        self.picture, self.grid = picture, grid
+    def __init__(self, heights: Sequence[int], grid: _Grid, middles: Sequence[float]) -> None:
+        self.height, self.grid, self.wires = heights, grid, grid.wires
         left = min((x - grid.width(i) / 2 for i, x in enumerate(middles)), default=0.0) - MARGIN
         self.middle = [round(x - left) for x in middles]
-        self.heights = [max((self._height(i) for i in row if i < grid.boxes), default=0) for row in grid.rows]
+        self.heights = [max((heights[i] for i in row if i < grid.boxes), default=0) for row in grid.rows]
         self.tops = list(accumulate((height + BELOW for height in self.heights), initial=MARGIN))
-        ends = [(k, t) for k, wire in enumerate(picture.wires) for t in wire.targets]
+        ends = [(k, t) for k, wire in enumerate(self.wires) for t in wire.targets]
         self.arrivals = _spread([(t, w, self.middle[grid.trunks[w][grid.layers[t] - 1]]) for w, t in ends])
-        self.departures = _spread([(v.source, w, self._heading(w)) for w, v in enumerate(picture.wires)])
+        self.departures = _spread([(v.source, w, self._heading(w)) for w, v in enumerate(self.wires)])
 
     def _heading(self, wire: int) -> float:
-        items = self.grid.below[self.picture.wires[wire].source]
+        items = self.grid.below[self.wires[wire].source]
         return sum(self.middle[i] for i in items) / len(items) if items else 0.0
-
-    def _height(self, box: int) -> int:
-        return 2 * PADDING + LINE * len(self.picture.boxes[box].lines)
 
     def layout(self) -> Layout:
         places = [
-            Place(self.middle[i] - WIDTH // 2, self.tops[layer], WIDTH, self._height(i))
+            Place(self.middle[i] - WIDTH // 2, self.tops[layer], WIDTH, self.height[i])
             for i, layer in enumerate(self.grid.layers)
         ]
-        routes = [self._legs(k) for k in range(len(self.picture.wires))]
+        routes = [self._legs(k) for k in range(len(self.wires))]
         width = max([*(p.x + p.width for p in places), *self.middle[self.grid.boxes :]], default=0)
         return Layout(places, routes, width + MARGIN, self.tops[-1] - BELOW + MARGIN)
 
     def _legs(self, wire: int) -> list[Leg]:
         """Down the trunk, then from it to each box."""
-        source, trunk = self.picture.wires[wire].source, self.grid.trunks[wire]
+        source, trunk = self.wires[wire].source, self.grid.trunks[wire]
         legs = [self._leg(wire, row - 1, self.middle[i], False) for row, i in trunk.items() if i != source]
-        for target in self.picture.wires[wire].targets:
+        for target in self.wires[wire].targets:
             x = self.middle[target] + self.arrivals[target, wire]
             legs.append(self._leg(wire, self.grid.layers[target] - 1, x, True))
         return legs
@@ -217,7 +222,7 @@ class _Routes:
         item, top = self.grid.trunks[wire][row], self.tops[row]
         if item >= self.grid.boxes:
             return Leg(self.middle[item], top, self.heights[row], x, self.tops[row + 1], end)
-        height = self._height(item)
+        height = self.height[item]
         start = self.middle[item] + self.departures[item, wire]
         return Leg(start, top + height, self.heights[row] - height, x, self.tops[row + 1], end)
 

@@ -67,7 +67,7 @@ def swatch(classes: str) -> str:
 def _wire(wire: Wire, legs: list[Leg]) -> str:
     """The line, and a broader invisible one that is easier to point at."""
     path = "".join(map(_path, legs))
-    return f'<g><title>{text(wire.label)}</title><path class="wire" d="{path}"/><path class="near" d="{path}"/></g>\n'
+    return f'<g><title>{text(wire.tell())}</title><path class="wire" d="{path}"/><path class="near" d="{path}"/></g>\n'
 
 
 def _path(leg: Leg) -> str:
@@ -80,7 +80,7 @@ def _path(leg: Leg) -> str:
 def _box(box: Box, place: Place, id: str) -> str:
     area = f'<rect x="{place.x}" y="{place.y}" width="{place.width}" height="{place.height}" rx="4"/>'
     free = _CHARACTERS - 2 * box.marked
-    shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.lines))
+    shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.shown()))
     mark = f'<text class="mark" x="{place.x + place.width - 13}" y="{place.y + LINE}">!</text>' if box.marked else ""
     tooltip = f"<title>{lines(box.tell())}</title>"
     tone = f"t{box.tone % TONES}"
@@ -100,6 +100,8 @@ def _line(k: int, line: str, place: Place) -> str:
 
 def _short(line: str, room: int) -> str:
     """As much as fits, counting what takes two columns as two; escapes of what does not print count in full."""
+    if len(line) <= room and line.isascii() and line.isprintable():
+        return line
     kept = ""
     for character in line:
         columns = 2 if east_asian_width(character) in "WF" else 1 if character.isprintable() else 6
