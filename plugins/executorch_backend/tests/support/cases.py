@@ -31,6 +31,11 @@ STATIC: dict[str, tuple[nn.Module, list[tuple[Any, ...]]]] = {
     "lstm": (nn.LSTM(4, 5, 2, batch_first=True), [(randn(2, 3, 4),)]),
     "gru": (nn.GRU(4, 5, 1), [(randn(2, 3, 4),)]),
     "counter": (p.Counter(), [(randn(3),)] * 3),
+    "copy in odd memory": (
+        p.Function(p.copied, n=torch.zeros(1).long()),
+        [(randn(3),)] * 2,
+    ),
+    "maxima and places": (p.Function(lambda x: nn.functional.adaptive_max_pool2d(x, 2, True)), [(randn(1, 2, 4, 4),)]),
     "exchange": (p.Exchange(), [(randn(3),)] * 3),
     "cache": (p.Cache(), [(randn(1, 2, 1, 4), torch.tensor([k])) for k in range(3)]),
     "passed through": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,10 +105,15 @@ class _Copy:
         self.hidden = _with_unpacking(calls, hidden)
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
+        # As buffers, for ExecuTorch drops a parameter that nothing reads, also one that is written.
+        outputs = program.graph_signature.output_specs
+        written = {spec.target for spec in outputs if spec.kind is OutputKind.PARAMETER_MUTATION}
         for node, spec in placeholders(program):
             self.env[node] = self._copy(node)
             self.env[node].meta["val"] = _contiguous(node.meta.get("val"))
-            self.inputs.append(InputSpec(spec.kind, argument_of(self.env[node]), spec.target, spec.persistent))
+            persistent = True if spec.kind is InputKind.PARAMETER else spec.persistent
+            kind = InputKind.BUFFER if spec.target in written else spec.kind
+            self.inputs.append(InputSpec(kind, argument_of(self.env[node]), spec.target, persistent))
         for node in calls:
             if node in self.hidden and not isinstance(node.meta.get("val"), (list, tuple, type(None))):
                 self._add_type(node)
@@ -126,7 +132,9 @@ class _Copy:
     def program(self) -> ExportedProgram:
         values = [self.env[v] if isinstance(v, Node) else v for v in output_values(self.original)]
         self.graph.output(tuple(values))
-        outputs = name_outputs(self.original.graph_signature.output_specs, values)
+        written = {OutputKind.PARAMETER_MUTATION: OutputKind.BUFFER_MUTATION}
+        specs = self.original.graph_signature.output_specs
+        outputs = name_outputs([replace(s, kind=written.get(s.kind, s.kind)) for s in specs], values)
         given = sum(spec.kind is InputKind.USER_INPUT for spec in self.inputs)
         returned = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
         call, root = flat_call(given, returned), self.original.graph_module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -48,18 +48,21 @@ class BridgedPartitioner(Partitioner):
         calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
         reasons = {n: why for n in calls if (why := self._why_hidden(n, exported_program)) is not None}
         # What is refused although a piece of it was tagged is hidden from the partitioner, which is then asked again:
-        # its partitions would lie before and behind that call otherwise, and leave no order to run them in.
+        # its partitions would lie before and behind that call otherwise, and leave no order to run them in. So is a
+        # clone that leaves a partition beside its original: backends drop clones, and a blob has no result twice.
         while True:
             edge = to_edge_dialect(exported_program, reasons)
             known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
             with quietly():
                 result = self.theirs.partition(edge)
             pieces = pieces_of(result.tagged_exported_program)
+            tags = {n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None) for n in calls}
             split = {n for n in calls if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1}
-            if not split:
+            twice = _clones_beside_originals(calls, tags)
+            if not split and not twice:
                 break
             reasons |= dict.fromkeys(split, f"{type(self.theirs).__name__} takes only a part of it")
-        tags = {n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None) for n in calls}
+            reasons |= dict.fromkeys(twice, "its original is a result of the same delegate, which has no result twice")
         used = {tag for tag in tags.values() if tag is not None}
         for node in (n for n in calls if tags[n] is not None):
             node.meta["delegation_tag"] = tags[node]
@@ -113,6 +116,21 @@ def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
     for node, _ in placeholders(own):
         if node.name not in tagged:
             node.meta.pop("delegation_tag", None)
+
+
+def _clones_beside_originals(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[Node]:
+    """Clones that leave their partition, of values that leave it as well or of which another clone does."""
+    found: set[Node] = set()
+    leaving: set[Node] = set()
+    for node in calls:
+        tag = tags[node]
+        if tag is None or all(tags.get(user) == tag for user in node.users):
+            continue
+        original = node
+        while original.target is torch.ops.aten.clone.default and tags.get(original.args[0]) == tag:  # type: ignore[arg-type]
+            original = original.args[0]  # type: ignore[assignment]
+        (found if original in leaving else leaving).add(node if original in leaving else original)
+    return found
 
 
 def _tags(pieces: Sequence[Node]) -> set[Any]:

@@ -39,7 +39,7 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         result = function(*args, **kwargs)
         if result is NotImplemented:
             raise NotImplementedError("it does not know arguments of these types")
-        return result
+        return tuple(result) if isinstance(result, tuple) else result  # named tuples would be calls of their class
 
     vals = [n.meta["val"] for n in inputs]
     known = [*vals, *pytree.tree_leaves(node.meta["val"])]

@@ -38,7 +38,7 @@ class Data:
         content = self._external(tensor) if _is_external(tensor) else self._internal(tensor)
         if len(content) < size:
             raise FormatError("format-invalid", f"a tensor has {size} bytes, and its data {len(content)}")
-        return _as_tensor(content[:size])
+        return as_tensor(content[:size])
 
     def _internal(self, tensor: Tensor) -> Bytes:
         program, index = self.file.program, tensor.data_buffer_idx
@@ -66,8 +66,12 @@ def _is_external(tensor: Tensor) -> bool:
     return tensor.extra is not None and tensor.extra.location == Location.EXTERNAL
 
 
-def _as_tensor(content: Bytes) -> torch.Tensor:
-    """The bytes as a tensor, without a copy where they may be shared."""
+def as_tensor(content: Bytes) -> torch.Tensor:
+    """The bytes as a tensor, without a copy where they may be written. They are all of its storage.
+
+    Kernels of torch that clone a tensor with its strides clone its storage, and refuse one that is no whole number of
+    elements: a slice of a larger tensor would not do.
+    """
     if not len(content):
         return torch.empty(0, dtype=torch.uint8)
     import numpy as np

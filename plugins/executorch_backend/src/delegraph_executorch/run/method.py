@@ -35,7 +35,7 @@ from ..program.tables import (
 )
 from ..serialize.check import nbytes
 from .calls import split_delegate_calls
-from .data import Data
+from .data import Data, as_tensor
 from .kernels import kernel
 from .tensors import HostTensor, arrange, dtype_of
 
@@ -54,7 +54,7 @@ class HostMethod:
         if total > max_memory:
             text = f"method {plan.name!r} plans {total} bytes of memory, and {max_memory} are allowed"
             raise Unsupported("unsupported", text, hint="HostProgram(..., max_memory=...) allows more")
-        self._memories = [torch.zeros(size, dtype=torch.uint8) for size in (0, *plan.memory_sizes[1:])]
+        self._memories = [memoryview(bytearray(size)) for size in (0, *plan.memory_sizes[1:])]
         self._values = [self._load(entry.value, data) for entry in plan.values]
         self._lists = [_list_of(entry.value) for entry in plan.values]
         self._calls: list[Call] = [i.call for i in plan.chains[0].instructions if i.call is not None]
@@ -87,7 +87,7 @@ class HostMethod:
         made = HostTensor(table)
         if table.allocation is not None:
             start = table.allocation.offset
-            made.memory = self._memories[table.allocation.memory_id][start : start + nbytes(table)]
+            made.memory = as_tensor(self._memories[table.allocation.memory_id][start : start + nbytes(table)])
             if start % made.dtype.itemsize:
                 raise FormatError("format-invalid", f"damaged .pte file: a tensor of {made.dtype} lies at byte {start}")
             made.now = arrange(made.memory, made.dtype, table.sizes, table.dim_order)

@@ -1,0 +1,69 @@
+"""Calls that ExecuTorch's XNNPACK partitioner takes, and that do not compile, or read freed memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import delegraph
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..support.judge import expect_equal, lower, stock_runtime
+from ..support.programs import Function
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+SQUARE, ROW = torch.eye(4) + 2, torch.arange(4.0)
+
+
+@pytest.fixture(autouse=True)
+def _needs_executorch() -> None:
+    stock_runtime()
+
+
+def sums(x: torch.Tensor) -> Any:
+    """A value and its clone, both of which the host needs."""
+    y = x + 1
+    z = y.clone()
+    return z.cumsum(0) + y.cumsum(0), z * 2
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor], str]] = {
+    "bias": (lambda x, w, b: functional.linear(x, w, b) + b, {"w": SQUARE, "b": ROW}, "a weight of another call"),
+    "weight": (lambda x, w: x @ w + (x[:1] * w)[:3], {"w": SQUARE}, "a weight of another call"),
+    "other operand": (lambda x, w: (w @ x.mT).mT + functional.linear(x, w), {"w": SQUARE}, "a weight of another call"),
+    "rows of prelu": (lambda x, w: functional.prelu(x, w) + 1, {"w": ROW}, ""),
+    "clone": (lambda x: (x + 1, (x + 1).clone(), (x * 2).clone()), {}, ""),
+    "original and clone": (lambda x: (y := x + 1, y.clone(), y.clone()), {}, "its original is a result"),
+    "clone for the host": (sums, {}, "its original is a result"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_xnnpack_gets_wrong_stays_on_the_host(name: str, tmp_path: Any) -> None:
+    function, weights, reason = REFUSED[name]
+    module = Function(function, **weights)
+    lowered = lower(module, (ROWS,), backends=["xnnpack"])
+    assert any(reason in refusal.reason for refusal in lowered.report.refusals) or not reason
+    lowered.save(tmp_path / "m.pte")
+    wanted = module(ROWS)
+    for run in (lowered, delegraph.load(tmp_path / "m.pte", runtime="executorch")):
+        expect_equal(torch.utils._pytree.tree_leaves(run(ROWS)), torch.utils._pytree.tree_leaves(wanted))
+
+
+def test_a_parameter_that_is_written_and_not_read() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = self.second = nn.Parameter(torch.ones(4), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.first.add_(1.0)
+            return self.second * x
+
+    lowered = lower(Tied(), (ROWS,), backends=["xnnpack"])
+    assert lowered.delegates
+    expect_equal([lowered(ROWS), lowered(ROWS)], [2 * ROWS, 3 * ROWS])
