@@ -27,6 +27,7 @@ SIZES = [(1, 1), (2, 3), (7, 4)]
 N, M = Dim("n", max=64), Dim("m", max=64)
 LONG = Dim("long", min=3, max=70)
 """What a slice or a window takes some elements off."""
+LENGTH = Dim("length")
 randn = torch.randn
 
 
@@ -47,6 +48,14 @@ def of(function, *modules):
 
 def whole(high, *shape):
     return torch.randint(0, high, shape)
+
+
+def buckets(distances):
+    """T5's: exact up to 2, then by their logarithms; those of positive distances come after the others."""
+    size = distances.abs()
+    far = 2 + (torch.log(size.float() / 2) / 2 * 2).to(torch.long)
+    far = torch.min(far, torch.full_like(far, 3))
+    return (distances > 0).to(torch.long) * 4 + torch.where(size < 2, size, far)
 
 
 ROWS, BOTH = {0: N}, {0: N, 1: M}
@@ -172,6 +181,7 @@ CASES = {
         of(
             lambda x: [
                 F.interpolate(x, size=(5, 6), mode="bilinear"),
+                *(F.interpolate(x, size=(41, 4), mode=m) for m in ("nearest", "nearest-exact")),
                 F.interpolate(x, size=(3, 4), mode="bicubic", align_corners=True),
                 *(F.interpolate(x, scale_factor=1.5, mode=m) for m in ("nearest", "nearest-exact", "bicubic")),
             ]
@@ -180,7 +190,12 @@ CASES = {
         [{2: LONG}],
     ),
     "pooled in parts": (
-        of(lambda x: (F.adaptive_avg_pool2d(x, (3, 2)), F.adaptive_max_pool2d(x, 2), F.adaptive_avg_pool1d(x[0], 3))),
+        of(
+            lambda x: (
+                *(F.adaptive_avg_pool2d(x, (3, 2)), F.adaptive_max_pool2d(x, 2), F.adaptive_avg_pool1d(x[0], 3)),
+                F.adaptive_max_pool2d(x.round(), (2, 3), return_indices=True),
+            )
+        ),
         lambda n, m: (randn(2, 3, n + 2, m + 2),),
         [{2: LONG, 3: Dim("w", min=3, max=70)}],
     ),
@@ -194,6 +209,39 @@ CASES = {
         of(lambda x, y: (x.select_scatter(y, 1, -1), x.slice_scatter(y[:, None], 1, 0, 1))),
         lambda n, m: (randn(n, m), randn(n)),
         [BOTH, ROWS],
+    ),
+    "resized to another": (
+        of(lambda x, y: (F.interpolate(x, size=y.shape), F.interpolate(x[0], size=y.shape[0]), x[0, :, : y.shape[0]])),
+        lambda n, m: (randn(1, 2, n + m, 4), randn(n, m)),
+        [{2: Dim.AUTO}, BOTH],
+    ),
+    "diagonals": (
+        of(lambda x: (x.diagonal(), x.diagonal(1), x.diagonal(-1).sum(), F.pixel_unshuffle(x[None, None], 2))),
+        lambda n, m: (randn(2 * n, 2 * m),),
+        [{0: 2 * N, 1: 2 * M}],
+    ),
+    "powers": (
+        of(lambda x: (x.pow(x.shape[0]), x ** (1 / x.shape[1]), (-x.abs()).pow(x.shape[1]))),
+        lambda n, m: (randn(n, m),),
+        [BOTH],
+    ),
+    "without a maximum": (
+        of(
+            lambda x, i: (
+                *((x > 0).cumsum(1), x.cumsum(0), x / torch.arange(1, x.shape[1] + 1), x.topk(2), x[:, i]),
+                *(torch.zeros(6).index_add(0, i, x[0]), x.argsort(), torch.bucketize(x, torch.arange(-1.0, 1.0))),
+            ),
+        ),
+        lambda n, m: (randn(n, 3 * m), whole(3, 3 * m)),
+        [{0: Dim("rows"), 1: LENGTH}, {0: LENGTH}],
+    ),
+    "relative positions": (
+        of(
+            lambda w, x: w(buckets(torch.arange(x.shape[1]) - torch.arange(x.shape[1])[:, None])) + x,
+            nn.Embedding(8, 4),
+        ),
+        lambda n, m: (randn(n, m, 1, 4),),
+        [{0: Dim("rows"), 1: LENGTH}],
     ),
     "spectrum": (of(lambda x: torch.fft.rfft(x).abs()), lambda n, m: (randn(n, 8),), [ROWS]),
     "bags": (of(lambda w, i: w(i), nn.EmbeddingBag(10, 4)), lambda n, m: (whole(10, n, 5),), [ROWS]),
@@ -321,26 +369,25 @@ def test_a_scaled_size_is_rounded_as_torch_rounds_it(scale, length):
     check(*lower(of(lambda x: F.interpolate(x, scale_factor=scale)), inputs, [{2: LONG}]), inputs, [(length, 1)])
 
 
-def test_what_the_size_of_an_image_decides_is_refused_with_the_reason():
-    """What is nearest hangs on the last bit of a quotient, and positions in windows on where these begin."""
-    images = {2: 2 * Dim("half", max=16)}
-    found = dict(refusals(lambda x: F.interpolate(x, size=(3, 4)), (randn(1, 2, 6, 4),), [images]))
-    assert "is rounded, and TOSA divides no floats" in found["aten.upsample_nearest2d.vec"]
-    both = lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)  # noqa: E731
-    found = dict(refusals(both, (randn(1, 2, 6, 4),), [images]))
-    assert found["aten.adaptive_max_pool2d.default"] == "result 1 of aten.adaptive_max_pool2d.default is not lowered"
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_a_ratio_of_sizes_is_rounded_as_torch_rounds_it(mode):
+    """82 / 41 is 2, and 82 * (1 / 41) is less in fp32: another element would be the nearest."""
+    inputs = lambda n, m: (randn(1, 1, n, 3), randn(m))  # noqa: E731
+    make = of(lambda x, y: F.interpolate(x, size=(y.shape[0], 3), mode=mode))
+    dynamic = [{2: Dim("n", max=400)}, {0: Dim("m", max=400)}]
+    module, result = lower(make, inputs, dynamic)
+    check(module, result, inputs, [(82, 41), (41, 41), (287, 41), (22, 41), (170, 211), (13, 221), (399, 57)])
 
 
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
-        (lambda x: F.interpolate(x, size=(3, 4)), "scale_factor"),
         (lambda x: F.interpolate(x, size=(3, 4), mode="bilinear", antialias=True), "antialias=False"),
         (lambda x: x + torch.arange(0.0, x.shape[2] / 2, 0.5)[:, None], "torch.arange(count) * step"),
         (lambda x: x.squeeze(), "x.squeeze(dim)"),
-        (lambda x: x.pow(x.shape[2]), "static sizes"),
+        (lambda x: x.int().pow(x.shape[2]), "float"),
     ],
-    ids=["nearest", "antialias", "arange", "squeeze", "power"],
+    ids=["antialias", "arange", "squeeze", "power"],
 )
 def test_a_refusal_names_a_way_out(function, hint):
     _, result = lower(of(function), lambda n, m: (randn(1, 2, 6, 4),), [{2: 2 * Dim("half", max=16)}])

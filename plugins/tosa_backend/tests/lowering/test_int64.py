@@ -124,6 +124,14 @@ def test_bounds_are_those_of_sums_with_rows_of_numbers():
     torch.testing.assert_close(lowered(IDS[:, :1]), module(IDS[:, :1]))
 
 
+@pytest.mark.parametrize(("factor", "proven"), [(1, True), (2**62, False)])
+def test_bounds_are_those_of_sums_with_products_of_truth_values(factor, proven):
+    """x + 0 or 4 is an index below 10. A product that wraps around says nothing: x + 2^64 is x."""
+    forward = lambda m, x, y: (F.embedding(x + (y > 0) * factor * 4, m.table), x * 2)  # noqa: E731
+    _, lowered = lower(forward, IDS, IDS.float(), table=TABLE)
+    assert ("aten.mul.Tensor" not in reasons(lowered)) == proven, lowered.report
+
+
 def test_a_cast_that_wraps_proves_nothing_of_what_it_cuts():
     """2^32 + 1 is 1 in 32 bits: the table says nothing of the int64."""
     module, lowered = lower(lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE)
@@ -140,6 +148,13 @@ def distances(m, x):
     return F.embedding(torch.where(x < 4, x.long(), far), m.table)
 
 
+def buckets(m, x):
+    """T5's of both directions: those of positive distances come after the others."""
+    size = x.abs()
+    far = (3 + (torch.log(size / 3) / 3 * 2).long()).clamp_max(4)
+    return F.embedding((x > 0).long() * 5 + torch.where(size < 3, size.long(), far), m.table)
+
+
 SATURATED = {
     "an index": (lambda m, x: F.embedding(x.long(), m.table), [0.5, 9.9, 3.0]),
     "an index that is shifted": (lambda m, x: F.embedding((x.long() + 3).view(3, 1) - 4, m.table), [1.5, 10.9, 3.0]),
@@ -147,6 +162,7 @@ SATURATED = {
     "between numbers": (lambda m, x: F.embedding(x.long().clamp(2, 9), m.table), [-1e18, 3e12, 4.5]),
     "not a number": (lambda m, x: F.embedding(x.long().clamp(1, 9), m.table), [float("nan"), -float("inf"), 8.0]),
     "distances": (distances, [0.0, 100.0, 5.0]),
+    "buckets": (buckets, [0.0, 100.0, -5.0, 2.0, -1e30]),
 }
 
 

@@ -16,7 +16,7 @@ from torch.fx import Node
 from ..ir.sizes import range_of
 from ..ir.types import DType
 from .ranges import COUNTED, Range, inside, meet, range_of_type
-from .torch_sizes import shape_of_tensor
+from .torch_sizes import shape_of_tensor, size_of
 from .torch_types import DTYPES
 
 aten = torch.ops.aten
@@ -185,16 +185,38 @@ def _less(x: Any, numbers: Range | None, sign: int, range: Range) -> Found:
 
 
 def _numbers(argument: Any) -> Range | None:
-    """The range of numbers that the program counts itself, in whatever shape."""
+    """The range of numbers that the program makes itself, whatever its inputs are, in whatever shape."""
     if type(argument) is int:
         return argument, argument
     if not isinstance(argument, Node):
         return None
-    if argument.target in (aten.arange.default, aten.arange.start):
-        ends = [0, *argument.args[:2]][-2:]
-        whole = all(type(end) is int for end in ends) and _dtype(argument) is torch.int64
-        return (ends[0], ends[1] - 1) if whole else None  # type: ignore[operator, return-value]
+    if _dtype(argument) is torch.bool:
+        return 0, 1
+    made = _MADE.get(argument.target) if _dtype(argument) is torch.int64 else None
+    if made is not None:
+        return made(argument)
     return _numbers(argument.args[0]) if PASSING.get(argument.target) is _first else None
+
+
+def _counting(node: Node) -> Range | None:
+    """An arange in steps of 1."""
+    start, end = [_end(given) for given in [0, *node.args[:2]][-2:]]
+    return (start[0], max(end[1] - 1, start[0])) if start and end else None
+
+
+def _end(given: Any) -> Range | None:
+    """The range of a whole number or a size."""
+    number = given.meta.get("val") if isinstance(given, Node) else given
+    return range_of(size_of(number)) if type(number) is int or isinstance(number, torch.SymInt) else None
+
+
+def _multiplied(node: Node) -> Range | None:
+    left, right = map(_numbers, node.args)
+    if left is None or right is None:
+        return None
+    corners = [x * y for x in left for y in right]
+    found = min(corners), max(corners)
+    return found if inside(found, range_of_type(DType.INT64)) else None
 
 
 _WHOLE = (
@@ -219,6 +241,13 @@ PASSING: dict[Any, Callable[[Node, Range], Found]] = {
     aten.copy.default: _copied,
 }
 """Operators whose results tell of their operands."""
+
+_MADE: dict[Any, Callable[[Node], Range | None]] = {
+    **dict.fromkeys((aten.arange.default, aten.arange.start), _counting),
+    **{overload: lambda node: _numbers(node.args[0]) for overload in (*_overloads("to"), *_overloads("_to_copy"))},
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _multiplied),
+}
+"""Operators that make int64 of what the program knows: counted, converted, multiplied."""
 
 
 # ---- parts: what is known of each of them is known of the whole

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ir import operators as tosa
 from ..ir.graph import Folded, Operator, Value, literal
-from ..ir.sizes import is_dynamic, waits
+from ..ir.sizes import LARGEST_SIZE, is_dynamic, waits
 from ..ir.sizes import range_of as size_range
 from ..ir.types import ARRAY_DTYPES, FLOATS, DType, NanMode, ResizeMode, RoundingMode
 from .emitter import Shape
@@ -56,12 +56,13 @@ class Tosa(IntegerWidths, Regions):
 
     def numbers(self, count: int, dtype: DType) -> Value:
         """0, 1, .., count - 1 [count]; of a count that is known at run time only, the beginning of the longest row."""
-        _, longest = size_range(count)
+        longest = min(size_range(count)[1], LARGEST_SIZE)
         if is_dynamic(count) and longest > MOST_NUMBERS:
             rows = -(-count // ROW)
-            starts = self.mul(self.reshape(self.numbers(rows, dtype), (rows, 1)), ROW)
-            every = self.add(starts, self.numbers(ROW, dtype))
-            return self.slice(self.reshape(every, (rows * ROW,)), (0,), (count,))
+            starts = self.reshape(self.numbers(rows, dtype), (rows, 1))
+            with self.proven((0, longest - 1)):
+                every = self.add(self.mul(starts, ROW), self.numbers(ROW, dtype))
+                return self.slice(self.reshape(every, (rows * ROW,)), (0,), (count,))
         key = ("numbers", longest, dtype)
         if key not in self._constants:
             self._constants[key] = literal(np.arange(longest), dtype, ARRAY_DTYPES[dtype])

@@ -11,6 +11,7 @@ from ..ir.formulas import Formula, Relation
 from ..ir.graph import Value
 from ..ir.sizes import Size, Symbol, is_dynamic, products
 from ..ir.types import DType
+from .division import rounded_quotient
 
 if TYPE_CHECKING:
     from .builder import Tosa
@@ -68,7 +69,13 @@ def _float(t: Tosa, number: Number) -> Value:
 
 
 def _quotient(t: Tosa, left: Number, right: Number) -> Value:
-    return t.mul(_float(t, left), t.reciprocal(_float(t, right)))
+    """As torch rounds it: which element is the nearest may depend on the last bit of a ratio of sizes."""
+    divisor = _float(t, right)
+    inverse = t.reciprocal(divisor)
+    if left == 1:
+        return inverse
+    dividend = _float(t, left)
+    return rounded_quotient(t, dividend, divisor, t.mul(dividend, inverse))
 
 
 def _power(t: Tosa, base: Number, exponent: Number) -> Value:

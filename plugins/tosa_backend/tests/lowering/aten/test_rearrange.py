@@ -29,6 +29,7 @@ moves = {
     "unfold": lambda x: x.unfold(1, 2, 1),
     "unfold-apart": lambda x: x.unfold(-1, 2, 2),
     "unfold-skipping": lambda x: aten.unfold_copy(x, 3, 2, 3),
+    "pixel-unshuffle": lambda x: F.pixel_unshuffle(x[..., :4], 2),
     "as-strided": lambda x: x.as_strided((3, 2, 2), (1, 5, 20), 7),
     "as-strided-overlapping": lambda x: aten.as_strided_copy(x, [4, 4], [1, 1]),
     "resize": lambda x: aten.resize(x, [3, 7]),

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import exceeds
 from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted
@@ -37,7 +38,9 @@ def bagged(
     (count,), (rows, width) = indices.shape, weight.shape
     member = _members(t, offsets, count, include_last_offset)
     bags = member.shape[0]
-    t.require(bags * count * width <= MEMBERS, f"{bags} bags of {count} rows of {width} take too many comparisons")
+    t.require(
+        not exceeds(bags * count * width, MEMBERS), f"{bags} bags of {count} rows of {width} take too many comparisons"
+    )
     if padding_idx is not None:
         shown = t.logical_not(t.equal(indices, padding_idx))
         member = t.logical_and(member, t.reshape(shown, (1, count, 1)))

@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 
 from ...ir.graph import Literal, Value
-from ...ir.sizes import is_dynamic, waits
+from ...ir.sizes import Range, is_dynamic, waits
+from ...ir.sizes import range_of as size_range
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..hints import by_size, too_large
@@ -204,7 +205,13 @@ def _counted_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: 
     found = torch.int64 if dtype is None else dtype
     row = t.numbers(cast(int, -((start - end) // step)), dtype_of(found))
     row = row if step == 1 else t.mul(row, step)
-    return row if start == 0 else t.add(row, start)
+    with t.proven(_between(size_range(cast(int, start)), size_range(cast(int, end)), step)):
+        return row if start == 0 else t.add(row, start)
+
+
+def _between(start: Range, end: Range, step: float) -> Range:
+    """Where the numbers of an arange are."""
+    return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])
 
 
 @lowers(aten.arange.default)

@@ -56,7 +56,9 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
     index = converted(t, index, DType.INT64)
     if range_of(index)[0] >= 0:
         return index
-    return t.select(t.greater(0, index), t.add(index, size), index)
+    start = t.select(t.greater(0, index), t.like(size, index), 0)
+    with t.proven(addresses((size,))):
+        return t.add(index, start)
 
 
 def addresses(shape: Shape) -> Range:

@@ -14,7 +14,6 @@ from ...ir.graph import Value
 from ...ir.sizes import largest
 from ...ir.types import DType
 from ..builder import Tosa
-from ..hints import by_size
 from .index import taken
 
 if TYPE_CHECKING:
@@ -63,10 +62,7 @@ def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
-    """Of a ratio of sizes, which one it is may depend on how their quotient is rounded."""
-    known = axis.scale is not None and axis.scale > 0
-    why = f"which element is the nearest depends on how {axis.size} / {axis.out} is rounded, and TOSA divides no floats"
-    t.require(known, by_size(why, 'resize by a scale_factor, or with mode="bilinear"'))
+    """As torch rounds the ratio of sizes and its multiples; of sizes from 2**18 on it may be the next element."""
     return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
 
 

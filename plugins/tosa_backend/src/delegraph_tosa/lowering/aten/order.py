@@ -11,13 +11,15 @@ import math
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import exceeds, is_dynamic
+from ...ir.sizes import range_of as size_range
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
 from ..promotion import converted, promoted
 from ..ranges import range_of
 from ..registry import lowers
-from .index import addressed, along, counted, taken
+from .index import addressed, along, counted, from_start, taken
 from .scan import scanned
 
 aten = torch.ops.aten
@@ -25,7 +27,10 @@ inf = math.inf
 Pair = tuple[Value, Value]
 
 COMPARISONS = 1 << 22
-"""The most pairs of elements that are compared: TOSA has no sort, so each is compared with each other one."""
+"""The most pairs of elements that are compared: TOSA has no sort, so each is compared with each other one.
+
+Of sizes that are known at run time only there are so many at least.
+"""
 ONE_BY_ONE = 64
 """Up to so many elements, of more than that, are found one after the other."""
 
@@ -141,9 +146,12 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     An element's place is the number of those that come before it. A few of many elements are found one by one.
     """
     rows, size = x.shape
-    if rows * size * size > COMPARISONS:
-        t.require(count <= ONE_BY_ONE, f"sorting {rows} times {size} elements takes too many comparisons")
+    (fewest, _), (_, longest) = size_range(rows), size_range(size)
+    few = not is_dynamic(count) and count <= ONE_BY_ONE
+    if few and fewest * longest * longest > COMPARISONS:
         return _one_by_one(t, x, descending, count)
+    compared = rows * size * size
+    t.require(not exceeds(compared, COMPARISONS), f"sorting {rows} times {size} elements takes too many comparisons")
     place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
     here = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
     found = t.reduce_sum(t.select(here, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0), 1)
@@ -162,10 +170,8 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
         left = t.select(t.logical_or(taken, nan), t.like(least if descending else most, wide), wide)
         hit = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(left, 1))
         first, second = (nan, hit) if descending else (hit, nan)
-        later = t.select(second, t.add(here, size), 2 * size)
-        order = t.select(taken, 2 * size, t.select(first, here, later))
-        index = t.reduce_min(order, 1)
-        index = t.select(t.greater_equal(index, size), t.sub(index, size), index)
+        order = t.select(first, t.sub(here, size), t.select(second, here, size))
+        index = from_start(t, t.reduce_min(t.select(taken, size, order), 1), size)
         taken = t.logical_or(taken, t.equal(here, index))
         found.append(index)
     return t.minimum(t.concat(found, 1), size - 1)
@@ -274,7 +280,7 @@ def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
     """
     left, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
     compared = math.prod(x.shape) * row.shape[-1]
-    t.require(compared <= COMPARISONS, f"a search takes {compared} comparisons, which are too many")
+    t.require(not exceeds(compared, COMPARISONS), f"a search takes {compared} comparisons, which are too many")
     before = t.logical_not(t.greater(left, values) if right else t.greater_equal(left, values))
     count = t.reduce_sum(t.cast(before, DType.INT32), before.rank - 1)
     return converted(t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64)

@@ -23,8 +23,11 @@ from ..positions import LARGEST, picked
 from ..promotion import converted
 from ..registry import lowers
 from ..window import Window
+from .conv import joined
+from .index import gather
 from .pool import Numbers, adaptive_bounds, by_parts, max_pooled, windows_of
 from .scatter import combined
+from .shape import cut
 
 aten = torch.ops.aten
 
@@ -102,17 +105,47 @@ def max_pool3d_with_indices(
 
 
 def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
-    """x [*N,*S] -> [*N,*output_size], the largest elements and their positions in *S
-
-    The positions need windows that are known at compile time.
-    """
-    sizes = x.shape[x.rank - len(output_size) :]
-    if any(map(is_dynamic, sizes)):
-        for axis, count in enumerate(output_size, start=x.rank - len(output_size)):
+    """x [*N,*S] -> [*N,*output_size], the largest elements; and their positions in *S, where the target has them"""
+    first = x.rank - len(output_size)
+    if not any(map(is_dynamic, x.shape[first:])):
+        bounds = [adaptive_bounds(n, out) for n, out in zip(x.shape[first:], output_size, strict=True)]
+        return _largest(t, x, [[list(range(*ends)) for ends in axis] for axis in bounds])
+    try:
+        return _adaptive_at_run_time(t, x, output_size)
+    except Unsupported:  # as in _with_indices
+        for axis, count in enumerate(output_size, start=first):
             x = by_parts(t, x, axis, count, lambda t, part: t.reduce_max(part, 1))
         return x, None
-    bounds = [adaptive_bounds(n, out) for n, out in zip(sizes, output_size, strict=True)]
-    return _largest(t, x, [[list(range(*ends)) for ends in axis] for axis in bounds])
+
+
+def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Value, Value]:
+    """``_adaptive`` for sizes S that are known at run time only.
+
+    The last axis comes first: so of several equal elements that one is found which is the first in memory.
+    """
+    places, stride = None, 1
+    for axis, count in reversed(list(enumerate(counts, start=x.rank - len(counts)))):
+        size = x.shape[axis]
+        x, index = _largest_of_parts(t, x, axis, count)
+        rows = t.mul(index, stride)
+        places = rows if places is None else t.add(rows, gather(t, places, axis, index, False))
+        stride = stride * size
+    assert places is not None
+    return x, converted(t, places, DType.INT64)
+
+
+def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, Value]:
+    """x [*A,L,*B] -> the largest elements of its parts along ``axis`` and where in L they are, [*A,count,*B] each"""
+    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    image, shape = t.reshape(x, (before, x.shape[axis], after)), (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    bounds = adaptive_bounds(x.shape[axis], count)
+    parts = [cut(t, image, 1, start, stop - start) for start, stop in bounds]
+    index = [
+        t.add(t.reshape(t.argmax(part, 1), (before, 1, after)), start)
+        for part, (start, _) in zip(parts, bounds, strict=True)
+    ]
+    values = [t.reduce_max(part, 1) for part in parts]
+    return t.reshape(joined(t, values, 1), shape), t.reshape(joined(t, index, 1), shape)
 
 
 @lowers(aten.adaptive_max_pool1d.default)
@@ -138,7 +171,7 @@ def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
     lead = x.shape[: -len(sizes)]
     rows, places = math.prod(lead), math.prod(sizes)
     flat = [t.reshape(v, (rows, math.prod(x.shape) // rows)) for v in (indices, x)]
-    empty = t.constant(0, x.dtype, (rows, places))
+    empty = t.tile(t.constant(0, x.dtype, (1, 1)), (rows, places))
     return t.reshape(combined(t, empty, 1, flat[0], flat[1], "amax", include_self=False), (*lead, *sizes))
 
 

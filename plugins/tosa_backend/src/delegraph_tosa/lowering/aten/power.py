@@ -11,8 +11,10 @@ import math
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import waits
 from ...ir.types import FLOATS
 from ..builder import Operand, Tosa
+from ..hints import by_size
 from ..promotion import promoted
 from ..registry import lowers
 from ..torch_types import TORCH_DTYPES
@@ -96,7 +98,10 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
     """[*S] -> [*S]; an exponent that POW has to take is rounded to the type of x: 2e-6 of the value at 1e20 ** 1.7"""
     (base, _) = promoted(t, self, exponent)
     assert isinstance(base, Value)
-    if math.isfinite(exponent):
+    known = base.dtype in FLOATS or not waits(exponent)
+    why = f"integers to the power {exponent}, which is known at run time only, are not lowered"
+    t.require(known, by_size(why, "take the power of .float()"))
+    if not waits(exponent) and math.isfinite(exponent):
         return fixed_power(t, base, exponent)
     return power(t, base, t.like(exponent, base))
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
+from ...ir.sizes import is_dynamic, largest, smallest
 from ...ir.types import DType, Type
 from ..builder import Tosa
 from ..layout import axis_of, pair
@@ -97,9 +97,9 @@ def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
     x = t.transpose(self, [*rest, first, second])
     *lead, rows, columns = x.shape
     start = offset if offset >= 0 else -offset * columns
-    count = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
+    count = smallest(rows, columns - offset) if offset >= 0 else smallest(rows + offset, columns)
     flat = t.reshape(x, (*lead, rows * columns))
-    reach = (max(count, 1) - 1) * (columns + 1) + 1
+    reach = (largest(count, 1) - 1) * (columns + 1) + 1
     return every(t, cut(t, flat, len(lead), start, reach if count > 0 else 0), len(lead), columns + 1)
 
 
@@ -176,6 +176,15 @@ def _added(t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int) 
         total = placed if total is None else t.add(total, placed)
     assert total is not None
     return t.reshape(total, (x.shape[0], *total.shape[2:]))
+
+
+@lowers(aten.pixel_unshuffle.default)
+def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
+    """[*A,C,H,W] -> [*A,C*r*r,H/r,W/r]; the pixels of each square of r * r become channels"""
+    *lead, channels, height, width = self.shape
+    r, rows, columns = downscale_factor, height // downscale_factor, width // downscale_factor
+    squares = t.reshape(self, (math.prod(lead) * channels, rows, r, columns, r))
+    return t.reshape(t.transpose(squares, (0, 2, 4, 1, 3)), (*lead, channels * r * r, rows, columns))
 
 
 # ---- places in memory

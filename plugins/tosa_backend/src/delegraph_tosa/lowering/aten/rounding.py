@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
+from ..division import halves, rounded_quotient
 from ..promotion import converted, promoted, truncated
 from ..registry import lowers
 from .elementwise import div
 
 aten = torch.ops.aten
 inf = math.inf
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def nearest(t: Tosa, x: Value) -> Value:
@@ -86,18 +85,6 @@ def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[
     return t.select(down, t.sub(quotient, 1), quotient), t.select(down, t.add(rest, y), rest)
 
 
-def _halves(t: Tosa, y: Value) -> tuple[Value, Value]:
-    """y as the sum of its upper 12 bits and the rest; of a large y, whose upper half would overflow, y and 0.
-
-    An infinite y counts as the largest number: 0 times it is 0.
-    """
-    y = t.clamp(y, -LARGEST, LARGEST)
-    spread = t.mul(y, 4097)
-    upper = t.sub(spread, t.sub(spread, y))
-    upper = t.select(t.greater(t.abs(y), 2.0**110), y, upper)
-    return upper, t.sub(y, upper)
-
-
 def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
     """(quotient, remainder) of x / y, rounded down or towards zero: the remainder has the sign of y, or that of x.
 
@@ -108,7 +95,7 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
     quotient = nearest(t, t.mul(x, t.reciprocal(y)))
-    upper, lower = _halves(t, y)
+    upper, lower = halves(t, y)
     rest = t.sub(t.sub(x, t.mul(quotient, upper)), t.mul(quotient, lower))
     wanted = x if towards_zero else y
     wrong = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, wanted))
@@ -157,7 +144,7 @@ def _divided(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
     x, y = _scaled_alike(t, x, y)
     unbounded = t.mul(x, t.reciprocal(y))  # what division by zero and infinities give
     if mode == "trunc":
-        quotient = t.select(infinite, unbounded, truncated(t, _rounded_quotient(t, x, y, unbounded)))
+        quotient = t.select(infinite, unbounded, truncated(t, rounded_quotient(t, x, y, unbounded)))
     else:  # torch subtracts the remainder, which is NaN
         quotient = t.select(infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0])
     beyond = t.logical_and(t.equal(t.abs(unbounded), inf), t.logical_not(infinite))
@@ -171,10 +158,3 @@ def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
     large = t.logical_and(t.greater(t.abs(x), 2.0**100), t.greater(t.abs(y), 1.0))
     scale = t.select(large, t.like(2.0**-64, x), scale)
     return t.mul(x, scale), t.mul(y, scale)
-
-
-def _rounded_quotient(t: Tosa, x: Value, y: Value, estimate: Value) -> Value:
-    """x / y as a division rounds it, from an estimate: torch truncates that, which may have reached a whole number."""
-    (high, low), (upper, lower) = _halves(t, estimate), _halves(t, y)
-    rest = t.sub(t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper))
-    return t.add(estimate, t.mul(t.sub(rest, t.mul(low, lower)), t.reciprocal(y)))

@@ -12,11 +12,13 @@ from collections.abc import Callable
 import torch
 
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic, range_of
-from ...ir.types import SHORT_FLOATS, DType
+from ...ir.sizes import LARGEST_SIZE, is_dynamic, smallest
+from ...ir.sizes import range_of as size_range
+from ...ir.types import FLOATS, SHORT_FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
 from ..promotion import converted
+from ..ranges import range_of
 from ..registry import lowers
 from .elementwise import product
 from .exponential import logaddexp
@@ -28,18 +30,16 @@ from .shape import expanded
 aten = torch.ops.aten
 inf = math.inf
 
-LONGEST = 1 << 16
-"""The largest size, where it is known at run time only: all have the steps that the largest one takes."""
-
 
 def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]; element n is ``step`` over elements 0 .. n, of which ``neutral`` changes nothing."""
+    """x [*A,N,*B] -> [*A,N,*B]; element n is ``step`` over elements 0 .. n, of which ``neutral`` changes nothing.
+
+    An N that is known at run time only takes the steps of the largest one: 31, where the dimension has no maximum.
+    """
     if x.rank == 0:
         return x
     axis = axis_of(dim, x.rank)
-    _, longest = range_of(x.shape[axis])
-    known = not is_dynamic(x.shape[axis])
-    t.require(known or longest <= LONGEST, f"a scan of a size up to {longest} is not lowered; give the dimension a max")
+    longest = _longest(x, axis)
     distance = 1
     while distance < longest:
         x = step(_before(t, x, axis, distance, neutral), x)
@@ -47,11 +47,15 @@ def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], 
     return x
 
 
+def _longest(x: Value, axis: int) -> int:
+    return min(size_range(x.shape[axis])[1], LARGEST_SIZE)
+
+
 def _before(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
     """x [*A,N,*B], each element moved ``distance`` back along ``axis``; ``neutral`` comes in"""
     size = list(x.shape)
     padding = [0] * (2 * x.rank)
-    padding[2 * axis] = distance
+    padding[2 * axis] = smallest(distance, size[axis])
     if is_dynamic(size[axis]):  # which may be less than the distance
         return t.slice(t.pad(x, padding, neutral), [0] * x.rank, size)
     size[axis] -= distance
@@ -63,7 +67,16 @@ def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     """[*A,N,*B] -> [*A,N,*B]; short floats in fp32"""
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
-    return converted(t, scanned(t, wide, dim, t.add, 0), x.dtype)
+    return converted(t, _running_sums(t, wide, dim), x.dtype)
+
+
+def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
+    """x [*A,N,*B] -> [*A,N,*B]; sums on the way to integers have no more than N terms, either"""
+    if x.dtype in FLOATS or x.rank == 0:
+        return scanned(t, x, dim, t.add, 0)
+    (low, high), longest = range_of(x), _longest(x, axis_of(dim, x.rank))
+    with t.proven((min(low * longest, 0), max(high * longest, 0))):
+        return scanned(t, x, dim, t.add, 0)
 
 
 @lowers(aten.cumprod.default)

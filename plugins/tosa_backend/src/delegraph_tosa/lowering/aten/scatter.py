@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import exceeds
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..layout import axis_of
@@ -28,7 +29,7 @@ aten = torch.ops.aten
 inf = math.inf
 
 COMPARISONS = 1 << 22
-"""The most comparisons of a place with a value."""
+"""The most comparisons of a place with a value; of sizes that are known at run time only, at the least of these."""
 
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
@@ -68,7 +69,9 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
     before, count, after = index.shape[:axis], index.shape[axis], index.shape[axis + 1 :]
     size = x.shape[axis]
     compared = size * math.prod(index.shape)
-    t.require(compared <= COMPARISONS, f"{compared} comparisons of {count} indices with {size} places are too many")
+    t.require(
+        not exceeds(compared, COMPARISONS), f"{compared} comparisons of {count} indices with {size} places are too many"
+    )
     return t.equal(t.reshape(index, (*before, 1, count, *after)), counted(t, size, along(x.rank + 1, axis, size)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
+from ...ir.sizes import exceeds, is_dynamic
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..hints import by_size
@@ -211,9 +211,17 @@ def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, st
 
 
 def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Where a slice of an axis begins and ends, counted from 0; an end before the beginning is the beginning."""
-    first, last = (min(max(p + size if p < 0 else p, 0), size) for p in (start or 0, size if end is None else end))
+    """Where a slice of an axis begins and ends, counted from 0; an end before the beginning is the beginning.
+
+    Of what may be beyond the axis at run time it is taken that it is not: torch's sizes are those of that.
+    """
+    first, last = (_within(p, size) for p in (start or 0, size if end is None else end))
     return first, max(first, last)
+
+
+def _within(position: int, size: int) -> int:
+    counted = max(position + size if position < 0 else position, 0)
+    return size if exceeds(counted, size) else counted
 
 
 @lowers(aten.narrow.default)

@@ -25,8 +25,8 @@ aten = torch.ops.aten
 MOVES = (
     "_unsafe_view adjoint alias as_strided broadcast_to chunk clone contiguous detach diagonal dropout expand expand_as"
     " feature_dropout flatten flip fliplr flipud lift_fresh_copy mH mT matrix_H movedim moveaxis narrow numpy_T permute"
-    " positive repeat reshape roll rot90 select slice split split_with_sizes squeeze swapaxes swapdims t tile transpose"
-    " unbind unflatten unfold unsqueeze view view_as"
+    " pixel_unshuffle positive repeat reshape roll rot90 select slice split split_with_sizes squeeze swapaxes swapdims"
+    " t tile transpose unbind unflatten unfold unsqueeze view view_as"
     " expand_copy permute_copy select_copy slice_copy squeeze_copy unsqueeze_copy view_copy"
     " embedding index_select index gather take take_along_dim"
     " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
