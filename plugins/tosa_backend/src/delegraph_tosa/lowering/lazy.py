@@ -20,7 +20,7 @@ from ..ir.graph import Value, literal
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from .builder import Shape, Tosa
-from .interpolation import gathered, interpolating_tables, looked_up, table_sums
+from .interpolation import gathered, interpolated, looked_up, table_sums
 from .quantization import Quantization, Scale, multipliers
 from .ranges import Range, inside, range_of, range_of_type
 from .torch_types import refused
@@ -160,6 +160,8 @@ BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
 """All integers of 8 and of 16 bits."""
 KNOTS = range(-32768, 32769, 128)
 """Those for which a TABLE of int16 has entries; the last one is none of them (specification: TABLE)."""
+MIDDLES = range(-32704, 32768, 128)
+"""Those between them."""
 
 
 class Pointwise(Lazy):
@@ -193,12 +195,12 @@ class Pointwise(Lazy):
         """By interpolation where that comes near enough, else from a constant with all values."""
         q = self.source.q
         wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
-        steps = materialize(self.entries(t, KNOTS)).astype(np.float64) / to.scale
-        tables = interpolating_tables(steps, wanted, to.zero_point) if np.isfinite(steps).all() else []
-        if not tables:
+        steps, middles = (materialize(self.entries(t, at)).astype(np.float64) / to.scale for at in (KNOTS, MIDDLES))
+        tables = interpolated(steps, middles, wanted, to.zero_point)
+        if tables is None:
             return gathered(t, q, wanted, to.dtype)
-        sums, bits = table_sums(t, q, tables)
-        return Scaled(sums, Scale(to.scale / 2.0**bits)).integer(t, to)
+        sums, step = table_sums(t, q, tables)
+        return Scaled(sums, Scale(to.scale * step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS

@@ -43,6 +43,8 @@ for name, function in {
     "gelu": F.gelu,
     "silu": F.silu,
     "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "mish-limited": lambda x: F.mish(x) * 1.7,
     "elu": F.elu,
     "square": lambda x: x**2,
     "plus-number": lambda x: x + 1.5,

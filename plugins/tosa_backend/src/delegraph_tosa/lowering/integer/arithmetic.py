@@ -16,7 +16,7 @@ from ...ir.types import DType
 from ..aten.activation import leaky_relu, slopes_shape
 from ..aten.reduce import axes_of, reduced
 from ..builder import Tosa
-from ..lazy import BITS, Joined, Lazy, Scaled, trial
+from ..lazy import BITS, Joined, Lazy, Scaled, limit, trial
 from ..quantization import Scale
 from ..registry import INTEGER_RULES, RULES, lowers_quantized
 from .affine import multiplied, sloped
@@ -142,6 +142,32 @@ def _same(constant: Value) -> float | None:
     except Unsupported:
         return None
     return numbers.pop() if len(numbers) == 1 else None
+
+
+@lowers_quantized(aten.hardsigmoid.default)
+def hardsigmoid(t: Tosa, self: Lazy) -> Any:
+    """[*S] -> [*S]"""
+    return _gate(t, self) if _is_int16(self) else NotImplemented
+
+
+@lowers_quantized(aten.hardswish.default)
+def hardswish(t: Tosa, self: Lazy) -> Any:
+    """[*S] -> [*S]"""
+    return _product(t, addend(t, self), _gate(t, self)) if _is_int16(self) else NotImplemented
+
+
+def _is_int16(x: Lazy) -> bool:
+    """Whether a function of ``x`` whose kinks lie between the entries of a TABLE is not near enough as one."""
+    return isinstance(x, Scaled) and x.q.dtype is DType.INT16
+
+
+def _gate(t: Tosa, self: Lazy) -> Scaled:
+    """clamp(x + 3, 0, 6) / 6, of 28 bits"""
+    x = addend(t, self)
+    step = max(x.size * x.scale.factor, 3.0) / 2.0 ** (BITS - 1)
+    three = round(3 / step)
+    gate = limit(t, t.add(centred(t, x, step), three), 0, 2 * three)
+    return Scaled(gate, Scale(step / 6))
 
 
 def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
