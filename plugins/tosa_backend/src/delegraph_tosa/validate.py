@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 from delegraph.errors import DelegraphError
 
 from .ir.graph import LONGEST_NAME, Graph, Operator, Value, infer_all
 from .ir.operators import CUSTOM, OPERATORS, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from .ir.operators.shape import ShapeOperator
 from .ir.rulebook import section
 from .ir.types import BlockSize, DType, NanMode, ResizeMode, RoundingMode, Type
 from .spec import TosaSpec
@@ -105,9 +106,12 @@ def _depth(graph: Graph, known: dict[Graph, float]) -> float:
 
 
 class _Check:
+    """``legal``: kinds of operators that were met and are. The layers of a network are alike, and so are theirs."""
+
     def __init__(self, spec: TosaSpec, graphs: list[Graph]) -> None:
         self.spec = spec
         self.variables = _Variables(graphs)
+        self.legal: set[Hashable] = set()
 
     def graph(self, graph: Graph, within: str) -> Iterator[Violation]:
         opaque = {v for op in graph.operators if isinstance(op, CUSTOM) for v in (*op.inputs, *op.outputs)}
@@ -165,11 +169,28 @@ class _Check:
         malformed = [*_operand_count(operator), *_attributes(operator)]
         if malformed:
             return [*found, *malformed]
-        found += _inference(operator)
-        found += self.variables.breaches(operator)
+        kind = _kind(operator)
+        if kind in self.legal:
+            return [*found, *self.variables.breaches(operator)]
+        broken = [*_inference(operator), *self.variables.breaches(operator)]
         if self.spec.why_not(operator):
-            found += self.spec.breaches(operator)
-        return found
+            broken += self.spec.breaches(operator)
+        if not broken:
+            self.legal.add(kind)
+        return [*found, *broken]
+
+
+def _kind(operator: Operator) -> Hashable:
+    """All that ``infer`` and the target see of a well-formed operator: constants and shapes by identity, else types.
+
+    Operators of shapes, whose ``infer`` computes one, and those that nothing is known of are each a kind of their own.
+    """
+    if isinstance(operator, (ShapeOperator, CUSTOM)):
+        return operator
+    seen = [v.type if v.constant is None and v.type.dtype is not DType.SHAPE else v for v in operator.inputs]
+    results = [v.type for v in operator.outputs]
+    attributes = [getattr(operator, name) for name in operator.attributes]
+    return type(operator), tuple(seen), tuple(results), tuple(attributes)
 
 
 def _undefined_operands(operator: Operator, defined: set[Value]) -> list[Breach]:

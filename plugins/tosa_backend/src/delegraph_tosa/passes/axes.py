@@ -38,6 +38,7 @@ def ascends(axes: list[int]) -> bool:
     return list(axes) == sorted(axes)
 
 
+@cache
 def through(axes: Axes, lead: Axes, rank: int) -> Axes:
     """The view with ``axes`` as the base of the view ``lead`` is arranged, whose rank is ``rank``.
 

@@ -62,9 +62,11 @@ class _Duplicates:
         """``operator`` with its final operands and source; None if an earlier one stands for it."""
         if not self._same.keys().isdisjoint(operator.outputs):
             return None
-        inputs = tuple([self.final(v) for v in operator.inputs])
-        if inputs == operator.inputs and operator not in self.sources:
+        given = operator.inputs
+        changed = not (self._same.keys().isdisjoint(given) and self._new.keys().isdisjoint(given))
+        if not changed and operator not in self.sources:
             return operator
+        inputs = [self.final(v) for v in given]
         new = replaced(operator, inputs, self.sources.get(operator))
         self._new.update(zip(operator.outputs, new.outputs, strict=True))
         return new
