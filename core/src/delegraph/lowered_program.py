@@ -19,8 +19,6 @@ from .discovery.registry import Registry
 from .engine.tracing import TRACING
 from .errors import InputError
 from .exported_program import written_targets
-from .program.bucket_choice import BucketChoice
-from .program.bucket_table import KEY
 from .program.delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .program.executor import Delegates, Executable, OnMissingRuntime
 from .program.files import FileFormat
@@ -29,6 +27,7 @@ from .program.types import Program
 from .report.model import Report
 
 if TYPE_CHECKING:  # what only lowers needs none of these
+    from .program.bucket_choice import BucketChoice
     from .program.reference import Reference
     from .program.verify import Verification
     from .report.node_data import NodeData
@@ -73,6 +72,8 @@ class LoweredProgram(MethodPrograms):
     @property
     def named_data(self) -> NamedDataStoreOutput:
         """That of all delegates, and how a call chooses between methods that are one model for several sizes."""
+        from .program.bucket_table import KEY
+
         table = None if self.buckets is None else self.buckets.table()
         return merged_named_data(self._programs.values(), {} if table is None else {KEY: table.to_bytes()})
 

@@ -10,9 +10,8 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import importlib_metadata
 from importlib_metadata import EntryPoint
@@ -31,8 +30,7 @@ class Damaged(Exception):
     """A file that pip wrote about a distribution cannot be used."""
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """What METADATA says of a distribution; empty where it says nothing."""
 
     name: str = ""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
+from typing import NamedTuple
 
 from importlib_metadata import EntryPoint
 
@@ -24,8 +25,7 @@ Key = tuple[str, str]
 """Distribution and entry point's name."""
 
 
-@dataclass(frozen=True)
-class Discovery:
+class Discovery(NamedTuple):
     """All plugins found, and remarks that belong to none of them."""
 
     records: tuple[PluginRecord, ...] = ()
@@ -136,8 +136,7 @@ def _mark_damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
 # --- what may be loaded -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The two variables: comma-separated names of distributions or entry points, or ``distribution/entry point``."""
 
     allowed: tuple[str, ...]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import (
     BackendNotFound,
@@ -40,8 +40,7 @@ COMMAND_PROVIDERS = {"check": "delegraph-devkit", "new-backend": "delegraph-devk
 """Suffix of a format, name of a command -> the distribution to install, for the error that it is not there."""
 
 
-@dataclass(frozen=True)
-class BackendEntry:
+class BackendEntry(NamedTuple):
     """A declared backend and the plugin that declares it."""
 
     spec: BackendSpec
@@ -125,7 +124,7 @@ class Index:
         for name in (entry.spec.name, entry.spec.backend_id):
             if len(self._by_key[name]) > 1:
                 error = _conflict(name, self._by_key[name])
-                return replace(entry, fault=Fault(Status.CONFLICT, error.message, error.hint or ""))
+                return entry._replace(fault=Fault(Status.CONFLICT, error.message, error.hint or ""))
         return entry
 
     def _orphans(self) -> Iterable[str]:

@@ -7,7 +7,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -284,7 +283,7 @@ class Registry:
     def _current_index(self) -> Index:
         if self._current is None:
             found = self._found or Discovery()
-            self._current = Index(replace(found, records=(*found.records, *self._registered)))
+            self._current = Index(found._replace(records=(*found.records, *self._registered)))
         return self._current
 
     def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:

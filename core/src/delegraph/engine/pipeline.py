@@ -27,7 +27,6 @@ from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
 from ..program.lowered_module import Argument
 from ..program.types import Transform
-from ..report.build import build_rows
 from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
@@ -103,6 +102,8 @@ class Lowering:
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
         def rows() -> Rows:
+            from ..report.build import build_rows  # nobody may ever read the report
+
             with pause_collection():
                 nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
                 return build_rows(origin, nodes, names)

@@ -15,10 +15,10 @@ from ..io.atomic_write import write_whole
 from ..io.blob import is_blob
 from ..io.escape import printable
 from ..io.paths import as_path
-from .bucket_table import KEY, BucketTable, damaged
 
 if TYPE_CHECKING:
     from .bucket_choice import BucketChoice
+    from .bucket_table import BucketTable
 
 
 class LoadedProgram:
@@ -133,6 +133,8 @@ class FileFormat:
 
     def bucket_table(self) -> BucketTable | None:
         """What the file says of methods that are one model for several sizes; None if it says nothing of the kind."""
+        from .bucket_table import KEY, BucketTable
+
         content = self.named_data(self.path).get(KEY) if self.defines("named_data") else None
         return None if content is None else BucketTable.of_bytes(bytes(content))
 
@@ -142,6 +144,7 @@ class FileFormat:
         if table is None:
             return None
         from .bucket_choice import BucketChoice  # a format that only inspects needs no torch
+        from .bucket_table import damaged
 
         choice = BucketChoice.of_table(table)
         rows = {row.method: row for row in table.rows}

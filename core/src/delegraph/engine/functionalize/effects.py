@@ -5,9 +5,8 @@ Schemas say most of it. The tables here add the operators whose schemas leave so
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -26,8 +25,7 @@ _TRAINING = 5
 """Position of the argument of these operators that says whether they write: ``training``, ``use_input_stats``."""
 
 
-@dataclass(frozen=True)
-class Effects:
+class Effects(NamedTuple):
     """What a schema says of memory: positions of arguments that are written, and that results may alias."""
 
     writes: tuple[int, ...]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -34,8 +34,7 @@ aten = torch.ops.aten
 _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """Why a program cannot be made functional, and the user's line that is in the way."""
 
     text: str

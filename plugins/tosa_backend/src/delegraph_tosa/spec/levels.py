@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ir.graph import Illegal, Operator, Value, shape_of
 from ..ir.sizes import exceeds, is_dynamic
@@ -42,8 +41,7 @@ OF_TYPED_OPERATORS = frozenset({"profile", "level-rank", "level-tensor-size"})
 """Rules of tensors that the specification does not have for those of CUSTOM: it is as its implementation says."""
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """One limit of an operator: ``measure``, divided by ``divisor`` as integers are, must not exceed ``maximum``."""
 
     text: str

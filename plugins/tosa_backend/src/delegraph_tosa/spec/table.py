@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ir.types import BLOCK_SCALED, DType
 
@@ -30,8 +29,7 @@ FILES: dict[Version, str] = {(1, 0): "operators.json", (1, 1): "operators_1_1.js
 """Versions that are known, and the file that has the table of each."""
 
 
-@dataclass(frozen=True)
-class Mode:
+class Mode(NamedTuple):
     """One legal combination of element types; ``allowed_by`` are alternatives, each a set of names needed together.
 
     None stands for an operand of a list that is not there.
@@ -41,8 +39,7 @@ class Mode:
     allowed_by: tuple[frozenset[str], ...]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What the table says of one operator. ``inputs`` and ``outputs`` hold an element type or type variable each."""
 
     name: str
