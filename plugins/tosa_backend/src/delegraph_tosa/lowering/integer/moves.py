@@ -115,10 +115,15 @@ def _like(x: Scaled, q: Value | None) -> Value | None:
 
 
 def _later(t: Tosa, x: Lazy, move: Any) -> Any:
-    """The same for what is quantized afterwards; a trial says how many results there are, and their shapes."""
+    """The same for what is quantized afterwards; a trial says how many results there are, and their shapes.
+
+    Places are had in floats only; a target without them has the elements all the same.
+    """
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
         return x.moved(t, move, _shape(t, x, results))
+    if "FP" not in t.spec.profiles:
+        results = [r if r is None or r.dtype is x.dtype else None for r in results]
     return tuple(
         [r if r is None else x.moved(t, partial(_taken, move, k), _shape(t, x, r)) for k, r in enumerate(results)]
     )
