@@ -62,11 +62,6 @@ REFUSALS = [
         "aten.sum.default: TOSA REDUCE_SUM: its int64 result may be from -6442450944 to 6442450941, "
         "more than 32 bits hold",
     ),
-    (
-        lambda x: x * x,
-        (torch.ones(3, dtype=torch.int8),),
-        "aten.mul.Tensor: a product of int8 that stays int8 is not lowered",
-    ),
     (lambda x: x + 1000, (torch.ones(3, dtype=torch.int8),), "aten.add.Tensor: the number 1000 does not fit into int8"),
     (
         lambda x: x.clamp(0.5),

@@ -1,4 +1,4 @@
-"""Integers that a target computes in another type than rules see: int64 as int32, and int32 as fp32.
+"""Integers that a target computes in another type than rules see: int64 and int8 as int32, and int32 as fp32.
 
 TOSA 1.0 has no int64. Constants fold in it; what is computed at run time is int32 in the graph, and a rule sees a value
 that calls itself int64. The builder knows both, and refuses a result that is not proven to fit. A target with EXT-INT64
@@ -17,6 +17,13 @@ from .hints import int64_result
 from .ranges import INT32, Range, inside, range_of
 from .torch_types import refused
 
+SMALL = DType.INT8, DType.INT16
+IN_32_BITS = (
+    *(tosa.ABS, tosa.ADD, tosa.SUB, tosa.MAXIMUM, tosa.MINIMUM),
+    *(tosa.EQUAL, tosa.GREATER, tosa.GREATER_EQUAL),
+)
+"""What TOSA has on int32, and not on smaller integers."""
+
 
 class IntegerWidths(Emitter):
     """Makes operators on integers in the width that the target has for them."""
@@ -31,6 +38,8 @@ class IntegerWidths(Emitter):
             return self._appended_narrow(operator)
         if "INT" not in self.spec.profiles and runs_as_floats(operator):
             return self._appended_as_floats(operator)
+        if isinstance(operator, IN_32_BITS) and operator.inputs[0].dtype in SMALL:
+            return self._appended_in_32_bits(operator)
         return super()._in_other_types(operator, why)
 
     # ---- int64 that runs as int32
@@ -85,6 +94,15 @@ class IntegerWidths(Emitter):
         low, high = range_of(value)
         if not inside((low, high), INT32):
             raise refused(int64_result(f"{what} may be from {low} to {high}, more than 32 bits hold"))
+
+    # ---- int8 and int16 that run as int32
+
+    def _appended_in_32_bits(self, small: Operator) -> Value:
+        """The result of an operator on int8 or int16: the low bits of what it is on int32, so it wraps as in torch."""
+        (result,) = small.outputs
+        wide = [self.emit(tosa.CAST, (v,), dtype=DType.INT32) for v in small.inputs]
+        y = self.emit(type(small), wide, **small.attribute_values())
+        return y if result.dtype is DType.BOOL else self.emit(tosa.CAST, (y,), dtype=result.dtype)
 
     # ---- int32 that runs as fp32, where the target has no integer arithmetic (see ``as_floats``)
 

@@ -30,6 +30,15 @@ for name in ("add", "sub", "mul", "div", "maximum", "minimum", "rsub"):
     FAMILY.cases(name, getattr(torch, name), *pairs)
 for name in ("add", "sub", "mul", "rsub"):
     FAMILY.cases(f"{name}-ints", getattr(torch, name), (whole(2, 3), whole(3)))
+for dtype in (torch.int8, torch.int16):
+    ends = torch.tensor([torch.iinfo(dtype).max, torch.iinfo(dtype).min, 100, -5, 0]).to(dtype)
+    others = torch.tensor([1, -1, 3, 7, 0]).to(dtype)
+    FAMILY.cases(
+        f"wrapping-{dtype}", lambda x, y: (x + y) * y - (-x * 3 - y).abs().sub(x, alpha=3) + 100, (ends, others)
+    )
+    FAMILY.cases(
+        f"compared-{dtype}", lambda x, y: (x > y) ^ (x <= 2) ^ (x.maximum(y) == x.clamp(-3, 5)), (ends, others)
+    )
 FAMILY.cases("alpha", lambda x, y: torch.add(x, y, alpha=0.5) - torch.sub(y, x, alpha=-2), *pairs)
 large_ints = whole(3) + 2**31 - 20
 FAMILY.cases("alpha-of-large-ints", lambda x, y: x.add(y, alpha=2) + x.sub(y, alpha=3), (randn(3), large_ints))

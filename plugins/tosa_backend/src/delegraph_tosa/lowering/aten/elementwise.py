@@ -10,7 +10,7 @@ from ...ir.graph import Value
 from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
-from ..promotion import floating, promoted
+from ..promotion import converted, floating, promoted
 from ..registry import lowers
 from ..torch_types import finfo
 
@@ -110,8 +110,10 @@ def product(t: Tosa, left: Operand, right: Operand) -> Value:
     """left * right in their common type. TOSA widens the product of small integers to 32 bits, torch does not."""
     left, right = promoted(t, left, right)
     dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
-    t.require(dtype not in (DType.INT8, DType.INT16), f"a product of {dtype} that stays {dtype} is not lowered")
-    return t.mul(left, right)
+    if dtype not in (DType.INT8, DType.INT16):
+        return t.mul(left, right)
+    x, y = (converted(t, v, DType.INT32) if isinstance(v, Value) else v for v in (left, right))
+    return converted(t, t.mul(x, y), dtype)
 
 
 def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
