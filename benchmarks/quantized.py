@@ -133,7 +133,7 @@ def _ours(module: nn.Module, program: ExportedProgram, inputs: tuple[torch.Tenso
         lower.append(process_time() - middle)
     assert len(lowered.delegates) == 1, str(lowered.report)
     within, equal = _agreement(lowered, program, inputs)
-    counts = _judged(bytes(lowered.delegates[0].processed_bytes), vela)
+    counts = judged(bytes(lowered.delegates[0].processed_bytes), vela)
     time, share = median(lower[1:]), median(lower[1:]) / median(export[1:])
     return ["delegraph", f"{time:.2f}", f"{share:.2f}", *counts[:4], f"{within:.4f}", f"{equal:.4f}", *counts[4:]]
 
@@ -160,11 +160,11 @@ def _executorch(program: ExportedProgram, vela: str | None) -> list[str]:
         to_edge_transform_and_lower(program, partitioner=[TOSAPartitioner(spec)])
         time = process_time() - start
         (path,) = Path(folder).glob("*.tosa")
-        counts = _judged(path.read_bytes(), vela)
+        counts = judged(path.read_bytes(), vela)
     return ["ExecuTorch", f"{time:.2f}", "", *counts[:4], "", "", *counts[4:]]
 
 
-def _judged(blob: bytes, vela: str | None) -> list[str]:
+def judged(blob: bytes, vela: str | None) -> list[str]:
     """Operators in all, RESCALE, TRANSPOSE, RESHAPE; the share on the NPU, and cycles."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.tosa"
