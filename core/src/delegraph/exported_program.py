@@ -278,7 +278,13 @@ def flat_arguments(
     # in the order in which the program was exported with them, which is part of the spec
     ordered = {k: kwargs[k] for k in known if k in kwargs}
     flat, given = pytree.tree_flatten((tuple(args), ordered))
-    if spec is not None and given != spec:
+    if spec is None or given == spec:
+        return flat
+    try:  # dicts with their keys in another order
+        flat = spec.flatten_up_to((tuple(args), ordered))
+    except ValueError:
+        flat = []
+    if not flat or not all(map(pytree.tree_is_leaf, flat)):
         raise InputError("input-invalid", _other_structure(spec, given, names))
     return flat
 
@@ -297,12 +303,18 @@ def _other_structure(wanted: pytree.TreeSpec, given: pytree.TreeSpec, names: Seq
 
 
 def _difference(name: str, wanted: pytree.TreeSpec, given: pytree.TreeSpec) -> str | None:
-    ours, theirs = ((spec.type, spec.context, spec.num_children) for spec in (wanted, given))
+    ours, theirs = ((spec.type, _context(spec), spec.num_children) for spec in (wanted, given))
     if ours != theirs:
         return f"input {name} is to be {_kind(wanted)}; it is {_kind(given)}"
-    keys = wanted.context if wanted.type is dict else range(wanted.num_children)
+    keys = list(wanted.context) if wanted.type is dict else range(wanted.num_children)
+    children = dict(zip(given.context if given.type is dict else keys, given.children(), strict=True))
     inner = [f"{name}[{key!r}]" for key in keys]
-    return next(filter(None, map(_difference, inner, wanted.children(), given.children())), None)
+    return next(filter(None, map(_difference, inner, wanted.children(), [children[key] for key in keys])), None)
+
+
+def _context(spec: pytree.TreeSpec) -> Any:
+    """What a container is beside its type; the keys of a dict may come in any order."""
+    return set(spec.context) if spec.type is dict else spec.context
 
 
 def _kind(spec: pytree.TreeSpec) -> str:

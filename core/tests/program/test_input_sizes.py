@@ -75,6 +75,12 @@ def test_inputs_of_another_kind(nested, name):
         nested(*args, **kwargs)
 
 
+def test_keys_of_a_dict_in_another_order(nested):
+    args, kwargs = called()
+    turned = args[0], {"b": args[1]["b"], "a": args[1]["a"]}
+    torch.testing.assert_close(nested(*turned, **kwargs), nested(*args, **kwargs))
+
+
 def test_inputs_within_the_export(nested):
     for size in (3, 4, 6):
         args, kwargs = called(*[(size, 8)] * 3)

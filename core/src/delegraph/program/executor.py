@@ -26,6 +26,7 @@ from .delegates import delegate_calls
 from .graph_code import GraphCode
 from .layouts import Layout, arrange, output_layouts, pinned_inputs, result_layouts, same_strides
 from .lowered_module import Argument, LoweredBackendModule
+from .shared_memory import expect_written_apart
 from .sizes import failed_at
 
 if TYPE_CHECKING:
@@ -167,8 +168,10 @@ class Method:
         self.program = program
         self.arguments, self.pack = Arguments(program), packer(program.call_spec.out_spec)
         specs = list(enumerate(program.graph_signature.output_specs))
-        names = [n.name for n in user_inputs(program)]
+        self.inputs = user_inputs(program)
+        names = [n.name for n in self.inputs]
         self.copied = [(k, names.index(str(s.target))) for k, s in specs if s.kind is OutputKind.USER_INPUT_MUTATION]
+        self.written = [position for _, position in self.copied]
         self.stored = [(k, str(s.target)) for k, s in specs if s.kind in STATE_WRITES]
         self.keeps_state = bool(self.stored) or any(m.state for _, m in delegate_calls(program))
 
@@ -250,6 +253,8 @@ class Executable:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat = self._method.arguments(args, kwargs)
+        if self._method.written:
+            expect_written_apart(self._method.inputs, flat, self._method.written)
         with self._turn, torch.no_grad():
             run = self._run or self._prepare()
             for position, node, reader in self._method.pinned:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import operator
-from collections import namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from delegraph.errors import FormatError
-from delegraph.exported_program import flat_arguments
+import torch
+from delegraph.errors import FormatError, InputError
+from delegraph.exported_program import flat_arguments, leaf_names
 from delegraph.io.escape import printable
 from torch.utils import _pytree as pytree
 
-from .program.tables import ContainerMetadata
+from .program.tables import ContainerMetadata, ExecutionPlan
 
 _LEAF = "*"
+_DICTS = (dict, OrderedDict, defaultdict)
 _KEYS = (str, int, float, bool, type(None))
 
 
@@ -32,32 +35,59 @@ def _encode(spec: pytree.TreeSpec) -> Any:
     if spec.is_leaf():
         return _LEAF
     children = [_encode(child) for child in spec.children()]
-    if issubclass(spec.type, dict) and all(isinstance(k, _KEYS) for k in spec.context or ()):
-        return {"dict": [[key, child] for key, child in zip(spec.context, children, strict=True)]}
-    if spec.type is tuple:
-        return {"tuple": children}
     fields = getattr(spec.context, "_fields", None)
     if fields is not None:
         return {"named": [spec.context.__name__, [[f, c] for f, c in zip(fields, children, strict=True)]]}
+    if spec.type is tuple:
+        return {"tuple": children}
+    keys = spec.context[1] if spec.type is defaultdict else spec.context
+    if spec.type in _DICTS and all(isinstance(k, _KEYS) for k in keys):
+        return {"dict": [[key, child] for key, child in zip(keys, children, strict=True)]}
     return {"list": children}
 
 
-def encode_inputs(spec: pytree.TreeSpec, names: Sequence[str]) -> str:
-    """The text of the inputs of a method, with the names of its positional arguments where torch recorded them."""
-    if not names:
+def encode_inputs(spec: pytree.TreeSpec, names: Sequence[str], fixed: Sequence[int] = ()) -> str:
+    """The text of the inputs of a method, with the names of its positional arguments where torch recorded them.
+
+    ``fixed``: positions of the flat inputs that are numbers or texts which the program was exported for.
+    """
+    if not names and not fixed:
         return encode_structure(spec)
-    return json.dumps({"structure": _encode(spec), "names": list(names)}, separators=(",", ":"))
+    stated = {"structure": _encode(spec), "names": list(names), **({"fixed": list(fixed)} if fixed else {})}
+    return json.dumps(stated, separators=(",", ":"))
+
+
+def expect_fixed_inputs(plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """Positions of the flat inputs that have one value. Raises InputError if a call gives another."""
+    listed = _stated(plan.container, "fixed")
+    positions = [k for k in listed if type(k) is int and 0 <= k < len(plan.inputs)] if isinstance(listed, list) else []
+    for k in positions if len(flat) == len(plan.inputs) else ():
+        wanted = getattr(plan.values[plan.inputs[k]].value, "value", None)
+        if isinstance(flat[k], torch.Tensor) or flat[k] != wanted:
+            raise InputError("input-invalid", f"input {names[k]} was exported as {wanted!r}; it is {flat[k]!r:.80}")
+    return positions
+
+
+def input_names(plan: ExecutionPlan) -> list[str]:
+    """What a caller calls each flat input; its number where the file does not say it."""
+    names = leaf_names(structure_of(plan.container, "inputs"), argument_names(plan.container)) or ()
+    count = len(plan.inputs)
+    return list(names) if len(names) == count else list(map(str, range(count)))
 
 
 def argument_names(container: ContainerMetadata | None) -> list[str]:
     """The names of a method's positional arguments; empty if the file does not say them."""
+    listed = _stated(container, "names")
+    known = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
+    return [printable(name) for name in listed] if known else []
+
+
+def _stated(container: ContainerMetadata | None, key: str) -> Any:
     try:
         content = json.loads(container.inputs) if container is not None else None
     except (ValueError, RecursionError):
-        return []
-    listed = content.get("names") if isinstance(content, dict) else None
-    known = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
-    return [printable(name) for name in listed or ()] if known else []
+        return None
+    return content.get(key) if isinstance(content, dict) else None
 
 
 def encode_outputs(spec: pytree.TreeSpec, delegate_outputs: Sequence[int], producers: Sequence[str]) -> str:
@@ -92,8 +122,20 @@ def _decode(encoded: Any) -> Any:
         return {key: _decode(child) for key, child in content}
     if kind == "named":
         name, fields = content
-        return namedtuple(name, [f for f, _ in fields])(*(_decode(c) for _, c in fields))
+        return _named_tuple(name, tuple(f for f, _ in fields))(*(_decode(c) for _, c in fields))
     return {"tuple": tuple, "list": list}[kind](_decode(child) for child in content)
+
+
+@lru_cache(maxsize=256)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    """One class for each text, so that structures that were read twice are equal."""
+    return namedtuple(name, fields)
+
+
+def _as_written(value: Any) -> Any:
+    """A value in the containers that its structure has once it was written and read."""
+    leaves, spec = pytree.tree_flatten(value)
+    return pytree.tree_unflatten(leaves, pytree.tree_structure(_decode(_encode(spec))))
 
 
 def structure_of(container: ContainerMetadata | None, side: str) -> pytree.TreeSpec | None:
@@ -107,13 +149,15 @@ def flatten_call(
 ) -> list[Any]:
     """The flat inputs of a call: arguments in their structure, or one for each input.
 
-    Raises InputError for arguments of another structure.
+    Raises InputError for arguments of another structure. The text names no classes: containers are compared in the form
+    in which they are written, a dataclass as the list of its fields.
     """
     flat: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs)))
     plain = not kwargs and len(flat) == len(args) and all(map(operator.is_, flat, args))
     if spec is None or (plain and len(flat) == spec.num_leaves):
         return flat
-    return flat_arguments(spec, args, kwargs, names)
+    named = {name: _as_written(value) for name, value in kwargs.items()}
+    return flat_arguments(spec, [_as_written(value) for value in args], named, names)
 
 
 def unflatten_result(spec: pytree.TreeSpec | None, outputs: list[Any]) -> Any:

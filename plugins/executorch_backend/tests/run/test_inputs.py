@@ -1,11 +1,16 @@
 """Calls of loaded files with other inputs than the program was exported for: named as the caller names them."""
 
+from collections import OrderedDict, defaultdict
+from typing import NamedTuple
+
 import delegraph
 import pytest
 import torch
 from delegraph.errors import InputError
 from torch import nn
 from torch.export import Dim, export
+
+from ..support.judge import stock_runtime
 
 B = Dim("B", max=6)
 randn = torch.randn
@@ -71,3 +76,33 @@ def test_a_container_is_no_flat_input(tmp_path):
 def test_inputs_within_the_export(loaded):
     args, kwargs = called((6, 8), (6, 8), (6, 8))
     torch.testing.assert_close(loaded(*args, **kwargs), Nested()(*args, **kwargs))
+
+
+class Pair(NamedTuple):
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+class Containers(nn.Module):
+    """Containers of every kind that is kept, and a number that the program is exported for."""
+
+    def forward(self, given, factor):
+        low, high = given["pair"]
+        return OrderedDict(sum=low + high, pair=Pair(high * factor, given["others"][0]))
+
+
+@pytest.mark.parametrize("runtime", [None, "executorch"])
+def test_containers_and_numbers_of_a_call(tmp_path, runtime):
+    if runtime:
+        stock_runtime()
+    pair, other = Pair(randn(2), randn(2)), defaultdict(list, {0: randn(2)})
+    lowered = delegraph.lower(Containers().eval(), ({"pair": pair, "others": other}, 2), backends=[])
+    lowered.save(tmp_path / "containers.pte")
+    loaded = delegraph.load(tmp_path / "containers.pte", runtime=runtime)
+    got = loaded({"others": other, "pair": pair}, 2)
+    assert list(got) == ["sum", "pair"] and got["pair"]._fields == ("low", "high")
+    assert torch.equal(got["pair"].low, pair.high * 2) and torch.equal(got["pair"].high, other[0])
+    with pytest.raises(InputError, match="^input factor was exported as 2; it is 3"):
+        loaded({"others": other, "pair": pair}, 3)
+    with pytest.raises(InputError, match=r"^input given\['pair'\] is to be a namedtuple of 2; it is a list of 2"):
+        loaded({"others": other, "pair": [*pair]}, 2)

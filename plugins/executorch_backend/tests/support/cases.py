@@ -35,6 +35,8 @@ STATIC: dict[str, tuple[nn.Module, list[tuple[Any, ...]]]] = {
         p.Function(p.copied, n=torch.zeros(1).long()),
         [(randn(3),)] * 2,
     ),
+    "cropped": (p.Function(p.cropped), [(ROWS,)]),
+    "shifted": (p.Function(p.shifted), [(torch.tensor([1, -2, 100]), torch.tensor([1, 0, 3]))]),
     "maxima and places": (p.Function(lambda x: nn.functional.adaptive_max_pool2d(x, 2, True)), [(randn(1, 2, 4, 4),)]),
     "exchange": (p.Exchange(), [(randn(3),)] * 3),
     "cache": (p.Cache(), [(randn(1, 2, 1, 4), torch.tensor([k])) for k in range(3)]),

@@ -41,6 +41,14 @@ def copied(x: torch.Tensor, n: torch.Tensor) -> Any:
     return n.copy_(n + 1), x * n.float()
 
 
+def cropped(x: torch.Tensor) -> Any:
+    return functional.pad(x, (1, -1, -2, 0), value=3.0), functional.pad(x, (-1, -1))
+
+
+def shifted(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return x << 2, x >> 1, x << n, x >> n
+
+
 class Exchange(torch.nn.Module):
     """Writes each of two buffers with the other's old value."""
 

@@ -115,6 +115,15 @@ def test_what_several_compute_is_rounded_once():
     assert operators(lambda x: x.sum(1), x)[:2] == ["CAST fp32", "REDUCE_SUM fp32"]
 
 
+@pytest.mark.parametrize("dtype", TARGETS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_a_divisor_is_rounded_where_torch_makes_it_a_tensor(dtype):
+    function, x = Function(lambda x: (x % 0.3, torch.fmod(x, 0.3))), (torch.arange(-20, 20) / 4).to(dtype)
+    lowered = delegraph.lower(function, (x,), backends=["tosa"], options={"tosa": {"spec": TARGETS[dtype]}})
+    assert lowered.host_operators == 0
+    for found, eager in zip(lowered(x), function(x), strict=True):
+        assert distance(found, eager.double()) < 2 * ULP[dtype]
+
+
 def test_weights_are_stored_as_short_as_they_are():
     model, given = nn.Linear(64, 64).bfloat16().eval(), randn(1, 64).bfloat16()
     options = {"tosa": {"spec": TARGETS[torch.bfloat16]}}

@@ -38,6 +38,7 @@ from .writes import Reason
 
 _CANNOT = "the program cannot be made functional"
 _HINT = "write that line without in-place calls, or report it to PyTorch: run_decompositions({}) changes the results"
+_HINT_FAILED = "write that line without in-place calls; if example inputs or buffers share memory, give each its own"
 
 
 def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
@@ -49,7 +50,7 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
             functional: ExportedProgram = program.run_decompositions({})
         except Exception as e:  # torch has no one error for what it cannot retrace
             text = f"{_CANNOT}: {why.text}; nor could torch: {_first_line(e)}"
-            raise InputError("input-invalid", text, source=why.source) from e
+            raise InputError("input-invalid", text, source=why.source, hint=_HINT_FAILED) from e
         return functional
 
 

@@ -237,12 +237,34 @@ def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
     return [self.select(dim, k) for k in range(self.shape[dim])]
 
 
+def crop_and_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
+    """Negative pads take elements away; the others are the kernel's."""
+    for k, (front, back) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = self.dim() - 1 - k
+        start, end = max(-front, 0), self.shape[dim] - max(-back, 0)
+        self = aten.slice.Tensor(self, dim, start, end)
+    rest = [max(p, 0) for p in pad]
+    return aten.constant_pad_nd.default(self, rest, value) if any(rest) else self.clone()
+
+
+def shift(target: Any) -> Callable[..., Any]:
+    """``x << n`` and ``x >> n`` of integers by the operator that kernels have."""
+
+    def call(self: Tensor, other: Any) -> Any:
+        return target.Tensor_Scalar(self, other) if not isinstance(other, Tensor) else target.Tensor(self, other)
+
+    return call
+
+
 FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.remainder.Scalar: remainder,
     aten.remainder.Tensor: remainder,
     **{target: promoted(target) for p in (aten.add, aten.sub) for target in (p.Scalar, p.Tensor)},
     aten.pow.Tensor_Scalar: pow_of_tensor,
     aten.cat.default: cat_of_nothing,
+    aten.constant_pad_nd.default: crop_and_pad,
+    **{target: shift(aten.bitwise_left_shift) for target in (aten.__lshift__.Scalar, aten.__lshift__.Tensor)},
+    **{target: shift(aten.bitwise_right_shift) for target in (aten.__rshift__.Scalar, aten.__rshift__.Tensor)},
     **{target: product_over_nothing for target in (aten.mm.default, aten.bmm.default)},
     aten.unbind.int: unbind,
     aten.exp2.default: exp2,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from delegraph.exported_program import constant_tensor as tensor_of
-from delegraph.exported_program import output_values, placeholders, written_targets
+from delegraph.exported_program import output_values, placeholders, user_inputs, written_targets
 from delegraph.formats import DelegateContents
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
@@ -28,6 +28,7 @@ from .sources import stack_traces
 from .values import TensorValue, ValueTable, constant_tensor, planned_tensor
 
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+_VARYING = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,8 @@ class _Method:
         spec = self.program.call_spec
         signature: Any = self.program.module_call_graph[0].signature
         names = signature.forward_arg_names or ()
-        takes = encode_inputs(spec.in_spec, names) if spec.in_spec is not None else ""
+        fixed = [k for k, n in enumerate(user_inputs(self.program)) if not isinstance(n.meta.get("val"), _VARYING)]
+        takes = encode_inputs(spec.in_spec, names, fixed) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
         outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
         return ContainerMetadata(takes, outputs)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from delegraph.errors import DelegraphError, FormatError, InputError, Unsupported
-from delegraph.exported_program import leaf_names
 
-from ..containers import argument_names, structure_of
+from ..containers import expect_fixed_inputs, input_names
 from ..program.tables import (
     Bool,
     BoolList,
@@ -60,9 +59,7 @@ class HostMethod:
         self._calls: list[Call] = [i.call for i in plan.chains[0].instructions if i.call is not None]
         self._outputs_of = split_delegate_calls(plan)
         self._kernels = [kernel(str(o)) for o in plan.operators]
-        names = leaf_names(structure_of(plan.container, "inputs"), argument_names(plan.container)) or ()
-        count = len(plan.inputs)
-        self._names = list(names) if len(names) == count else list(map(str, range(count)))
+        self._names = input_names(plan)
         self._turn = threading.RLock()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -73,8 +70,10 @@ class HostMethod:
         with self._turn, torch.no_grad():
             if len(inputs) != len(self.plan.inputs):
                 raise InputError("input-invalid", f"{len(self.plan.inputs)} inputs are wanted, not {len(inputs)}")
+            fixed = expect_fixed_inputs(self.plan, inputs, self._names)
             for number, (index, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
-                self._set_input(index, given, self._names[number])
+                if number not in fixed:
+                    self._set_input(index, given, self._names[number])
             self._run()
             return [self._output(index) for index in self.plan.outputs]
 

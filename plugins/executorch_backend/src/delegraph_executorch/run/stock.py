@@ -10,7 +10,14 @@ import torch
 from delegraph.errors import DelegraphError, InputError, NoRuntime
 from delegraph.formats import Verdict
 
-from ..containers import argument_names, flatten_call, structure_of, unflatten_result
+from ..containers import (
+    argument_names,
+    expect_fixed_inputs,
+    flatten_call,
+    input_names,
+    structure_of,
+    unflatten_result,
+)
 from ..device import load_device_halves
 from ..program.tables import Tensor
 from ..serialize.reader import open_bytes, read_program
@@ -47,10 +54,11 @@ class StockProgram:
         loaded = _say(self._path, lambda: self._program.load_method(name))
         container = plan.container
         takes, returns = structure_of(container, "inputs"), structure_of(container, "outputs")
-        names = argument_names(container)
+        names, called = argument_names(container), input_names(plan)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             flat = flatten_call(takes, args, kwargs, names)
+            expect_fixed_inputs(plan, flat, called)
             for k, position in enumerate(plan.inputs[: len(flat)]):
                 flat[k] = _lay_out(flat[k], plan.values[position].value)
             outputs = _say(self._path, lambda: loaded.execute(flat))  # ``self`` keeps the program that it needs

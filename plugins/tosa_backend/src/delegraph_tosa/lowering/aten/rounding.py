@@ -74,6 +74,13 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DTy
     return converted(t, x, wide), converted(t, y, wide), x.dtype
 
 
+def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
+    """The same, where torch makes a number a tensor of the other operand's type: ``x % 0.3`` has 0.3 in bf16."""
+    found = _operands(t, left, right)
+    t.rounded_number = False  # it is meant to be
+    return found
+
+
 def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
     """(quotient, remainder) of integers. INTDIV cuts towards zero: below, where that is up, one less."""
     quotient = t.intdiv(x, y)
@@ -111,7 +118,7 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. Exact while the quotient is below
     4096, and meaningless from 2^24 on
     """
-    x, y, dtype = _operands(t, self, other)
+    x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
 
 
@@ -120,7 +127,7 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the remainder with the sign of the divisor, 0 with the dividend's. Exact while the quotient
     is below 4096, and meaningless from 2^24 on
     """
-    x, y, dtype = _operands(t, self, other)
+    x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
 
 

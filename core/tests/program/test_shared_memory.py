@@ -1,0 +1,66 @@
+"""Inputs that share memory: refused where a write would have to reach another of them, else as eager computes them."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import InputError
+from torch import nn
+
+
+class Writes(nn.Module):
+    def forward(self, x, y, unused):
+        x.add_(1)
+        return x * y
+
+
+def memory():
+    return torch.arange(12.0)
+
+
+SHARED = {
+    "same": lambda m: (m[:4], m[:4]),
+    "overlapping": lambda m: (m[:4], m[2:6]),
+    "strided": lambda m: (m[::3], m[2::2][:4]),
+    "other type": lambda m: (m[:4], m.view(torch.int32)[:4]),
+    "expanded": lambda m: (m[:4], m[:1].expand(4)),
+}
+APART = {
+    "halves": lambda m: (m[:4], m[4:8]),
+    "every second": lambda m: (m[:8:2], m[1:8:2]),
+}
+
+
+def lowered_for(x, y):
+    return delegraph.lower(Writes().eval(), (x.clone(), y.clone(), memory()[:4]), backends=[])
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_write_that_another_input_would_show(name):
+    x, y = SHARED[name](memory())
+    with pytest.raises(InputError, match="^inputs x and y share memory, and the program writes x"):
+        lowered_for(x, y)(x, y, memory()[:4])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_write_that_no_other_input_shows(name):
+    x, y = APART[name](memory())
+    wanted = (x + 1) * y
+    assert torch.equal(lowered_for(x, y)(x, y, x), wanted)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_examples_and_buffers_that_share_memory(buffers):
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("whole", memory())
+            self.register_buffer("part", self.whole[:4])
+
+        def forward(self, x):
+            self.whole.add_(1)
+            return self.part * x
+
+    x = memory()[:4]
+    model, inputs = (Part(), (x,)) if buffers else (Writes(), (x, x, memory()[:4]))
+    with pytest.raises(InputError, match=r"(?s)shares memory with .*give each its own"):
+        delegraph.lower(model.eval(), inputs, backends=[])
