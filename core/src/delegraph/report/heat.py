@@ -8,6 +8,14 @@ from ..program.operators import OperatorStatistics, OperatorVerification, severi
 from .drawing import HEATS
 
 
+def degree(row: OperatorStatistics) -> int:
+    """How wrong a value is, from 1 for one that agrees to ``HEATS``."""
+    differs, odd, ratio = severity(row)
+    if differs:
+        return HEATS if odd or ratio > 10 else HEATS - 1
+    return 1 if ratio <= 0.1 else 2
+
+
 class Errors:
     """Figures of operators by where they run and their names."""
 
@@ -20,12 +28,7 @@ class Errors:
     def heat(self, where: str, node: str = "") -> int:
         """How wrong a value is, or the worst of a delegate: 0 where nothing was compared, else from 1 to ``HEATS``."""
         row = self._rows.get((where, node))
-        if row is None:
-            return 0
-        differs, odd, ratio = severity(row)
-        if differs:
-            return HEATS if odd or ratio > 10 else HEATS - 1
-        return 1 if ratio <= 0.1 else 2
+        return 0 if row is None else degree(row)
 
     def shown(self, where: str, node: str) -> Iterator[str]:
         """What its box says of it."""

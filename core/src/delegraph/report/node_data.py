@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.fx import Node
 
 from ..errors import InputError
-from ..program.operators import OperatorVerification, severity
+from ..program.operators import OperatorStatistics, OperatorVerification, severity
 from ..source import source_of
 from .collect import EXPORTED, NOT_TAGGED, host_calls, is_operator, refused_by
+from .heat import degree
 from .rows import DelegateRow, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PROGRAM = "graph"
 """What Model Explorer calls the graph of a ``.pt2`` file; its nodes have the names that they have in the program."""
 BAD_TO_GOOD = ("#d73027", "#fee08b", "#1a9850")
+_HEATS = ("#d5efd5", "#fee08b", "#f5a524", "#d73027")
+"""By `degree`, against the tolerance: from the least error to the largest, rounding alone would look like a fault."""
 _REFUSED = "#f4a6a0"
 _TONES = ("#9fb8ff", "#8fdcb9", "#f3a6e2", "#d6d190", "#c4a68a")
 """Of backends, which Model Explorer shows on light paper."""
@@ -111,8 +114,8 @@ class _MethodColumns:
             NodeData("refusal", refusals, colors=kept),
         ]
         if self.errors:
-            errors = self._values(self._error, max)
-            columns.append(NodeData("error", errors, BAD_TO_GOOD[::-1], colors={math.inf: BAD_TO_GOOD[0]}))
+            heats: dict[float | str, str] = {_size(o): _HEATS[degree(o) - 1] for o in self.errors.values()}
+            columns.append(NodeData("error", self._values(self._error, max), colors=heats))
         return columns
 
     def _texts(self, say: Callable[[_Place], str]) -> Mapping[str, Mapping[str, float | str]]:
@@ -145,9 +148,11 @@ class _MethodColumns:
     def _error(self, place: _Place) -> float | None:
         """By the largest value; None if it was not compared."""
         row = self.errors.get(("host" if place.row is None else place.row.name, place.node.name))
-        if row is None:
-            return None
-        return math.inf if row.figures.mismatched else row.figures.relative_error
+        return None if row is None else _size(row)
+
+
+def _size(row: OperatorStatistics) -> float:
+    return math.inf if row.figures.mismatched else row.figures.relative_error
 
 
 def _described(row: DelegateRow | None) -> str:
