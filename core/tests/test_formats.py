@@ -119,7 +119,7 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
     ran = json.loads(run("run", "net.zipped", "--input", "x.npy").stdout)
     assert ran["outputs"][0]["shape"] == [3, 2]
     refused = run("run", "net.zipped")
-    assert refused.returncode == 2 and "the format of .zipped files has no sample" in refused.stderr
+    assert refused.returncode == 2 and "--input FILE.npy" in refused.stderr
 
 
 def test_options_are_the_formats_own(zipped, tmp_path):
@@ -140,6 +140,80 @@ def test_a_damaged_file_names_the_plugin_that_refuses_it(zipped, tmp_path):
     assert caught.value.raised_by == f"read of ZipFormat (zip-vendor 2.5), at {tmp_path / 'net.zipped'}"
     with pytest.raises(errors.InputError, match="No such file"):
         delegraph.load(tmp_path / "absent.zipped", registry=zipped)
+
+
+# --- what a program may hold that a format may not --------------------------------------------------------------------
+
+
+class Plain(torch.nn.Module):
+    """A keyword argument, an output that is an input, a dictionary."""
+
+    def forward(self, x, *, scale):
+        return {"y": torch.relu(x * scale), "x": x}
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen += x.sum(0)
+        return torch.relu(x)
+
+
+class Holding(Counting):
+    def forward(self, x):
+        return torch.relu(x), self.seen
+
+
+class Sized(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x), 2 * x.shape[0]
+
+
+@pytest.fixture
+def stepping(registry, monkeypatch):
+    """A registry with a format that has nothing of the host."""
+    monkeypatch.syspath_prepend(str(ZIP.parent))
+    monkeypatch.delitem(sys.modules, "steps_format", raising=False)
+    registry.register(offering(FormatSpec(".steps", "steps_format:StepsFormat")), name="steps")
+    yield registry
+    sys.modules.pop("steps_format", None)
+
+
+def echoed(model, *args, registry, **kwargs):
+    def why_not(node):
+        return None if isinstance(node.meta["val"], torch.Tensor) else "it computes tensors only"
+
+    chosen = [CapabilityPartitioner(why_not, "EchoBackend")]
+    return delegraph.lower(model.eval(), args, backends=chosen, registry=registry, **kwargs)
+
+
+def test_a_format_of_delegates_in_order_is_called_as_the_method_was(stepping, tmp_path):
+    x, scale = torch.randn(3, 4), torch.tensor(2.0)
+    path = tmp_path / "net.steps"
+    echoed(Plain(), x, example_kwargs={"scale": scale}, registry=stepping).save(path)
+    results = delegraph.load(path, registry=stepping)(x, scale=scale)
+    assert list(results) == ["y", "x"] and torch.equal(results["y"], torch.relu(x * scale))
+    with pytest.raises(errors.InputError, match="scale"):
+        delegraph.load(path, registry=stepping)(x)
+    for damaged in (path.read_bytes()[:-9], b"[]", path.read_bytes().replace(b'"blob": "', b'"blob": "zz')):
+        path.write_bytes(damaged)
+        with pytest.raises(errors.FormatError, match="no .steps file, or a damaged one"):
+            delegraph.load(path, registry=stepping)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [(Counting, "keeps no state, and forward writes seen"), (Holding, "no constants of the host"), (Sized, "sym_size")],
+)
+def test_it_refuses_what_it_would_lose(model, why, stepping, tmp_path):
+    sizes = {"dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=2, max=9)}}} if model is Sized else {}
+    lowered = echoed(model(), torch.randn(3, 4), registry=stepping, **sizes)
+    with pytest.raises(errors.InputError, match=why):
+        lowered.save(tmp_path / "net.steps")
+    assert not (tmp_path / "net.steps").exists()
 
 
 # --- which format it is -----------------------------------------------------------------------------------------------

@@ -107,6 +107,9 @@ class Run:
         named = {"method": args.method} if "method" in inspect.signature(file_format.kind.sample).parameters else {}
         for path in args.input:
             expect_file(path)
+        if not args.input and not file_format.defines("sample"):
+            text = f"the format of {args.file.suffix} files has no sample inputs"
+            raise UsageError("usage-invalid", text, hint="give an .npy file for each input: --input FILE.npy")
         inputs = [_read_array(p) for p in args.input] or file_format.sample(args.file, args.seed, **named)
         with progress(f"running {args.file}"):
             if runs_itself:
@@ -149,7 +152,9 @@ def _read_array(path: Path) -> np.ndarray[Any, Any]:
     except (OSError, ValueError, EOFError) as e:
         raise InputError("input-invalid", f"{path} is not a readable .npy file: {e}") from e
     if not isinstance(array, np.ndarray):
-        raise InputError("input-invalid", f"{path} holds several arrays; give one .npy file for each input")
+        text = f"{path} is an archive of arrays: {', '.join(array.files)}"
+        array.close()
+        raise InputError("input-invalid", text, hint="give an .npy file for each input, in the order of the inputs")
     return array
 
 
