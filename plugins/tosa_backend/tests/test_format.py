@@ -125,6 +125,9 @@ def test_a_wrong_input_is_one_error(path, tmp_path, capsys):
     (tmp_path / "x.npy").write_bytes(b"no array")
     assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1
     assert "is not a readable .npy file" in capsys.readouterr().err
+    np.savez(tmp_path / "x.npz", image=np.zeros((2, 32), np.float32))
+    assert main(["run", str(path), "--input", str(tmp_path / "x.npz")]) == 1
+    assert "x.npz is an archive of arrays: image\n  hint: give an .npy file for each input" in capsys.readouterr().err
 
 
 def test_neither_command_imports_torch(path):
