@@ -21,6 +21,10 @@ for name in ("fmod", "remainder"):
     FAMILY.cases(name, function, (randn(2, 9) * 9, positive(9)), (randn(2, 9) * 9, randn(9)), (half(5) * 9, half(5)))
     FAMILY.cases(f"{name}-number", lambda x, f=function: f(x, 3) + f(x, -0.7), MULTIPLES, randn(9) * 20)
     FAMILY.cases(f"{name}-sign-of-zero", lambda x, f=function: 1 / f(x, 2), torch.tensor([-4.0, 4.0, -0.0, 0.0, -3.0]))
+angles = randn(99) * 2.0 ** torch.arange(99).remainder(23), positive(99) + 0.5  # quotients up to 2^24
+for name, function in (("fmod", torch.fmod), ("remainder", torch.remainder)):
+    FAMILY.case(f"{name}-large-quotients", lambda x, y, f=function: f(x, y) / y, *angles)
+    FAMILY.case(f"{name}-turns", lambda x, f=function: f(x, 6.2831855), angles[0])
 grid = [a.flatten() for a in torch.meshgrid(EDGES, EDGES, indexing="ij")]
 for name in ("fmod", "remainder"):
     FAMILY.case(f"{name}-edges", getattr(torch, name), *grid)

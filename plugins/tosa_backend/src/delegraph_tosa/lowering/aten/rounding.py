@@ -2,8 +2,10 @@
 
 TOSA divides floats by RECIPROCAL and MUL, whose result can lie on the wrong side of a whole number. So a quotient is
 rounded to the nearest whole number, which that cannot change but in ties, and corrected by what it leaves. What it
-leaves is computed with the divisor in two halves of 12 bits (Dekker's splitting), so that products with quotients below
-4096 are exact.
+leaves is computed with the divisor in two halves of 12 bits (``division``), so that products with 12 bits of a quotient
+are exact; from divisors of 2^110 on only what fp32 holds. A quotient below 2^24 has two such digits. Larger ones fp32
+does not count one by one, and the remainder that they leave would take a digit for every 12 bits: 24 of them for the
+quotients up to 2^277 that two floats can have, eight operators each, which no model pays for.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .elementwise import div
 
 aten = torch.ops.aten
 inf = math.inf
+DIGIT = 1 << 12
 
 
 def nearest(t: Tosa, x: Value) -> Value:
@@ -101,9 +104,13 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     """
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
-    quotient = nearest(t, t.mul(x, t.reciprocal(y)))
-    upper, lower = halves(t, y)
-    rest = t.sub(t.sub(x, t.mul(quotient, upper)), t.mul(quotient, lower))
+    (upper, lower), inverse = halves(t, y), t.reciprocal(y)
+    high = _first_digit(t, x, y, inverse)
+    none = t.equal(high, 0)  # where zeros keep their signs
+    rest = t.select(none, x, t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)))
+    low = nearest(t, t.mul(rest, inverse))
+    quotient = t.select(none, low, t.add(high, low))
+    rest = t.sub(t.sub(rest, t.mul(low, upper)), t.mul(low, lower))
     wanted = x if towards_zero else y
     wrong = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, wanted))
     wrong = t.logical_and(wrong, t.logical_not(t.equal(rest, 0)))
@@ -113,10 +120,16 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     return t.select(wrong, t.sub(quotient, step), quotient), remainder
 
 
+def _first_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
+    """The multiple of 4096 that is nearest to x / y; 0 of a y so large that its multiples would overflow."""
+    step = t.select(t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT))
+    return t.mul(t.floor(t.add(t.mul(x, step), 0.5)), DIGIT)
+
+
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. Exact while the quotient is below
-    4096, and meaningless from 2^24 on
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. Exact while the quotient is below 2^24, and
+    meaningless from there on
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
@@ -125,7 +138,7 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the remainder with the sign of the divisor, 0 with the dividend's. Exact while the quotient
-    is below 4096, and meaningless from 2^24 on
+    is below 2^24, and meaningless from there on
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
@@ -133,7 +146,9 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; exact while the quotient of floats is below 4096, above it may be one off"""
+    """[*S], [*S] -> [*S]; exact while the quotient of floats is below 2^24, where torch's, of a rounded
+    difference, may be one off
+    """
     return _divided(t, self, other, "floor")
 
 
