@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from ..evaluate.stored import stored_elements
 from ..ir.graph import Array, Folded, Graph, Value
-from ..ir.operators import CONCAT
+from ..ir.operators import CONCAT, RESHAPE
 from ..ir.types import FLOATS
 from ..spec import TosaSpec
 from .elements import pack, size_in_file
@@ -63,17 +63,18 @@ class TosaFile:
         position = len(self._structure)
         parts: tuple[Array, ...] = ()
         for placed in self._placed:
-            file.write(bytes(placed.start - position))
-            if placed.has_length:
-                file.write(size_in_file(placed.type).to_bytes(LENGTH_BYTES, "little"))
-            position = _end(placed)
-            if joined := _joined(placed.value):
-                for weight in joined:
+            type = placed.type
+            size = size_in_file(type)
+            length = size.to_bytes(LENGTH_BYTES, "little") if placed.has_length else b""
+            file.write(bytes(placed.start - position) + length)
+            position = placed.start + len(length) + size
+            if type.dtype in FLOATS:
+                for weight in _in_order(placed.value):
                     file.write(pack(stored_elements(weight)[0], weight.type))
                 continue
             if placed.part == 0:  # the scales of a block-scaled constant follow its values
                 parts = stored_elements(placed.value)
-            file.write(pack(parts[placed.part], placed.type))
+            file.write(pack(parts[placed.part], type))
         file.write(self._trailer)
 
     def constants(self) -> Iterator[Constant]:
@@ -91,13 +92,13 @@ class TosaFile:
         return stream.getvalue()
 
 
-def _joined(value: Value) -> tuple[Value, ...]:
-    """Weights whose elements, one after another, are those of ``value``: they are not copied into one array."""
-    if not isinstance(value.constant, Folded) or value.dtype not in FLOATS:
-        return ()
-    operator = value.constant.operator
-    return operator.inputs if isinstance(operator, CONCAT) and operator.axis == 0 else ()
-
-
-def _end(placed: Placed) -> int:
-    return placed.start + (LENGTH_BYTES if placed.has_length else 0) + size_in_file(placed.type)
+def _in_order(value: Value) -> Iterator[Value]:
+    """Weights whose elements, one after another, are those of ``value``: nothing is computed, nor copied into one."""
+    operator = value.constant.operator if isinstance(value.constant, Folded) else None
+    if isinstance(operator, RESHAPE):
+        yield from _in_order(operator.inputs[0])
+    elif isinstance(operator, CONCAT) and operator.axis == 0:
+        for part in operator.inputs:
+            yield from _in_order(part)
+    else:
+        yield value
