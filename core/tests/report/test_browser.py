@@ -229,6 +229,10 @@ def test_figures_colour_the_boxes_and_lead_to_them(tab, pages):
     tab.open(path, WIDE)
     fills = {k: tab.evaluate(f"getComputedStyle(document.querySelector('.picture .e{k} rect')).fill") for k in (3, 4)}
     assert fills == {3: "rgb(245, 165, 36)", 4: "rgb(194, 52, 10)"}
+    tab.call("Accessibility.enable")
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    spoken = [n["name"]["value"] for n in nodes if n.get("role", {}).get("value") in ("button", "region", "link")]
+    assert {"Smaller", "Larger", "Next delegate", "method forward"} <= {*spoken} and all(spoken)
     link = "[...document.querySelectorAll('[id^=m0a] td:last-child a')].at(-1)"
     tab.evaluate(f"{link}.scrollIntoView({{block: 'center'}})")
     target = tab.evaluate(f"{link}.getAttribute('href')")

@@ -83,7 +83,7 @@ svg .marked rect { stroke: var(--mark); stroke-width: 2; stroke-dasharray: 6 3; 
 svg .mark { fill: var(--mark); font-weight: bold; }
 svg .e1 rect { fill: var(--paper); fill-opacity: 1; } svg .e2 rect { fill: var(--e2); fill-opacity: 1; }
 svg .e3 rect { fill: var(--e3); fill-opacity: 1; } svg .e4 rect { fill: var(--e4); fill-opacity: 1; }
-svg .e4 text { fill: var(--e4ink); }
+svg .e4 text { fill: var(--e4ink); } svg .e3 .mark { fill: var(--ink); }
 svg path { fill: none; stroke: var(--wire); stroke-width: 1.2; }
 svg path.near { stroke: transparent; stroke-width: 9; }
 svg g:hover > path.wire { stroke: var(--link); stroke-width: 3; }

@@ -28,6 +28,8 @@ class Viewer {
   addTools() {
     const tools = document.createElement("div");
     tools.className = "tools";
+    tools.setAttribute("role", "group");
+    tools.setAttribute("aria-label", "Tools of " + this.frame.getAttribute("aria-label"));
     const add = (label, title, act) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -37,9 +39,9 @@ class Viewer {
       tools.append(button);
       return button;
     };
-    add("\\u2212", "smaller (key -)", () => this.zoom(this.scale / STEP));
+    add("\\u2212", "smaller (key -)", () => this.zoom(this.scale / STEP)).setAttribute("aria-label", "Smaller");
     this.shown = add("100 %", "natural size (key 1)", () => this.zoom(1));
-    add("+", "larger (key +)", () => this.zoom(this.scale * STEP));
+    add("+", "larger (key +)", () => this.zoom(this.scale * STEP)).setAttribute("aria-label", "Larger");
     add("Whole", "all of the graph (key 0)", () => this.fit(this.box(this.svg)));
     if (this.delegates.length > 0) {
       add("\\u2039", "the delegate before (key p)", () => this.step(-1)).setAttribute("aria-label", "Delegate before");
