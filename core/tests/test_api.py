@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import operator
+import pickle
 
 import delegraph.api as api
 import pytest
@@ -796,6 +797,32 @@ def test_inputs_that_are_no_plain_tensors_are_refused(registry, given, text, bac
     with pytest.raises(errors.InputError, match=text):
         lowered(given)
     assert torch.equal(lowered(torch.nn.Parameter(torch.eye(3))), torch.eye(3))
+
+
+def test_a_program_is_copied_but_not_pickled(registry):
+    x = torch.randn(3, 4)
+    lowered = api.lower(Middle().eval(), x, backends=[echo()], registry=registry)
+    with pytest.raises(errors.InputError, match=r"(?s)LoweredProgram cannot be pickled: .*lowered.save.*copy.deepcopy"):
+        pickle.dumps(lowered)
+    for other in (copy.copy(lowered), copy.deepcopy(lowered), lowered.instance()):
+        assert type(other) is type(lowered) and torch.equal(other(x)[0], lowered(x)[0])
+
+
+def test_what_torch_drops_is_refused(registry):
+    class Assigned(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            y.data = x * 2
+            return y
+
+    with pytest.raises(errors.InputError, match=r"^add\.data is assigned; torch.export drops that") as raised:
+        api.lower(Assigned().eval(), torch.ones(3), backends=[], registry=registry)
+    assert raised.value.source.code == "y.data = x * 2" and "x.copy_(other)" in raised.value.hint
+
+
+def test_a_backend_is_named_once(registry):
+    with pytest.raises(errors.OptionError, match=r"(?s)^backends names 'tosa' twice.*get_partitioner"):
+        api.lower(Middle().eval(), torch.randn(3, 4), backends=["tosa", "tosa"], registry=registry)
 
 
 def test_example_inputs_in_any_plain_form_and_what_a_notebook_shows(registry):

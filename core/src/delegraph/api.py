@@ -133,6 +133,11 @@ def _listed(backends: Any) -> list[str | Partitioner]:
             hint = f"make one of it: {backend.__name__}(...)" if isinstance(backend, type) else None
             text = f"a backend is a name or a Partitioner, not {backend!r}"
             raise OptionError("option-invalid", text, hint=hint)
+    names = [backend for backend in listed if isinstance(backend, str)]
+    if len(set(names)) < len(names):
+        text = f"backends names {next(n for n in names if names.count(n) > 1)!r} twice"
+        hint = "name it once; to ask it again with other options, pass delegraph.get_partitioner(name, ...)"
+        raise OptionError("option-invalid", text, hint=hint)
     return listed
 
 

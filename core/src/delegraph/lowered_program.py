@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.export import ExportedProgram
@@ -101,9 +101,18 @@ class LoweredProgram(MethodPrograms):
         return self._with({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
 
     def _with(self, methods: dict[str, Executable]) -> LoweredProgram:
-        other = copy.copy(self)
-        other._methods = methods
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _methods=methods)
         return other
+
+    def __copy__(self) -> LoweredProgram:
+        return self._with(self._methods)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Raises InputError: the delegates of a program are open in this process."""
+        text = "a LoweredProgram cannot be pickled: its delegates are open in this process, and a model may be large"
+        hint = 'lowered.save("model.pte") and delegraph.load("model.pte") in the other process; here, copy.deepcopy'
+        raise InputError("input-invalid", text, hint=hint)
 
     def verify(
         self,

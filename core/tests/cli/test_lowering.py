@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import textwrap
 from pathlib import Path
 from xml.etree import ElementTree
@@ -210,6 +211,15 @@ def test_nothing_is_written_over_what_is_read_or_over_another_file(model, tmp_pa
     assert "net.echo is read" in fails(capsys, "inspect", net, "--html", net, code=2, error="usage-invalid")
     assert net.read_bytes() == b"blob"
     assert "is read" in fails(capsys, "compare", model, "--report", model, code=2, error="usage-invalid")
+
+
+def test_figures_of_several_methods_have_their_names(more, tmp_path, capsys):
+    report = tmp_path / "r.txt"
+    code, out, _ = run(capsys, "lower", f"{more}:methods", *LOWER, "--verify", "--report", report)
+    assert code == 0
+    for shown in (out, report.read_text()):
+        assert re.findall(r"^method (\w+), compared with eager:$", shown, re.MULTILINE) == ["one", "two"]
+    assert "\ncompared with eager:\n" in run(capsys, "lower", f"{more}:whole", *LOWER, "--verify")[1]
 
 
 def test_verify_operators_with_inputs_of_ones_own(more, tmp_path, capsys):

@@ -424,6 +424,12 @@ def test_python_minus_m_is_the_command(tmp_path):
     assert "usage: delegraph lower" in shown.stderr
 
 
+def test_an_unknown_flag_shows_the_usage_of_its_command(tmp_path, capsys):
+    assert main(["run", "file.tosa", "--nonsense", "1"]) == 2
+    shown = capsys.readouterr().err
+    assert "unrecognized arguments: --nonsense 1\nusage: delegraph run [" in shown and "delegraph run --help" in shown
+
+
 @pytest.mark.parametrize("module", ["torch", "pluggy", "argparse"])
 def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
     (tmp_path / f"{module}.py").write_text("print('it ran')")

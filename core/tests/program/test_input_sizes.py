@@ -113,9 +113,9 @@ def test_only_a_multiple_is_known():
 
     lowered = delegraph.lower(Halves().eval(), randn(4), dynamic_shapes=({0: 2 * HALF},), backends=[])
     assert lowered(torch.ones(8)).tolist() == [2.0] * 4
-    with pytest.raises(InputError, match=r"input x has size 7 in dimension 0; .* for size 2\*s[0-9]+ there"):
+    with pytest.raises(InputError, match=r"input x has size 7 in dimension 0; .* for size 2\*HALF there"):
         lowered(randn(7))
-    with pytest.raises(InputError, match="input x has size 10 in dimension 0; .* with s[0-9]+ of at most 4 there"):
+    with pytest.raises(InputError, match="input x has size 10 in dimension 0; .* with HALF of at most 4 there"):
         lowered(randn(10))
 
 

@@ -3,6 +3,9 @@
 import json
 import subprocess
 import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import delegraph
 import numpy as np
@@ -66,6 +69,46 @@ def test_inputs_in_containers(tmp_path):
     torch.testing.assert_close(found, wanted)
 
 
+@dataclass
+class Rows:
+    x: torch.Tensor
+    by: torch.Tensor
+
+
+torch.export.register_dataclass(Rows, serialized_type_name="delegraph_tests.Rows")
+
+
+def test_a_registered_class_is_a_list_in_the_file(tmp_path):
+    class OfClass(nn.Module):
+        def forward(self, rows):
+            return torch.relu(rows.x) + rows.by
+
+    given = {n: Rows(torch.randn(n, 4), torch.randn(n, 1)) for n in (2, 5, 8)}
+    examples = [(given[n],) for n in (2, 8)]
+    program = delegraph.lower_buckets(OfClass().eval(), examples, padding=0, backends=[])
+    program.save(tmp_path / "rows.pte")
+    wanted = OfClass()(given[5])
+    torch.testing.assert_close(program(given[5]), wanted)
+    loaded = delegraph.load(tmp_path / "rows.pte")
+    torch.testing.assert_close(loaded([given[5].x, given[5].by]), wanted)
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    by: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Pair, lambda x, by: OrderedDict(x=x, by=by)])
+def test_a_container_without_a_word_in_the_table(kind):
+    class Of(nn.Module):
+        def forward(self, given):
+            x, by = given.values() if isinstance(given, dict) else given
+            return torch.relu(x) + by
+
+    program = delegraph.lower_buckets(Of().eval(), [(kind(torch.ones(n, 4), torch.ones(n, 1)),) for n in (2, 8)])
+    assert program.program.named_data.pte_data == {}
+
+
 def test_only_exact_sizes_without_padding(tmp_path):
     examples = [(torch.randn(n, 4), torch.randn(n, 1)) for n in (2, 8)]
     delegraph.lower_buckets(Flat().eval(), examples, backends=[]).save(tmp_path / "exact.pte")
@@ -77,7 +120,9 @@ def test_only_exact_sizes_without_padding(tmp_path):
 def test_inspect_and_run(saved, tmp_path, capsys):
     path, _ = saved
     assert main(["inspect", str(path), "--summary"]) == 0
-    assert "sizes of one model: forward_2, forward_8; a call takes the smallest that holds" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "sizes of one model: forward_2, forward_8; a call takes the smallest that holds" in shown
+    assert "  in   x: float32[2, 4]\n  in   by: float32[2, 1]\n" in shown and "\nconstants: 0, 0 bytes\n" in shown
     assert main(["inspect", str(path), "--json"]) == 0
     shapes = {"forward_2": [[2, 4], [2, 1]], "forward_8": [[8, 4], [8, 1]]}
     assert json.loads(capsys.readouterr().out)["buckets"] == {"padding": 0, "inputs": shapes}

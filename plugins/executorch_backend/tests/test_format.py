@@ -81,7 +81,7 @@ def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
     assert json.loads(json.dumps(facts.to_json()))["methods"][0]["name"] == "forward"
     summary = PteFormat.summarize(path)
     assert summary.methods[0].delegates[0].producer == "in-process"
-    assert [str(t) for t in summary.methods[0].inputs] == ["float32[3, 4]"]
+    assert [str(t) for t in summary.methods[0].inputs] == ["x: float32[3, 4]"]
     assert summary.needs["kernels"] == facts.kernels and summary.methods[0].operators == facts.methods[0].kernels
     assert summary.constant_bytes == sum(c.bytes for c in summary.largest) > 0
     page = PteFormat.page(path)

@@ -108,7 +108,9 @@ def _run(words: Sequence[str]) -> Outcome:
     with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), native.end_explained():
         command_line = parser(words)
         with contextlib.redirect_stdout(stdout):  # which arguments such as /dev/stdout mean
-            args = command_line.parse_args(words)
+            args, unknown = command_line.parse_known_args(words)
+            if unknown:  # argparse would show the usage of delegraph, not that of the command
+                args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
         outcome: Outcome = args.run_command(args)
     return outcome
 
@@ -138,7 +140,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         chosen.add_argument("--json", action="store_true", help="print one JSON object with a schema field")
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
         command.add_arguments(chosen)
-        chosen.set_defaults(run_command=command.run)
+        chosen.set_defaults(run_command=command.run, refuse=chosen.error)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DelegraphWarning)  # nobody reads them here

@@ -62,10 +62,15 @@ class Attempt:
         failed = None if self.error is None else describe_error(self.error)
         return {"model": self.model, "error": failed, **self.content(), "seconds": round(self.seconds, 3)}
 
+    def verification_lines(self) -> list[str]:
+        """The figures against eager, of several methods each with its name."""
+        several = len(self.verifications) > 1
+        return [f"method {printable(m)}, {v}" if several else str(v) for m, v in self.verifications.items()]
+
     def text(self, verbose: bool) -> str:
         """What is printed of a MODEL that is alone."""
         lines = [] if self.report is None else [self.report.to_text(verbose)]
-        lines += map(str, self.verifications.values())
+        lines += self.verification_lines()
         lines += [f"wrote {self.output['path']} ({self.output['bytes']} bytes)"] if self.output else []
         lines += [f"wrote {', '.join(self.node_data)}"] if self.node_data else []
         return "\n".join(lines)
@@ -95,7 +100,7 @@ def write_report(path: Path, made: Attempt, verbose: bool) -> None:
     elif path.suffix in (".html", ".htm"):
         text = report.to_html(made.verifications)
     else:
-        text = "\n".join([report.to_text(verbose), *map(str, made.verifications.values())])
+        text = "\n".join([report.to_text(verbose), *made.verification_lines()])
     write_whole(path, f"{text}\n".encode())
 
 

@@ -167,10 +167,11 @@ def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> 
 
 
 def _expect_agreement(verifications: dict[str, Any], tolerance: float | None) -> None:
-    for verification in verifications.values():
+    for method, verification in verifications.items():
         if not verification.agrees(tolerance):
             within = "the tolerance of its type" if tolerance is None else f"{tolerance:g}"
-            text = f"the lowered program does not agree with eager PyTorch within {within}; {verification}"
+            what = f"method {method} of the lowered program" if len(verifications) > 1 else "the lowered program"
+            text = f"{what} does not agree with eager PyTorch within {within}; {verification}"
             hint = "nothing was written; --verify-operators says where it begins, --tolerance what is accepted"
             raise DelegraphError("verification-failed", text, hint=hint)
 

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from ..errors import InputError
 from ..exported_program import user_inputs
 from ..source import Source as SourceLine
-from ..source import innermost
+from ..source import innermost, source_of
 from .tracing import TRACING, unlogged
 
+_CHECK_OF_DATA = torch.ops.aten._has_compatible_shallow_copy_type.default
 _OF_TORCHS_RNNS = r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during export"
 _EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 
@@ -61,7 +63,18 @@ def export_method(method: str, source: Source) -> ExportedProgram:
     if not user_inputs(program):
         text = f"method {method} takes no inputs: there is nothing to compute at run time"
         raise InputError("input-invalid", text, hint="give the module an input, or compute its constant result once")
+    _expect_no_data_assigned(program)
     return program
+
+
+def _expect_no_data_assigned(program: ExportedProgram) -> None:
+    """Raise InputError for ``tensor.data = other``: torch.export drops it, and leaves no trace but a check of types."""
+    modules = (m for m in program.graph_module.modules() if isinstance(m, GraphModule))
+    assigned = (n for m in modules for n in m.graph.nodes if n.target is _CHECK_OF_DATA)
+    for node in assigned:
+        text = f"{node.args[0]}.data is assigned; torch.export drops that, and the program goes on with the old value"
+        hint = "write into the tensor, x.copy_(other), or go on with the other one, x = other"
+        raise InputError("input-invalid", text, node, source_of(node), hint)
 
 
 def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -138,13 +139,12 @@ def _encode(spec: pytree.TreeSpec) -> Any:
         return LEAF
     children = [_encode(child) for child in spec.children()]
     keyed = spec.type is dict and all(isinstance(key, str) for key in spec.context)
-    if None in children or not (keyed or spec.type in (tuple, list)):
+    is_record = spec.type is namedtuple or issubclass(spec.type, dict)  # which program files keep as what they are
+    if None in children or (is_record and not keyed):
         return None
-    return (
-        {"dict": [list(pair) for pair in zip(spec.context, children, strict=True)]}
-        if keyed
-        else {spec.type.__name__: children}
-    )
+    if keyed:
+        return {"dict": [list(pair) for pair in zip(spec.context, children, strict=True)]}
+    return {"tuple" if spec.type is tuple else "list": children}  # dataclasses and the like are lists in program files
 
 
 def _decode(structure: Any) -> Any:

@@ -36,7 +36,8 @@ def _names_of_dims(nodes: list[Node]) -> dict[sympy.Symbol, str]:
     """torch keeps them beside the symbols, by the source of the size: ``L['x'].size()[0]``."""
     mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
     environment: Any = None if mode is None else mode.shape_env
-    given: dict[str, str] = getattr(environment, "source_name_to_debug_name", {})
+    given: dict[str, str] = dict(getattr(environment, "source_name_to_debug_name", {}))
     symbols = getattr(environment, "source_to_var", {})
+    given |= {name: name for name in symbols if name.isidentifier()}  # Dims of which inputs have multiples only
     found = {environment.replace(symbols[source]): name for source, name in given.items() if source in symbols}
     return {symbol: name for symbol, name in found.items() if isinstance(symbol, sympy.Symbol)}

@@ -19,6 +19,7 @@ from delegraph.exported_program import flat_arguments, leaf_names
 from delegraph.io.escape import printable
 from torch.utils import _pytree as pytree
 
+from .program.input_sizes import InputSizes
 from .program.tables import ContainerMetadata, ExecutionPlan
 
 _LEAF = "*"
@@ -46,15 +47,17 @@ def _encode(spec: pytree.TreeSpec) -> Any:
     return {"list": children}
 
 
-def encode_inputs(spec: pytree.TreeSpec, names: Sequence[str], fixed: Sequence[int] = ()) -> str:
+def encode_inputs(spec: pytree.TreeSpec, names: Sequence[str], sizes: InputSizes, fixed: Sequence[int] = ()) -> str:
     """The text of the inputs of a method, with the names of its positional arguments where torch recorded them.
 
-    ``fixed``: positions of the flat inputs that are numbers or texts which the program was exported for.
+    ``sizes``: those that are not fixed. ``fixed``: positions of the flat inputs that are numbers or texts which the
+    program was exported for.
     """
-    if not names and not fixed:
+    stated: dict[str, Any] = {"sizes": sizes.to_json()} if sizes.places else {}
+    stated |= {"fixed": list(fixed)} if fixed else {}
+    if not names and not stated:
         return encode_structure(spec)
-    stated = {"structure": _encode(spec), "names": list(names), **({"fixed": list(fixed)} if fixed else {})}
-    return json.dumps(stated, separators=(",", ":"))
+    return json.dumps({"structure": _encode(spec), "names": list(names), **stated}, separators=(",", ":"))
 
 
 def expect_fixed_inputs(plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]) -> list[int]:

@@ -1,5 +1,6 @@
 """Calls of loaded files with other inputs than the program was exported for: named as the caller names them."""
 
+import json
 from collections import OrderedDict, defaultdict
 from typing import NamedTuple
 
@@ -7,12 +8,15 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import InputError
+from delegraph_executorch.program.input_sizes import input_sizes
+from delegraph_executorch.program.tables import ContainerMetadata
 from torch import nn
 from torch.export import Dim, export
 
 from ..support.judge import stock_runtime
 
-B = Dim("B", max=6)
+B = Dim("B", min=3, max=6)
+HALF = Dim("HALF", min=3, max=6)
 randn = torch.randn
 
 
@@ -50,10 +54,9 @@ OTHERS = {
     "array": (((randn(4, 8), {**PAIR, "a": randn(4, 8).numpy()}), SCALE), A + "of type ndarray\n"),
     "few": (((randn(4, 8),), SCALE), "it was given 1 positional inputs and the keywords scale: pair not given\n"),
     "keys": (((randn(4, 8), {"a": randn(4, 8)}), SCALE), r"^input pair is to be a dict .*; it is a dict with the keys"),
-    "unequal": (
-        called(a=(5, 8)),
-        r"^aten::add.out failed .* for input x of sizes \[4, 8\], input pair\['a'\] of sizes",
-    ),
+    "unequal": (called(a=(5, 8)), r"^input pair\['a'\] has size 5 .* for size 4 there, as input x has size 4 in dim"),
+    "unequal, computable": (called(b=(5, 8)), r"^input pair\['b'\] has size 5 .* for size 4 there, as input x has"),
+    "below": (called((2, 8), (2, 8), (2, 8)), "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there"),
 }
 
 
@@ -62,6 +65,52 @@ def test_inputs_of_another_kind(loaded, name):
     (args, kwargs), message = OTHERS[name]
     with pytest.raises(InputError, match=message):
         loaded(*args, **kwargs)
+
+
+class Doubled(nn.Module):
+    def forward(self, x, y):
+        return x[1:].reshape(-1, 2, 8).sum(1) + y
+
+
+def test_sizes_that_follow_from_another(tmp_path):
+    """The file of another tool, or a damaged one, says nothing of them; then kernels see what does not fit."""
+    lowered = delegraph.lower(
+        Doubled().eval(), (randn(9, 8), randn(4, 8)), dynamic_shapes=({0: 2 * HALF + 1}, {0: HALF}), backends=[]
+    )
+    lowered.save(tmp_path / "doubled.pte")
+    loaded = delegraph.load(tmp_path / "doubled.pte")
+    x, y = randn(7, 8), randn(3, 8)
+    torch.testing.assert_close(loaded(x, y), Doubled()(x, y))
+    for other, message in (
+        ((randn(8, 8), y), "^input x has size 8 in dimension 0; .* for multiples of 2 plus 1 there\n"),
+        ((randn(9, 8), y), "^input x has size 9 in dimension 0; .* for size 7 there, as input y has size 3"),
+        ((x, randn(2, 8)), "^input y has size 2 in dimension 0; .* for sizes from 3 to 6 there\n"),
+    ):
+        with pytest.raises(InputError, match=message):
+            loaded(*other)
+
+
+PLACE, BOUND = [0, 0, 0, 1, 0], [3, 6]
+DAMAGED = {
+    "input": ([[1, *PLACE[1:]]], [BOUND]),
+    "dimension": ([[0, 2, 0, 1, 0]], [BOUND]),
+    "symbol": ([[0, 0, 1, 1, 0]], [BOUND]),
+    "factor": ([[0, 0, 0, 0, 0]], [BOUND]),
+    "kind": ([[0, 0, 0, 1, 0.5]], [BOUND]),
+    "short": ([[0, 0]], [BOUND]),
+    "bounds": ([PLACE], [[None, 6]]),
+    "no list": (3, [BOUND]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_sizes_say_nothing(name):
+    def stated(places, bounds):
+        sizes = {"places": places, "bounds": bounds}
+        return input_sizes(ContainerMetadata(json.dumps({"structure": "*", "sizes": sizes}), ""), [2])
+
+    assert stated(*DAMAGED[name]) is None
+    assert stated([PLACE], [BOUND]).places == [tuple(PLACE)]
 
 
 def test_a_container_is_no_flat_input(tmp_path):

@@ -23,7 +23,7 @@ from .body import Body, Item
 from .context import Context, Delegates
 from .finish import finish_values
 from .kernel_calls import copy_tensor
-from .sizes import upper_bounds
+from .sizes import size_relations, upper_bounds
 from .sources import stack_traces
 from .values import TensorValue, ValueTable, constant_tensor, planned_tensor
 
@@ -212,7 +212,8 @@ class _Method:
         signature: Any = self.program.module_call_graph[0].signature
         names = signature.forward_arg_names or ()
         fixed = [k for k, n in enumerate(user_inputs(self.program)) if not isinstance(n.meta.get("val"), _VARYING)]
-        takes = encode_inputs(spec.in_spec, names, fixed) if spec.in_spec is not None else ""
+        sizes = size_relations(self.program)
+        takes = encode_inputs(spec.in_spec, names, sizes, fixed) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
         outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
         return ContainerMetadata(takes, outputs)

@@ -90,15 +90,20 @@ class ProgramFacts:
 def _method_lines(method: MethodFacts) -> list[str]:
     memories = ", ".join(f"{size} bytes in memory {k}" for k, size in enumerate(method.memories, 1))
     lines = [
-        f"method {method.name}: {method.instructions} instructions, {sum(method.kernels.values())} calls of kernels",
+        f"method {method.name}: {_count(method.instructions, 'instruction')}, "
+        f"{_count(sum(method.kernels.values()), 'call')} of kernels",
         f"  planned: {memories or 'no memory'}; peak {method.peak}, sum {method.sum}, state {method.state_bytes}",
     ]
     for number, delegate in enumerate(method.delegates):
         specs = f", compile specs {', '.join(delegate.compile_specs)}" if delegate.compile_specs else ""
         made = f" of {delegate.producer}" if delegate.producer else ""
-        size = f"{delegate.bytes} bytes, {delegate.calls} calls"
+        size = f"{_count(delegate.bytes, 'byte')}, {_count(delegate.calls, 'call')}"
         lines.append(f"  delegate {number}: {delegate.backend}{made}, {size}{specs}")
     return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from delegraph.formats import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
 
+from ..program.calling import input_names
 from ..program.scalar_types import TORCH_NAMES, ScalarType
 from ..program.tables import Dynamism, ExecutionPlan, Location, Tensor
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile
 from .facts import MethodFacts, ProgramFacts
+
+_NOTES = {"delegraph.buckets"}
+"""Named data that say something of the program, and are no constants of it."""
 
 
 def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
@@ -18,7 +22,7 @@ def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
     pairs = zip(file.program.plans, facts.methods, strict=True)
     held = {name: tensor for plan in file.program.plans for name, tensor in _constants(plan)}
     constants = [ConstantSummary(name, _dtype(t), t.sizes, nbytes(t)) for name, t in held.items()]
-    of_delegates = {name: size for name, size in facts.named_data.items() if name not in held}
+    of_delegates = {name: size for name, size in facts.named_data.items() if name not in held and name not in _NOTES}
     constants += [ConstantSummary(name, "bytes", (size,), size) for name, size in of_delegates.items()]
     return Summary(
         kind="ExecuTorch program",
@@ -38,18 +42,19 @@ def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
 
 def _method(plan: ExecutionPlan, facts: MethodFacts) -> MethodSummary:
     delegates = tuple(DelegateSummary(d.backend, d.producer, d.bytes) for d in facts.delegates)
-    inputs, outputs = (tuple(_described(plan, positions)) for positions in (plan.inputs, plan.outputs))
+    inputs = tuple(_described(plan, plan.inputs, input_names(plan.container, len(plan.inputs))))
+    outputs = tuple(_described(plan, plan.outputs, [""] * len(plan.outputs)))
     return MethodSummary(facts.name, inputs, outputs, facts.kernels, delegates)
 
 
-def _described(plan: ExecutionPlan, positions: Sequence[int]) -> Iterator[TensorSummary]:
-    """Values have no names in these files."""
-    for position in positions:
+def _described(plan: ExecutionPlan, positions: Sequence[int], names: Sequence[str]) -> Iterator[TensorSummary]:
+    """Values have no names in these files, but our files say what the caller calls the inputs."""
+    for position, name in zip(positions, names, strict=True):
         value = plan.values[position].value
         if isinstance(value, Tensor):
-            yield TensorSummary("", _dtype(value), value.sizes, bounded=value.dynamism != Dynamism.STATIC)
+            yield TensorSummary(name, _dtype(value), value.sizes, bounded=value.dynamism != Dynamism.STATIC)
         else:
-            yield TensorSummary("", type(value).__name__.lower(), None)
+            yield TensorSummary(name, type(value).__name__.lower(), None)
 
 
 def _constants(plan: ExecutionPlan) -> Iterator[tuple[str, Tensor]]:

@@ -1,8 +1,9 @@
-"""What the text of a method's container says of its delegates, beside the structure of the outputs."""
+"""What the text of a method's container says: of its delegates, and what callers call the inputs. Imports no torch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from .tables import ContainerMetadata
@@ -17,6 +18,33 @@ def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
 def producers(container: ContainerMetadata | None) -> list[str]:
     """What made each delegate of a method, with its version; empty if the file does not say."""
     return [text for text in _stated(container, "producers") or [] if isinstance(text, str)]
+
+
+def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
+    """What a caller calls each of the flat inputs: ``x``, ``pair['a']``; empty names if the file does not say."""
+    try:
+        content = json.loads(container.inputs) if container is not None else {}
+        args, kwargs = content["structure"]["tuple"]
+        roots = [*zip(content["names"], args["tuple"], strict=False), *kwargs["dict"]]
+        names = [name for root, encoded in roots for name in _leaf_names(str(root), encoded)]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        names = []
+    return names if len(names) == count else [""] * count
+
+
+def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
+    if encoded == "*":
+        yield name
+        return
+    [(kind, content)] = dict(encoded).items()
+    if kind == "dict":
+        parts = [(f"[{key!r}]", child) for key, child in content]
+    elif kind == "named":
+        parts = [(f".{field}", child) for field, child in content[1]]
+    else:
+        parts = [(f"[{k}]", child) for k, child in enumerate(content)]
+    for part, child in parts:
+        yield from _leaf_names(name + part, child)
 
 
 def _stated(container: ContainerMetadata | None, key: str) -> list[Any] | None:

@@ -10,6 +10,7 @@ import torch
 from delegraph.errors import DelegraphError, FormatError, InputError, Unsupported
 
 from ..containers import expect_fixed_inputs, input_names
+from ..program.input_sizes import input_sizes
 from ..program.tables import (
     Bool,
     BoolList,
@@ -60,6 +61,9 @@ class HostMethod:
         self._outputs_of = split_delegate_calls(plan)
         self._kernels = [kernel(str(o)) for o in plan.operators]
         self._names = input_names(plan)
+        tables = [plan.values[index].value for index in plan.inputs]
+        ranks = [len(table.sizes) if isinstance(table, Tensor) else None for table in tables]
+        self._sizes = input_sizes(plan.container, ranks)
         self._turn = threading.RLock()
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -74,6 +78,8 @@ class HostMethod:
             for number, (index, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
                 if number not in fixed:
                     self._set_input(index, given, self._names[number])
+            if self._sizes is not None:
+                self._sizes.check([getattr(given, "shape", ()) for given in inputs], self._names)
             self._run()
             return [self._output(index) for index in self.plan.outputs]
 
@@ -153,7 +159,7 @@ class HostMethod:
         except Exception as e:  # kernels raise what torch does for operands that the file should not have
             text = f"{self.plan.operators[call.op_index]} failed in method {self.plan.name!r}"
             if sizes := self._varying_sizes():
-                hint = "the file does not say which sizes have to be equal, or multiples; the export did"
+                hint = "the file does not say all that the export did of sizes which have to be equal, or multiples"
                 raise InputError("input-invalid", f"{text} for {sizes}: {e}", hint=hint) from e
             raise FormatError("format-invalid", f"{text}: {e}") from e
         if computed is not None:

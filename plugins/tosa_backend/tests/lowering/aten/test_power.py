@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import delegraph
 import torch
 
-from ...support.rule_cases import EDGES, Family, half, inf, nan, positive, randn, whole
+from ...support.rule_cases import EDGES, Family, Function, half, inf, nan, positive, randn, whole
 
 FAMILY = Family()
 BASES = torch.tensor([-inf, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, inf, nan])
@@ -20,6 +21,16 @@ FAMILY.cases("pow-edges", torch.pow, (BASES, EXPONENTS[:, None]), (randn(2, 9), 
 FAMILY.cases("pow-of-base", lambda x: torch.cat([torch.pow(b, x) for b in (0.0, -2, 0.5, 1, inf)]), EXPONENTS)
 FAMILY.cases("pow-infinite", lambda x: torch.cat([x**inf, x**-inf, x**nan]), BASES)
 FAMILY.cases("pow-promoted", torch.pow, (whole(2, 3), randn(3)), (randn(2, 3), whole(3)))
+
+
+def test_what_torch_records_otherwise_than_it_computes():
+    """bool ** bool, of which torch records int64; a logarithm of a sum over no dimensions, where it adds some."""
+    both = torch.tensor([True, False]), torch.randn(2, 3)
+    for function, x in ((lambda x: x**True, both[0]), (lambda x: torch.logsumexp(x, ()), both[1])):
+        lowered = delegraph.lower(Function(function).eval(), (x,), backends=["tosa"])
+        recorded = lowered.exported_program().graph.output_node().args[0][0].meta["val"]
+        found = lowered(x)
+        assert (found.dtype, found.shape) == (recorded.dtype, recorded.shape)
 
 
 test_equals_eager = FAMILY.equals_eager()

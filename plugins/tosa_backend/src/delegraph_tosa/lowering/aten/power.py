@@ -12,7 +12,7 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.sizes import waits
-from ...ir.types import FLOATS
+from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..hints import by_size
 from ..promotion import promoted
@@ -98,6 +98,8 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
     """[*S] -> [*S]; an exponent that POW has to take is rounded to the type of x: 2e-6 of the value at 1e20 ** 1.7"""
     (base, _) = promoted(t, self, exponent)
     assert isinstance(base, Value)
+    both = isinstance(exponent, bool) and self.dtype is DType.BOOL
+    t.require(not both, "torch records int64 as the type of bool ** bool, and computes bool")
     known = base.dtype in FLOATS or not waits(exponent)
     why = f"integers to the power {exponent}, which is known at run time only, are not lowered"
     t.require(known, by_size(why, "take the power of .float()"))

@@ -203,6 +203,7 @@ def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
 @lowers(aten.logsumexp.default)
 def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
     """[*S] -> [*S']; the logarithm of the sum of exponentials, in fp32. Infinities stay"""
+    t.require(bool(dim) or self.rank == 0, "torch cannot compute it over no dimensions: name them")
     wide = self if self.dtype in FLOATS else converted(t, self, DType.FP32)
     x = converted(t, wide, DType.FP32)
     largest = reduced(t, x, t.reduce_max, dim, True)
