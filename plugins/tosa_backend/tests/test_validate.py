@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
-from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.ir.types import DType, NanMode, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import DEFAULT, TosaSpec, required
 from delegraph_tosa.text import parse, render
@@ -88,6 +88,47 @@ def test_all_are_found_at_once():
         "output 1: %?: [2x3]fp32 is not defined",
         "name 'x': 2 inputs or outputs have it",
     ]  # fmt: skip
+
+
+def reduced(x: Value, axis: int) -> Operator:
+    return made(ops.REDUCE_SUM, (x,), (2, 1), axis=axis)
+
+
+def reshaped(x: Value, *shape: int) -> Operator:
+    return made(ops.RESHAPE, (x, literal(shape, DType.SHAPE, np.int64)), (3, 2))
+
+
+def negated(x: Value, zero_point: Value) -> Operator:
+    return made(ops.NEGATE, (x, zero(), zero_point), (2, 3))
+
+
+def clamped(x: Value, nan_mode: int) -> Operator:
+    return made(ops.CLAMP, (x,), (2, 3), min_val=0.0, max_val=1.0, nan_mode=nan_mode)
+
+
+def made(cls: type[Operator], inputs: tuple[Value, ...], shape: tuple[int, ...], **attributes: object) -> Operator:
+    """An operator whose result is declared as it may not be."""
+    operator = cls(inputs, **attributes)
+    operator.outputs = (value(*shape),)
+    return operator
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda x: (reduced(x, 1), reduced(x, 2)), "axis"),
+        (lambda x: (reshaped(x, 3, 2), reshaped(x, 3, 3)), "element-count"),
+        (lambda x: (made(ops.EXP, (x,), (2, 3)), made(ops.EXP, (x,), (3, 2))), "result-type"),
+        (lambda x: (made(ops.EXP, (x,), (2, 3)), made(ops.EXP, (value(2, 3),), (2, 3))), "operand-defined"),
+        (lambda x: (negated(x, zero()), negated(x, literal([1], F32, np.float32))), "zero-point"),
+        (lambda x: (clamped(x, NanMode.PROPAGATE), clamped(x, 1)), "attribute-type"),
+    ],
+)
+def test_what_is_like_a_legal_operator_in_all_but_one_thing_is_found(make, rule):
+    x = value(2, 3)
+    legal, broken = make(x)
+    operators = [legal, *make(x)[:1], broken]
+    assert [(v.operator, v.rule) for v in violations(Graph([x], [], operators), FP)] == [(broken, rule)]
 
 
 def test_validate_raises_with_all_of_them():

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from delegraph.backend import Blob
 from delegraph.errors import FormatError, InternalError, Unsupported
-from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.evaluate import evaluate, materialize
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
@@ -381,6 +381,29 @@ def test_elements_in_files(dtype, numbers, packed):
     back = elements.unpack(memoryview(packed), type)
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
+
+
+def folded(cls: type[ops.RESHAPE], *inputs: Value, **attributes: Any) -> Value:
+    operator = cls(inputs, **attributes)
+    return Value(operator.infer()[0], Folded(operator))
+
+
+@pytest.mark.parametrize("dtype", [F32, DType.BF16, DType.INT8])
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda a, b: folded(ops.RESHAPE, a, literal([6, 1, 2], DType.SHAPE, np.int64)),
+        lambda a, b: folded(ops.RESHAPE, folded(ops.TRANSPOSE, a, perms=(1, 0)), literal([12], DType.SHAPE, np.int64)),
+        lambda a, b: folded(ops.CONCAT, a, folded(ops.CONCAT, b, a, axis=0), axis=0),
+        lambda a, b: folded(ops.CONCAT, a, folded(ops.RESHAPE, b, literal([3, 4], DType.SHAPE, np.int64)), axis=1),
+    ],
+)
+def test_folded_constants_that_only_move_elements_are_written_as_they_are_computed(of, dtype):
+    numbers = np.arange(24).astype(ARRAY_DTYPES[dtype]).reshape(2, 3, 4)
+    constant = of(*[Value(Type((3, 4), dtype), Literal(half)) for half in numbers])
+    identity = apply(ops.IDENTITY, constant)
+    (written,) = read(write(Graph([], identity.outputs, [identity]), EVERYTHING)).constants()
+    np.testing.assert_array_equal(materialize(written), materialize(constant))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 5)])
