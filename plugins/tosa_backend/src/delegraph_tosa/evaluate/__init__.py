@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from .constants import materialize
 from .control import bounded_iterations
-from .kernels import computes, kernels, numbers_of, why_not
+from .kernels import all_kernels, computes, numbers_of, why_not
 from .program import Program, See, check_inputs, evaluate
 
 __all__ = [
     "Program",
     "See",
+    "all_kernels",
     "bounded_iterations",
     "check_inputs",
     "computes",
     "evaluate",
-    "kernels",
     "materialize",
     "numbers_of",
     "why_not",

@@ -71,7 +71,7 @@ def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K
 
 
 @cache
-def kernels() -> dict[type[Operator], Kernel]:
+def all_kernels() -> dict[type[Operator], Kernel]:
     """All kernels, whose modules are imported with the first operator that is computed: many lowerings compute none."""
     for family in FAMILIES:
         import_module(f".{family}", __package__)
@@ -87,7 +87,7 @@ def why_not(operator: Operator) -> str | None:
     """Why this operator cannot be computed here, or None."""
     bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
     inner = [op for body in bodies for graph in body.reachable() for op in graph.operators]
-    missing = next((op for op in (operator, *inner) if type(op) not in kernels()), None)
+    missing = next((op for op in (operator, *inner) if type(op) not in all_kernels()), None)
     return None if missing is None else f"the host runtime does not compute {missing.name}"
 
 
@@ -128,7 +128,7 @@ def _computed(operator: Operator, operands: Sequence[Array], types: Sequence[Typ
 
 
 def _results(operator: Operator, operands: Sequence[Array]) -> tuple[Any, ...]:
-    results = kernels()[type(operator)](operator, *operands)
+    results = all_kernels()[type(operator)](operator, *operands)
     return results if isinstance(results, tuple) else (results,)
 
 
