@@ -49,7 +49,7 @@ def lower(folder, models, *options):
     command = [sys.executable, "-m", "delegraph", "lower", *models, "--backend", "tosa", "--json", *options]
     command += ["--verify", "--require-full", "--max-delegates", "1", "--rows", str(folder / "rows.jsonl")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=900)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     jsonschema.validate(found, SCHEMA)

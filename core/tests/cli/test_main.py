@@ -442,7 +442,7 @@ def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
 
 
 def test_a_plugin_that_is_waited_for_is_named(site):
-    source = "import time; time.sleep(1.5)"
+    source = "import time; time.sleep(3)"  # who watches wakes up four times a second, if it is let
     site.plugin("slow-one", source, version="1.\x1b[31m")
     shown = python("-m", "delegraph", "backends", path=site.folder)
     file, disable = site.folder / "slow_one.py", "to go on without it, set DELEGRAPH_DISABLE_PLUGINS=slow-one"

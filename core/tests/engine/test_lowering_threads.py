@@ -83,7 +83,7 @@ def pool():
 
 def test_independent_partitions_run_side_by_side(pool):
     """Both threads have to be inside ``preprocess`` at once to pass the barrier."""
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=120)
     made = backend(True, lambda text: barrier.wait())
     side = lowered(made, 4, pool)
     assert len({t for t in made.seen}) == 2 and MAIN not in made.seen
