@@ -51,7 +51,11 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 @lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """As `map`; each step gets what the one before carries."""
+    """As `map`; each step gets what the one before carries.
+
+    In a loop that is no int64 where the target has none: it would have to fit after any number of steps, and no
+    condition bounds it, as one of `while_loop` does. Steps that are written out prove one after the other what fits.
+    """
     body, start, xs, additional = call.args
     steps, rows = _Steps(outer, body, xs), []
     carried: Sequence[Value] = [value_in(outer, v, "the scan carries") for v in start]  # type: ignore[union-attr]
