@@ -835,3 +835,21 @@ def test_example_inputs_in_any_plain_form_and_what_a_notebook_shows(registry):
     shown = lowered._repr_html_()
     assert shown.startswith("<div><strong>Delegation report</strong>") and lowered.report.summary() in shown
     assert lowered.verify(x)._repr_html_().startswith("<pre>compared with eager")
+
+
+def test_an_assertion_about_values_is_kept():
+    class Bounded(nn.Module):
+        def forward(self, x):
+            torch._assert_async(x.sum() > 0)
+            return x * 2
+
+    bounded = api.lower(Bounded().eval(), (torch.ones(2),), backends=[])
+    with pytest.raises(RuntimeError, match="nonzero value"):
+        bounded(-torch.ones(2))
+
+
+def test_a_lowered_program_is_not_pickled():
+    program = api.lower(nn.ReLU().eval(), (torch.ones(2),), backends=[])
+    with pytest.raises(errors.InputError, match=r"(?s)is not pickled.*lowered\.save"):
+        pickle.dumps(program)
+    assert torch.equal(copy.copy(program)(-torch.ones(2)), torch.zeros(2))

@@ -262,6 +262,12 @@ def is_validating() -> bool:
     return _VALIDATING.get()
 
 
+def has_effect(node: Node) -> bool:
+    """Whether a call does something although nobody uses its result; a call that returns nothing does nothing else."""
+    schema = getattr(node.target, "_schema", None)
+    return node.is_impure() or (schema is not None and not schema.returns)
+
+
 def flat_arguments(
     spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
 ) -> list[Any]:

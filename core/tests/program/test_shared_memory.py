@@ -64,3 +64,19 @@ def test_examples_and_buffers_that_share_memory(buffers):
     model, inputs = (Part(), (x,)) if buffers else (Writes(), (x, x, memory()[:4]))
     with pytest.raises(InputError, match=r"(?s)shares memory with .*give each its own"):
         delegraph.lower(model.eval(), inputs, backends=[])
+
+
+def test_buffers_of_a_file_that_share_memory(tmp_path):
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("whole", memory())
+            self.register_buffer("part", self.whole[:4])
+
+        def forward(self, x):
+            self.whole.add_(1)
+            return self.part * x
+
+    torch.export.save(torch.export.export(Part(), (memory()[:4],)), tmp_path / "part.pt2")
+    with pytest.raises(InputError, match="^whole and part share memory, and the program writes whole"):
+        delegraph.lower(torch.export.load(tmp_path / "part.pt2"), backends=[])

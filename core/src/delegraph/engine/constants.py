@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ..exported_program import add_constant, constant_placeholders, constant_tensor, placeholders
+from ..exported_program import add_constant, constant_placeholders, constant_tensor, has_effect, placeholders
 from ..io.weights import why_no_bytes
 from ..report.collect import is_operator
 from ..report.rows import format_size, pluralize
@@ -161,7 +161,7 @@ def _erase_unused(program: ExportedProgram, known: Collection[Node]) -> int:
     """Erase calls that nobody uses any more; returns how many operators on constants they were."""
     erased = 0
     for node in reversed(program.graph.nodes):
-        if node.op == "call_function" and not node.users and not node.is_impure():
+        if node.op == "call_function" and not node.users and not has_effect(node):
             erased += node in known and is_operator(node)
             program.graph.erase_node(node)
     return erased

@@ -124,5 +124,5 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
 def _user_line(error: BaseException) -> SourceLine | None:
     """The innermost line of the user's program that torch was tracing when it failed."""
     frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]  # Dynamo's, further in
-    tracing = [f for f in frames if f.filename != __file__]
+    tracing = [f for f in frames if f.filename not in (__file__, "<string>")]  # the second is code that torch generates
     return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

@@ -1,4 +1,4 @@
-"""Inputs of a call that share memory: a program is functional, and so a write reaches no other input."""
+"""Tensors that share memory: a lowered program is functional, and so a write reaches no other input or buffer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
     tensors = {k: value for k, value in enumerate(flat) if isinstance(value, torch.Tensor)}
     for k in written:
         for other, value in tensors.items():
-            if other != k and (inputs[other].users or other in written) and _share_memory(tensors[k], value):
+            if other != k and (inputs[other].users or other in written) and share_memory(tensors[k], value):
                 ours, theirs = inputs[k].name, inputs[other].name
                 text = f"inputs {ours} and {theirs} share memory, and the program writes {ours}"
                 raise InputError("input-invalid", text, hint=f"give {theirs} memory of its own: clone()")
 
 
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether an element of one is an element, or a part of one, of the other."""
     if torch.strided not in (a.layout, b.layout) or not a.numel() or not b.numel():
         return False

@@ -22,3 +22,17 @@ def test_images_of_integers_are_rounded_otherwise() -> None:
     lowered = lower(p.Function(lambda x: torch.nn.functional.interpolate(x, (8, 8), mode="bilinear")), (image,))
     with pytest.raises(Unsupported, match="of integers it rounds otherwise"):
         emit(lowered)
+
+
+def test_a_type_that_no_kernel_takes_is_the_reason() -> None:
+    lowered = lower(p.Function(lambda x: (x + x).abs()), (torch.ones(2, dtype=torch.complex64),))
+    with pytest.raises(Unsupported, match="the kernel aten::add.out .* does not compute this aten.add.Tensor"):
+        emit(lowered)
+
+
+def test_checks_of_values_are_not_written() -> None:
+    def bounded(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async(x.sum() > 0)
+        return x * 2
+
+    assert emit(lower(p.Function(bounded), (torch.ones(2),))).file

@@ -24,14 +24,18 @@ from ...exported_program import (
     CONSTANT_KINDS,
     MUTATIONS,
     build_program,
+    constant_tensor,
     copy_node,
+    has_effect,
     name_outputs,
     output_node,
     root_call,
 )
+from ...program.shared_memory import share_memory
 from ...report.collect import EXPORTED, LEFT
 from ...source import source_of
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
+from .aliases import storages
 from .effects import aliased_arguments
 from .retrace import check_retraced, retrace
 from .writes import Mutations, Reason, functionalize
@@ -87,6 +91,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     mutations = functionalize(graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS})
     if mutations.unproven:
         return program, mutations.unproven
+    _expect_state_apart(program, specs, mutations)
     specs = {node: _as_buffer(s) if node in mutations.last_value else s for node, s in specs.items()}
     inputs = list(specs.values())
     outputs = _return_mutations(program, graph, specs, mutations)
@@ -94,7 +99,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     # Only now is it safe to drop calls: before, one without users could still be a write.
     _replace_by_argument(graph, lambda node: node.target in _IDENTITIES)
     for node in reversed(graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
+        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.erase_node(node)
     _read_sizes_off_integers(graph)
     outputs = name_outputs(outputs, output_node(graph).args[0])  # type: ignore[arg-type]
@@ -102,6 +107,23 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
     # Not validated here: torch has done that, and does it again for what decompositions and delegates make of it.
     return copy, _normalize_subgraphs(copy, handles)
+
+
+def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations) -> None:
+    """Raise InputError if a written buffer shares memory with another in a way that its recorded value does not tell.
+
+    A program that was loaded from a file has lost the storages of its recorded values, and not those of its buffers.
+    """
+    tensors = {n: constant_tensor(program, s) for n, s in specs.items() if s.kind in CONSTANT_KINDS}
+    for written in mutations.last_value.keys() & tensors.keys():
+        for node, tensor in tensors.items():
+            known = node is written or not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
+            if known or not node.users or not share_memory(tensors[written], tensor):
+                continue
+            ours, theirs = specs[written].target, specs[node].target
+            text = f"{ours} and {theirs} share memory, and the program writes {ours}"
+            hint = f"let forward take {theirs} from {ours}, or give it memory of its own (clone())"
+            raise InputError("input-invalid", text, hint=hint)
 
 
 def _as_buffer(spec: InputSpec) -> InputSpec:

@@ -24,6 +24,7 @@ CODES = {getattr(torch, name): int(code) for code, name in TORCH_NAMES.items()}
 """dtype -> its number in the file."""
 CHECKS_ONLY = frozenset(
     {
+        aten._assert_async.default,
         aten._assert_async.msg,
         aten._assert_scalar.default,
         aten._assert_tensor_metadata.default,
@@ -68,15 +69,16 @@ def _listed(val: Any) -> list[Any]:
 def _emit_decomposed(body: Body, node: Node, text: str) -> Result:
     """Emit what a node that no kernel computes consists of."""
     hint = "use another operator there, give it to a backend, or name a kernel set that has one (option kernels)"
-    module, inputs = decompose(node) if node.target not in body.decomposing else (None, [])
-    if module is None:
-        raise unsupported(node, text, hint)
-    nested = body.nested(module, [body.item(i) for i in inputs])
-    nested.decomposing |= {node.target}
     try:
-        nested.emit()
+        module, inputs = decompose(node) if node.target not in body.decomposing else (None, [])
+        if module is not None:
+            nested = body.nested(module, [body.item(i) for i in inputs])
+            nested.decomposing |= {node.target}
+            nested.emit()
     except Unsupported as e:
         raise unsupported(node, f"{text}, and it cannot be put together from others: {e.message}", hint) from e
+    if module is None:
+        raise unsupported(node, text, hint)
     items = [nested.item(r) for r in nested.results]
     return items if isinstance(node.meta["val"], (tuple, list)) else items[0]
 
