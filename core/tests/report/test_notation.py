@@ -10,6 +10,7 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner, Reason
 from delegraph.report.notation import Notation
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export, load, save
 
 aten = torch.ops.aten
@@ -85,3 +86,23 @@ def test_a_value_with_the_name_of_a_symbol_keeps_it(exported):
     assert Notation(nodes).text(f"it is [{symbol}], x.{symbol}") == f"it is [batch], x.{symbol}"
     called_so = SimpleNamespace(name=symbol, op="placeholder", meta={})
     assert Notation([*nodes, called_so]).text(f"it is [{symbol}]") == f"it is [{symbol}]"
+
+
+def test_inputs_of_a_loop_body_are_called_as_what_they_begin_with():
+    class Loop(torch.nn.Module):
+        def forward(self, x, factor):
+            def inner(i, value):
+                return i + 1, value * factor
+
+            def body(i, value):
+                return i + 1, while_loop(lambda i, _: i.sum() < 2, inner, (i, value))[1]
+
+            return while_loop(lambda i, _: i.sum() < 3, body, (torch.zeros(1), x.sin()))
+
+    class No(CapabilityPartitioner):
+        def __init__(self):
+            super().__init__(lambda n: " ".join(i.name for i in n.all_input_nodes), "Blob")
+
+    lowered = delegraph.lower(Loop().eval(), (torch.ones(2), torch.ones(2)), backends=[No()])
+    said = {row.operator: row.reason for row in lowered.report.refusals if row.operator == "aten.mul.Tensor"}
+    assert said == {"aten.mul.Tensor": "sin factor"}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import sympy
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
+from ..exported_program import CALL_DELEGATE
 from ..program.lowered_module import Argument
 from ..program.size_names import names_of_symbols
 from ..source import source_of
@@ -21,6 +24,8 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"(?<![\w.])[su]\d+(?!\w)")
 """A size that torch calls ``s77``, or ``u0`` if data decides it."""
 _OF_TORCH = ("aten.", "quantized_decomposed.")
+_PARAMETER = re.compile(r"(?<![\w.])arg\d+_\d+(?!\w)")
+"""What torch calls the inputs of a loop body."""
 _NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", type(None): ""}
 
 
@@ -50,8 +55,23 @@ class Notation:
         return str(expression.xreplace(self._symbols))
 
     def text(self, text: str) -> str:
-        """What a backend said, with names in place of torch's symbols; where a value has that name, it is the value."""
-        return _SYMBOL.sub(lambda found: self._texts.get(found[0], found[0]), str(text))
+        """What a backend said, with names in place of torch's symbols; where a value has that name, it is the value.
+
+        The inputs of loop bodies, to which torch gives names of its own, have those of the values that a loop begins
+        with.
+        """
+        named = _SYMBOL.sub(lambda found: self._texts.get(found[0], found[0]), str(text))
+        return _PARAMETER.sub(lambda found: self._operands.get(found[0], found[0]), named)
+
+    @cached_property
+    def _operands(self) -> dict[str, str]:
+        """Where bodies call several values the same, none of them is named."""
+        nodes = list(self._nodes)
+        found: dict[str, set[str]] = {}
+        for name, operand in _names_in_bodies(nodes):
+            found.setdefault(name, set()).add(operand)
+        known = {node.name for node in nodes}
+        return {name: operands.pop() for name, operands in found.items() if len(operands) == 1 and name not in known}
 
     @cached_property
     def _texts(self) -> dict[str, str]:
@@ -92,6 +112,32 @@ class Notation:
         source = source_of(node)
         if source is not None:
             yield f"at {source}"
+
+
+def _name_of(value: Node) -> str:
+    """What the program calls a value, also where a delegate makes it."""
+    made = value.all_input_nodes[0] if "boundary" in value.meta else value
+    call, index = (*made.args, None, None)[:2]
+    if not isinstance(call, Node) or call.target is not CALL_DELEGATE or not isinstance(index, int):
+        return made.name
+    module: Any = getattr(made.graph.owning_module, str(call.all_input_nodes[0].target))
+    return str(module.outputs[index].name)
+
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def _names_in_bodies(nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING) -> Iterator[tuple[str, str]]:
+    """The name of each input of the subgraphs of calls, at any depth, and that of the value that it begins as."""
+    for owner in (n for n in nodes if n.op == "get_attr"):
+        body: Any = getattr(owner.graph.owning_module, str(owner.target), None)
+        for call in owner.users if isinstance(body, GraphModule) else ():
+            names = [n.name for n in body.graph.nodes if n.op == "placeholder"]
+            given = pytree.tree_leaves(call.args)
+            pairs = zip(reversed(names), reversed(given), strict=False)  # operands are the last arguments of a call
+            inside = {name: outer.get(v.name) or _name_of(v) for name, v in pairs if isinstance(v, Node)}
+            yield from inside.items()
+            yield from _names_in_bodies(body.graph.nodes, inside)
 
 
 @lru_cache
