@@ -799,15 +799,6 @@ def test_inputs_that_are_no_plain_tensors_are_refused(registry, given, text, bac
     assert torch.equal(lowered(torch.nn.Parameter(torch.eye(3))), torch.eye(3))
 
 
-def test_a_program_is_copied_but_not_pickled(registry):
-    x = torch.randn(3, 4)
-    lowered = api.lower(Middle().eval(), x, backends=[echo()], registry=registry)
-    with pytest.raises(errors.InputError, match=r"(?s)LoweredProgram cannot be pickled: .*lowered.save.*copy.deepcopy"):
-        pickle.dumps(lowered)
-    for other in (copy.copy(lowered), copy.deepcopy(lowered), lowered.instance()):
-        assert type(other) is type(lowered) and torch.equal(other(x)[0], lowered(x)[0])
-
-
 def test_what_torch_drops_is_refused(registry):
     class Assigned(nn.Module):
         def forward(self, x):

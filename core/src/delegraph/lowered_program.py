@@ -110,18 +110,9 @@ class LoweredProgram(MethodPrograms):
         raise InputError("input-invalid", text, hint="lowered.save(path), and delegraph.load(path) over there")
 
     def _with(self, methods: dict[str, Executable]) -> LoweredProgram:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _methods=methods)
+        other = copy.copy(self)
+        other._methods = methods
         return other
-
-    def __copy__(self) -> LoweredProgram:
-        return self._with(self._methods)
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Raises InputError: the delegates of a program are open in this process."""
-        text = "a LoweredProgram cannot be pickled: its delegates are open in this process, and a model may be large"
-        hint = 'lowered.save("model.pte") and delegraph.load("model.pte") in the other process; here, copy.deepcopy'
-        raise InputError("input-invalid", text, hint=hint)
 
     def verify(
         self,
