@@ -1,15 +1,43 @@
-"""Golden texts, for the tests of every package: ``pytest --refresh-golden`` writes them anew."""
+"""For the tests of every package: golden texts, and randomness that is the same in every run and in every order."""
 
 from __future__ import annotations
 
+import random
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write golden texts instead of comparing with them")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads --hypothesis-profile, which is stronger
+def pytest_configure(config: pytest.Config) -> None:
+    """The default suite draws the same examples each time: what fails in it is the change's. Slow sweeps draw anew."""
+    if config.getoption("markexpr") == "not slow":
+        hypothesis.settings.load_profile("ci")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> None:
+    _seed(collector)  # some modules draw inputs while they are imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _seed(item)
+
+
+def _seed(node: pytest.Item | pytest.Collector) -> None:
+    """What a test draws does not depend on those that ran before it, or on the worker that it runs in."""
+    seed = zlib.crc32(node.nodeid.encode())
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 @pytest.fixture
