@@ -837,3 +837,10 @@ def test_an_assertion_about_values_is_kept():
     bounded = api.lower(Bounded().eval(), (torch.ones(2),), backends=[])
     with pytest.raises(RuntimeError, match="nonzero value"):
         bounded(-torch.ones(2))
+
+
+def test_a_lowered_program_is_not_pickled():
+    program = api.lower(nn.ReLU().eval(), (torch.ones(2),), backends=[])
+    with pytest.raises(errors.InputError, match=r"(?s)is not pickled.*lowered\.save"):
+        pickle.dumps(program)
+    assert torch.equal(copy.copy(program)(-torch.ones(2)), torch.zeros(2))

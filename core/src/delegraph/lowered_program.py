@@ -100,6 +100,15 @@ class LoweredProgram(MethodPrograms):
         """As ``instance``, with the buffers as they are now. Raises InputError if a delegate keeps state."""
         return self._with({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
 
+    def __copy__(self) -> LoweredProgram:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __reduce__(self) -> NoReturn:
+        text = "a lowered program is not pickled: its delegates are loaded in this process"
+        raise InputError("input-invalid", text, hint="lowered.save(path), and delegraph.load(path) over there")
+
     def _with(self, methods: dict[str, Executable]) -> LoweredProgram:
         other = copy.copy(self)
         other._methods = methods
