@@ -285,6 +285,11 @@ class Noticing(CapabilityPartitioner):
 noticed: dict[str, bool] = {}
 
 
+@pytest.fixture(autouse=True)
+def nothing_noticed():
+    noticed.clear()
+
+
 @pytest.mark.parametrize("thread_safe", [False, True])
 def test_plugins_and_transforms_may_trace(thread_safe):
     """A trace in one thread breaks a torch.export in another, for good; only a thread-safe backend says it has none."""
@@ -329,7 +334,6 @@ class OffersFormat:
 
 @pytest.fixture
 def formats():
-    noticed.clear()
     made = Registry(discover=False)
     made.register(OffersFormat())
     return made
