@@ -24,7 +24,7 @@ import numpy as np
 VARIABLE = "DELEGRAPH_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell", "chrome")
 MISSING = f"needs Chromium: set {VARIABLE} to its path, or put one of {', '.join(NAMES)} on the PATH (CONTRIBUTING.md)"
-_ARGUMENTS = ("--headless", "--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu", "--no-first-run")
+_ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 _STARTING, _SECONDS = 60, 600
 """Seconds after which the browser is ended: if it has not opened a tab, and whatever it is doing."""
 
