@@ -55,7 +55,8 @@ def acme(site, tmp_path):
     return Acme()
 
 
-def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(acme):
+def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(acme, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # argparse breaks lines at the width of the terminal
     acme.install()
     shown = acme.run("--help")
     assert "profile   " in shown.stdout and "100 % of the time (acme-npu 1.0)" in " ".join(shown.stdout.split())
