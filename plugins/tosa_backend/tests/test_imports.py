@@ -15,6 +15,14 @@ rarely_needed = {
 }
 assert not rarely_needed & set(sys.modules), rarely_needed & set(sys.modules)
 
+class Pixels(torch.nn.Module):
+    def forward(self, image):
+        return image.flip(-1).float() * 2
+image = torch.arange(0, 256, 51, dtype=torch.uint8)
+of_bytes = delegraph.lower(Pixels().eval(), (image,), backends=["tosa"])
+assert of_bytes.host_operators == 0, of_bytes.report  # though nothing but its dtype asks for the rules of uint8
+assert torch.equal(of_bytes(image), Pixels()(image))
+
 import torch.ao.quantization.fx._decomposed
 to = 0.5, 3, -128, 127, torch.int8
 class Quantized(torch.nn.Module):
