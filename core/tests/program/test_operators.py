@@ -8,7 +8,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.errors import InputError
+from delegraph.errors import ContractViolation, InputError
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.program import reference
 from delegraph.program.eager_values import is_same
@@ -117,6 +117,27 @@ def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
     operators = lower(Net(), (image,), SilentRuntime).verify(image, per_operator=True).operators
     assert [o.operator for o in operators.operators] == ["aten.flatten.using_ints"]
     assert operators.not_compared == {"its runtime tells the border of the delegate only": 4}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}), "told Tensor under 'conv2d'"),
+        (lambda outputs, told: outputs, "returned tuple; it returns its outputs, and a mapping"),
+        (lambda outputs, told: (outputs, list(told)), "returned tuple; it returns its outputs, and a mapping"),
+    ],
+)
+def test_what_an_observed_delegate_returns_is_checked(image, returned, message):
+    """A tensor in place of a list of one was taken for its rows: nothing matched, and all seemed to be fused."""
+
+    class WrongRuntime(TellingRuntime):
+        @staticmethod
+        def observe(processed_bytes, compile_specs, named_data):
+            observed = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+            return lambda *args: returned(*observed(*args))
+
+    with pytest.raises(ContractViolation, match=message):
+        lower(Net(), (image,), WrongRuntime).verify(image, per_operator=True)
 
 
 @pytest.mark.parametrize("thread_safe", [False, True])

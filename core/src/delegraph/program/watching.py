@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Node
 
+from ..errors import ContractViolation
 from ..runtime import BackendRuntime, Delegate
 from .executor import Delegates, Executable, LoadedDelegate
 from .graph_code import Watch
@@ -78,8 +79,21 @@ class _Observed(LoadedDelegate):
             return run
 
         def call(*args: Any) -> tuple[Any, ...]:
-            outputs, inside = run(*args)
+            outputs, inside = self._told(run(*args))
             self._tell(inside)
-            return outputs  # type: ignore[no-any-return]
+            return outputs
 
         return call
+
+    def _told(self, returned: Any) -> tuple[tuple[Any, ...], Inside]:
+        """What the observed delegate returned. A tensor in place of a list would be taken for the list of its rows."""
+        whose = f"observe of the runtime of {self._module.backend_id} makes a delegate that"
+        wanted = "its outputs, and a mapping from delegate debug identifiers to lists of tensors"
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+            text = f"{whose} returned {type(returned).__name__}; it returns {wanted}"
+            raise ContractViolation("contract-violation", text)
+        for identifier, values in returned[1].items():
+            if not isinstance(values, (tuple, list)):
+                text = f"{whose} told {type(values).__name__} under {identifier!r}; it returns {wanted}"
+                raise ContractViolation("contract-violation", text)
+        return returned

@@ -9,13 +9,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import delegraph
-import torch
 from delegraph import Verification
 from delegraph.errors import ContractViolation, Unsupported
 from delegraph.exported_program import written_targets
 from torch.utils import _pytree as pytree
 
 from .configured_backend import ConfiguredBackend
+from .delegate_calls import inputs_in_c_order, same_values, written_inputs
 from .lowering_attempt import LoweringAttempt, Phase, is_random, operator_name, quiet
 from .program_text import other_inputs
 from .programs import Program
@@ -44,6 +44,11 @@ class Kind(str, Enum):
         "try its operators one at a time, with --operator NAME; check order and layout of operands and outputs. Only a"
         " device that computes in fewer bits needs a wider tolerance: --tolerance, or that attribute of the contract"
     )
+    LAYOUT = (
+        "its results are right once every input lies in C order: read an input with the strides that it has, or copy it"
+        " with contiguous() first"
+    )
+    WRITTEN = "compute into tensors of your own: inputs are the caller's, and what the host computes next may read them"
     ALIASED = "return tensors of your own with every call: copy what lies in a buffer of the runtime"
     EMPTY = "expect partitioners to be given no call at all, and outputs that are inputs or constants"
     SUBGRAPHS = "expect calls of higher-order operators, such as cond, and to be asked about their subgraphs one by one"
@@ -115,9 +120,12 @@ def _try(program: Program, backend: ConfiguredBackend) -> Outcome:
     )
     if not one.lowered.delegates or not is_comparable(one, backend):
         return outcome
-    error, fault = compare_with_eager(one, backend)
-    if not backend.device:  # whose results the runtime copies
-        fault = fault or aliasing_fault(one)
+    with written_inputs(backend) as written:
+        error, fault = compare_with_eager(one, backend)
+    if written:
+        fault = Fault(Kind.WRITTEN, f"a delegate, called by its runtime, changed its input {written[0]}")
+    elif not backend.device:  # whose runtime copies results, and hands inputs over in C order
+        fault = aliasing_fault(one) if fault is None else with_cause(fault, one, backend)
     if fault is None:
         return replace(outcome, compared=True, error=error)
     excuse = blame_others(one, backend) or _declared_difference(one, backend)
@@ -176,6 +184,16 @@ def _kind(found: Verification, program: ExportedProgram) -> Kind:
     return Kind.NOT_FINITE if any(o.mismatched for o in found.outputs) else Kind.DIFFERENT
 
 
+def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -> Fault:
+    """The fault, as one of layout if the results are right once all inputs of delegates lie in C order."""
+    again = backend.attempt(one.program) if fault.kind is Kind.DIFFERENT else None  # delegates are loaded once
+    if again is None or again.lowered is None:
+        return fault
+    with inputs_in_c_order(backend):
+        _, left = compare_with_eager(again, backend)
+    return fault if left is not None else replace(fault, kind=Kind.LAYOUT)
+
+
 def aliasing_fault(one: LoweringAttempt) -> Fault | None:
     """Whether the results of one call change with the next, which the caller sees who keeps them."""
     assert one.lowered is not None
@@ -192,7 +210,7 @@ def aliasing_fault(one: LoweringAttempt) -> Fault | None:
         except (Exception, SystemExit):  # values that the operator does not take; compare_with_eager is about errors
             return None
     for k, (a, b) in enumerate(zip(first, before, strict=True)):
-        if isinstance(a, torch.Tensor) and not bool(((a == b) | ((a != a) & (b != b))).all()):
+        if not same_values(a, b):
             return Fault(Kind.ALIASED, f"output {k} of the first call changed when the program was called again")
     return None
 

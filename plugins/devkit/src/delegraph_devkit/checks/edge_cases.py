@@ -131,12 +131,13 @@ def dynamic_shapes(backend: BackendUnderTest) -> Figures:
 
 def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     """With its first dimensions dynamic."""
-    one = backend.attempt(program, dynamic=True)
-    if one is None or one.phase is Phase.ENGINE or not _symbolic_sizes(one):
+    sizes = _varying_sizes(program)
+    one = backend.attempt(program, dynamic=True) if sizes else None
+    if one is None or one.phase is Phase.ENGINE:
         return []
     fault = partitioning_fault(one)
     why = f"lowering failed: {one.failed}" if one.lowered is None else fault and fault.text
-    return _outcome(program, one, Kind.SIZES, why or _fixed(one) or _wrong_at_sizes(one, backend))
+    return _outcome(program, one, Kind.SIZES, why or _fixed(sizes) or _wrong_at_sizes(one, backend))
 
 
 def export_dynamic() -> None:
@@ -153,14 +154,17 @@ DYNAMIC = Series(
 )
 
 
-def _symbolic_sizes(one: LoweringAttempt) -> list[Any]:
-    values = [n.meta.get("val") for n in user_inputs(one.exported)]
-    return [d for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)]
+def _varying_sizes(program: Program) -> list[Any]:
+    """The symbolic sizes of the inputs that torch.export itself did not find to be one number."""
+    values = [n.meta.get("val") for n in user_inputs(program.exported_dynamic[0])] if program.exported_dynamic else []
+    sizes: list[Any] = [d for v in values if isinstance(v, torch.Tensor) for d in v.shape]
+    sizes = [d for d in sizes if isinstance(d, torch.SymInt)]
+    return [d for d in sizes if d.node.maybe_as_int() is None]
 
 
-def _fixed(one: LoweringAttempt) -> str | None:
+def _fixed(sizes: list[Any]) -> str | None:
     """Reading a symbolic size as a number makes it that number, in the caller's program too."""
-    fixed = [d for d in _symbolic_sizes(one) if d.node.maybe_as_int() is not None]
+    fixed = [d for d in sizes if d.node.maybe_as_int() is not None]
     return f"lowering fixed a dynamic size of the caller's program to {fixed[0]}" if fixed else None
 
 

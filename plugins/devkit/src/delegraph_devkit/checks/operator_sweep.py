@@ -30,7 +30,7 @@ def accepted_compiles(backend: BackendUnderTest) -> Figures:
 
 @check
 def numerics(backend: BackendUnderTest) -> Figures:
-    """What was lowered computes what eager computes: NaN, infinity and wide integers too, and call after call."""
+    """What was lowered computes what eager computes, also with NaN, wide integers, other strides, and called again."""
     backend.needs_runtime()
     outcomes = backend.sweep.outcomes
     faults = [(o, f) for o in outcomes for f in o.faults if f.kind not in UNCOMPILED]

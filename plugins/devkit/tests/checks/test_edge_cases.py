@@ -1,0 +1,32 @@
+"""Programs of unusual form: what is the backend's fault, and what is torch's."""
+
+import delegraph_devkit as devkit
+from delegraph_devkit.checks.edge_cases import try_dynamic
+from delegraph_devkit.programs import written
+
+from ..support import bad_backends as backends
+from ..support.kit import under_test
+
+FIXED_BY_TORCH = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x).view(3, 8)
+
+model, inputs = Model(), (torch.randn(3, 2, 4),)
+"""
+
+
+def test_a_size_that_torch_fixes_when_it_exports_is_no_fault_of_the_backend():
+    """``Dim.AUTO`` then leaves a symbol whose value is known; the next program's symbol is the backend's to fix."""
+    one = under_test(backends.register_good)
+    assert try_dynamic(written("fixed", FIXED_BY_TORCH), one) == []
+    [varying] = try_dynamic(written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one)
+    assert not varying.faults
+
+
+def test_a_size_that_the_backend_fixes_is_its_fault():
+    one = under_test(backends.BAD["dynamic_shapes"]["reads_sizes"])
+    [varying] = try_dynamic(written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one)
+    assert varying.faults[0].kind is devkit.trial.Kind.SIZES
