@@ -56,6 +56,7 @@ OTHERS = {
     "keys": (((randn(4, 8), {"a": randn(4, 8)}), SCALE), r"^input pair is to be a dict .*; it is a dict with the keys"),
     "unequal": (called(a=(5, 8)), r"^input pair\['a'\] has size 5 .* for size 4 there, as input x has size 4 in dim"),
     "unequal, computable": (called(b=(5, 8)), r"^input pair\['b'\] has size 5 .* for size 4 there, as input x has"),
+    "fixed": (called((4, 7), (4, 7), (4, 7)), "^input x has size 7 in dimension 1; .* was exported for size 8 there\n"),
     "below": (called((2, 8), (2, 8), (2, 8)), "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -37,20 +37,42 @@ def lower_bound(size: int | torch.SymInt, ranges: Ranges) -> int:
 
 
 def size_relations(program: ExportedProgram) -> InputSizes:
-    """How the sizes of inputs go together, as far as each is a multiple of one symbol, plus a number."""
-    numbers: dict[sympy.Symbol, int] = {}
-    places = []
+    """How the sizes of inputs go together, as far as each is a multiple of one symbol, plus a number.
+
+    A fixed size beside others that are not is a symbol of its own, with one value: ExecuTorch's table of such a tensor
+    has upper bounds alone.
+    """
+    numbers: dict[Any, int] = {}
+    bounds, places = [], []
+    for position, dim, size in _sizes_that_vary(program):
+        symbol, factor, offset = _as_multiple(size)
+        if symbol is None and size.free_symbols:
+            continue  # of several symbols, or no multiple
+        key = symbol or (position, dim)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            bounds.append((int(size), int(size)) if symbol is None else _bounds(program.range_constraints.get(symbol)))
+        places.append(Place(position, dim, numbers[key], factor, offset))
+    return InputSizes(sorted(places, key=lambda p: (p.factor, p.offset)), bounds)
+
+
+def _sizes_that_vary(program: ExportedProgram) -> Iterator[tuple[int, int, sympy.Expr]]:
+    """(flat input, dimension, size) for all dimensions of the inputs of which one is not fixed."""
     for position, node in enumerate(user_inputs(program)):
         val = node.meta.get("val")
-        for dim, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
-            expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-            [symbol] = expression.free_symbols if len(expression.free_symbols) == 1 else [None]
-            factor = None if symbol is None else expression.diff(symbol)
-            if factor is not None and factor.is_Integer and factor > 0:
-                number, offset = numbers.setdefault(symbol, len(numbers)), int(expression.subs(symbol, 0))
-                places.append(Place(position, dim, number, int(factor), offset))
-    ranges = [program.range_constraints.get(symbol) for symbol in numbers]
-    return InputSizes(sorted(places, key=lambda p: (p.factor, p.offset)), list(map(_bounds, ranges)))
+        shape = val.shape if isinstance(val, torch.Tensor) else ()
+        sizes = [s.node.expr if isinstance(s, torch.SymInt) else sympy.Integer(s) for s in shape]
+        if any(size.free_symbols for size in sizes):
+            yield from ((position, dim, size) for dim, size in enumerate(sizes))
+
+
+def _as_multiple(size: sympy.Expr) -> tuple[sympy.Symbol | None, int, int]:
+    """The symbol, factor and offset of a size; no symbol if it has none, or is not that of one."""
+    [symbol] = size.free_symbols if len(size.free_symbols) == 1 else [None]
+    factor = None if symbol is None else size.diff(symbol)
+    if factor is None or not factor.is_Integer or factor <= 0:
+        return None, 1, 0
+    return symbol, int(factor), int(size.subs(symbol, 0))
 
 
 def _bounds(range: ValueRanges[sympy.Expr] | None) -> tuple[int, int | None]:

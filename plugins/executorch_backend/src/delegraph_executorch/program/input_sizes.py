@@ -63,6 +63,8 @@ class InputSizes(NamedTuple):
             return f"size {factor * value + offset} there{beside}"
         if value < low or (high is not None and value > high):
             least, most = factor * low + offset, None if high is None else factor * high + offset
+            if least == most:
+                return f"size {least} there"
             return (f"sizes of at least {least}" if most is None else f"sizes from {least} to {most}") + " there"
         return ""
 
