@@ -54,7 +54,7 @@ class Asked:
         with self._lock, TRACING, unlogged(), pause_collection():
             try:
                 changed = _static(program) if reason.unless == "static" else _retyped(program, reason.of, reason.unless)
-                answer = Decomposer().ask(changed, partitioner)
+                answer = Decomposer(watched=False).ask(changed, partitioner)
             except (_Impossible, DelegraphError):  # then the report says less, but nothing wrong
                 return None
         return frozenset(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)

@@ -21,6 +21,11 @@ def named(text: object, nodes: list[Node]) -> str:
 
 def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
     """Symbol -> the name of its Dim, else what says which value has it first: ``x.size(0)``."""
+    mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
+    environment: Any = None if mode is None else mode.shape_env
+    dims = {} if environment is None else _names_of_dims(environment)
+    if environment is not None and environment.var_to_range.keys() <= dims.keys():
+        return dims  # to look at the sizes of all values takes a while
     names: dict[sympy.Symbol, str] = {}
     for node in nodes:
         value = node.meta.get("val")
@@ -29,13 +34,11 @@ def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
         for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 names.setdefault(size.node.expr, f"{node.name}.size({d})")
-    return names | _names_of_dims(nodes)
+    return names | dims
 
 
-def _names_of_dims(nodes: list[Node]) -> dict[sympy.Symbol, str]:
+def _names_of_dims(environment: Any) -> dict[sympy.Symbol, str]:
     """torch keeps them beside the symbols, by the source of the size: ``L['x'].size()[0]``."""
-    mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
-    environment: Any = None if mode is None else mode.shape_env
     given: dict[str, str] = dict(getattr(environment, "source_name_to_debug_name", {}))
     symbols = getattr(environment, "source_to_var", {})
     given |= {name: name for name in symbols if name.isidentifier()}  # Dims of which inputs have multiples only

@@ -35,11 +35,11 @@ Keeps = Callable[[Node], bool]
 class Decomposer:
     """The decompositions of one lowering: what was traced, and what turned out useless.
 
-    The programs that it is given are the lowering's own; their graphs change.
+    The programs that it is given are the lowering's own; their graphs change. ``watched``: partitioners are, see `ask`.
     """
 
-    def __init__(self) -> None:
-        self.tracer = Tracer()
+    def __init__(self, watched: bool = True) -> None:
+        self.tracer, self._watched = Tracer(), watched
         self._useless: set[Any] = set()
 
     @property
@@ -57,7 +57,7 @@ class Decomposer:
         # A call is attempted once. New calls may be refused in turn, so the loop ends when there are none.
         attempted: set[Node] = set()
         while True:
-            answer = ask(program, partitioner)
+            answer = ask(program, partitioner, self._watched)
             whole = attempted.union(r.node for r in answer.result.refusals if r.final)
             left = [n for n in _calls(program) if n not in answer.tags and n not in whole]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]

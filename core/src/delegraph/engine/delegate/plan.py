@@ -22,29 +22,34 @@ from .state import give_state, returned_values
 class Answer(NamedTuple):
     """What a partitioner said of a program, and the tags that it put on its nodes.
 
-    ``before``: the program as the partitioner was given it.
+    ``before``: the program as the partitioner was given it; None if it was not watched.
     """
 
     program: ExportedProgram
     result: PartitionResult
     tags: Tags
-    before: Snapshot
+    before: Snapshot | None
 
 
-def ask(program: ExportedProgram, partitioner: Partitioner) -> Answer:
-    """Ask ``partitioner`` about ``program`` and check that it did what the contract allows."""
-    before = Snapshot(program)
+def ask(program: ExportedProgram, partitioner: Partitioner, watched: bool = True) -> Answer:
+    """Ask ``partitioner`` about ``program`` and check that it did what the contract allows.
+
+    It is not ``watched``, for changes to what is not its own, where ``program`` was made for a question only.
+    """
+    before = Snapshot(program) if watched else None
     with AtWork(partitioner, "partition"):
         result = partitioner(program)
     check_result(partitioner, result, program)
     who = f"partitioner {type(partitioner).__name__}"
-    _check_untouched(who, before)
+    if before is not None:
+        _check_untouched(who, before)
     return Answer(program, result, _tags(program, result.partition_tags, who), before)
 
 
 def make_plan(answer: Answer) -> Plan:
     """The partitions of an answer, with what crosses their borders. Raises ContractViolation if there can be none."""
     program, result, tags, before = answer
+    assert before is not None, "what is lowered is watched"
     partitions = _collect(tags, result)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
     position = {n: k for k, n in enumerate(program.graph.nodes)}
