@@ -62,6 +62,9 @@ SAYS = {
     "crashing": "was ended by SIGABRT",
     "greedy": "raised MemoryError",
     "variable": "environment variables other than before (new: ('GOOD_BACKEND_WAS_HERE', '1'))",
+    "draws": "torch's random state other than before",
+    "starts_threads": " more threads than after the first program",
+    "opens_files": " more open files than after the first program",
     "keeps_programs": "a lowering left program mlp in memory",
     "takes_its_data": "the runtime's load changed the named data",
     "stranger": "which no node of the partition has",
@@ -87,6 +90,17 @@ def test_a_bad_backend_fails_its_check(name):
 def test_a_bad_backend_fails_no_other_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
     assert set(failures(devkit.run_checks(under_test(backends.BAD[check][name])))) == {check}
+
+
+def test_what_a_backend_prints_is_a_warning_with_the_line():
+    one = under_test(backends.register_talking)
+    result = devkit.run_check(devkit.CHECKS["unregistering_leaves_no_trace"], one)
+    assert result.status is Status.PASSED
+    [warning] = result.warnings
+    line = 1 + backends.__loader__.get_source(backends.__name__).split("\n").index(
+        '    print("compiling", len(program.graph.nodes), "nodes")'
+    )
+    assert f"prints 'compiling' at {backends.__file__}:{line}; a library logs" in warning
 
 
 # --- a failure as others see it

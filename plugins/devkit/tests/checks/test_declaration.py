@@ -16,6 +16,17 @@ def test_a_slow_or_talking_light_module_is_a_warning(installed):
     assert "light_declaration: warning: reading the declarations of good-plugin takes" in str(report)
 
 
+def test_a_backend_that_is_slow_to_import_is_a_warning(installed, site):
+    installed()
+    with open(site.folder / "bad_backends.py", "a") as file:
+        file.write("\ntime.sleep(2.1)\n")
+    report = devkit.run_checks(devkit.BackendUnderTest("good", gate=0), ["light_declaration"])
+    [slow] = report.results[0].warnings
+    assert (
+        report.passed and "importing bad_backends takes 2." in slow and "-X importtime -c 'import bad_backends'" in slow
+    )
+
+
 def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed):
     installed("import json\nimport numpy")
     failed = failures(devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2)))

@@ -492,6 +492,22 @@ def sets_a_variable(program, result):
     os.environ["GOOD_BACKEND_WAS_HERE"] = "1"
 
 
+def draws_random_numbers(program, result):
+    torch.rand(1)
+
+
+def starts_threads(program, result):
+    """One for every program, which waits for ever."""
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+FILES = []
+
+
+def opens_files(program, result):
+    FILES.append(open(os.devnull))
+
+
 KEPT = []
 
 
@@ -527,6 +543,14 @@ def maps_a_stranger(program, result):
     """The number that a delegate's call would have if the backend had lowered a part of its program."""
     own = [n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta]
     return PreprocessResult(result.processed_bytes, {"all": (1 + max(own),)} if own else None, result.data_store_output)
+
+
+def talks(program, result):
+    print("compiling", len(program.graph.nodes), "nodes")
+
+
+def register_talking(registry):
+    return variant(changed(talks))(registry)
 
 
 def register_good(registry):
@@ -585,6 +609,9 @@ BAD = {
     },
     "unregistering_leaves_no_trace": {
         "variable": variant(changed(sets_a_variable)),
+        "draws": variant(changed(draws_random_numbers)),
+        "starts_threads": variant(changed(starts_threads)),
+        "opens_files": variant(changed(opens_files)),
         "keeps_programs": variant(changed(keeps_programs)),
     },
     "settings_and_data_delivered": {

@@ -208,6 +208,19 @@ def test_strange_backends(preprocess: Any, kind: type[DelegraphError], text: str
         lower(Chain(), (X,), backends=["it"])
 
 
+def test_random_numbers_that_a_backend_draws_change_nothing_for_the_user() -> None:
+    """XNNPACK's passes draw example inputs when they run for the first time."""
+
+    def preprocess(*_: Any) -> Any:
+        torch.rand(1)
+        return result_of(b"blob")
+
+    with bridged(backend_of(preprocess), tag_all):
+        before = torch.get_rng_state()
+        lower(Chain(), (X,), backends=["it"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_debug_handles_that_lead_nowhere_are_left_out() -> None:
     handles = {1: (1, 99), "two": 2, 3: [77], 4: None}
     with bridged(backend_of(lambda *_: result_of(b"blob", handles)), tag_all):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import os
 import sys
+import threading
+import traceback
 import warnings
 import weakref
-from contextlib import suppress
-from functools import partial
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from itertools import pairwise
 from typing import Any
 
 import delegraph
@@ -22,12 +26,16 @@ from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
 from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed
-from ..lowering_attempt import attempt_lowering, quiet
+from ..lowering_attempt import quiet
 from ..programs import Program
 from ..reproduce import compiling_twice
 from ..subprocesses import Report, fork_server
 from ..warm_up import run_on_host
 
+_APART = 24
+"""Bytes between two places at which blobs differ."""
+_MARKS = 3
+"""How often what is held has to grow to be a leak."""
 Made = tuple[bytes, dict[str, bytes], str, str]
 """Blob, named data, compile specs and debug handle map of a delegate."""
 
@@ -99,9 +107,16 @@ def _difference(a: list[Made] | None, b: list[Made] | None) -> str | None:
 def _where(a: Any, b: Any) -> str:
     if not isinstance(a, bytes) or not isinstance(b, bytes):
         return f": {a!r:.200} and {b!r:.200}"
-    position = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    near = slice(max(0, position - 8), position + 24)
-    return f" from byte {position} of {len(a)} and {len(b)}: {a[near]!r} and {b[near]!r}"
+    places = _places(a, b)
+    shown = "; ".join(f"{a[near]!r} and {b[near]!r}" for near in (slice(max(0, p - 8), p + 24) for p in places))
+    return f" from byte {places[0]} of {len(a)} and {len(b)}: {shown}"
+
+
+def _places(a: bytes, b: bytes) -> list[int]:
+    """Where they begin to differ, and where they do again: the first place may be a checksum of the rest."""
+    differing = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [min(len(a), len(b))]
+    later = [k for k in differing if k >= differing[0] + _APART]
+    return [differing[0], *later[:1]]
 
 
 # --- nothing left behind ----------------------------------------------------------------------------------------------
@@ -113,7 +128,10 @@ def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
     answer = backend.run_elsewhere(find_traces, backend.fatal)
     if answer.failure:
         raise CheckFailed(f"registering and unregistering {answer.failure}: {answer.output[-500:]}")
-    changed, programs = answer.result
+    changed, programs, printed = answer.result
+    if printed or answer.output:
+        text = f"lowering and running prints {printed or repr(answer.output[:200])}; a library logs with logging"
+        backend.warnings.append(text)
     if changed:
         advice = "keep what you need in objects of one lowering; change no setting of the process"
         text = f"a lowering left {changed[0]}, which unregistering did not take away"
@@ -121,43 +139,76 @@ def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
     return {"programs": programs, "settings": len(_settings())}
 
 
-def find_traces(backend: ConfiguredBackend, skipped: set[str], report: Report) -> tuple[list[str], int]:
-    """Run in another process: what differs afterwards, and how many programs were lowered."""
-    programs = [p for p in backend.programs if p.name not in skipped]
+def find_traces(backend: ConfiguredBackend, skipped: set[str], report: Report) -> tuple[list[str], int, str]:
+    """Run in another process: what differs afterwards, how many programs were lowered, and what was printed where."""
+    programs = [p for p in backend.programs if p.name not in skipped and p.exported is not None]
     for program in programs:
         if program.name == "example" and program.exported is not None:
             run_on_host(program.exported)
     spec, partitioner = backend.registry.spec(backend.name), backend.partitioner()
     target, runtime = backend.registry.get_backend(backend.name), backend.runtime
-    registry = Registry(discover=False)
-    before, alive = _settings(), []
+    registry, heard = Registry(discover=False), Printed()
     given = type(partitioner) if spec.options else partitioner
-    with registry.register(target, partitioner=given, runtime=runtime, name=spec.name, options=spec.options):
-        for program in programs:
-            report(program.name)
-            alive += _lowered_once(program, registry, spec.name, backend)
+    registered = registry.register(target, partitioner=given, runtime=runtime, name=spec.name, options=spec.options)
+    alive, held = [], []
+    with quiet(), redirect_stdout(heard), redirect_stderr(heard):
+        before = _settings()
+        with registered:
+            for program in programs:
+                report(program.name)
+                alive += _lowered_once(program, registry, spec.name, backend)
+                held.append(_held())
+        after = _settings()
     partitioner = given = None  # type: ignore[assignment]
     gc.collect()
-    changed = [
-        f"{what} other than before ({_change(before[what], now)})"
-        for what, now in _settings().items()
-        if now != before[what]
-    ]
+    changed = [f"{w} other than before ({_change(before[w], now)})" for w, now in after.items() if now != before[w]]
     changed += [f"program {name} in memory" for name, ref in alive if ref() is not None]
-    return [*_still_there(registry, spec.name), *changed], len(programs)
+    return [*_still_there(registry, spec.name), *changed, *_growing(held)], len(programs), heard.first
 
 
 def _lowered_once(program: Program, registry: Registry, name: str, backend: ConfiguredBackend) -> list[tuple[str, Any]]:
-    """Lower and run; weak references to the partitions that the backend was given."""
-    if program.exported is None:
+    """Lower and run; weak references to the partitions that the backend was given.
+
+    As a user does, with nothing around it that restores what the backend changes.
+    """
+    assert program.exported is not None
+    exported, inputs = program.exported
+    mode: Any = "eager" if backend.runtime is None else "error"
+    try:
+        partitioner = registry.get_partitioner(name, **backend.options)
+        lowered = delegraph.lower(exported, backends=[partitioner], registry=registry, on_missing_runtime=mode)
+    except (Exception, SystemExit):  # which accepted_compiles is about
         return []
-    made = partial(registry.get_partitioner, name, **backend.options)
-    one = attempt_lowering(program, program.exported, made, registry, backend.runtime is None)
-    if one.lowered is None:
-        return []
-    with quiet(), suppress(Exception):  # which numerics is about
-        one.lowered(*one.inputs)
-    return [(program.name, weakref.ref(d.module.original_module.graph_module)) for d in one.lowered.delegates]
+    with suppress(Exception):  # which numerics is about
+        lowered(*copy.deepcopy(inputs))
+    return [(program.name, weakref.ref(d.module.original_module.graph_module)) for d in lowered.delegates]
+
+
+class Printed(io.StringIO):
+    """Takes the place of stdout; ``first`` is the first text that was written, and the line that wrote it."""
+
+    first = ""
+
+    def write(self, text: str) -> int:
+        if text.strip() and not self.first:
+            place = traceback.extract_stack(limit=2)[0]
+            self.first = f"{text!r:.200} at {place.filename}:{place.lineno}"
+        return len(text)
+
+
+def _held() -> dict[str, int]:
+    """How much there is of what ends only if somebody ends it."""
+    held = {"threads": threading.active_count()}
+    with suppress(OSError):  # Linux has the folder
+        held["open files"] = len(os.listdir("/proc/self/fd"))
+    return held
+
+
+def _growing(held: list[dict[str, int]]) -> list[str]:
+    """What grew with every few programs until the last; what a backend makes once, such as a pool, does not."""
+    marks = [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)] if held else []
+    rising = [w for w in (marks[0] if marks else ()) if all(a[w] < b[w] for a, b in pairwise(marks))]
+    return [f"{marks[-1][w] - marks[0][w]} more {w} than after the first program" for w in rising]
 
 
 def _still_there(registry: Registry, name: str) -> list[str]:

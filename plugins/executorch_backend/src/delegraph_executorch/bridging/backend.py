@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, NamedDataStoreOutput, PreprocessResult
 from delegraph.errors import ContractViolation, Unsupported
 from delegraph.io.quiet import quietly
@@ -26,7 +27,7 @@ class BridgedBackend(BackendDetails, abstract=True):
                 "unsupported", f"there is nothing for {cls.__name__} to compile: the program has no calls"
             )
         edge, specs = to_edge_dialect(edge_program), _specs(compile_specs)
-        with quietly():
+        with quietly(), torch.random.fork_rng(devices=()):  # their passes draw example inputs when they run first
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
 
@@ -59,7 +60,7 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
     ) -> dict[str, list[PreprocessResult]]:
         programs = {m: [to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
         specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
-        with quietly():
+        with quietly(), torch.random.fork_rng(devices=()):
             results = cls.theirs.preprocess_multimethod(programs, specs)
         return {
             method: [cls._translate(p, r) for p, r in zip(listed, results[method], strict=True)]
