@@ -408,6 +408,15 @@ def model():
     return torch.nn.Linear(6, 4).eval(), (torch.randn(2, 6),)
 """
 
+TWO_INPUTS = """
+import torch
+class Two(torch.nn.Module):
+    def forward(self, near, far):
+        return near.relu(), far.relu()
+def model():
+    return Two().eval(), (torch.ones(1, 6), torch.ones(1, 6))
+"""
+
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
@@ -427,7 +436,22 @@ def test_the_command_line_quantizes(command, tmp_path):
     np.savez(tmp_path / "c.npz", x=np.random.default_rng(0).normal(size=(5, 2, 6)).astype("float32"))
     code, out, err = command("c.npz", "-o", "m.tosa", "--verify")
     assert (code, err) == (0, "") and "wrote m.tosa" in out, out + err
+    assert "note: quantized after 5 batches of c.npz; --verify compares with the quantized program" in out
     assert delegraph.load(tmp_path / "m.tosa")(torch.zeros(2, 6))[0].shape == (2, 4)
+
+
+def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
+    (tmp_path / "m.py").write_text(TWO_INPUTS)
+    near, far = np.linspace(-1, 1, 12, dtype="float32").reshape(2, 1, 6), np.full((2, 1, 6), 50, "float32")
+    np.savez(tmp_path / "named.npz", far=far, near=near)
+    np.savez(tmp_path / "numbered.npz", near, far)
+    np.savez(tmp_path / "other.npz", far=far, x=near)
+    for file in ("named.npz", "numbered.npz"):
+        code, out, err = command(file, "--option", "tosa.spec=TOSA-1.0+INT")
+        steps = [float(step) for step in re.findall(r"input quantize_per_tensor\w* int8, scale ([\d.]+)", out)]
+        assert code == 0 and steps[0] < 0.01 and steps[1] > 0.1, out + err
+    code, _, err = command("other.npz")
+    assert code == 1 and "other.npz has the arrays far, x, and the inputs of the model are near, far" in err
 
 
 @pytest.mark.parametrize(
@@ -444,7 +468,7 @@ def test_the_command_line_quantizes(command, tmp_path):
 )
 def test_calibration_files_that_do_not_fit(command, tmp_path, file, message):
     (tmp_path / "text.npz").write_text("no zip")
-    np.savez(tmp_path / "rows.npz", x=np.zeros((5, 2, 6)), y=np.zeros((4, 2, 6)))
+    np.savez(tmp_path / "rows.npz", np.zeros((5, 2, 6)), np.zeros((4, 2, 6)))
     np.savez(tmp_path / "flat.npz", x=np.zeros((2, 6), "float32"))
     np.savez(tmp_path / "empty.npz", x=np.zeros((0, 2, 6), "float32"))
     np.savez(tmp_path / "dtype.npz", x=np.zeros((1, 2, 6), "int64"))

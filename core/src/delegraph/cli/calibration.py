@@ -25,17 +25,17 @@ def check_calibration(path: Path, models: Sequence[str], backends: Sequence[str]
         raise UsageError("usage-invalid", "--quantize needs a backend, whose quantizer it takes", hint="--backend NAME")
 
 
-_HOW = "numpy.savez('calibration.npz', x=inputs): one array for each input of the model, of shape [batches, *input]"
+_HOW = "numpy.savez('calibration.npz', x=inputs): an array for each input of the model, called so, [batches, *input]"
 
 
-def quantize_given(given: Any, path: Path, backend: str) -> None:
-    """Put the quantized program in the place of the only method of a ``GivenModel``."""
+def quantize_given(given: Any, path: Path, backend: str) -> str:
+    """Put the quantized program in the place of the only method of a ``GivenModel``; what the report is to note."""
     from ..quantization.flow import quantize
 
     if list(given.programs) != ["forward"] or given.kwargs["forward"]:
         text = "--quantize takes a model with one method and without keyword arguments"
         raise InputError("input-invalid", text, hint="delegraph.quantize, from Python, takes each method for itself")
-    batches = read_batches(path)
+    batches = read_batches(path, _argument_names(given.programs["forward"]))
     _expect_ranks(path, batches, given.inputs["forward"])
     with progress(f"quantizing for {backend}"):
         shapes = given.dynamic_shapes["forward"]
@@ -43,6 +43,9 @@ def quantize_given(given: Any, path: Path, backend: str) -> None:
             given.programs["forward"], batches, backend=backend, dynamic_shapes=shapes, progress=_show_progress
         )
     given.add("forward", program, batches[0])
+    counted = f"{len(batches)} batch" + ("es" if len(batches) > 1 else "")
+    judged = "--verify compares with the quantized program, and delegraph.quantization_errors with the model in floats"
+    return f"quantized after {counted} of {path}; {judged}"
 
 
 def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> None:
@@ -55,21 +58,49 @@ def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> N
         raise InputError("input-invalid", text, hint=_HOW)
 
 
-def read_batches(path: Path) -> list[tuple[Any, ...]]:
-    """The batches of an .npz file: the k-th row of each of its arrays. Raises FormatError or InputError."""
+def _argument_names(program: Any) -> list[str]:
+    """What the model calls its inputs."""
+    from torch.export import ExportedProgram
+
+    from ..exported_program import user_inputs
+    from ..quantization.calibration import names_of
+
+    if isinstance(program, ExportedProgram):
+        return [node.name for node in user_inputs(program)]
+    return names_of(program)
+
+
+def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The batches of an .npz file: the k-th row of each of its arrays, in the order of the inputs called ``names``.
+
+    Raises FormatError or InputError.
+    """
     import numpy as np
     import torch
 
     try:
         with np.load(path, allow_pickle=False) as file:
-            columns = [torch.from_numpy(file[name]) for name in file.files]
+            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
     except Exception as e:  # whatever zip, numpy and torch raise for a damaged file or for types that are no numbers
         raise FormatError("format-invalid", f"{path} is no .npz file of numbers: {e}", hint=_HOW) from e
+    columns = [arrays[key] for key in _in_order(path, list(arrays), names)]
     if any(column.dim() == 0 for column in columns) or len({len(column) for column in columns}) != 1:
         shapes = ", ".join(str(list(column.shape)) for column in columns) or "none"
         text = f"{path}: its arrays have different numbers of batches, or none (shapes: {shapes})"
         raise InputError("input-invalid", text, hint=_HOW)
     return list(zip(*columns, strict=True))
+
+
+def _in_order(path: Path, keys: list[str], names: Sequence[str]) -> list[str]:
+    """The arrays in the order of the inputs: named so, or as numpy numbers them. One array needs no name."""
+    numbered = [f"arr_{k}" for k in range(len(keys))]
+    for order in (list(names[: len(keys)]), numbered):
+        if sorted(order) == sorted(keys):
+            return order
+    if len(keys) > 1:
+        text = f"{path} has the arrays {', '.join(keys)}, and the inputs of the model are {', '.join(names)}"
+        raise InputError("input-invalid", text, hint="call the arrays as the inputs, or give them no names")
+    return keys
 
 
 def _show_progress(done: int, total: int | None) -> None:

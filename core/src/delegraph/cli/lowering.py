@@ -113,14 +113,15 @@ def _lower_one(
             from ..api import lower
 
             given = read_model(model)
+        notes = [chosen.why] if chosen.why else []
         if args.quantize:
-            quantize_given(given, args.quantize, backends[0])
+            notes.append(quantize_given(given, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             folds = not args.no_fold_constants
             lowered = lower(**given.arguments(), backends=backends, options=options, fold_constants=folds)
             given.record_buckets(lowered)
         made.report = lowered.report
-        made.report.notes += [chosen.why] if chosen.why else []
+        made.report.notes += notes
         _check(made, lowered, given, args)
         if args.output:
             made.output = _save(lowered, _place(args.output, model))
