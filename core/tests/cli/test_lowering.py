@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -180,13 +181,30 @@ def test_several_models(more, model, tmp_path, capsys):
         jsonschema.validate(row, SCHEMA)
     assert [row["model"] for row in written] == list(map(str, models))
 
-    model.write_text("raise SystemExit")  # it is not run again
+    before = model.stat()
+    model.write_text("raise SystemExit".ljust(before.st_size))
+    os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if it were the same: it is not run again
     rows.write_text(rows.read_text().rpartition('{"schema"')[0] + '{"sch')  # as if the process had been ended
     code, found = as_data(capsys, *given)
     assert (code, found["failed"]) == (1, 1) and found["models"][0]["error"] is None
     assert len(rows.read_text().splitlines()) == 3, "the torn line is gone, and the missing row is added"
     code, found = as_data(capsys, *given, "--option", "echo.all=1")
     assert found.get("failed") == 2, found.get("message", "rows of other options do not count")
+
+
+def test_rows_of_another_task_do_not_count(model, tmp_path, capsys):
+    junit = tmp_path / "junit.xml"
+    given = ("lower", model, *LOWER, "--rows", tmp_path / "rows.jsonl", "--junit", junit)
+    assert run(capsys, *given)[0] == 0
+    gates = ("--min-delegated", "0.9", "--max-delegates", "0")
+    for _ in range(2):  # the second time from the row
+        assert run(capsys, *given, *gates)[0] == 1
+        cases = ElementTree.parse(junit).iter("testcase")
+        failed = {case.get("name"): case.find("failure") is not None for case in cases}
+        assert failed == {"lower": False, "min-delegated": True, "max-delegates": True}
+    assert run(capsys, *given, "--report", tmp_path / "report.txt")[0] == 0 and (tmp_path / "report.txt").exists()
+    model.write_text("raise SystemExit")
+    assert run(capsys, *given)[0] == 1, "another file"
 
 
 def test_several_models_need_several_files(more, model, tmp_path, capsys):

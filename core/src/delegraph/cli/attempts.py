@@ -33,6 +33,18 @@ class Attempt:
     error: DelegraphError | None = None
     seconds: float = 0.0
 
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Attempt:
+        """What an earlier call wrote down, but for the report. A row has the words of one failed gate."""
+        made = cls(row["model"], output=row["output"], node_data=row["node_data"], seconds=row["seconds"])
+        if row["error"] is not None:
+            made.error = DelegraphError(row["error"]["code"], row["error"]["message"], hint=row["error"]["hint"])
+        failed = [name for name, held in row["gates"].items() if not held]
+        made.gates = dict.fromkeys(row["gates"])
+        made.gates |= {name: DelegraphError("gate-failed", f"{name} failed, as {failed[0]} did") for name in failed}
+        made.gates |= {name: made.error for name in failed[:1]}
+        return made
+
     def gate(self, name: str, check: Callable[[], None]) -> None:
         """Note whether ``check`` raises."""
         try:
@@ -123,9 +135,8 @@ def write_node_data(path: Path, made: Attempt, output: Path | None) -> None:
             made.node_data.append(str(place))
 
 
-def several(models: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> Outcome:
+def several(listed: Sequence[Mapping[str, Any]]) -> Outcome:
     """A table with a row for each MODEL; 1 if one of them failed."""
-    listed = [rows[model] for model in models]
     head = ["MODEL", "DELEGATED", "DELEGATES", "BYTES", "ERROR OF VALUES", "SECONDS", ""]
     failed = sum(row["error"] is not None for row in listed)
     content = {"models": listed, "failed": failed}
@@ -154,20 +165,21 @@ def _worst(figures: Mapping[str, Any] | None) -> str:
 _ROW = '{"schema": "delegraph.lower-row/1"'
 
 
-def kept_rows(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Model -> its row from an earlier call with the same backends and options. Raises InputError for another file.
+def kept_rows(path: Path, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Model -> its row from an earlier call with the same settings. Raises InputError for another file.
 
     A last line that is not whole, since the process was ended while it wrote, is taken out of the file.
     """
     if not path.exists():
         return {}
     rows: dict[str, dict[str, Any]] = {}
+    wanted = json.loads(json.dumps(settings, default=str))
     try:
         *lines, torn = path.read_text(encoding="utf-8").split("\n")
         if torn[: len(_ROW)] != _ROW[: len(torn)]:
             raise ValueError("its last line does not end")
         for row in map(json.loads, lines):
-            if row["settings"] == json.loads(json.dumps(settings, default=str)):
+            if row["settings"] == wanted.get(row["model"]):
                 rows[row["model"]] = row
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as e:
         raise InputError("input-invalid", f"{path} is no file of rows that --rows wrote: {e}") from e

@@ -76,21 +76,41 @@ class Lower:
 
 
 def _run(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]) -> Outcome:
-    settings = {"backends": chosen.names, "options": options, "fold_constants": not args.no_fold_constants}
-    if args.quantize:
-        settings["quantize"] = str(args.quantize)
+    settings = {model: _settings(model, args, chosen, options) for model in args.model}
     known = kept_rows(args.rows, settings) if args.rows else {}
-    attempts: list[Attempt] = []
+    attempts = {model: Attempt.of_row(row) for model, row in known.items()}
     for model in args.model:
         if model not in known:
-            attempts.append(_lower_one(model, args, chosen, options))
+            attempts[model] = _lower_one(model, args, chosen, options)
             if args.rows:
-                keep_row(args.rows, attempts[-1], settings)
+                keep_row(args.rows, attempts[model], settings[model])
+    listed = [attempts[model] for model in args.model]
     if args.junit:
-        write_junit(args.junit, attempts)
+        write_junit(args.junit, listed)
     if len(args.model) > 1 or args.rows:
-        return several(args.model, {**known, **{a.model: a.row() for a in attempts}})
-    return _outcome(attempts[0], args.verbose)
+        return several([known.get(a.model) or a.row() for a in listed])
+    return _outcome(listed[0], args.verbose)
+
+
+_ASKED = (
+    "quantize", "verify", "verify_operators", "input", "tolerance", "require_full", "min_delegated", "max_delegates",
+    "output", "report", "node_data",
+)  # fmt: skip
+"""Flags that say what a call judges and writes."""
+
+
+def _settings(
+    model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """What the row of a MODEL depends on. A file that was written anew is another one."""
+    state = check_model(model).stat()
+    return {
+        "backends": chosen.names,
+        "options": options,
+        "fold_constants": not args.no_fold_constants,
+        "asked": {flag: str(given) for flag in _ASKED if (given := getattr(args, flag)) not in (None, False, [])},
+        "file": {"bytes": state.st_size, "modified": state.st_mtime_ns},
+    }
 
 
 def _outcome(one: Attempt, verbose: bool) -> Outcome:
