@@ -55,6 +55,7 @@ CODES: dict[str, str] = {
     "gate-failed": "Less is delegated, or in more delegates, than --min-delegated or --max-delegates accepts.",
     "verification-failed": "The lowered program's results differ from eager PyTorch's by more than was accepted.",
     "usage-invalid": "The command line asks for something that is not there or does not fit together.",
+    "requirement-missing": "A distribution that delegraph itself requires is not installed.",
     "internal": "A defect in delegraph or in a plugin; please report it.",
 }
 """Stable code -> meaning. Codes of plugins carry the plugin's name as prefix (``tosa/...``)."""

@@ -478,3 +478,12 @@ def test_a_closed_pipe_is_quiet():
         f"{sys.executable} -m delegraph backends -v | true", shell=True, capture_output=True, text=True
     )
     assert shown.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["doctor", "backends --json"])
+def test_a_requirement_that_was_uninstalled(command):
+    program = f"import sys; sys.modules['pluggy'] = None; from delegraph.cli import main; exit(main({command.split()}))"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    said = shown.stdout + shown.stderr
+    assert shown.returncode == 1 and "Traceback" not in said and "requirement-missing" in said
+    assert re.search(r"delegraph requires pluggy\S*, which is not installed in this environment", said)

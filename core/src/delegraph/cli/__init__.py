@@ -23,15 +23,13 @@ from ..errors import (
     DelegraphError,
     DelegraphWarning,
     FormatNotFound,
-    InternalError,
     OptionError,
     UsageError,
     WriteError,
 )
 from ..io.escape import printable
 from . import native, terminal
-from .lookup import find_command, list_commands
-from .outcome import DEFECT, Failed, Outcome, as_json, describe_error
+from .outcome import Failed, Outcome, as_json, defect, describe_error
 from .watchdog import watchdog
 
 __all__ = ["main", "parser"]
@@ -92,8 +90,7 @@ def _finish(words: Sequence[str]) -> int:
     except DelegraphError as e:
         outcome = _failure(e, debug)
     except (Exception, SystemExit) as e:  # whoever wants to exit: without a result the work has failed
-        message = f"{type(e).__name__}: {e}"
-        outcome = _failure(InternalError("internal", message, hint=DEFECT), debug, e)
+        outcome = _failure(defect(e), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
     try:
@@ -131,6 +128,8 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command that ``words`` begin with; if they begin with none, it knows only what all are for."""
+    from .lookup import find_command, list_commands  # which need pluggy and others: see ``defect``
+
     top = _Parser(prog="delegraph", description="Lower PyTorch programs to hardware backends.")
     top.add_argument("--version", action="version", version=f"delegraph {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)

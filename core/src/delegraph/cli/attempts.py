@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DelegraphError, InputError, InternalError, WriteError
+from ..errors import DelegraphError, InputError, WriteError
 from ..io.atomic_write import write_whole
 from ..io.escape import printable, table
-from .outcome import DEFECT, Outcome, as_json, describe_error
+from .outcome import Outcome, as_json, defect, describe_error
 
 if TYPE_CHECKING:
     from ..program.verify import Verification
@@ -97,7 +97,7 @@ def attempt(made: Attempt) -> Iterator[None]:
     except DelegraphError as e:
         made.error = e
     except (Exception, SystemExit) as e:  # a defect; the next MODEL may be fine
-        made.error = InternalError("internal", f"{type(e).__name__}: {e}", hint=DEFECT)
+        made.error = defect(e)
         made.error.__cause__ = e
     made.seconds = time.perf_counter() - start
 

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 
-from ..discovery.attribution import watched
 from ..io.escape import printable
 
 
@@ -45,6 +44,8 @@ def stdout_kept(to_the_end: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def end_explained() -> Iterator[None]:
     """If a plugin at work ends the process, one line on stderr says which, and at what: a crash, exit(), SIGKILL."""
+    from ..discovery.attribution import watched  # which needs pluggy: if that is missing, the command line says so
+
     witness = _Witness()
     with watched(witness.told) if os.path.exists(_SHELL) else contextlib.nullcontext():
         try:

@@ -7,20 +7,19 @@ import contextlib
 import json
 import math
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import DelegraphError, UsageError
+from ..errors import DelegraphError, InternalError, UsageError
 from ..io.atomic_write import expect_writable
 from ..io.escape import printable
 from . import terminal
-
-DEFECT = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
-"""The hint of an error that is nobody's who runs a command."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,26 @@ class Failed(Exception):
     def __init__(self, error: DelegraphError, content: dict[str, Any]) -> None:
         super().__init__(str(error))
         self.error, self.content = error, content
+
+
+def defect(error: BaseException) -> DelegraphError:
+    """What a command says of an exception that nobody expected: a requirement is not installed, or it is a defect."""
+    lacking = _requirement(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    if lacking:
+        text = f"delegraph requires {lacking}, which is not installed in this environment ({sys.prefix})"
+        return DelegraphError("requirement-missing", text, hint=f"python -m pip install '{lacking}'")
+    hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
+    return InternalError("internal", f"{type(error).__name__}: {error}", hint=hint)
+
+
+def _requirement(module: str) -> str | None:
+    """What delegraph requires that has this module. All of it is called as its module is."""
+    try:
+        requirements = metadata.requires("delegraph") or []
+    except metadata.PackageNotFoundError:  # it runs from its sources
+        return None
+    wanted = module.partition(".")[0].replace("_", "-").lower()
+    return next((text for text in requirements if re.split(r"[^\w.-]", text)[0].lower() == wanted), None)
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:
