@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch._utils import _flatten_dense_tensors
 
 from .output_statistics import OutputStatistics, compare, decibels, divide_error
 
@@ -67,7 +69,8 @@ def measure_together(values: Sequence[Measured]) -> list[Accuracy]:
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors]).double()
+    joined: torch.Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return joined.double()
 
 
 def _accuracy(value: Measured, error: float, eager: float, largest: float, signal: float, noise: float) -> Accuracy:
@@ -80,5 +83,6 @@ def _accuracy(value: Measured, error: float, eager: float, largest: float, signa
     )
 
 
+@cache
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -69,12 +70,13 @@ class EagerValues:
         ``made``: the value that the host made of the program's own values, which is eager's as long as those are.
         """
         operands = {n: self.pair(n) for n in self.operands[node]}
-        has_bodies = isinstance(node.target, HigherOrderOperator)  # in which delegates may be
+        is_operator = isinstance(node.target, OpOverload)
+        has_bodies = not is_operator and isinstance(node.target, HigherOrderOperator)  # in which delegates may be
         is_eager = made is not None and not has_bodies and self._apart.isdisjoint(operands)
         eager = made if is_eager else _call(node, operands, "eager")
         if has_bodies or is_random(node):
             return Pair(eager, widened(eager))
-        if not isinstance(node.target, OpOverload):  # it unpacks results, or computes with sizes
+        if not is_operator:  # it unpacks results, or computes with sizes
             return Pair(eager, _call(node, operands, "exact"))
         try:
             exact = _call(node, operands, "exact", widen=True)
@@ -115,7 +117,9 @@ def _call(node: Node, operands: Mapping[Node, Pair], side: Literal["eager", "exa
             return map_aggregate(argument, value_of)
         return _wide_dtype(argument) if widen and isinstance(argument, torch.dtype) else argument
 
-    return target(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})
+    # most arguments are values, and most calls have no named ones
+    args, named = [operands[a][position] if isinstance(a, Node) else value_of(a) for a in node.args], node.kwargs
+    return target(*args, **{k: value_of(v) for k, v in named.items()}) if named else target(*args)
 
 
 def widened(value: Any) -> Any:
@@ -143,6 +147,7 @@ def _wide_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(_wide_dtype(tensor.dtype))
 
 
+@cache
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 

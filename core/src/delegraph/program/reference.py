@@ -11,9 +11,11 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -148,6 +150,8 @@ class Reference:
 
     def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
         """Count the values in subgraphs of a call that cannot be compared, because no observer is told them."""
+        if isinstance(call.target, OpOverload):
+            return  # it has none
         for owner in (n for n in place.values.operands[call] if n.op == "get_attr"):
             module = getattr(place.values.module, str(owner.target), None)
             if isinstance(module, GraphModule) and (in_delegate or not is_observable(owner)):
@@ -245,10 +249,16 @@ class Reference:
 
     def _row(self, node: Node, place: _Place, accuracy: Accuracy) -> OperatorStatistics:
         maker = node.args[0] if node.target is operator.getitem else node  # of one of several results
-        target, handle = str(getattr(maker, "target", node.target)), node.meta.get("debug_handle")
+        target, handle = _text(getattr(maker, "target", node.target)), node.meta.get("debug_handle")
         named = (self._method, node.name, target, handle, place.where, source_of(node))
         quantizes = target.startswith("quantized_decomposed.quantize")
         return OperatorStatistics(*named, *accuracy, quantizes, place.iteration)
+
+
+@cache
+def _text(target: Any) -> str:
+    """torch writes the name of an operator anew each time."""
+    return str(target)
 
 
 def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) -> str:

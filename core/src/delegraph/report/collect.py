@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -47,8 +48,14 @@ def unpacked(node: Node) -> Node | None:
 def operator_name(node: Node) -> str:
     """``aten.add.Tensor`` and the like."""
     if isinstance(node.target, OpOverload):
-        return str(node.target)
+        return _written(node.target)
     return getattr(node.target, "__name__", str(node.target))
+
+
+@cache
+def _written(op: OpOverload) -> str:
+    """torch writes the name anew each time, and all that a report has is written for each of thousands of calls."""
+    return str(op)
 
 
 def is_operator(node: Node) -> bool:

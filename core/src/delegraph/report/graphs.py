@@ -129,8 +129,8 @@ class _MethodDrawing:
 
     def about(self, node: Node, where: str) -> tuple[str, ...]:
         """The rows of the page that tell about an operator of the host, or a cast at the border of a delegate."""
-        counts = is_operator(node) and "boundary" not in node.meta
-        causes = self.causes.get(node.meta.get("debug_handle", 0), []) if counts else []
+        causes = self.causes.get(node.meta.get("debug_handle", 0), ())
+        causes = causes if causes and is_operator(node) and "boundary" not in node.meta else ()
         return (*causes, *filter(None, [self.links.values.get((where, node.name))]))
 
     def id(self, delegate: int) -> str:

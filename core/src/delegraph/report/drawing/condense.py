@@ -30,14 +30,14 @@ def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHE
     """The picture, made small enough to be drawn, and a sentence on what was left out; "" if nothing was."""
     if _fits(picture, largest):
         return picture, ""
-    chained = _merge(picture, _chains(picture))
-    if _fits(chained, largest):
+    chained = _merge_to(largest, picture, _chains(picture))
+    if chained is not None:
         return chained, _describe(picture, chained, "each chain of operators is one box")
     size = 1
     while True:
         size = max(2 * size, len(picture.boxes) // stretches)
-        stretched = _merge(picture, _stretches(picture.boxes, size))
-        if _fits(stretched, 2 * stretches):
+        stretched = _merge_to(2 * stretches, picture, _stretches(picture.boxes, size))
+        if stretched is not None:
             return stretched, _describe(picture, stretched, f"stretches of up to {size:,} operators are one box each")
 
 
@@ -131,6 +131,14 @@ def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
             start = i
         groups.append(start)
     return groups
+
+
+def _merge_to(largest: int, picture: Picture, groups: Sequence[int]) -> Picture | None:
+    """A picture with a box for each group; None if it does not fit."""
+    if len(set(groups)) > largest:  # to make it would be in vain
+        return None
+    merged = _merge(picture, groups)
+    return merged if _fits(merged, largest) else None
 
 
 def _merge(picture: Picture, groups: Sequence[int], order: Callable[[int], int] = lambda _: 0) -> Picture:

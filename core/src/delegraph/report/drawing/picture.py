@@ -11,7 +11,7 @@ HEATS = 4
 Kind = Literal["border", "host", "backend", "several", "mixed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take four times as long to make
 class Box:
     """One rectangle: its lines, of which the first is its title, the lines of its tooltip, and how it looks.
 
