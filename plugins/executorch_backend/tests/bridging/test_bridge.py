@@ -85,6 +85,7 @@ def test_what_it_does_not_take_stays_with_its_line(tmp_path: Any) -> None:
     module, x = Split().eval(), torch.randn(2, 8)
     lowered = lower(module, (x,), backends=["xnnpack"])
     assert lowered.host_operators == 1 and len(lowered.delegates) == 2
+    assert "relu" in {n.name for n in lowered.delegates[0].nodes}, "delegates are counted from the program's begin"
     text = str(lowered.report)
     assert "aten.cumsum.default  xnnpack: XnnpackPartitioner does not take it" in text
     assert "test_bridge.py:" in text

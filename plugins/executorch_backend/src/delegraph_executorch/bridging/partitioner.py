@@ -63,7 +63,7 @@ class BridgedPartitioner(Partitioner):
                 break
             reasons |= dict.fromkeys(split, f"{type(self.theirs).__name__} takes only a part of it")
             reasons |= dict.fromkeys(twice, "its original is a result of the same delegate, which has no result twice")
-        used = {tag for tag in tags.values() if tag is not None}
+        used = dict.fromkeys(tag for tag in tags.values() if tag is not None)  # in the order of the program
         for node in (n for n in calls if tags[n] is not None):
             node.meta["delegation_tag"] = tags[node]
             _keep_marks(node, pieces.get(node.name, ()), known.get(node.name, ()))
@@ -71,7 +71,8 @@ class BridgedPartitioner(Partitioner):
         _hand_over_constants(result.tagged_exported_program, exported_program)
         if self._keeps_buffers(result.tagged_exported_program, exported_program):
             tag_mutated_buffer(exported_program)
-        specs = {tag: self._delegation(tag, spec) for tag, spec in result.partition_tags.items() if tag in used}
+        given = result.partition_tags
+        specs = {tag: self._delegation(tag, given[tag]) for tag in used if tag in given}
         other = f"{type(self.theirs).__name__} does not take it"
         refusals = [Refusal(n, reasons.get(n, other)) for n in calls if tags[n] is None]
         return PartitionResult(exported_program, specs, refusals=refusals)
