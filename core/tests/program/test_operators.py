@@ -187,6 +187,8 @@ class Chain(torch.nn.Module):
 def test_same_bits():
     zero, nan = torch.zeros(2, 2), torch.full((), torch.nan)
     assert is_same(zero, zero.clone().T) and is_same(nan, nan.clone()) and is_same(zero[:0], zero[:0])
+    column = torch.ones(2, 3, 4)[:, :, :1]  # flat, its elements lie apart
+    assert is_same(column, torch.ones(2, 3, 1)) and not is_same(column, torch.zeros(2, 3, 1))
     others = (-zero, zero[0], zero.int(), zero.to("meta"), zero.to_sparse(), 0.0)
     assert not any(is_same(zero, other) for other in others)
 

@@ -136,7 +136,7 @@ def is_same(one: Any, other: Any) -> bool:
     if one.shape != other.shape or one.dtype is not other.dtype or one.device != other.device:
         return False
     dense = one.layout is torch.strided is other.layout
-    return dense and torch.equal(*(tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+    return dense and torch.equal(*(t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other)))
 
 
 def _paired(value: Any) -> Pair:

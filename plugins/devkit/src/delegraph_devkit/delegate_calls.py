@@ -16,10 +16,12 @@ from .configured_backend import ConfiguredBackend
 
 
 @contextmanager
-def calling(backend: ConfiguredBackend, call: Callable[[Delegate, tuple[Any, ...]], Any]) -> Iterator[None]:
-    """Let ``call(delegate, inputs)`` call each delegate of the backend's runtime that is loaded meanwhile."""
+def calling(
+    backend: ConfiguredBackend, call: Callable[[Any, tuple[Any, ...]], Any], function: str = "load"
+) -> Iterator[None]:
+    """Let ``call(delegate, inputs)`` call each delegate that the runtime's ``function`` makes meanwhile."""
     assert backend.runtime is not None
-    load = backend.runtime.load
+    load = getattr(backend.runtime, function)
 
     def watched(
         processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
@@ -27,7 +29,7 @@ def calling(backend: ConfiguredBackend, call: Callable[[Delegate, tuple[Any, ...
         delegate = load(processed_bytes, compile_specs, named_data)
         return lambda *inputs: call(delegate, inputs)
 
-    with mock.patch.object(backend.runtime, "load", watched):
+    with mock.patch.object(backend.runtime, function, watched):
         yield
 
 

@@ -28,6 +28,11 @@ def verifying(backend: ConfiguredBackend) -> str:
     return lowering(backend) + ("" if backend.runtime is None else f"print(lowered.verify(*inputs{where}))\n")
 
 
+def observing(backend: ConfiguredBackend) -> str:
+    """Python that lowers ``model`` and compares the values inside of its delegates."""
+    return lowering(backend) + "print(lowered.verify(*inputs, per_operator=True))\n"
+
+
 def calling_again(backend: ConfiguredBackend) -> str:
     """Python that shows how the results of one call change with the next."""
     lines = ["first = lowered(*inputs)", "before = copy.deepcopy(first)", f"lowered(*{OTHER_INPUTS})"]

@@ -132,6 +132,10 @@ class GoodRuntime(BackendRuntime):
         constants = {n: tensor(named_data.get(key, b""), shape) for n, (key, shape) in made["constants"].items()}
         return Loaded(made, constants, cls.operators)
 
+    @classmethod
+    def observe(cls, processed_bytes, compile_specs, named_data):
+        return GoodRuntime.load.__func__(cls, processed_bytes, compile_specs, named_data).observed
+
 
 def tensor(data, shape):
     if len(data) != 4 * math.prod(shape):
@@ -144,11 +148,15 @@ class Loaded:
         self.made, self.constants, self.operators = made, constants, operators
 
     def __call__(self, *args):
+        return self.observed(*args)[0]
+
+    def observed(self, *args):
         env = {**self.constants, **{name: v for (name, _), v in zip(self.made["inputs"], args, strict=True)}}
         for name, target, given, kwargs in self.made["calls"]:
             kwargs = {k: decode(v, env) for k, v in kwargs.items()}
             env[name] = self.operators[target](*decode(given, env), **kwargs)
-        return tuple(decode(self.made["outputs"], env))
+        told = {name: [env[name]] for name, *_ in self.made["calls"] if isinstance(env[name], torch.Tensor)}
+        return tuple(decode(self.made["outputs"], env)), told
 
 
 LEVEL = OptionSpec("level", int, 1, choices=(1, 2))
@@ -542,7 +550,8 @@ def gives_arrays(program, result):
 def maps_a_stranger(program, result):
     """The number that a delegate's call would have if the backend had lowered a part of its program."""
     own = [n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta]
-    return PreprocessResult(result.processed_bytes, {"all": (1 + max(own),)} if own else None, result.data_store_output)
+    more = {"all": (1 + max(own),)} if own else {}
+    return PreprocessResult(result.processed_bytes, {**result.debug_handle_map, **more}, result.data_store_output)
 
 
 def talks(program, result):
@@ -551,6 +560,33 @@ def talks(program, result):
 
 def register_talking(registry):
     return variant(changed(talks))(registry)
+
+
+class TellsTensors(GoodRuntime):
+    """A tensor in place of a list of one."""
+
+    @classmethod
+    def observe(cls, *parts):
+        observed = super().observe(*parts)
+        return lambda *args: (lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}))(*observed(*args))
+
+
+class TellsByNumber(GoodRuntime):
+    """By its own numbers, and not by the names that preprocess gave."""
+
+    @classmethod
+    def observe(cls, *parts):
+        observed = super().observe(*parts)
+        return lambda *args: (lambda outputs, told: (outputs, dict(enumerate(told.values()))))(*observed(*args))
+
+
+class ObservesOthers(GoodRuntime):
+    """A second path through the simulator, with a mistake of its own."""
+
+    @classmethod
+    def observe(cls, *parts):
+        observed = super().observe(*parts)
+        return lambda *args: (lambda outputs, told: (tuple(o * 2 for o in outputs), told))(*observed(*args))
 
 
 def register_good(registry):
@@ -616,6 +652,11 @@ BAD = {
     },
     "settings_and_data_delivered": {
         "takes_its_data": variant(runtime=TakesItsData),
+    },
+    "observed_values": {
+        "tells_tensors": variant(runtime=TellsTensors),
+        "tells_by_number": variant(runtime=TellsByNumber),
+        "observes_others": variant(runtime=ObservesOthers),
     },
     "debug_handles": {"stranger": variant(changed(maps_a_stranger))},
 }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Figures, check
-from ..failures import CheckFailed
-from ..lowering_attempt import LoweringAttempt, handed_over
+from ..delegate_calls import calling
+from ..failures import CheckFailed, CheckSkipped
+from ..lowering_attempt import LoweringAttempt, handed_over, quiet
+from ..reproduce import observing
+from ..tolerance import tolerance_of
 
 if TYPE_CHECKING:
     from delegraph.program.delegates import DelegateInfo
@@ -84,3 +87,49 @@ def _wrong_map(info: DelegateInfo) -> str | None:
         if foreign:
             return f"the entry {key!r} names the debug handle {foreign[0]!r}, which no node of the partition has"
     return None
+
+
+@check
+def observed_values(backend: BackendUnderTest) -> Figures:
+    """What ``observe`` makes returns the outputs as ``load`` does, and values by identifiers of the handle map."""
+    if not backend.needs_runtime().observes():
+        raise CheckSkipped("the runtime has no observe, which is optional")
+    sound = {o.program for o in backend.rehearsal if o.compared and not o.faults and not o.excuse}
+    programs, told = 0, 0
+    for one in (one for one in backend.lowered if one.program.name in sound):
+        identifiers: list[Any] = []
+        why = _wrong_outputs(one, backend, identifiers) or _unknown(one, identifiers)
+        if why is not None:
+            advice = "return (outputs, {identifier: [tensors]}), by identifiers of the map that preprocess returned"
+            raise CheckFailed(why, one.program, advice, ending=observing(backend))
+        programs, told = programs + 1, told + len(identifiers)
+    return {"programs": programs, "identifiers": told}
+
+
+def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]) -> str | None:
+    """What is wrong with a run in which delegates are observed; ``identifiers`` gets those that it tells of."""
+
+    def call(delegate: Any, inputs: tuple[Any, ...]) -> Any:
+        returned = delegate(*inputs)
+        if isinstance(returned, tuple) and isinstance(returned[-1], Mapping):  # otherwise verify raises
+            identifiers.extend(returned[-1])
+        return returned
+
+    assert one.lowered is not None
+    try:
+        with quiet(), calling(backend, call, "observe"):
+            found = one.lowered.verify(*one.inputs, per_operator=True)
+    except (Exception, SystemExit) as e:
+        return f"observing raised {type(e).__name__}: {e}"
+    if found.relative_error > tolerance_of(one.exported, backend.tolerance):
+        return f"observed delegates compute something else than loaded ones; {found}"
+    return None
+
+
+def _unknown(one: LoweringAttempt, identifiers: list[Any]) -> str | None:
+    """An operator of the backend's own, such as a cast, need not be in the map; but some are."""
+    assert one.lowered is not None
+    known = {k for d in one.lowered.delegates for k in d.module.meta["debug_handle_map"] or ()}
+    if not identifiers or any(i in known for i in identifiers):
+        return None
+    return f"observe tells values under {identifiers[0]!r}, and under nothing that a debug handle map has"
