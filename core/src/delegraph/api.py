@@ -9,7 +9,6 @@ from typing import Any, TypedDict, get_args
 
 from .discovery.registry import Registry, default_registry
 from .engine.export import sources_by_method
-from .engine.gc_pause import pause_collection
 from .engine.pipeline import Lowering, Round, run
 from .engine.tracing import TRACING
 from .errors import OptionError
@@ -17,6 +16,7 @@ from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
 from .program.executor import OnMissingRuntime
 from .program.files import FileFormat, LoadedProgram
+from .program.gc_pause import pause_collection
 from .program.types import ExampleInputs, Program, Transform
 
 

@@ -26,9 +26,9 @@ from ..exported_program import (
 )
 from ..partitioner import Partitioner
 from ..partitioner.contract import Reason
+from ..program.gc_pause import pause_collection
 from .decompose.on_demand import Decomposer
 from .delegate.partition import Plan
-from .gc_pause import pause_collection
 from .tracing import TRACING, unlogged
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -90,7 +90,7 @@ class _Sized:
     def __call__(self, val: Any) -> Any:
         if isinstance(val, _SYMBOLIC):
             return _number(val)
-        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or not val._has_symbolic_sizes_strides:
+        if not isinstance(val, torch.Tensor) or not val._has_symbolic_sizes_strides or val.layout is not torch.strided:
             return val
         sizes, strides = tuple(map(_number, val.shape)), tuple(map(_number, val.stride()))
         key = sizes, strides, val.dtype, val.device

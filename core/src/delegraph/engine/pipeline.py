@@ -25,6 +25,7 @@ from ..errors import ContractViolation
 from ..exported_program import forget_guards, output_values, user_inputs, why_not_valid
 from ..partitioner import Partitioner
 from ..program.delegates import DelegateInfo
+from ..program.gc_pause import pause_collection
 from ..program.lowered_module import Argument
 from ..program.types import Transform
 from ..report.collect import reasons_of
@@ -42,7 +43,6 @@ from .delegate.plan import ask, make_plan
 from .delegate.state import shared_state_notes
 from .export import Source, export_method
 from .functionalize.normalize import normalize
-from .gc_pause import pause_collection
 from .subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
 from .tracing import TRACING
 

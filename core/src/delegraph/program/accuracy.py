@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -51,7 +50,7 @@ def measure(value: Measured, known: OutputStatistics | None = None) -> Accuracy:
     ours, theirs = known or compare(name, got, exact), compare(name, eager, exact)
     if ours.mismatched and theirs.mismatched:
         ours, theirs = compare(name, got, eager), compare(name, eager, eager)
-    return Accuracy(replace(ours, dtype=_named(eager.dtype)), theirs.relative_error)
+    return Accuracy(ours._replace(dtype=_named(eager.dtype)), theirs.relative_error)
 
 
 def measure_together(values: Sequence[Measured]) -> list[Accuracy]:

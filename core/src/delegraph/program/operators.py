@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..source import Source
 from .output_statistics import TOLERANCES, OutputStatistics, finite
@@ -15,8 +15,7 @@ SHOWN = 8
 """Operators that the text lists."""
 
 
-@dataclass(frozen=True)
-class OperatorStatistics:
+class OperatorStatistics(NamedTuple):
     """One value: the operator that makes it, where that runs, and how it compares with a run in float64.
 
     ``node`` is its name in the graph, ``where`` the delegate that computes it or ``"host"``. ``eager_error`` is the
@@ -138,7 +137,7 @@ def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
             yield group[0]
             continue
         first = next((row.iteration for row in group if not row.agrees()), None)
-        yield replace(max(group, key=severity), differs_from=first)
+        yield max(group, key=severity)._replace(differs_from=first)
 
 
 def severity(o: OperatorStatistics) -> tuple[bool, int, float]:

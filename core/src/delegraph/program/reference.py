@@ -95,7 +95,7 @@ class Reference:
         wanted = [values.pair(v).eager if isinstance(v, Node) else v for v in values.returned(MUTATIONS)]
         pairs = zip(found.outputs, Verification.of(pytree.tree_leaves(got), wanted).outputs, strict=True)
         decided = any(row.figures.remark for row in self._rows)
-        outputs = [replace(a, remark=DECIDED) if decided and not a.agrees() and b.agrees() else a for a, b in pairs]
+        outputs = [a._replace(remark=DECIDED) if decided and not a.agrees() and b.agrees() else a for a, b in pairs]
         return replace(found, outputs=tuple(outputs), operators=self.verification)
 
     def begin(self, values: Mapping[Node, Any]) -> None:
@@ -229,7 +229,7 @@ class Reference:
     def _judge_one(self, node: Node, value: Measured, place: _Place, known: OutputStatistics | None) -> Pair:
         name, got, eager, exact = value
         if is_random(node):
-            self._add(node, place, Accuracy(replace(compare(name, got, got), remark=RANDOM), 0.0))
+            self._add(node, place, Accuracy(compare(name, got, got)._replace(remark=RANDOM), 0.0))
             return Pair(got, widened(got))
         if eager.is_floating_point() or eager.is_complex():
             self._add(node, place, value if value.is_small else measure(value, known))
@@ -237,7 +237,7 @@ class Reference:
         figures = compare(name, got, eager)
         differs = figures.max_abs_error > 0 or figures.mismatched > 0
         remark = _why_undecided(node, got, eager, exact, place) if differs else ""
-        self._add(node, place, Accuracy(replace(figures, remark=remark) if remark else figures, 0.0))
+        self._add(node, place, Accuracy(figures._replace(remark=remark) if remark else figures, 0.0))
         return Pair(got, got) if remark else Pair(eager, eager)
 
     def _add(self, node: Node, place: _Place, found: Measured | Accuracy) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..program.gc_pause import pause_collection
 from ..program.operators import OperatorStatistics, OperatorVerification, severity
 from ..program.output_statistics import OutputStatistics
 from ..program.verify import Verification
@@ -31,7 +32,8 @@ what is inside, an operator of the host to the reason against it. Drag to move, 
 
 def page(report: Report, verifications: Mapping[str, Verification] | None = None) -> str:
     """The whole page. Two runs of one lowering differ in the times only. ``verifications``: by method."""
-    return "".join(_Page(report, verifications or {}).parts())
+    with pause_collection():
+        return "".join(_Page(report, verifications or {}).parts())
 
 
 class _Page:

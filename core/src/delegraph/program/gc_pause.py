@@ -1,4 +1,4 @@
-"""Garbage collection pauses while programs are lowered: graphs are full of cycles that live on, not of garbage."""
+"""Garbage collection pauses while programs are lowered and drawn: graphs are full of cycles that live on."""
 
 from __future__ import annotations
 
