@@ -1,9 +1,11 @@
 """Inputs that share memory: refused where a write would have to reach another of them, else as eager computes them."""
 
 import delegraph
+import numpy as np
 import pytest
 import torch
 from delegraph.errors import InputError
+from delegraph.program.shared_memory import share_memory
 from torch import nn
 
 
@@ -80,3 +82,15 @@ def test_buffers_of_a_file_that_share_memory(tmp_path):
     torch.export.save(torch.export.export(Part(), (memory()[:4],)), tmp_path / "part.pt2")
     with pytest.raises(InputError, match="^whole and part share memory, and the program writes whole"):
         delegraph.lower(torch.export.load(tmp_path / "part.pt2"), backends=[])
+
+
+def test_storages_over_one_buffer():
+    array = np.zeros(10, np.float32)
+    first, second, third = (torch.from_numpy(a) for a in (array[:6], array[4:], array[6:]))
+    assert share_memory(first, second) and not share_memory(first, third)
+
+
+def test_tensors_without_memory_of_their_own_share_none():
+    dense, meta = torch.ones(3), torch.ones(3, device="meta")
+    assert not share_memory(dense, dense.to_sparse())
+    assert not share_memory(meta, torch.ones(3, device="meta"))

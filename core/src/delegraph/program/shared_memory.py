@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from ..errors import InputError
@@ -26,12 +27,14 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether an element of one is an element, or a part of one, of the other."""
-    if torch.strided not in (a.layout, b.layout) or not a.numel() or not b.numel():
+    """Whether an element of one is an element, or a part of one, of the other.
+
+    Storages are not compared: two that were made of one numpy array, or of one buffer, are two views of its memory.
+    """
+    ours, theirs = _addresses(a), _addresses(b)
+    if ours is None or theirs is None or a.device != b.device:
         return False
-    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    (first, end), (start, last) = _bytes_of(a), _bytes_of(b)
+    (first, end), (start, last) = ours, theirs
     if end <= start or last <= first:
         return False
     if a.element_size() != b.element_size() or (start - first) % a.element_size():
@@ -42,8 +45,14 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(taken.as_strided(b.shape, b.stride(), (start - origin) // a.element_size()).any())
 
 
-def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """(first, end) of the bytes in the storage between which the elements lie."""
-    first = int(tensor.storage_offset())
-    steps = ((int(size) - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first * tensor.element_size(), (first + 1 + sum(steps)) * tensor.element_size()
+def _addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """(first, end) of the bytes between which the elements lie; None without any: sparse, fake and empty tensors."""
+    if tensor.layout is not torch.strided or isinstance(tensor, FakeTensor) or not tensor.numel():
+        return None
+    memory = tensor.untyped_storage().data_ptr()
+    if not memory:  # on the device "meta", or a wrapper around other tensors
+        return None
+    size = tensor.element_size()
+    first = memory + int(tensor.storage_offset()) * size
+    steps = ((int(n) - 1) * int(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (1 + sum(steps)) * size

@@ -112,7 +112,7 @@ def decode_structure(text: str) -> pytree.TreeSpec:
         return pytree.tree_structure(
             _decode(content.get("structure", content) if isinstance(content, dict) else content)
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as e:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
         raise FormatError("format-invalid", f"the structure of inputs or outputs cannot be read: {e}") from e
 
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import delegraph
 import pytest
 import torch
-from delegraph.errors import InputError
+from delegraph.errors import FormatError, InputError
+from delegraph_executorch.containers import decode_structure
+from delegraph_executorch.program.calling import input_names as names_of_inputs
 from delegraph_executorch.program.input_sizes import input_sizes
 from delegraph_executorch.program.tables import ContainerMetadata
 from torch import nn
@@ -112,6 +114,22 @@ def test_damaged_sizes_say_nothing(name):
 
     assert stated(*DAMAGED[name]) is None
     assert stated([PLACE], [BOUND]).places == [tuple(PLACE)]
+
+
+HOSTILE = ['{"named": ["x"]}', '{"tuple": [5]}', '{"list": 5}', "{}"]
+
+
+@pytest.mark.parametrize("structure", HOSTILE)
+def test_damaged_structures_name_nothing(structure):
+    text = f'{{"structure": {{"tuple": [{{"tuple": [{structure}]}}, {{"dict": []}}]}}, "names": ["a"]}}'
+    assert names_of_inputs(ContainerMetadata(text, ""), 1) == [""]
+    with pytest.raises(FormatError, match="^the structure of inputs or outputs cannot be read"):
+        decode_structure(text)
+
+
+def test_names_of_a_file_do_not_steer_a_terminal():
+    text = r'{"structure": {"tuple": [{"tuple": ["*"]}, {"dict": []}]}, "names": ["\u001b[31m"]}'
+    assert names_of_inputs(ContainerMetadata(text, ""), 1) == [r"\x1b[31m"]
 
 
 def test_a_container_is_no_flat_input(tmp_path):

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from delegraph.io.escape import printable
+
 from .tables import ContainerMetadata
 
 
@@ -27,9 +29,9 @@ def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
         args, kwargs = content["structure"]["tuple"]
         roots = [*zip(content["names"], args["tuple"], strict=False), *kwargs["dict"]]
         names = [name for root, encoded in roots for name in _leaf_names(str(root), encoded)]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         names = []
-    return names if len(names) == count else [""] * count
+    return [printable(name) for name in names] if len(names) == count else [""] * count
 
 
 def _leaf_names(name: str, encoded: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ They are those of ``interpolate``, in fp32, as torch computes them. GATHER takes
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from ...ir.graph import Value
 from ...ir.sizes import largest
 from ...ir.types import DType
 from ..builder import Tosa
+from ..interpolated_axis import Axis
 from .index import taken
-
-if TYPE_CHECKING:
-    from .interpolate import Axis
 
 SHARPNESS = -0.75
 """The parameter of torch's cubic kernel."""
