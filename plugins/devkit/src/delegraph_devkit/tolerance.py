@@ -52,8 +52,9 @@ def rounding_errors(program: ExportedProgram, inputs: Sequence[Any]) -> list[flo
 
 
 def _run_eager(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
+    """From the initial state: the module of an exported program writes into the program's own buffers."""
     with torch.no_grad():
-        return program.module()(*copy.deepcopy(inputs))
+        return copy.deepcopy(program).module()(*copy.deepcopy(inputs))
 
 
 def _move(inputs: Sequence[Any], random: torch.Generator) -> Sequence[Any]:
