@@ -67,3 +67,11 @@ def test_a_parameter_that_is_written_and_not_read() -> None:
     lowered = lower(Tied(), (ROWS,), backends=["xnnpack"])
     assert lowered.delegates
     expect_equal([lowered(ROWS), lowered(ROWS)], [2 * ROWS, 3 * ROWS])
+
+
+def test_an_input_is_no_weight_that_is_packed() -> None:
+    """Another call that reads it is delegated, though a product has it where weights are."""
+    model = Function(lambda x, y: (x.mm(y), y * 2))
+    lowered = lower(model, (ROWS, SQUARE), backends=["xnnpack"])
+    assert "aten.mul.Tensor" in [op for row in lowered.report.delegates for op in row.operators]
+    expect_equal(lowered(ROWS, SQUARE), model(ROWS, SQUARE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from inspect import getattr_static
 from types import new_class
 from typing import Any, NamedTuple
@@ -25,7 +25,9 @@ class Bridge(NamedTuple):
 
 
 def bridge(
-    backend: type[Any], partitioner: Callable[..., Any], refuses: Callable[[Node], str | None] = lambda _: None
+    backend: type[Any],
+    partitioner: Callable[..., Any],
+    refuses: Callable[[Node, Collection[Node]], str | None] = lambda _, constants: None,
 ) -> Bridge:
     """Make a delegraph backend of an ExecuTorch ``BackendDetails`` class and its ``Partitioner``.
 
@@ -35,7 +37,7 @@ def bridge(
         AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend, acme.AcmePartitioner)
 
     ``refuses`` says why a call of core ATen must stay on the host although the partitioner would take it, or None: for
-    what a backend is known to get wrong.
+    what a backend is known to get wrong. It gets the call, and the placeholders of the program's constants.
 
     The runtime is ExecuTorch's own, and runs what its wheel has a device half of. Raises ContractViolation if
     ``backend`` is no such class.

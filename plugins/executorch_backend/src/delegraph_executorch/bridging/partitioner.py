@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.exported_program import placeholders, written_values
+from delegraph.exported_program import constant_placeholders, placeholders, written_values
 from delegraph.io.quiet import quietly
 from delegraph.partitioner import (
     DelegationSpec,
@@ -38,7 +38,7 @@ class BridgedPartitioner(Partitioner):
 
     backend_id: ClassVar[str]
     make: ClassVar[Callable[..., Any]]
-    refuses: ClassVar[Callable[[Node], str | None]]
+    refuses: ClassVar[Callable[[Node, Collection[Node]], str | None]]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(options)
@@ -46,7 +46,9 @@ class BridgedPartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
-        reasons = {n: why for n in calls if (why := self._why_hidden(n, exported_program)) is not None}
+        constants = constant_placeholders(exported_program)
+        hidden = ((n, self._why_hidden(n, exported_program, constants)) for n in calls)
+        reasons = {n: why for n, why in hidden if why is not None}
         # What is refused although a piece of it was tagged is hidden from the partitioner, which is then asked again:
         # its partitions would lie before and behind that call otherwise, and leave no order to run them in. So is a
         # clone that leaves a partition beside its original: backends drop clones, and a blob has no result twice.
@@ -92,7 +94,7 @@ class BridgedPartitioner(Partitioner):
             raise ContractViolation("contract-violation", text, hint="bridge it together with that backend")
         return DelegationSpec(spec.backend_id, [CompileSpec(s.key, bytes(s.value)) for s in spec.compile_specs])
 
-    def _why_hidden(self, node: Node, program: ExportedProgram) -> str | None:
+    def _why_hidden(self, node: Node, program: ExportedProgram, constants: Collection[Node]) -> str | None:
         """Why a call must not be delegated, whatever the partitioner thinks of it."""
         for value in (node, *node.all_input_nodes):
             for val in pytree.tree_leaves(value.meta.get("val")):
@@ -100,7 +102,7 @@ class BridgedPartitioner(Partitioner):
                     upper_bounds(val.shape if isinstance(val, torch.Tensor) else (), program.range_constraints, value)
                 except Unsupported as e:
                     return f"{e.message}; {e.hint}"
-        return type(self).refuses(node)
+        return type(self).refuses(node, constants)
 
     def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
         names = {n.name for n in written_values(own)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,11 +32,10 @@ def _has_no_dimensions(node: Node) -> str | None:
     return None
 
 
-def _reads_a_packed_weight(node: Node) -> str | None:
+def _reads_a_packed_weight(node: Node, constants: Collection[Node]) -> str | None:
     """Another call that reads a weight as it was reads freed memory: the same through ExecuTorch itself."""
     for value in node.all_input_nodes:
-        others = value.op == "placeholder" and value not in _weights(node)
-        if others and any(value in _weights(user) for user in value.users):
+        if value in constants and value not in _weights(node) and any(value in _weights(user) for user in value.users):
             return f"XNNPACK's runtime packs {value.name}, a weight of another call, and frees it as it was"
     return None
 
@@ -54,8 +54,8 @@ def _is_prelu_of_no_image(node: Node) -> str | None:
     return None
 
 
-def _refuses(node: Node) -> str | None:
-    return _has_no_dimensions(node) or _reads_a_packed_weight(node) or _is_prelu_of_no_image(node)
+def _refuses(node: Node, constants: Collection[Node]) -> str | None:
+    return _has_no_dimensions(node) or _reads_a_packed_weight(node, constants) or _is_prelu_of_no_image(node)
 
 
 XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, TheirPartitioner, _refuses)
