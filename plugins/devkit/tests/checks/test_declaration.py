@@ -21,10 +21,9 @@ def test_a_backend_that_is_slow_to_import_is_a_warning(installed, site):
     with open(site.folder / "bad_backends.py", "a") as file:
         file.write("\ntime.sleep(2.1)\n")
     report = devkit.run_checks(devkit.BackendUnderTest("good", gate=0), ["light_declaration"])
-    [slow] = report.results[0].warnings
-    assert (
-        report.passed and "importing bad_backends takes 2." in slow and "-X importtime -c 'import bad_backends'" in slow
-    )
+    [slow] = [w for w in report.results[0].warnings if "importing" in w]  # a busy machine may read slowly too
+    assert report.passed and "importing bad_backends takes " in slow
+    assert "-X importtime -c 'import bad_backends'" in slow
 
 
 def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed):
