@@ -131,6 +131,12 @@ def test_what_is_like_a_legal_operator_in_all_but_one_thing_is_found(make, rule)
     assert [(v.operator, v.rule) for v in violations(Graph([x], [], operators), FP)] == [(broken, rule)]
 
 
+def test_what_is_broken_alike_is_found_each_time():
+    x = value(2, 3)
+    operators = [reduced(x, 2), reduced(x, 2)]
+    assert [(v.operator, v.rule) for v in violations(Graph([x], [], operators), FP)] == [(o, "axis") for o in operators]
+
+
 def test_validate_raises_with_all_of_them():
     x = value(2, dtype=DType.BF16)
     graph = Graph([x], (exp := apply(ops.EXP, x)).outputs, [exp])
