@@ -50,18 +50,21 @@ def test_a_write_that_no_other_input_shows(name):
     assert torch.equal(lowered_for(x, y)(x, y, x), wanted)
 
 
+class Part(nn.Module):
+    """Writes a buffer that another one is a part of."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("whole", memory())
+        self.register_buffer("part", self.whole[:4])
+
+    def forward(self, x):
+        self.whole.add_(1)
+        return self.part * x
+
+
 @pytest.mark.parametrize("buffers", [False, True])
 def test_examples_and_buffers_that_share_memory(buffers):
-    class Part(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("whole", memory())
-            self.register_buffer("part", self.whole[:4])
-
-        def forward(self, x):
-            self.whole.add_(1)
-            return self.part * x
-
     x = memory()[:4]
     model, inputs = (Part(), (x,)) if buffers else (Writes(), (x, x, memory()[:4]))
     with pytest.raises(InputError, match=r"(?s)shares memory with .*give each its own"):
@@ -69,16 +72,6 @@ def test_examples_and_buffers_that_share_memory(buffers):
 
 
 def test_buffers_of_a_file_that_share_memory(tmp_path):
-    class Part(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("whole", memory())
-            self.register_buffer("part", self.whole[:4])
-
-        def forward(self, x):
-            self.whole.add_(1)
-            return self.part * x
-
     torch.export.save(torch.export.export(Part(), (memory()[:4],)), tmp_path / "part.pt2")
     with pytest.raises(InputError, match="^whole and part share memory, and the program writes whole"):
         delegraph.lower(torch.export.load(tmp_path / "part.pt2"), backends=[])

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import torch
 from delegraph.errors import FormatError, InputError
-from delegraph.exported_program import flat_arguments, leaf_names
+from delegraph.exported_program import flat_arguments
 from delegraph.io.escape import printable
 from torch.utils import _pytree as pytree
 
+from .program.calling import input_names as stated_names
 from .program.input_sizes import InputSizes
 from .program.tables import ContainerMetadata, ExecutionPlan
 
@@ -66,16 +66,22 @@ def expect_fixed_inputs(plan: ExecutionPlan, flat: Sequence[Any], names: Sequenc
     positions = [k for k in listed if type(k) is int and 0 <= k < len(plan.inputs)] if isinstance(listed, list) else []
     for k in positions if len(flat) == len(plan.inputs) else ():
         wanted = getattr(plan.values[plan.inputs[k]].value, "value", None)
-        if isinstance(flat[k], torch.Tensor) or flat[k] != wanted:
+        if not _is_same(flat[k], wanted):
             raise InputError("input-invalid", f"input {names[k]} was exported as {wanted!r}; it is {flat[k]!r:.80}")
     return positions
 
 
+def _is_same(given: Any, wanted: Any) -> bool:
+    """Whether a number or text is the one that a program was exported for; NaN is NaN, and an array is neither."""
+    if not isinstance(given, (int, float, str, type(None))):
+        return False
+    return given == wanted or (given != given and wanted != wanted)
+
+
 def input_names(plan: ExecutionPlan) -> list[str]:
     """What a caller calls each flat input; its number where the file does not say it."""
-    names = leaf_names(structure_of(plan.container, "inputs"), argument_names(plan.container)) or ()
-    count = len(plan.inputs)
-    return list(names) if len(names) == count else list(map(str, range(count)))
+    names = stated_names(plan.container, len(plan.inputs))
+    return [name or str(k) for k, name in enumerate(names)]
 
 
 def argument_names(container: ContainerMetadata | None) -> list[str]:

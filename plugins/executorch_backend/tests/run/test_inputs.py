@@ -5,6 +5,7 @@ from collections import OrderedDict, defaultdict
 from typing import NamedTuple
 
 import delegraph
+import numpy as np
 import pytest
 import torch
 from delegraph.errors import FormatError, InputError
@@ -174,3 +175,19 @@ def test_containers_and_numbers_of_a_call(tmp_path, runtime):
         loaded({"others": other, "pair": pair}, 3)
     with pytest.raises(InputError, match=r"^input given\['pair'\] is to be a namedtuple of 2; it is a list of 2"):
         loaded({"others": other, "pair": [*pair]}, 2)
+    with pytest.raises(InputError, match="^input factor was exported as 2; it is array"):
+        loaded({"others": other, "pair": pair}, np.array([2, 2]))
+
+
+class Filling(nn.Module):
+    def forward(self, x, value: float):
+        return torch.where(x > 0, x, value)
+
+
+def test_a_number_that_is_nan(tmp_path):
+    delegraph.lower(Filling().eval(), (randn(3), float("nan")), backends=[]).save(tmp_path / "filling.pte")
+    loaded = delegraph.load(tmp_path / "filling.pte")
+    x = torch.tensor([1.0, -1.0, 2.0])
+    assert torch.equal(loaded(x, float("nan")).isnan(), x < 0)
+    with pytest.raises(InputError, match="^input value was exported as nan; it is 1.0"):
+        loaded(x, 1.0)
