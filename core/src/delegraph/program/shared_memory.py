@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from ..errors import InputError
+
+Key = TypeVar("Key")
 
 
 def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: Sequence[int]) -> None:
@@ -24,6 +26,16 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
                 ours, theirs = inputs[k].name, inputs[other].name
                 text = f"inputs {ours} and {theirs} share memory, and the program writes {ours}"
                 raise InputError("input-invalid", text, hint=f"give {theirs} memory of its own: clone()")
+
+
+def near(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
+    """Pairs of tensors whose spans of bytes overlap: all that may share memory."""
+    spans = [(span, key) for key, tensor in tensors.items() if (span := _addresses(tensor)) is not None]
+    reaching: list[tuple[int, Key]] = []
+    for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
+        reaching = [(last, other) for last, other in reaching if last > first]
+        yield from ((other, key) for _, other in reaching)
+        reaching.append((end, key))
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ from ...exported_program import (
     output_node,
     root_call,
 )
-from ...program.shared_memory import share_memory
+from ...program.shared_memory import near, share_memory
 from ...report.collect import EXPORTED, LEFT
 from ...source import source_of
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
@@ -115,10 +115,13 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
     A program that was loaded from a file has lost the storages of its recorded values, and not those of its buffers.
     """
     tensors = {n: constant_tensor(program, s) for n, s in specs.items() if s.kind in CONSTANT_KINDS}
-    for written in mutations.last_value.keys() & tensors.keys():
-        for node, tensor in tensors.items():
-            known = node is written or not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
-            if known or not node.users or not share_memory(tensors[written], tensor):
+    changed = mutations.last_value.keys() & tensors.keys()
+    for pair in near(tensors) if changed else ():
+        for written, node in (pair, pair[::-1]):
+            if written not in changed or not node.users:
+                continue
+            known = not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
+            if known or not share_memory(tensors[written], tensors[node]):
                 continue
             ours, theirs = specs[written].target, specs[node].target
             text = f"{ours} and {theirs} share memory, and the program writes {ours}"
