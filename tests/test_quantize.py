@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.engine.tracing import TRACING
 from delegraph.errors import ContractViolation, InputError, OptionError, PluginFailed, PluginUnavailable
+from delegraph.exported.tracing import TRACING
 from delegraph.plugin import BackendSpec, QuantizerSpec, hookimpl
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm

@@ -6,8 +6,8 @@ import torch
 from delegraph import comparison
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.engine.tracing import TRACING
 from delegraph.errors import BackendNotFound, OptionError, Unsupported
+from delegraph.exported.tracing import TRACING
 from delegraph.partitioner import CapabilityPartitioner
 
 from .conftest import EchoBackend, EchoRuntime

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         get_runtime,
         register,
     )
+    from .host.verify import Verification
     from .lowered_program import LoweredProgram
     from .partitioner import Refusal
-    from .program.verify import Verification
     from .quantization.flow import quantize
     from .quantization.layer_errors import QuantizationErrors, quantization_errors
     from .report.model import Report
@@ -102,9 +102,9 @@ _NAMES = {
     "buckets": "BucketedProgram lower_buckets",
     "comparison": "Comparison compare",
     "discovery.registry": "Registry backends default_registry get_backend get_partitioner get_runtime register",
+    "host.verify": "Verification",
     "lowered_program": "LoweredProgram",
     "partitioner": "Refusal",
-    "program.verify": "Verification",
     "quantization.flow": "quantize",
     "quantization.layer_errors": "QuantizationErrors quantization_errors",
     "report.model": "Report",

@@ -10,14 +10,14 @@ from typing import Any, TypedDict, get_args
 from .discovery.registry import Registry, default_registry
 from .engine.export import sources_by_method
 from .engine.pipeline import Lowering, Round, run
-from .engine.tracing import TRACING
 from .errors import OptionError
+from .exported.gc_pause import pause_collection
+from .exported.tracing import TRACING
+from .exported.types import ExampleInputs, Program, Transform
+from .host.executor import OnMissingRuntime
+from .host.files import FileFormat, LoadedProgram
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
-from .program.executor import OnMissingRuntime
-from .program.files import FileFormat, LoadedProgram
-from .program.gc_pause import pause_collection
-from .program.types import ExampleInputs, Program, Transform
 
 
 class Choices(TypedDict, total=False):

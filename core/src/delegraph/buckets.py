@@ -11,14 +11,14 @@ import torch
 
 from .api import lower
 from .engine.export import arguments_of
-from .engine.tracing import TRACING
 from .errors import InputError
+from .exported.tracing import TRACING
+from .exported.types import Arguments
 from .exported_program import output_values, user_inputs, written_targets
+from .host.files import LoadedProgram
+from .host.verify import Verification
 from .lowered_program import LoweredProgram
 from .program.bucket_choice import BucketChoice, Call, bucket_axes
-from .program.files import LoadedProgram
-from .program.types import Arguments
-from .program.verify import Verification
 from .report.model import Report
 
 if TYPE_CHECKING:

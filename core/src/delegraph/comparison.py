@@ -14,14 +14,15 @@ from torch.export import ExportedProgram
 from .api import lower
 from .discovery.registry import Registry, default_registry
 from .engine.export import Source, arguments_of, export_method, sources_by_method
-from .engine.subgraphs import all_nodes
-from .engine.tracing import TRACING
 from .errors import DelegraphError, InputError, OptionError
+from .exported.call_names import operator_name
+from .exported.subgraphs import all_nodes
+from .exported.tracing import TRACING
+from .exported.types import ExampleInputs, Program, Transform
+from .host.verify import Verification
 from .io.escape import table
 from .lowered_program import LoweredProgram
-from .program.types import ExampleInputs, Program, Transform
-from .program.verify import Verification
-from .report.collect import left_operators, operator_name
+from .report.collect import left_operators
 from .report.model import Report
 from .report.rows import format_seconds, format_size
 from .report.tables import Section, fragment, tables

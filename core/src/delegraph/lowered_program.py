@@ -15,21 +15,21 @@ import torch
 from torch.export import ExportedProgram
 
 from .backend import NamedDataStoreOutput
+from .delegates.delegates import DelegateInfo, MethodPrograms, merged_named_data
+from .delegates.lowered_module import LoweredBackendModule
 from .discovery.registry import Registry
-from .engine.tracing import TRACING
 from .errors import InputError
+from .exported.tracing import TRACING
+from .exported.types import Program
 from .exported_program import written_targets
-from .program.delegates import DelegateInfo, MethodPrograms, merged_named_data
-from .program.executor import Delegates, Executable, OnMissingRuntime
-from .program.files import FileFormat
-from .program.lowered_module import LoweredBackendModule
-from .program.types import Program
+from .host.executor import Delegates, Executable, OnMissingRuntime
+from .host.files import FileFormat
 from .report.model import Report
 
 if TYPE_CHECKING:  # what only lowers needs none of these
+    from .host.verify import Verification
     from .program.bucket_choice import BucketChoice
     from .program.reference import Reference
-    from .program.verify import Verification
     from .report.node_data import NodeData
 
 
@@ -131,8 +131,8 @@ class LoweredProgram(MethodPrograms):
         and run there instead. Raises NoRuntime if it is not there, InputError for ``per_operator`` there.
         The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
         """
+        from .host.verify import Verification
         from .program.reference import Reference
-        from .program.verify import Verification
 
         name = self._known(method or self._only())
         self._expect_border_of_eager(name)
@@ -181,7 +181,7 @@ class LoweredProgram(MethodPrograms):
 
     def _run_here(self, name: str, reference: Reference | None, args: Any, kwargs: Any) -> Any:
         """What a method returns from its initial state; ``reference`` is told the values on the way."""
-        from .program.watching import WatchedExecutable
+        from .host.observe import WatchedExecutable
 
         start = self._methods[name]
         run = start.instance() if reference is None else WatchedExecutable(start, reference)

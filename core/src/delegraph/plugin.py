@@ -173,7 +173,7 @@ class FormatSpec:
 class CommandSpec:
     """A command ``delegraph <name>``. The target is imported when the command is given.
 
-    ``target`` names a class with the two static methods of ``delegraph.cli.command.Command``. ``summary`` is its line
+    ``target`` names a class with the two static methods of ``delegraph.command.Command``. ``summary`` is its line
     in ``delegraph --help``. ``requires`` names modules that must be importable, ``install_hint`` says how to get them.
     """
 

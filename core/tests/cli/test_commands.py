@@ -16,7 +16,7 @@ def delegraph_commands():
 """
 TARGET = """
 import sys
-from delegraph.cli.command import Outcome, progress
+from delegraph.command import Outcome, progress
 from delegraph.errors import InputError, UsageError
 
 print("the target is imported")

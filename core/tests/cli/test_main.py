@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.cli.outcome import Outcome, as_json
+from delegraph.command.outcome import Outcome, as_json
 from delegraph.discovery.registry import default_registry
 from delegraph.formats import DelegateFormat
 from delegraph.partitioner import CapabilityPartitioner
@@ -211,7 +211,7 @@ def test_a_model_file_finds_its_neighbours(model, capsys):
 )
 def test_which_function_is_the_model(tmp_path, text, chosen, capsys):
     (tmp_path / "net.py").write_text(text.replace("return ", "return torch, ").replace("def", "import torch\ndef", 1))
-    from delegraph.cli.model import _find_function, _run_file
+    from delegraph.command.model import _find_function, _run_file
 
     assert _find_function(_run_file(tmp_path / "net.py"), tmp_path / "net.py", None)()[1] == chosen
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.engine.tracing import TRACING, unlogged
 from delegraph.errors import OptionError, Unsupported
+from delegraph.exported.gc_pause import pause_collection
+from delegraph.exported.tracing import TRACING, unlogged
 from delegraph.formats import ProgramFormat
+from delegraph.host.files import FileFormat
 from delegraph.lowering import ExecutorchProgramManager, to_edge
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import FormatSpec, hookimpl
-from delegraph.program.files import FileFormat
-from delegraph.program.gc_pause import pause_collection
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten

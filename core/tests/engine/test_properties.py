@@ -15,9 +15,9 @@ from pathlib import Path
 import delegraph.api as api
 import pytest
 import torch
-from delegraph.engine.decompose.tables import to_core
-from delegraph.engine.functionalize.normalize import normalize
 from delegraph.errors import InputError
+from delegraph.exported.decompose.tables import to_core
+from delegraph.exported.functionalize.normalize import normalize
 from delegraph.exported_program import constant_placeholders
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.collect import host_calls

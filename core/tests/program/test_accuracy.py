@@ -3,9 +3,9 @@
 import delegraph
 import pytest
 import torch
+from delegraph.host.output_statistics import compare
 from delegraph.program import reference
 from delegraph.program.accuracy import Measured, measure, measure_together
-from delegraph.program.output_statistics import compare
 
 NAN, INF = float("nan"), float("inf")
 

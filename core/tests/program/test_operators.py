@@ -9,11 +9,11 @@ import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, InputError
+from delegraph.host.verify import Verification
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.program import reference
 from delegraph.program.eager_values import is_same
 from delegraph.program.operators import severity
-from delegraph.program.verify import Verification
 from delegraph.runtime import BackendRuntime
 from torch.utils._python_dispatch import TorchDispatchMode
 

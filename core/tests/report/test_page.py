@@ -7,9 +7,9 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import InputError
+from delegraph.host.output_statistics import OutputStatistics
+from delegraph.host.verify import Verification
 from delegraph.program.operators import OperatorStatistics, OperatorVerification
-from delegraph.program.output_statistics import OutputStatistics
-from delegraph.program.verify import Verification
 from delegraph.report.collect import host_calls
 from delegraph.report.drawing import Box, Picture, Wire, overview
 from delegraph.report.drawing.viewer import SCRIPT

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.engine.decompose.trace import Tracer
 from delegraph.errors import OptionError, Unsupported
+from delegraph.exported.decompose.trace import Tracer
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.lowering import RULES, lower_program

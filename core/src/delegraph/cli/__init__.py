@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..command import terminal
+from ..command.outcome import Failed, Outcome, as_json, defect, describe_error
 from ..errors import (
     BackendNotFound,
     DelegraphError,
@@ -28,8 +30,7 @@ from ..errors import (
     WriteError,
 )
 from ..io.escape import printable
-from . import native, terminal
-from .outcome import Failed, Outcome, as_json, defect, describe_error
+from . import native
 from .watchdog import watchdog
 
 __all__ = ["main", "parser"]

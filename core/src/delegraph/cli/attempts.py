@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..command.outcome import Outcome, as_json, defect, describe_error
 from ..errors import DelegraphError, InputError, WriteError
 from ..io.atomic_write import write_whole
 from ..io.escape import printable, table
-from .outcome import Outcome, as_json, defect, describe_error
 
 if TYPE_CHECKING:
-    from ..program.verify import Verification
+    from ..host.verify import Verification
     from ..report.model import Report
 
 
@@ -119,7 +119,7 @@ def write_report(path: Path, made: Attempt, verbose: bool) -> None:
 def write_node_data(path: Path, made: Attempt, output: Path | None) -> None:
     """A file for each column: ``FILE.delegate.json``; of several methods ``FILE.METHOD.delegate.json``."""
     from ..discovery.registry import default_registry
-    from ..program.files import FileFormat
+    from ..host.files import FileFormat
     from ..report.node_data import node_data
 
     report = made.report

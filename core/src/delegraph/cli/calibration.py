@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command import terminal
+from ..command.outcome import expect_file, progress
 from ..errors import FormatError, InputError, UsageError
-from . import terminal
-from .outcome import expect_file, progress
 
 BAR = 20
 """Characters of the bar."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from ..command.contract import parse_options
+from ..command.model import check_model, read_model
+from ..command.outcome import Outcome, as_json, expect_places, output_path, progress
 from ..discovery.registry import default_registry
 from ..io.atomic_write import write_whole
-from .command import parse_options
-from .model import check_model, read_model
-from .outcome import Outcome, as_json, expect_places, output_path, progress
 
 
 class Compare:

@@ -17,11 +17,11 @@ from argcomplete.finders import CompletionFinder
 from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
+from ..command.outcome import Outcome
 from ..discovery.index import BackendInfo
 from ..discovery.registry import default_registry
 from ..errors import DelegraphError, DelegraphWarning
 from ..plugin import FormatSpec
-from .outcome import Outcome
 
 
 class Completion:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..command.outcome import Outcome, expect_file
 from ..errors import FormatError
-from .outcome import Outcome, expect_file
 
 
 class Diff:

@@ -8,12 +8,12 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..command.outcome import Outcome, expect_file, expect_places, natural_number, output_path, progress
 from ..discovery.registry import default_registry
 from ..errors import InputError, UsageError, WriteError
+from ..host.files import FileFormat
 from ..io.atomic_write import write_whole
 from ..io.escape import printable, table
-from ..program.files import FileFormat
-from .outcome import Outcome, expect_file, expect_places, natural_number, output_path, progress
 
 if TYPE_CHECKING:
     import numpy as np

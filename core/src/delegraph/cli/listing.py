@@ -7,6 +7,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+from ..command.outcome import Outcome, progress
 from ..discovery.index import BackendInfo
 from ..discovery.record import PluginRecord, Status
 from ..discovery.registry import default_registry
@@ -14,7 +15,6 @@ from ..errors import DelegraphWarning
 from ..io.escape import printable, table
 from ..plugin import OptionSpec
 from .lookup import list_collisions
-from .outcome import Outcome, progress
 
 
 class Backends:

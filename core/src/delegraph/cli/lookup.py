@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..command.outcome import Outcome
 from ..discovery.attribution import AtWork
 from ..discovery.distributions import canonical
 from ..discovery.index import COMMAND_PROVIDERS
@@ -17,10 +18,9 @@ from ..discovery.record import PluginRecord, Status, suggestion
 from ..discovery.registry import default_registry
 from ..errors import ContractViolation, DelegraphError, PluginConflict, PluginFailed, PluginUnavailable, UsageError
 from ..plugin import CommandSpec
-from .outcome import Outcome
 
 if TYPE_CHECKING:
-    from .command import Command
+    from ..command.contract import Command
 
 BUILT_IN = {
     spec.name: spec
@@ -131,6 +131,6 @@ class _PluginCommand:
                 e.raised_by = None  # what the command says on purpose is its answer to the user, and no fault
             raise
         if not isinstance(outcome, Outcome):
-            text = f"{work.text}, returned {type(outcome).__name__} and no delegraph.cli.command.Outcome"
+            text = f"{work.text}, returned {type(outcome).__name__} and no delegraph.command.Outcome"
             raise ContractViolation("contract-violation", text)
         return outcome

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command import terminal
+from ..command.contract import parse_options
+from ..command.inputs import read_inputs
+from ..command.model import check_model, read_model
+from ..command.outcome import Failed, Outcome, expect_file, expect_places, natural_number, output_path, progress
 from ..discovery.defaults import DefaultBackends
 from ..discovery.index import BackendInfo
 from ..discovery.options import assigned_backends
 from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
-from ..program.files import FileFormat
-from . import terminal
+from ..host.files import FileFormat
 from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_node_data, write_report
 from .calibration import check_calibration, quantize_given
-from .command import parse_options
-from .inputs import read_inputs
-from .model import check_model, read_model
-from .outcome import Failed, Outcome, expect_file, expect_places, natural_number, output_path, progress
 
 
 class Lower:
@@ -175,7 +175,7 @@ def _save(lowered: Any, output: Path) -> dict[str, Any]:
 
 
 def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> Any:
-    from ..program.verify import Verification
+    from ..host.verify import Verification
 
     if given.inputs[method] is None:
         hint = "export the program with example inputs, or give a path.py that returns them"

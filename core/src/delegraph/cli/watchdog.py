@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from . import terminal
+from ..command import terminal
 
 PATIENCE = 1.0
 """Seconds that a light module may take unnamed."""

@@ -59,7 +59,7 @@ _KINDS = {
     RuntimeSpec: _Kind("runtime", "delegraph.runtime:BackendRuntime", ""),
     QuantizerSpec: _Kind("quantizer", "", "a quantizer is a class, or something else that can be called"),
     FormatSpec: _Kind("file format", "delegraph.formats:ProgramFormat", ""),
-    CommandSpec: _Kind("command", "", "a command has what delegraph.cli.command.Command has"),
+    CommandSpec: _Kind("command", "", "a command has what delegraph.command.Command has"),
 }
 
 

@@ -16,6 +16,8 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from ..errors import DelegraphError
+from ..exported.gc_pause import pause_collection
+from ..exported.tracing import TRACING, unlogged
 from ..exported_program import (
     build_program,
     copy_node,
@@ -26,10 +28,8 @@ from ..exported_program import (
 )
 from ..partitioner import Partitioner
 from ..partitioner.contract import Reason
-from ..program.gc_pause import pause_collection
-from .decompose.on_demand import Decomposer
-from .delegate.partition import Plan
-from .tracing import TRACING, unlogged
+from .decompose import Decomposer
+from .partition import Plan
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -17,11 +17,11 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ..exported.call_names import is_operator
 from ..exported_program import add_constant, constant_placeholders, constant_tensor, has_effect, placeholders
 from ..io.weights import why_no_bytes
-from ..report.collect import is_operator
 from ..report.rows import format_size, pluralize
-from .delegate.partition import Plan
+from .partition import Plan
 
 LARGEST = 16 * 2**20
 """Bytes of one value that is computed now, and of each on the way to it."""

@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ..errors import InputError
+from ..exported.tracing import TRACING, unlogged
 from ..exported_program import user_inputs
 from ..source import Source as SourceLine
 from ..source import innermost, source_of
-from .tracing import TRACING, unlogged
 
 _CHECK_OF_DATA = torch.ops.aten._has_compatible_shallow_copy_type.default
 _OF_TORCHS_RNNS = r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during export"

@@ -19,32 +19,32 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
+from ..delegates.delegates import DelegateInfo
+from ..delegates.lowered_module import Argument
 from ..discovery.attribution import attributing
 from ..discovery.registry import Registry
 from ..errors import ContractViolation
+from ..exported.functionalize.normalize import normalize
+from ..exported.gc_pause import pause_collection
+from ..exported.subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
+from ..exported.tracing import TRACING
+from ..exported.types import Transform
 from ..exported_program import forget_guards, output_values, user_inputs, why_not_valid
 from ..partitioner import Partitioner
-from ..program.delegates import DelegateInfo
-from ..program.gc_pause import pause_collection
-from ..program.lowered_module import Argument
-from ..program.types import Transform
 from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
+from .compile import compile_all
 from .constants import compute_constants
-from .decompose.on_demand import Decomposer, rebuild
-from .delegate.compile import compile_all
-from .delegate.extract import begin_work
-from .delegate.insert import insert_delegates
-from .delegate.order import order, random_notes
-from .delegate.partition import Plan, Work
-from .delegate.plan import ask, make_plan
-from .delegate.state import shared_state_notes
+from .decompose import Decomposer, rebuild
 from .export import Source, export_method
-from .functionalize.normalize import normalize
-from .subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
-from .tracing import TRACING
+from .extract import begin_work
+from .insert import insert_delegates
+from .order import order, random_notes
+from .partition import Plan, Work
+from .plan import ask, make_plan
+from .state import shared_state_notes
 
 
 class Round(NamedTuple):

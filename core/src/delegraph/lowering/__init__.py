@@ -9,12 +9,12 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from ..backend import CompileSpec
-from ..engine.graph_equality import is_identical_graph
+from ..delegates.delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
+from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import InputError
+from ..exported.call_spec import whole_call
+from ..exported.graph_equality import is_identical_graph
 from ..partitioner import AllNodePartitioner, Partitioner
-from ..program.call_spec import whole_call
-from ..program.delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
-from ..program.lowered_module import LoweredBackendModule
 from .edge import (
     EdgeCompileConfig,
     EdgeProgramManager,

@@ -14,17 +14,17 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
+from ..delegates.delegates import DelegateInfo, MethodPrograms, delegates_of
 from ..discovery.registry import default_registry
 from ..engine.pipeline import Lowering, Round, run
-from ..engine.subgraphs import all_nodes
-from ..engine.tracing import TRACING
 from ..errors import InputError, OptionError, UnknownMethod
+from ..exported.subgraphs import all_nodes
+from ..exported.tracing import TRACING
+from ..exported.types import Transform
+from ..host.files import FileFormat
 from ..io.atomic_write import write_whole
 from ..io.blob import join
 from ..partitioner import Partitioner
-from ..program.delegates import DelegateInfo, MethodPrograms, delegates_of
-from ..program.files import FileFormat
-from ..program.types import Transform
 from ..report.collect import left_operators
 from .passes import Pass, as_transform, verify
 

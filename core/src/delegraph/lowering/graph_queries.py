@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from torch.fx import Graph, GraphModule, Node
 
 from ..backend import CompileSpec
+from ..delegates.delegates import delegate_calls
+from ..delegates.lowered_module import LoweredBackendModule
 from ..exported_program import CALL_DELEGATE
-from ..program.delegates import delegate_calls
-from ..program.lowered_module import LoweredBackendModule
 
 
 def get_delegates(graph: Graph) -> list[Node]:

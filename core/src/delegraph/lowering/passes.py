@@ -14,11 +14,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
-from ..engine.functionalize.normalize import number_calls
-from ..engine.subgraphs import all_nodes, graphs, next_handles
 from ..errors import ContractViolation
+from ..exported.functionalize.normalize import number_calls
+from ..exported.subgraphs import all_nodes, graphs, next_handles
+from ..exported.types import Transform
 from ..exported_program import build_program, name_outputs, output_node, root_call
-from ..program.types import Transform
 from ..source import source_of
 
 Pass = Callable[[Any], Any]

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ContractViolation
-from .levels import Unit, find_root, flatten, size, units
+from ..exported.union_find import find_root
+from .levels import Unit, flatten, size, units
 
 if TYPE_CHECKING:
     from torch.fx import Node

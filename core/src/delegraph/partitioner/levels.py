@@ -14,6 +14,8 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..exported.union_find import find_root
+
 if TYPE_CHECKING:
     from torch.fx import Node
 
@@ -82,13 +84,6 @@ def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
     for unit in group:
         components.setdefault(find_root(parent, unit[0]), []).append(unit)
     return list(components.values())
-
-
-def find_root(parent: dict[Node, Node], node: Node) -> Node:
-    """The node that stands for all that ``node`` was joined with (union-find)."""
-    while parent[node] is not node:
-        parent[node] = node = parent[parent[node]]
-    return node
 
 
 def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch._utils import _flatten_dense_tensors
 
-from .output_statistics import OutputStatistics, compare, decibels, divide_error
+from ..host.output_statistics import OutputStatistics, compare, decibels, divide_error
 
 SMALL = 1 << 12
 """Elements of a value that is measured with others."""

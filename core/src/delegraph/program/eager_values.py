@@ -14,12 +14,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
+from ..delegates.lowered_module import LoweredBackendModule
+from ..exported.randomness import is_random
 from ..exported_program import STATE_WRITES, constant_tensor, output_values, placeholders
-from .executor import Executable
-from .graph_code import RESHAPE, VIEWS, GraphCode
-from .lowered_module import LoweredBackendModule
-from .randomness import is_random
-from .ties import picks
+from ..host.executor import Executable
+from ..host.graph_code import RESHAPE, VIEWS, GraphCode
+from ..host.ties import picks
 
 
 class Pair(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..delegates.lowered_module import LoweredBackendModule
+from ..host.observe import Inside
+from ..host.output_statistics import TOLERANCES, OutputStatistics, compare
 from .eager_values import EagerValues, Pair
-from .lowered_module import LoweredBackendModule
-from .output_statistics import TOLERANCES, OutputStatistics, compare
-from .watching import Inside
 
 _NHWC = ((0, 3, 1, 2), (0, 2, 3, 1))
 """From and to the layout that many backends compute images in."""

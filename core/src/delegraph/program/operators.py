@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..host.output_statistics import TOLERANCES, OutputStatistics, finite
 from ..source import Source
-from .output_statistics import TOLERANCES, OutputStatistics, finite
 
 SLACK = 2.0
 """How much more than eager itself an operator may lose: eager's own rounding is no error of a backend."""

@@ -20,19 +20,19 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..delegates.lowered_module import LoweredBackendModule
+from ..exported.randomness import is_random
 from ..exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
+from ..host.graph_code import is_observable
+from ..host.observe import Inside
+from ..host.output_statistics import OutputStatistics, compare
+from ..host.ties import picked_from, why_tied
+from ..host.verify import Verification
 from ..source import source_of
 from .accuracy import Accuracy, Measured, measure, measure_together
 from .eager_values import EagerValues, Pair, is_same, widened
-from .graph_code import is_observable
 from .inside import DelegateValues
-from .lowered_module import LoweredBackendModule
 from .operators import OperatorStatistics, OperatorVerification, merged
-from .output_statistics import OutputStatistics, compare
-from .randomness import is_random
-from .ties import picked_from, why_tied
-from .verify import Verification
-from .watching import Inside
 
 RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"
 DECIDED = "eager gives the same where it decides as the program did: see the operators"

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
-from ..program.types import Program
+from ..exported.types import Program
 from ..source import source_of
 
 Progress = Callable[[int, int | None], None]

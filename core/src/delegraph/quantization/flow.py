@@ -16,13 +16,13 @@ from torch.fx import GraphModule, Node
 from ..discovery.attribution import AtWork
 from ..discovery.loading import missing
 from ..discovery.registry import Registry, default_registry
-from ..engine.decompose.tables import RECURRENT, to_core
 from ..engine.export import Source, export_method
-from ..engine.tracing import TRACING
 from ..errors import ContractViolation, InputError, OptionError, PluginUnavailable
+from ..exported.decompose.tables import RECURRENT, to_core
+from ..exported.tracing import TRACING
+from ..exported.types import Program
 from ..exported_program import written_targets
 from ..io.quiet import quietly
-from ..program.types import Program
 from .calibration import Batch, Progress, calibrate, checked
 
 LAYER = "delegraph.layer"

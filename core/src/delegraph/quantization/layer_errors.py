@@ -17,11 +17,11 @@ from torch.utils import _pytree as pytree
 
 from ..api import lower
 from ..discovery.registry import Registry, default_registry
-from ..engine.tracing import TRACING
 from ..errors import InputError
+from ..exported.tracing import TRACING
+from ..exported.types import Program
 from ..exported_program import build_program, copy_node, flat_call, output_node
 from ..io.escape import table
-from ..program.types import Program
 from ..report.drawing import head, text
 from ..report.node_data import BAD_TO_GOOD, PROGRAM, NodeData
 from ..report.tables import table as html_table

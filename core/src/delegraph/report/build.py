@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
-from ..program.delegates import DelegateInfo
+from ..delegates.delegates import DelegateInfo
+from ..exported.call_names import count_operators
 from .causes import find_causes
-from .collect import count_operators, left_operators
+from .collect import left_operators
 from .notation import Notation
 from .rows import DelegateRow, ReportOrigin, Rows
 

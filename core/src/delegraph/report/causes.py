@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from ..exported.call_names import operator_name, unpacked
 from ..partitioner.contract import Reason
 from ..source import source_of
-from .collect import Left, Refused, in_full, operator_name, refused, unpacked
+from .collect import Left, Refused, in_full, refused
 from .notation import Notation
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 

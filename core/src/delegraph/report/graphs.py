@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule, Node
 
+from ..delegates.delegates import DelegateInfo
+from ..delegates.lowered_module import LoweredBackendModule
+from ..exported.call_names import LEFT, is_operator, operator_name, unpacked
 from ..exported_program import CALL_DELEGATE, constant_placeholders, placeholders
-from ..program.delegates import DelegateInfo
-from ..program.lowered_module import LoweredBackendModule
 from ..program.operators import OperatorVerification
-from .collect import LEFT, NOT_TAGGED, host_calls, is_operator, operator_name, refused_by, unpacked
+from .collect import NOT_TAGGED, host_calls, refused_by
 from .drawing import Box, Picture, Wire, box_id, condense, overview
 from .heat import Errors
 from .notation import Notation, stem

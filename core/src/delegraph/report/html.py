@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..program.gc_pause import pause_collection
+from ..exported.gc_pause import pause_collection
+from ..host.output_statistics import OutputStatistics
+from ..host.verify import Verification
 from ..program.operators import OperatorStatistics, OperatorVerification, severity
-from ..program.output_statistics import OutputStatistics
-from ..program.verify import Verification
 from ..source import Source
 from .drawing import TONES, frame, head, share, swatch, text
 from .graphs import Drawn, Links, boxes_about, method_pictures, tones

@@ -11,7 +11,7 @@ from ..io.escape import printable
 from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, format_size, pluralize
 
 if TYPE_CHECKING:
-    from ..program.verify import Verification
+    from ..host.verify import Verification
     from .tables import Section
 
 
@@ -125,7 +125,7 @@ class Report:
         ``verifications``: by method what ``verify`` returned, which the page shows too; ``verify(per_operator=True)``
         colours the pictures.
         """
-        from ..program.verify import Verification
+        from ..host.verify import Verification
         from .html import page
 
         for method, found in (verifications or {}).items():

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.fx import Node
 
 from ..errors import InputError
+from ..exported.call_names import EXPORTED, is_operator
 from ..program.operators import OperatorStatistics, OperatorVerification, severity
 from ..source import source_of
-from .collect import EXPORTED, NOT_TAGGED, host_calls, is_operator, refused_by
+from .collect import NOT_TAGGED, host_calls, refused_by
 from .heat import degree
 from .rows import DelegateRow, format_seconds, format_size
 

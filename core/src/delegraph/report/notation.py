@@ -14,11 +14,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..delegates.lowered_module import Argument
+from ..exported.call_names import operator_name
+from ..exported.size_names import names_of_symbols
 from ..exported_program import CALL_DELEGATE
-from ..program.lowered_module import Argument
-from ..program.size_names import names_of_symbols
 from ..source import source_of
-from .collect import operator_name
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"[su](?<![\w.].)\d+(?!\w)")

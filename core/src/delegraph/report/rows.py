@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..delegates.lowered_module import Argument
 from ..partitioner.contract import Reason
-from ..program.lowered_module import Argument
 from ..source import Source
 from .notation import Notation
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from ..program.delegates import DelegateInfo
+    from ..delegates.delegates import DelegateInfo
 
 SCHEMA = "delegraph.report/1"
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import delegraph
-from delegraph.cli.command import Outcome, check_model, load_model, parse_options, progress
+from delegraph.command import Outcome, check_model, load_model, parse_options, progress
 from delegraph.errors import UsageError
 
 _ABOUT_RESULTS = ["accepted_compiles", "numerics", "control_flow"]
@@ -96,7 +96,7 @@ class _ModelFile:
     @property
     def source(self) -> str:
         """Python that makes it again."""
-        return f"from delegraph.cli.command import load_model\n\nmodel, inputs, _ = load_model({self.text!r})\n"
+        return f"from delegraph.command import load_model\n\nmodel, inputs, _ = load_model({self.text!r})\n"
 
     def __call__(self) -> tuple[Any, tuple[Any, ...]]:
         module, inputs, _ = load_model(self.text)

@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from delegraph.cli.command import Outcome
+from delegraph.command import Outcome
 from delegraph.errors import UsageError
 
 from .. import scaffold

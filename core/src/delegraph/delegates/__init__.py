@@ -1,0 +1,6 @@
+"""Delegates: the modules that lowered programs call, and what is told of them. This package is public."""
+
+from .delegates import DelegateInfo
+from .lowered_module import Argument, LoweredBackendModule
+
+__all__ = ["Argument", "DelegateInfo", "LoweredBackendModule"]

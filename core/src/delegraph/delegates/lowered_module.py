@@ -1,0 +1,182 @@
+"""``LoweredBackendModule``: a partition, and the blob that its backend compiled it to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
+from ..exported.call_spec import WholeCall
+from ..exported_program import CALL_DELEGATE, STATE_WRITES, is_validating
+from ..io.blob import join
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One input or output of a delegate: its name in the program, dtype and shape (None for a Python number)."""
+
+    name: str
+    dtype: torch.dtype | None
+    shape: tuple[Any, ...] | None
+
+    @property
+    def type(self) -> str:
+        """For people: ``float32[2, 3]``, or ``number``."""
+        sizes = ", ".join(map(str, self.shape or ()))
+        return "number" if self.dtype is None else f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+class LoweredBackendModule(torch.nn.Module):
+    """What a lowered graph calls through ``torch.ops.higher_order.executorch_call_delegate``.
+
+    What it records is read-only. ``processed_bytes`` joins the blob when it is first read; ``blob`` is what the backend
+    gave. It has no ``module_name``: ``torch.export.save`` of a lowered program has to fail, since it would drop the
+    blob silently.
+
+    ``inputs`` and ``outputs`` are the calling convention. Buffers that the delegate keeps (``state``) are in neither:
+    in ``original_module`` they are buffers, and their new values are the first outputs, mutations of its signature. A
+    runtime starts from their values there with every load, and keeps them from call to call.
+
+    A module that ``to_backend(backend_id, program)`` made is called as that program is, with arguments and results in
+    its structure (``whole``). Any other takes its inputs one by one and returns a tuple. A copy shares the blob and all
+    tensors but those of its state.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        original_module: ExportedProgram,
+        compile_specs: Sequence[CompileSpec],
+        inputs: Sequence[Argument] = (),
+        outputs: Sequence[Argument] = (),
+    ) -> None:
+        super().__init__()
+        self._backend_id, self._original_module, self._compile_specs = backend_id, original_module, tuple(compile_specs)
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self.meta: dict[str, Any] = {}
+        self.blob: bytes | Blob = b""
+        self._named_data_store_output: NamedDataStoreOutput | None = None
+        self.whole: WholeCall | None = None
+
+    def belongs_to(self, backend_id: str) -> None:
+        """Record the backend's class, whatever name it was asked for by."""
+        self._backend_id = backend_id
+
+    def restore(self, original_module: ExportedProgram) -> None:
+        """Record a new extract of the partition, after the backend rewrote the one that it was given."""
+        self._original_module = original_module
+
+    def attach(self, result: PreprocessResult, producer: tuple[str, str]) -> None:
+        """Take over what the backend produced; ``producer`` is its distribution and the version of that."""
+        self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
+        self.meta["debug_handle_map"] = result.debug_handle_map
+        self.meta["producer"] = " ".join(filter(None, producer))
+        if result._delegate_info_meta is not None:
+            self.meta["_delegate_info_meta"] = result._delegate_info_meta
+
+    @property
+    def backend_id(self) -> str:
+        """The name of the backend's class."""
+        return self._backend_id
+
+    @property
+    def original_module(self) -> ExportedProgram:
+        """The partition as a program: what torch's own call of the delegate runs."""
+        return self._original_module
+
+    @property
+    def compile_specs(self) -> list[CompileSpec]:
+        """The settings that the backend was given, and that its runtime gets."""
+        return list(self._compile_specs)
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """What the delegate is called with."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Argument, ...]:
+        """What it returns."""
+        return self._outputs
+
+    @property
+    def named_data_store_output(self) -> NamedDataStoreOutput | None:
+        """The data that the backend named, if any."""
+        return self._named_data_store_output
+
+    @property
+    def place(self) -> tuple[str, Iterable[Node]]:
+        """For errors of its plugin: which partition it is, and the operators in it."""
+        program = self.original_module.graph_module
+        where = f"partition {program.meta['partition']} of method {program.meta['method']}"
+        return where, program.graph.nodes
+
+    @property
+    def processed_bytes(self) -> bytes:
+        """The blob as the ``.pte`` stores it."""
+        if is_validating():
+            return b""
+        self.blob = join(self.blob)
+        return self.blob
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the buffers that the delegate keeps and writes."""
+        specs = self.original_module.graph_signature.output_specs
+        return tuple(str(s.target) for s in specs if s.kind in STATE_WRITES)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there are such buffers."""
+        return bool(self.state)
+
+    @property
+    def inner(self) -> GraphModule:
+        """The graph of the partition."""
+        graph: GraphModule = self.original_module.graph_module
+        return graph
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """The buffers in ``state``. torch's own call of the delegate writes them; a runtime has its own."""
+        tables = (self.original_module.state_dict, self.original_module.constants)
+        return [t for table in tables for k, t in table.items() if k in self.state]
+
+    def named_data(self) -> dict[str, bytes]:
+        """Named data by key, internal and external, joined: as a runtime gets it."""
+        store = self.named_data_store_output or NamedDataStoreOutput()
+        tables = [store.pte_data, *store.external_data.values()]
+        return {k: join(store.buffers[e.buffer_index]) for entries in tables for k, e in entries.items()}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.whole is not None:
+            return self.whole.call(partial(CALL_DELEGATE, self), args, kwargs)
+        return CALL_DELEGATE(self, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
+        memo.update((id(t), t) for t in self._shared())
+        twin = LoweredBackendModule(
+            self.backend_id,
+            copy.deepcopy(self.original_module, memo),
+            self.compile_specs,
+            self.inputs,
+            self.outputs,
+        )
+        twin.blob, twin._named_data_store_output, twin.whole = self.blob, self._named_data_store_output, self.whole
+        twin.meta = dict(self.meta)
+        memo[id(self)] = twin
+        return twin
+
+    def _shared(self) -> list[torch.Tensor]:
+        """Tensors of the program that it never writes; copies share them."""
+        tables = (self.original_module.state_dict, self.original_module.constants)
+        return [t for table in tables for k, t in table.items() if k not in self.state]

@@ -1,0 +1,256 @@
+"""The step ``compile``: backends get their programs, and what they return is checked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..backend import BackendDetails, CompileSpec, PreprocessResult
+from ..delegates.lowered_module import Argument
+from ..discovery.attribution import AtWork
+from ..errors import ContractViolation, OptionError
+from ..exported.subgraphs import all_nodes
+from ..exported.tracing import TRACING
+from ..exported_program import MUTATIONS, output_values
+from ..io.blob import is_blob
+from ..named_data import check_output
+from .extract import extract
+from .snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ..discovery.registry import Registry
+    from .partition import Work
+
+_MOMENT = 0.05
+"""Seconds that an executor has to begin a call; after that the caller makes one itself, if none is running."""
+
+
+class _Call:
+    """One call of a backend, which a thread of the executor or the caller makes: whoever begins it first."""
+
+    def __init__(self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
+        self.backend, self._work, self._registry = backend, work, registry
+        self._first = threading.Lock()
+        self.outcome: Future[None] = Future()
+
+    @property
+    def begun(self) -> bool:
+        return self._first.locked()
+
+    def begin(self) -> None:
+        """Make the call, unless it was begun before."""
+        if not self._first.acquire(blocking=False):
+            return
+        try:
+            _compile(self.backend, self._work, self._registry)
+            self.outcome.set_result(None)
+        except BaseException as e:  # the caller gets it with the outcome
+            self.outcome.set_exception(e)
+
+    def drop(self) -> bool:
+        """Keep the call from being begun; False if it was begun already."""
+        return self._first.acquire(blocking=False) and self.outcome.cancel()
+
+    def submit(self, executor: Executor) -> None:
+        """Let the executor make the call. Raises OptionError, here or as the outcome, if it cannot in this process."""
+        try:
+            executor.submit(self.begin).add_done_callback(partial(self._left, executor))
+        except Exception as e:
+            raise _no_threads(executor, e) from e
+
+    def _left(self, executor: Executor, future: Future[None]) -> None:
+        """Fail if the executor reports as done what it never began. What it cancelled is left to the caller."""
+        if not future.cancelled() and self._first.acquire(blocking=False):
+            self.outcome.set_exception(_no_threads(executor, future.exception()))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
+
+
+def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> None:
+    """Hand each program of ``work`` to its backend, and keep what that returns as the ``result`` of the work.
+
+    Backends are called in the order in which they first appear. One that compiles all methods jointly is called once;
+    any other once a partition. Backends that say they are thread-safe are called in ``executor``, if there is one, all
+    others on this thread, while no other thread lowers. Calls that the executor cannot begin, because its threads all
+    wait for this one, are made here.
+    """
+    if not isinstance(executor, Executor | None):
+        raise _no_threads(executor, None)
+    wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
+    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry)]
+    aside: list[_Call] = []
+    try:
+        if executor is not None:
+            aside = [c for c in calls if c.backend.thread_safe]
+            for call in aside:
+                call.submit(executor)
+        for call in (c for c in calls if c not in aside):
+            call.begin()
+            call.outcome.result()
+        for call in aside:
+            _await(call, aside)
+    finally:  # the first error, in the order of the calls, is raised once nothing runs any more
+        wait([call.outcome for call in calls if not call.drop()])
+
+
+def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
+    reason = "" if why is None else f", which cannot run calls of this process: {type(why).__name__}: {why}"
+    hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
+    text = f"executor is to run threads; it is a {type(executor).__name__}{reason}"
+    return OptionError("option-invalid", text, hint=hint)
+
+
+def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_Call]:
+    """One call with all partitions of the backend if it compiles methods jointly, otherwise one for each partition."""
+    backend = registry.get_backend(backend_id)
+    mine = [w for w in work if w.partition.spec.backend_id == backend_id]
+    for item in mine:
+        item.module.belongs_to(backend.__name__)
+    default: Any = BackendDetails.preprocess_multimethod
+    joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
+    return [_Call(backend, items, registry) for items in ([mine] if joint else [[item] for item in mine])]
+
+
+def _await(call: _Call, others: Sequence[_Call]) -> None:
+    """Wait for ``call``. If the executor, after a moment, runs none of ``others``, the call is made here."""
+    while not call.outcome.done():
+        running = [c.outcome for c in others if c.begun and not c.outcome.done()]
+        wait(running or [call.outcome], None if running else _MOMENT, FIRST_COMPLETED)
+        if not running and not any(c.begun and not c.outcome.done() for c in others):
+            call.begin()
+    call.outcome.result()
+
+
+def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
+    """Call the backend with ``work``, check what it did, and note the results."""
+    by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
+    work = [item for items in by_method.values() for item in items]
+    before = [(Snapshot(w.program, w.plan.snapshot), _handles(w.program)) for w in work]
+    programs = {m: [w.program for w in items] for m, items in by_method.items()}
+    specs: dict[str, Sequence[list[CompileSpec]]] = {
+        m: [list(w.partition.spec.compile_specs) for w in items] for m, items in by_method.items()
+    }
+    places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
+    nodes = [n for w in work for n in w.partition.nodes]
+    with nullcontext() if backend.thread_safe else TRACING:
+        start = time.perf_counter()
+        with AtWork(backend, "preprocess", places, nodes, registry):
+            returned = backend.preprocess_multimethod(programs, specs)
+        share = (time.perf_counter() - start) / len(work)
+    results = _flat_results(backend.__name__, programs, returned)
+    for item, (snapshot, handles), result in zip(work, before, results, strict=True):
+        _check_result(backend.__name__, item.partition.tag, handles, result)
+        _check_untouched(backend.__name__, item, snapshot)
+        item.result, item.seconds["compile"] = result, share
+
+
+def _handles(program: ExportedProgram) -> set[int]:
+    """The debug handles that a backend may name: those of the program's calls.
+
+    A backend that lowers its program through another one meets calls of delegates as well; their handles follow.
+    """
+    own = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
+    following = 1 + max(own, default=0)
+    return own | set(range(following, following + len(own)))
+
+
+def _flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: Any) -> list[Any]:
+    """What ``preprocess_multimethod`` returned: for each method as many results as programs, as one list."""
+    wanted = {m: len(p) for m, p in programs.items()}
+    given: Any = f"{returned!r:.80}"
+    if isinstance(returned, Mapping):
+        given = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
+    if given != wanted:
+        text = f"{backend}.preprocess_multimethod returned {given} results a method; it was given {wanted} programs"
+        raise ContractViolation("contract-violation", text)
+    return [result for method in programs for result in returned[method]]
+
+
+def _check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
+    """The contract of ``preprocess``: a PreprocessResult whose fields have their types, and only known ``handles``."""
+    data = getattr(result, "processed_bytes", None)
+    what, wanted, hint = "", "a PreprocessResult with bytes (or a Blob) is wanted", None
+    if not isinstance(result, PreprocessResult):
+        what = f"{result!r:.80}"
+    elif not isinstance(data, bytes) and not is_blob(data):
+        what = type(data).__name__
+    elif why := _why_not_debug_map(result.debug_handle_map, handles):
+        what, wanted = f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles"
+    elif result.data_store_output is not None:
+        try:
+            check_output(result.data_store_output)
+        except ContractViolation as e:
+            what, wanted, hint = "unusable named data", e.message, e.hint
+    if what:
+        text = f"{backend}.preprocess returned {what} for partition {tag}; {wanted}"
+        raise ContractViolation("contract-violation", text, hint=hint)
+
+
+def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return f"that is a {type(given).__name__}"
+    for identifier, listed in given.items():
+        if isinstance(identifier, bool) or not isinstance(identifier, (int, str)):
+            return f"with the identifier {identifier!r:.80}"
+        if not isinstance(listed, (tuple, list)):
+            return f"with {listed!r:.80} for {identifier!r:.80}"
+        unknown = [handle for handle in listed if handle not in handles]
+        if unknown:
+            return f"with debug handle {unknown[0]!r:.80} for {identifier!r:.80}, which no node of the partition has"
+    return None
+
+
+def _check_untouched(backend: str, item: Work, before: Snapshot) -> None:
+    """A backend may rewrite the graph that it was given (the host then gets its own), but not what others rely on.
+
+    That is the caller's weights, subgraphs of branches and loops, which the host's graph has too, and the inputs and
+    outputs that the delegate is called with.
+    """
+    written, edited, tag = before.written_tensors(), before.edited_subgraphs(), item.partition.tag
+    if written:
+        text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
+        raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
+    if edited:
+        text = f"{backend}.preprocess changed the subgraph {edited[0]} in partition {tag}, which the host shares"
+        hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
+        raise ContractViolation("contract-violation", text, hint=hint)
+    if before.is_rewritten():
+        _check_convention(backend, item)
+        item.module.restore(extract(item.plan, item.partition))
+
+
+def _check_convention(backend: str, item: Work) -> None:
+    """A program that lost, swapped or gained inputs or outputs was compiled to something that is called differently."""
+    inputs = [a.name for a in item.module.inputs]
+    inputs_left = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+    outputs = [a.type for a in item.module.outputs]
+    specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
+    values = [value for spec, value in specs if spec.kind not in MUTATIONS]
+    known = [*outputs, *["?"] * len(values)]  # a node of a backend's own pass may have no type: taken as it was
+    outputs_left = [_type_of(v) or was for v, was in zip(values, known, strict=False)]
+    for what, wanted, left in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
+        if wanted != left:
+            text = f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {what} are {wanted}"
+            hint = "an input that the compiled part does not need is still passed; ignore it there"
+            text += f", and {left} in the program that it left"
+            raise ContractViolation("contract-violation", text, hint=hint)
+
+
+def _type_of(value: Any) -> str | None:
+    val = value.meta.get("val", value) if isinstance(value, Node) else value
+    if isinstance(val, Node):
+        return None
+    is_tensor = isinstance(val, torch.Tensor)
+    return (Argument("", val.dtype, tuple(val.shape)) if is_tensor else Argument("", None, None)).type

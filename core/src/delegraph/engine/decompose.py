@@ -1,0 +1,258 @@
+"""Step 2 of a lowering: decomposition on demand.
+
+What a backend keeps stays whole. Every other call that has a decomposition is traced alone, under fake tensors; the
+decomposition takes its place, and the backend is asked about the new calls. At the end, what no backend took is
+decomposed to core ATen, which every host has. The program is never retraced as a whole, and where a backend refuses
+nothing, nothing is done.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..discovery.attribution import AtWork
+from ..exported.call_names import LEFT, operator_name
+from ..exported.decompose.inline import Inlining
+from ..exported.decompose.tables import beyond_core, to_core
+from ..exported.decompose.trace import LINEAR, Decomposition, Tracer
+from ..exported.subgraphs import rewrite_subgraphs
+from ..exported_program import build_program, name_outputs, output_values, root_call
+from ..partitioner import Partitioner, Support
+from .partition import Plan
+from .plan import Answer, ask, make_plan
+
+Keeps = Callable[[Node], bool]
+"""Whether some backend takes a call as it is."""
+
+
+class Decomposer:
+    """The decompositions of one lowering: what was traced, and what turned out useless.
+
+    The programs that it is given are the lowering's own; their graphs change. ``watched``: partitioners are, see `ask`.
+    """
+
+    def __init__(self, watched: bool = True) -> None:
+        self.tracer, self._watched = Tracer(), watched
+        self._useless: set[Any] = set()
+
+    @property
+    def notes(self) -> list[str]:
+        """Calls that have a decomposition which could not be traced, and why."""
+        return list(dict.fromkeys(self.tracer.failures))
+
+    def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
+        """The plan of ``partitioner`` once everything that neither it nor one of ``later`` keeps was decomposed."""
+        return make_plan(self.ask(program, partitioner, later))
+
+    def ask(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Answer:
+        """What ``partitioner`` answers about the program of which the plan is made."""
+        program = self._decompose_for_tags(program, partitioner, later)
+        # A call is attempted once. New calls may be refused in turn, so the loop ends when there are none.
+        attempted: set[Node] = set()
+        while True:
+            answer = ask(program, partitioner, self._watched)
+            whole = attempted.union(r.node for r in answer.result.refusals if r.final)
+            left = [n for n in _calls(program) if n not in answer.tags and n not in whole]
+            left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
+            attempted.update(left)
+            if not left or not self._decompose_left(program, partitioner, later, left):
+                return answer
+            program = rebuild(program)
+
+    def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
+        """``program``, subgraphs too, with what no backend took in core ATen; operators in ``keep`` stay whole."""
+        rewrite_subgraphs(program, lambda subgraph: self.finish(subgraph, keep))
+        nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
+        for node in nodes:
+            node.meta[LEFT] = (node.meta.get("debug_handle", 0), node.name, operator_name(node))
+        reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep), at_once=True)
+        changed = [n for n in nodes if reducer.decompose(n)]
+        return rebuild(program) if changed else program
+
+    def _decompose_for_tags(
+        self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner]
+    ) -> ExportedProgram:
+        """A partitioner that only tags cannot be asked, so it sees core ATen and what it, or a later one, keeps."""
+        composites = [] if _support(who) else [n for n in _calls(program) if to_core(n.target)]
+        if not composites:
+            return program
+        reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
+        changed = [n for n in composites if not reducer.keeps(n) and reducer.decompose(n)]
+        return rebuild(program) if changed else program
+
+    def _decompose_left(
+        self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], left: Sequence[Node]
+    ) -> bool:
+        """Decompose what ``who`` left behind and none of ``later`` keeps; returns whether anything changed."""
+        others, _ = _kept(program, later)
+        unwanted = [n for n in left if not others(n)]
+        support = _support(who)
+        if support is None:
+            reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
+            return any([reducer.decompose(n) for n in unwanted])
+        keeps = AtWork(who, "support check").around(_Answers(support))
+        attempts = _Attempts(self.tracer, lambda node: keeps(node) or others(node), self._useless)
+        return any([attempts.decompose(n) for n in unwanted])
+
+
+def _calls(program: ExportedProgram) -> list[Node]:
+    return [n for n in program.graph.nodes if n.op == "call_function" and isinstance(n.target, OpOverload)]
+
+
+def rebuild(program: ExportedProgram) -> ExportedProgram:
+    """The program after its graph changed, with a signature that says so and without tags."""
+    graph, signature = program.graph, program.graph_signature
+    for node in graph.nodes:
+        node.meta.pop("delegation_tag", None)
+    outputs = name_outputs(signature.output_specs, output_values(program))
+    return build_program(program.graph_module, graph, signature.input_specs, outputs, program, root_call(program))
+
+
+def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
+    """Which calls one of ``partitioners`` keeps, and the operators that a trace must leave whole to ask about them."""
+    answers: list[Keeps] = []
+    whole: set[Any] = set()
+    for who in partitioners:
+        work, support = AtWork(who, "support check"), _support(who)
+        with work:
+            if support:
+                keeps: Keeps = _Answers(support, program)
+                whole |= LINEAR
+            else:
+                operators, wanted = who.ops_to_not_decompose(program)
+                keeps = partial(_is_listed, frozenset(operators), wanted)
+                whole.update(operators)
+        answers.append(work.around(keeps))
+    return lambda node: any(keeps(node) for keeps in answers), frozenset(whole)
+
+
+def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node) -> bool:
+    return node.target in operators and (wanted is None or wanted(node))
+
+
+def _support(who: Partitioner) -> Support | None:
+    """What can be asked about single nodes, where a partitioner has it; the others only tag."""
+    support = getattr(who, "support", None)
+    return support if isinstance(support, Support) else None
+
+
+class _Answers:
+    """A backend's answers about the calls of a program, and about calls of decompositions that are put into it.
+
+    Without ``program`` it continues with the one that the partitioner asked the backend about last.
+    """
+
+    def __init__(self, support: Support, program: ExportedProgram | None = None) -> None:
+        self._support = support
+        self._known: dict[Node, bool] = {}
+        if program is not None:
+            support.begin(program)
+            for node in _calls(program):  # in graph order, as `Support` is promised
+                self(node)
+
+    def __call__(self, node: Node) -> bool:
+        if node.target is operator.getitem:
+            return self(node.args[0])  # type: ignore[arg-type]
+        if node not in self._known:
+            self._known[node] = self._support.why_not(node) is None
+            if self._known[node]:
+                self._support.is_constant(node)  # the backend has to know this before it is asked about the users
+        return self._known[node]
+
+
+class _Reducer:
+    """Decomposes calls, and the calls that they consist of, until each is kept or is core ATen.
+
+    ``whole``: operators that a trace leaves whole, so that ``keeps`` is asked about them. ``at_once``: go down to core
+    ATen in a single trace where that succeeds, because nobody is asked about the operators in between.
+    """
+
+    def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any], at_once: bool = False) -> None:
+        self.tracer, self.keeps, self.whole, self.at_once = tracer, keeps, whole, at_once
+
+    def decompose(self, node: Node) -> bool:
+        """Put the decomposition of ``node`` in its place; False if it has none."""
+        decomposition = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
+        decomposition = decomposition or self.tracer.decompose(node, to_core(node.target), self.whole)
+        if decomposition is None:
+            return False
+        inlining = Inlining(node, decomposition)
+        for call in inlining.calls:
+            if not self.keeps(call):
+                self.decompose(call)
+        inlining.commit()
+        return True
+
+
+class _Attempts:
+    """Decomposes calls for a backend that can be asked, only where it takes some of what they consist of.
+
+    Operators of core ATen are decomposed only where it takes all of the result: what it left would run on the host,
+    which runs the whole operator just as well.
+    """
+
+    def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
+        self.tracer, self.keeps, self._useless = tracer, keeps, useless
+
+    def decompose(self, node: Node) -> bool:
+        """Decompose ``node`` if a backend takes more of the program then; returns whether it was decomposed."""
+        # An answer may depend on where an operand comes from, for example on whether it is a constant: so does the key.
+        producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
+        key = (self.tracer.signature(node), *producers)
+        attempt = None if key in self._useless else self.attempt(node)
+        if attempt is not None and attempt.is_worthwhile:
+            attempt.commit()
+            return True
+        self._useless.add(key)
+        if attempt is not None:
+            attempt.undo()
+        return False
+
+    def attempt(self, node: Node) -> _Attempt | None:
+        """The decomposition of ``node``, put into the graph for the backend to be asked; None if there is none."""
+        decomposition = self.tracer.decompose(node, to_core(node.target) or beyond_core(node.target))
+        return None if decomposition is None else _Attempt(node, decomposition, self)
+
+
+class _Attempt(Inlining):
+    """An inlining with the backend's answers: it takes all of the calls (``complete``), or some (``gains``)."""
+
+    def __init__(self, node: Node, decomposition: Decomposition, attempts: _Attempts) -> None:
+        super().__init__(node, decomposition)
+        self.complete, self.gains = True, False
+        self._constant: set[Node] = set()
+        for call in self.calls:
+            self._ask(call, attempts)
+
+    @property
+    def is_worthwhile(self) -> bool:
+        return self.complete or (self.gains and to_core(self.node.target) is not None)
+
+    def _ask(self, call: Node, attempts: _Attempts) -> None:
+        if all(i in self._constant for i in call.all_input_nodes):
+            self._constant.add(call)
+        if attempts.keeps(call):
+            # a delegate that holds only views, or constants, is no gain
+            self.gains |= call not in self._constant and not _is_view(call)
+            return
+        inner = attempts.attempt(call)
+        if inner is not None and inner.is_worthwhile:
+            self.complete &= inner.complete
+            self.gains |= inner.gains
+            inner.commit()
+            return
+        self.complete = False
+        if inner is not None:
+            inner.undo()
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(a.alias_info is not None for a in schema.arguments)

@@ -1,1 +1,0 @@
-"""Steps 3 to 6: partition, extract, compile, insert."""

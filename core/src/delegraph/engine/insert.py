@@ -1,0 +1,122 @@
+"""The step ``insert``: the host's program, rebuilt once for all partitions, with calls of their modules."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from ..delegates.lowered_module import LoweredBackendModule
+from ..exported.subgraphs import put_back
+from ..exported_program import (
+    CALL_DELEGATE,
+    build_program,
+    copy_node,
+    name_outputs,
+    output_node,
+    output_values,
+    placeholders,
+    root_call,
+)
+from .extract import as_dtype, cast
+from .partition import Partition, Plan, Work
+from .state import stored_by_delegates
+
+
+def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]) -> ExportedProgram:
+    """The program with every partition replaced by a call of its module, in subgraphs first.
+
+    The calls get debug handles from ``handles``, and the modules names from ``names``, this graph's first.
+    """
+    taken = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
+    own = list(islice((name for name in names if name not in taken), len(plan.partitions)))
+    lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
+    dropped = put_back(plan.program, lowered)
+    modules = {w.partition.tag: w.module for w in work if w.plan is plan}
+    host = _HostProgram(plan, dropped, iter(own))
+    for unit in plan.units:
+        if isinstance(unit, Partition):
+            host.call(unit, modules[unit.tag], next(handles))
+        elif not _is_delegated(plan, unit):
+            host.copy(unit)
+    return host.build()
+
+
+def _is_delegated(plan: Plan, node: Node) -> bool:
+    """Whether a node fetches a subgraph that only calls inside delegates use; those have a copy of their own."""
+    fetches = node.op == "get_attr" and bool(node.users)
+    return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
+
+
+class _HostProgram:
+    """The new graph of the host, its signature, and the modules that it calls.
+
+    ``dropped``: constants that calls no longer pass to their subgraphs, because delegates in those own them.
+    """
+
+    def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
+        self.plan, self.dropped = plan, dropped
+        self.graph = Graph(owning_module=plan.program.graph_module)
+        self.env: dict[Node, Node] = {}
+        self.names = names
+        self.modules: dict[str, LoweredBackendModule] = {}
+        self.state = {n for p in plan.partitions for n in p.state}
+        kept = [(node, spec) for node, spec in placeholders(plan.program) if self._stays(node)]
+        self.inputs = [spec for _, spec in kept]
+        for node, _ in kept:
+            self.copy(node)
+
+    def _stays(self, node: Node) -> bool:
+        """A constant that only delegates use goes with them, and so does a buffer that one of them keeps."""
+        if node in self.state:
+            return False
+        if not node.users:  # the model had it unused, or calls pass it to a delegate no longer
+            return node not in self.dropped
+        tags = self.plan.tags
+        owners = {*tags.get(node, ())}
+        return not all(user in tags and {*tags[user]} <= owners for user in node.users)
+
+    def copy(self, node: Node) -> None:
+        new = copy_node(self.graph, node, lambda n: self.env[n])
+        new.meta.pop("delegation_tag", None)
+        self.env[node] = new
+
+    def call(self, partition: Partition, module: LoweredBackendModule, handle: int) -> None:
+        """Call ``module``, with a cast wherever a value crosses the border in another type than it has."""
+        name = next(self.names)
+        self.modules[name] = module
+        owner = self.graph.create_node("get_attr", name, name=name)
+        owner.meta["val"] = None
+        dtypes = partition.boundary
+        args = [self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n] for n in partition.inputs]
+        call = self.graph.call_function(CALL_DELEGATE, (owner, *args))
+        vals = [as_dtype(n.meta["val"], dtypes[n]) if n in dtypes else n.meta["val"] for n in partition.outputs]
+        call.meta = {"val": tuple(vals), "debug_handle": handle}
+        for k, node in enumerate(partition.outputs):
+            new = self.graph.call_function(operator.getitem, (call, k))
+            new.meta = {key: v for key, v in node.meta.items() if key != "delegation_tag"} | {"val": vals[k]}
+            self.env[node] = self._cast(new, node.meta["val"].dtype) if node in dtypes else new
+
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        new = cast(self.graph, node, dtype)
+        new.meta["boundary"] = True
+        return new
+
+    def build(self) -> ExportedProgram:
+        program = self.plan.program
+        stored = stored_by_delegates(program, self.state)
+        pairs = enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True))
+        specs, values = [], []
+        for k, (spec, value) in pairs:
+            if k not in stored:
+                specs.append(spec)
+                values.append(self.env[value] if isinstance(value, Node) else value)
+        self.graph.output(tuple(values)).meta = dict(output_node(program.graph).meta)
+        outputs = name_outputs(specs, values)
+        fetched = (str(n.target) for n in self.env if n.op == "get_attr")
+        root: Mapping[str, object] = {name: getattr(program.graph_module, name) for name in fetched} | self.modules
+        return build_program(root, self.graph, self.inputs, outputs, program, root_call(program))

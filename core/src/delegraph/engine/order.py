@@ -1,0 +1,94 @@
+"""The order in which the host's calls and the delegates run: what needs what, and who draws random numbers when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..delegates.delegates import DelegateInfo
+from ..errors import ContractViolation
+from ..exported.randomness import is_random
+from ..exported.subgraphs import all_nodes, subgraphs_of
+from .partition import Partition, Plan, Unit
+
+
+def order(plan: Plan) -> list[Unit]:
+    """Host calls and partitions so that each comes after what it needs, otherwise in graph order.
+
+    What draws random numbers does so in graph order wherever partitions allow it.
+    Raises ContractViolation, with the path, if a partition would need its own result.
+    """
+    nodes = plan.program.graph.nodes
+    units: dict[int, Unit] = {}  # position of the first node -> the unit that it belongs to
+    position: dict[int, int] = {}  # id of a unit -> that position
+    for k, node in enumerate(nodes):
+        if node.op not in ("placeholder", "output"):
+            unit = plan.provider.get(node, node)
+            units[position.setdefault(id(unit), k)] = unit
+
+    def position_of(node: Node) -> int:
+        return position[id(plan.provider.get(node, node))]
+
+    needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
+    drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
+    in_turn = {after: {before} for before, after in pairwise(drawing)}
+    try:
+        try:
+            places = _sorted({k: needs[k] | in_turn.get(k, set()) for k in needs})
+        except CycleError:  # a partition has calls from before and after another's draws: the report says so
+            places = _sorted(needs)
+    except CycleError as e:
+        raise _cycle([units[k] for k in e.args[1]]) from None
+    return [units[k] for k in places]
+
+
+def _computed_inputs(unit: Unit) -> list[Node]:
+    """What a unit needs of other units."""
+    inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
+    return [node for node in inputs if node.op != "placeholder"]
+
+
+def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
+    """The keys of ``needs``, each after those that it needs; of those that could be next, the smallest."""
+    sorter = TopologicalSorter(needs)
+    sorter.prepare()
+    ready: list[int] = []
+    result: list[int] = []
+    while sorter.is_active():
+        for k in sorter.get_ready():
+            heapq.heappush(ready, k)
+        result.append(heapq.heappop(ready))
+        sorter.done(result[-1])
+    return result
+
+
+def _cycle(path: Sequence[Unit]) -> ContractViolation:
+    names = [f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name for unit in path]
+    text = f"partitions depend on themselves: {' -> '.join(names)}"
+    hint = "nodes on such a path have to be in the partition, or it has to be split"
+    return ContractViolation("contract-violation", text, hint=hint)
+
+
+def draws(node: Node) -> bool:
+    """Whether a call draws random numbers, itself or in its subgraphs."""
+    if isinstance(node.target, OpOverload):
+        return is_random(node)
+    return any(map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph))))
+
+
+def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]) -> Iterator[str]:
+    """Where random numbers differ from eager's: they come from one generator, in the order of the calls."""
+    for delegate in delegates:
+        if any(map(draws, delegate.nodes)):
+            place = f"{delegate.name} of {delegate.method}"
+            yield f"{place} draws random numbers by itself: a seed does not give those of eager"
+    for method, program in programs.items():
+        handles = [n.meta.get("debug_handle", 0) for n in program.graph.nodes if draws(n)]
+        if handles != sorted(handles):
+            yield f"{method} draws random numbers in another order than eager: a seed does not give those of eager"

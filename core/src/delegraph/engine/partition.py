@@ -1,0 +1,101 @@
+"""A partition, the plan of a graph's partitions, and the tags that a partitioner put on its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..backend import PreprocessResult
+from ..delegates.delegates import DelegateInfo
+from ..delegates.lowered_module import LoweredBackendModule
+from ..errors import ContractViolation
+from ..exported.call_names import is_operator
+from ..exported.subgraphs import Subgraph
+from ..partitioner.contract import DelegationSpec, Refusal
+from ..source import source_of
+from .snapshot import Snapshot
+
+Tags = dict[Node, tuple[str | None, ...]]
+"""Node -> where it is computed: partitions, by tag, and None for the host."""
+
+
+@dataclass
+class Partition:
+    """What one delegate computes. All lists are in graph order.
+
+    ``nodes``: its calls; ``constants``: placeholders of parameters, buffers and constants that it owns; ``state``:
+    those of them that it writes, with their last values; ``inputs``: values that it gets at run time; ``outputs``:
+    values that others use. ``boundary``: dtypes in which values cross.
+    """
+
+    tag: str
+    spec: DelegationSpec
+    nodes: list[Node]
+    constants: list[Node] = field(default_factory=list)
+    state: dict[Node, Node] = field(default_factory=dict)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    boundary: dict[Node, torch.dtype] = field(default_factory=dict)
+
+
+Unit = Partition | Node
+"""What the host runs as one: a call of a delegate, or of an operator."""
+
+
+@dataclass
+class Plan:
+    """The partitions of one program, who provides each delegated value, and what stayed behind.
+
+    ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of. ``snapshot``:
+    the program as the partitioner was given it. ``units``: the order in which host calls and partitions run. ``inner``:
+    the plans of subgraphs whose calls the host makes.
+
+    A buffer that the program writes stays with the host, which passes it to delegates as an input and stores what they
+    return, unless the partitioner tagged its placeholder. Then the one delegate that reads and writes it owns it: it is
+    in that partition's ``state``, and the host has neither the placeholder nor the write.
+    """
+
+    program: ExportedProgram
+    partitions: list[Partition]
+    tags: Tags
+    provider: dict[Node, Partition]
+    refusals: list[Refusal]
+    snapshot: Snapshot
+    units: list[Unit] = field(default_factory=list)
+    inner: list[tuple[Subgraph, Plan]] = field(default_factory=list)
+
+    def all(self) -> Iterator[Plan]:
+        """The plan itself and those of subgraphs, at any depth."""
+        yield self
+        for _, plan in self.inner:
+            yield from plan.all()
+
+
+@dataclass
+class Work:
+    """One partition on its way: its program for the backend, the module that will stand for it, seconds per step.
+
+    ``result`` is what the backend made of the program, once it has.
+    """
+
+    method: str
+    plan: Plan
+    partition: Partition
+    program: ExportedProgram
+    module: LoweredBackendModule
+    seconds: dict[str, float]
+    result: PreprocessResult | None = None
+
+    def info(self, name: str) -> DelegateInfo:
+        """The delegate that the partition has become; ``name`` is where the method's program has it."""
+        operators = tuple(filter(is_operator, self.partition.nodes))
+        return DelegateInfo(self.method, name, self.module, operators, self.seconds)
+
+
+def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
+    """What a partitioner did against its contract."""
+    return ContractViolation("contract-violation", text, node, source_of(node) if node else None, hint)

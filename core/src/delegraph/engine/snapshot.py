@@ -1,0 +1,68 @@
+"""What a plugin was given, to see afterwards what it changed."""
+
+from __future__ import annotations
+
+from operator import is_
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from ..exported.graph_equality import same_arguments
+from ..io.weights import State, is_written, state_of
+
+
+class Snapshot:
+    """The graph of a program, the subgraphs of its calls and its tensors, as they are when the snapshot is taken.
+
+    Takes time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed. What an
+    ``earlier`` snapshot knows of a tensor holds for this one, too.
+    """
+
+    def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
+        self._program, self._graph = program, _Nodes(program.graph)
+        modules = program.graph_module.named_modules()
+        self._subgraphs = [(name, m, _Nodes(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
+        self._tensors = _tensors(program)
+        known: dict[int, State] = earlier._states if earlier else {}
+        self._states: dict[int, State] = {id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()}
+
+    def is_rewritten(self) -> bool:
+        """Whether the program's own graph, literal arguments included, or its table of tensors has changed."""
+        now = _tensors(self._program)
+        kept = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
+        return not kept or _Nodes(self._program.graph) != self._graph
+
+    def edited_subgraphs(self) -> list[str]:
+        """Names of the changed graphs of branches and loops, which the programs of others contain too."""
+        return [name for name, module, before in self._subgraphs if _Nodes(module.graph) != before]
+
+    def written_tensors(self) -> list[str]:
+        """Names of the tensors that were written since, of those that were there."""
+        return [name for name, t in self._tensors.items() if is_written(t, self._states[id(t)])]
+
+
+def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    named = [*program.state_dict.items(), *program.constants.items()]
+    return {name: t for name, t in named if isinstance(t, torch.Tensor)}
+
+
+class _Nodes:
+    """The nodes of a graph, column by column: which they are, what they call, and with what arguments."""
+
+    def __init__(self, graph: Graph) -> None:
+        nodes = list(graph.nodes)
+        self.what = nodes, [(n.op, n.target) for n in nodes], [_fetched(n) for n in nodes if n.op == "get_attr"]
+        self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Nodes) or self.what != other.what:
+            return False
+        pairs = zip(self.arguments, other.arguments, strict=True)
+        # nearly always they are the same objects, and to compare those is much faster
+        return all(all(map(is_, mine, theirs)) or same_arguments(mine, theirs) for mine, theirs in pairs)
+
+
+def _fetched(node: Node) -> int:
+    """What a ``get_attr`` fetches: another object under the same name is another program."""
+    return id(getattr(node.graph.owning_module, str(node.target), None))

@@ -1,0 +1,53 @@
+"""How the calls of a program are called: operators, what counts as one, and our own keys of a node's metadata."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+aten = torch.ops.aten
+LEFT = "left_to_host"
+"""Metadata of what a call is decomposed to for the host alone: the handle, name and operator of that call."""
+EXPORTED = "exported_name"
+"""Metadata of a call: the name of the node of the user's program that it is, or is a part of."""
+_NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
+_NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
+_NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
+
+
+def unpacked(node: Node) -> Node | None:
+    """The node that ``node`` takes one of several results of; None if it computes."""
+    return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], Node) else None
+
+
+def operator_name(node: Node) -> str:
+    """``aten.add.Tensor`` and the like."""
+    if isinstance(node.target, OpOverload):
+        return _written(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+@cache
+def _written(op: OpOverload) -> str:
+    """torch writes the name anew each time, and all that a report has is written for each of thousands of calls."""
+    return str(op)
+
+
+def is_operator(node: Node) -> bool:
+    """Whether a call counts as an operator: not what unpacks results, nor arithmetic and checks of symbolic sizes."""
+    if node.target in _NO_OPERATORS:
+        return False
+    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return any(isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes)
+    return True
+
+
+def count_operators(nodes: Iterable[Node]) -> dict[str, int]:
+    """Operator -> number of calls."""
+    return dict(Counter(operator_name(n) for n in nodes if is_operator(n)))

@@ -1,0 +1,153 @@
+"""Which values are views of which, for the tensors that a program writes.
+
+A write has to reach everything that shares the memory, and nothing else, so the answer must be exact; but most tensors
+are never written, so it is worked out for few. First, all values that *may* share memory are joined into families, by
+the alias annotations of schemas and by the storages of the recorded fake values. Neither source is enough alone: a
+program that was loaded from a file has lost its storages, and the schemas of some composites say nothing. Then each
+member of a family that is written is placed: it is a tensor of its own, a second name of another member, or a view of
+one by a known call. Where that cannot be shown the write is ``Unproven``, and torch has to retrace the program.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from ..union_find import find_root
+from .effects import aliased_arguments, effects
+
+aten = torch.ops.aten
+
+LIST_VIEWS: frozenset[Any] = frozenset(
+    {
+        aten.chunk.default,
+        aten.split.Tensor,
+        aten.split.default,
+        aten.split.sizes,
+        aten.split_with_sizes.default,
+        aten.tensor_split.sections,
+        aten.tensor_split.indices,
+        aten.unbind.int,
+    }
+)
+"""Operators that return a list of views of their first argument."""
+
+
+class Unproven(Exception):
+    """A write that cannot be made functional locally; the text says why."""
+
+
+class Aliases:
+    """Views and second names among the members of written families.
+
+    ``source``: view -> the member that it shows a part of. ``name_of``: member -> the member that stands for the same
+    tensor; views and sources are always such. ``root_of``: member -> the tensor that its whole family are views of.
+    """
+
+    def __init__(self, nodes: Iterable[Node], written: Collection[Node], state: Collection[Node]) -> None:
+        self.source: dict[Node, Node] = {}
+        self.name_of: dict[Node, Node] = {}
+        self.root_of: dict[Node, Node] = {}
+        self._state = state
+        for family in families(nodes, written):
+            owners: dict[int, Node] = {}
+            for node in family:
+                self._place(node)
+                for storage in storages(node.meta.get("val")) if self._is_memory(node) else ():
+                    if owners.setdefault(storage, self.root_of[node]) is not self.root_of[node]:
+                        self._place_by_storage(node, owners[storage])
+
+    def _place(self, node: Node) -> None:
+        """Enter ``node`` as a tensor of its own, a second name, or a view of one of its arguments."""
+        # Arguments that the schema names come first: they are likelier than others that are in the family by chance.
+        inputs = [*aliased_arguments(node), *node.all_input_nodes] if node.op == "call_function" else []
+        candidates = dict.fromkeys(inputs)
+        base = next((n for n in candidates if n in self.root_of and self._shares(node, n)), None)
+        if base is None:
+            self.name_of[node] = self.root_of[node] = node
+        elif _is_same_tensor(node, base):
+            self.name_of[node], self.root_of[node] = self.name_of[base], self.root_of[base]
+        elif base is node.args[0]:
+            self.name_of[node], self.root_of[node] = node, self.root_of[base]
+            self.source[node] = self.name_of[base]
+        else:
+            raise Unproven(f"{node.name} shares memory with {base.name} in a way that is not known")
+
+    def _shares(self, node: Node, base: Node) -> bool:
+        if node.target is operator.getitem:
+            return base in self.source
+        if not {*storages(node.meta.get("val"))}.isdisjoint(storages(base.meta.get("val"))):
+            return True
+        if not isinstance(node.target, OpOverload) or base not in aliased_arguments(node):
+            return False
+        return bool(effects(node.target).writes) or node.target in LIST_VIEWS or _shares_when_called(node, base)
+
+    def _is_memory(self, node: Node) -> bool:
+        """Whether the storage of the value recorded for ``node`` can be trusted to be its own."""
+        # An in-place call returns its argument. For a buffer that the module replaced, torch records the new tensor as
+        # the value of the ``copy_`` that it adds, which has nothing to do with the buffer's storage.
+        if effects(node.target).writes:
+            return False
+        # A list that is no view holds several tensors; each is looked at where it is unpacked.
+        return node in self.source or isinstance(node.meta.get("val"), torch.Tensor)
+
+    def _place_by_storage(self, node: Node, owner: Node) -> None:
+        """Two names of one parameter or buffer are one tensor; any other shared storage is not understood."""
+        both_state = node in self._state and owner in self._state
+        if not (both_state and _geometry(node) == _geometry(owner)):
+            raise Unproven(f"{node.name} shares memory with {owner.name} in a way that is not known")
+        self.name_of[node] = self.root_of[node] = owner
+
+
+def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:
+    """Values that may share memory with a written one, in graph order (union-find)."""
+    parent: dict[Node, Node] = {}
+    owner: dict[int, Node] = {}
+    for node in nodes:
+        parent[node] = node
+        same_storage = [owner.setdefault(s, node) for s in storages(node.meta.get("val"))]
+        for shared in (*same_storage, *aliased_arguments(node)):
+            parent[find_root(parent, node)] = find_root(parent, shared)
+    wanted = {find_root(parent, n) for n in written}
+    by_root: dict[Node, list[Node]] = {}
+    for node in parent:
+        if (root := find_root(parent, node)) in wanted:
+            by_root.setdefault(root, []).append(node)
+    return list(by_root.values())
+
+
+def storages(val: Any) -> list[int]:
+    """Identities of the storages behind a recorded value."""
+    if isinstance(val, torch.Tensor):
+        while torch._C._functorch.is_functorch_wrapped_tensor(val):  # recorded inside a vmap
+            val = torch._C._functorch.get_unwrapped(val)
+        return [val.untyped_storage()._cdata]
+    return [s for v in val for s in storages(v)] if isinstance(val, (list, tuple)) else []
+
+
+def _shares_when_called(node: Node, base: Node) -> bool:
+    """``reshape`` and the like return a view or a copy: call it on the recorded values to learn which."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    op: Any = node.target
+    with base.meta["val"].fake_mode:
+        return not {*storages(op(*args, **kwargs))}.isdisjoint(storages(base.meta["val"]))
+
+
+def _is_same_tensor(node: Node, base: Node) -> bool:
+    """Whether ``node`` is all of ``base``: what an in-place call returns, or what has the same place and layout."""
+    target: Any = node.target
+    if effects(target).writes:
+        return target is aten.detach_.default or torch.Tag.inplace_view not in target.tags
+    return target is not operator.getitem and _geometry(node) == _geometry(base)
+
+
+def _geometry(node: Node) -> Any:
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor):
+        return node
+    return val.dtype, tuple(val.shape), tuple(val.stride()), val.storage_offset(), val.is_conj(), val.is_neg()

@@ -1,0 +1,312 @@
+"""Step 1 of a lowering: a private copy of the program in the form that backends see.
+
+That form is functional, has no wrappers that only switch gradients on and off, and has a debug handle on every call; so
+have the subgraphs of higher-order calls. The caller's program is never changed. The graph is copied node by node, since
+a retrace of the whole program takes longer than exporting it did.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.fx import Graph, GraphModule, Node
+
+from ...errors import InputError
+from ...exported_program import (
+    CONSTANT_KINDS,
+    MUTATIONS,
+    build_program,
+    constant_tensor,
+    copy_node,
+    has_effect,
+    name_outputs,
+    output_node,
+    root_call,
+)
+from ...source import source_of
+from ..call_names import EXPORTED, LEFT
+from ..shared_memory import near, share_memory
+from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
+from .aliases import storages
+from .effects import aliased_arguments
+from .retrace import check_retraced, retrace
+from .writes import Mutations, Reason, functionalize
+
+aten = torch.ops.aten
+_GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_VMAP = "torch._functorch.predispatch"
+"""The module of the calls that begin and end a ``vmap``, which applies to all calls between them."""
+_DROPPED = frozenset({aten._assert_tensor_metadata.default})
+"""Assertions about what an exported program fixes anyway."""
+_IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
+"""Calls that give their argument once nothing is written in place."""
+_DROPOUTS = frozenset(
+    getattr(aten, name + suffix).default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for suffix in ("", "_")
+)
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+"""By name, since torch knows it only once torchao is imported."""
+_CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
+
+
+def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
+    """The normalized copy of ``program``, and notes for the report."""
+    normal, unproven = _functional_copy(program, next_handles(program.graph_module))
+    if not unproven:
+        return normal, []
+    retraced = retrace(program, unproven[0])
+    normal, still_unproven = _functional_copy(retraced, next_handles(retraced.graph_module))
+    if still_unproven:
+        text = f"the program cannot be made functional: {still_unproven[0].text}"
+        raise InputError("input-invalid", text, source=still_unproven[0].source)
+    for node in normal.graph.nodes:
+        node.meta.pop(EXPORTED, None)  # torch has named them anew
+    doubt = check_retraced(program, normal, unproven[0])
+    notes = [f"retraced, because of {reason}" for reason in unproven]
+    return normal, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
+
+
+def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
+    """A copy in functional form, subgraphs too; what could not be made functional, and why."""
+    graph = _Copy(program.graph_module).graph
+    _record_expanded_copies(graph)
+    _record_dtypes(graph)
+    # Before the writes: such a dropout returns its argument itself, so that a write to one is a write to the other.
+    _replace_by_argument(graph, _is_inactive_dropout)
+    hidden = next(filter(None, map(_hidden_effect, graph.nodes)), None)
+    if hidden:
+        return program, [hidden]
+    inputs = list(program.graph_signature.input_specs)
+    specs = dict(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
+    mutations = functionalize(graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS})
+    if mutations.unproven:
+        return program, mutations.unproven
+    _expect_state_apart(program, specs, mutations)
+    specs = {node: _as_buffer(s) if node in mutations.last_value else s for node, s in specs.items()}
+    inputs = list(specs.values())
+    outputs = _return_mutations(program, graph, specs, mutations)
+    _copy_returned_literals(graph)
+    # Only now is it safe to drop calls: before, one without users could still be a write.
+    _replace_by_argument(graph, lambda node: node.target in _IDENTITIES)
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
+            graph.erase_node(node)
+    _read_sizes_off_integers(graph)
+    outputs = name_outputs(outputs, output_node(graph).args[0])  # type: ignore[arg-type]
+    number_calls(graph, handles, mutations.origin)
+    copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
+    # Not validated here: torch has done that, and does it again for what decompositions and delegates make of it.
+    return copy, _normalize_subgraphs(copy, handles)
+
+
+def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations) -> None:
+    """Raise InputError if a written buffer shares memory with another in a way that its recorded value does not tell.
+
+    A program that was loaded from a file has lost the storages of its recorded values, and not those of its buffers.
+    """
+    tensors = {n: constant_tensor(program, s) for n, s in specs.items() if s.kind in CONSTANT_KINDS}
+    changed = mutations.last_value.keys() & tensors.keys()
+    for pair in near(tensors) if changed else ():
+        for written, node in (pair, pair[::-1]):
+            if written not in changed or not node.users:
+                continue
+            known = not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
+            if known or not share_memory(tensors[written], tensors[node]):
+                continue
+            ours, theirs = specs[written].target, specs[node].target
+            text = f"{ours} and {theirs} share memory, and the program writes {ours}"
+            hint = f"let forward take {theirs} from {ours}, or give it memory of its own (clone())"
+            raise InputError("input-invalid", text, hint=hint)
+
+
+def _as_buffer(spec: InputSpec) -> InputSpec:
+    """A tensor of the model that is written is a buffer, also where the signature calls it a constant.
+
+    torch refuses such a program when it decomposes it; a static cache of transformers has such tensors, exported in the
+    default way.
+    """
+    if spec.kind is not InputKind.CONSTANT_TENSOR:
+        return spec
+    return InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=False)
+
+
+def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
+    """The same for the subgraphs in ``program``; those that write what they were given are not functional."""
+    unproven: list[Reason] = []
+
+    def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
+        copy, reasons = _functional_copy(subgraph, handles)
+        unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
+        if any(s.kind in MUTATIONS for s in copy.graph_signature.output_specs):
+            unproven.append(Reason("a write inside a branch to what comes from outside"))
+        return subgraph if unproven else copy
+
+    rewrite_subgraphs(program, normalize_subgraph)
+    return unproven
+
+
+def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
+    """Give every call that has none a debug handle, in graph order, from ``handles``.
+
+    ``origin``: call that was added -> the one that it was added for, whose handle it gets.
+    """
+    for node in (n for n in graph.nodes if n.op == "call_function"):
+        first = origin.get(node, node)
+        if "debug_handle" not in first.meta:
+            first.meta["debug_handle"] = next(handles)
+        node.meta["debug_handle"] = first.meta["debug_handle"]
+
+
+class _Copy:
+    """A copy of a graph in which gradient wrappers are inlined."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.graph = Graph(owning_module=module)
+        self._copies: dict[Node, Any] = {}
+        self._copy_graph(module)
+
+    def _copy_graph(self, module: GraphModule) -> Any:
+        for node in module.graph.nodes:
+            self._copies[node] = self._copy(node, module)
+        return self._copies[output_node(module.graph)]
+
+    def _copy(self, node: Node, module: GraphModule) -> Any:
+        """What stands for ``node`` in the copy: a node, for a wrapper the values that it returns, or nothing."""
+        if node.target is _GRADIENT_WRAPPER:
+            return self._inline(node, module)
+        if node.target is operator.getitem and isinstance(self._copies[node.args[0]], tuple):  # type: ignore[index]
+            return self._copies[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.target in _DROPPED:
+            return None
+        if node.op == "get_attr" and all(u.target is _GRADIENT_WRAPPER for u in node.users):
+            return None
+        if node.op == "placeholder" and node in self._copies:  # of a wrapper that is being inlined
+            return self._copies[node]
+        if node.op == "output" and module is not self.graph.owning_module:
+            return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
+        copy = copy_node(self.graph, node, lambda n: self._copies[n])
+        for key in ("delegation_tag", LEFT):  # of an earlier lowering that this program is a part or result of
+            copy.meta.pop(key, None)
+        copy.meta[EXPORTED] = node.name
+        return copy
+
+    def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
+        owner: Any = wrapper.args[1]
+        inner: Any = getattr(module, owner.target)
+        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        given = torch.fx.map_arg(wrapper.args[2:], lambda n: self._copies[n])
+        self._copies.update(zip(placeholders, given, strict=True))
+        return tuple(self._copy_graph(inner))
+
+
+def _return_mutations(
+    program: ExportedProgram, graph: Graph, specs: Mapping[Node, InputSpec], mutations: Mutations
+) -> list[OutputSpec]:
+    """Let the graph return what it writes, mutations first as torch wants them; the specs of what it returns then."""
+    old = program.graph_signature.output_specs
+    known = sum(s.kind in MUTATIONS for s in old)
+    written = [n for n in specs if n in mutations.last_value]
+    new = [_mutation(specs[n], n, mutations.last_value[n]) for n in written]
+    output = output_node(graph)
+    values: Any = output.args[0]
+    output.args = ((*values[:known], *(mutations.last_value[n] for n in written), *values[known:]),)
+    return [*old[:known], *new, *old[known:]]
+
+
+def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
+    kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
+    kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
+    target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target
+    return OutputSpec(kind, TensorArgument(value.name), target)
+
+
+def _hidden_effect(node: Node) -> Reason | None:
+    """Why the calls in or after ``node`` do more than the graph says, if they do."""
+    if node.target is _AUTOCAST:
+        # torch records no source for the wrapper itself
+        inside = (source_of(n) for subgraph in subgraphs_of(node) for n in subgraph.graph.nodes)
+        return Reason("wrap_with_autocast: its casts show only when it is traced", next(filter(None, inside), None))
+    if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
+        return Reason("vmap: what it maps over shows only when it is traced", source_of(node))
+    return None
+
+
+def _record_expanded_copies(graph: Graph) -> None:
+    """Make calls that may return their argument into clones where they are recorded as copies of an expanded tensor.
+
+    Eager returns such a tensor itself, whose elements share memory; torch recorded a dense copy, and views further on
+    were chosen by its strides. Nobody can tell the two apart by a write: eager refuses writes to expanded tensors.
+    """
+    for node in graph.nodes:
+        if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
+            given, val = node.args[0].meta["val"], node.meta["val"]
+            strides = zip(given.stride(), given.shape, strict=True)
+            expanded = any(isinstance(s, int) and s == 0 and isinstance(d, int) and d > 1 for s, d in strides)
+            same_type = val.dtype is given.dtype and val.device == given.device
+            if expanded and same_type and list(map(str, val.stride())) != list(map(str, given.stride())):
+                node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {}
+
+
+def _record_dtypes(graph: Graph) -> None:
+    """Let calls that make tensors from nothing say of which dtype: else it is the default one of whoever runs them."""
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and _may_infer_dtype(node.target) and node.kwargs.get("dtype") is None:
+            node.update_kwarg("dtype", node.meta["val"].dtype)
+
+
+@cache
+def _may_infer_dtype(op: OpOverload) -> bool:
+    """Whether ``op`` is torch's, takes a dtype, by name, and no tensor that could have one.
+
+    Operators of other libraries may mean something else by it, or return several tensors.
+    """
+    arguments = {a.name: a for a in op._schema.arguments}
+    tensors = any("Tensor" in str(a.type) for a in arguments.values())
+    return op.namespace == "aten" and "dtype" in arguments and arguments["dtype"].kwarg_only and not tensors
+
+
+def _read_sizes_off_integers(graph: Graph) -> None:
+    """Read the sizes of an input that is quantized off its integers, which are as many.
+
+    torch reads all sizes off the program's inputs. A delegate of integers has no floats to read them off.
+    """
+    for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        given, axis = size.args
+        integers = next((n for n in given.users if str(n.target) == _QUANTIZE), None)
+        if given.op == "placeholder" and integers is not None:
+            if size < integers:
+                size.prepend(integers)
+            size.args = (integers, axis)
+
+
+def _copy_returned_literals(graph: Graph) -> None:
+    """A literal, or a view of one, that is returned is a copy: its caller may write to it, and calls again."""
+    reached = dict.fromkeys(output_node(graph).all_input_nodes)
+    pending = list(reached)
+    while pending:
+        node = pending.pop()
+        if node.target is aten.lift_fresh_copy.default:
+            node.target = aten.clone.default
+        elif node.op == "call_function":
+            pending += [n for n in aliased_arguments(node) if n not in reached]
+            reached.update(dict.fromkeys(pending))
+
+
+def _is_inactive_dropout(node: Node) -> bool:
+    return node.target in _DROPOUTS and node.args[2] is False
+
+
+def _replace_by_argument(graph: Graph, is_identity: Callable[[Node], bool]) -> None:
+    for node in [n for n in graph.nodes if is_identity(n)]:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)

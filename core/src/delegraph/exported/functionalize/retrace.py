@@ -1,0 +1,216 @@
+"""The way around: torch retraces a program that cannot be made functional here, and the result is checked.
+
+torch's own functionalization has faults: it takes the source of a broadcast ``copy_`` for the tensor that it is copied
+to, and zeroes what windows leave out. So its result is compared with the program: the types, and the numbers of two
+calls, since the second one sees what the first one wrote.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ...errors import InputError
+from ...exported_program import (
+    CONSTANT_KINDS,
+    MUTATIONS,
+    constant_tensor,
+    flat_arguments,
+    output_values,
+    placeholders,
+    user_inputs,
+)
+from ..opaque import Opaque
+from ..subgraphs import all_nodes, subgraphs_of
+from .aliases import families
+from .effects import written_arguments, written_positions
+from .writes import Reason
+
+_CANNOT = "the program cannot be made functional"
+_HINT = "write that line without in-place calls, or report it to PyTorch: run_decompositions({}) changes the results"
+_HINT_FAILED = "write that line without in-place calls; if example inputs or buffers share memory, give each its own"
+
+
+def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
+    """``program`` made functional by torch; ``why`` says what was in the way of doing it here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
+        warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch from 2.14 on erases a copy twice
+        try:
+            functional: ExportedProgram = program.run_decompositions({})
+        except Exception as e:  # torch has no one error for what it cannot retrace
+            text = f"{_CANNOT}: {why.text}; nor could torch: {_first_line(e)}"
+            raise InputError("input-invalid", text, source=why.source, hint=_HINT_FAILED) from e
+        return functional
+
+
+def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Reason) -> str | None:
+    """Raise InputError if ``retraced`` does not compute what ``program`` does; returns why that is not known, if so."""
+    wrong = _wrong_type(program, retraced)
+    doubt = None if wrong else _why_not_run(program)
+    if not wrong and not doubt:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's operators, about values
+            wrong, doubt = _compare(program, retraced)
+    if wrong:
+        text = f"{_CANNOT}: {why.text}; what torch makes of it differs from eager: {wrong}"
+        raise InputError("input-invalid", text, source=why.source, hint=_HINT)
+    return doubt
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | None:
+    """What has another type: a result than was recorded, or a written value than what it is written to."""
+    written = {s.target or n.name: n for n, s in placeholders(retraced)}
+    written |= {n.name: n for n in user_inputs(retraced)}
+    results = iter([v for s, v in _outputs(program) if s.kind not in MUTATIONS])
+    for spec, value in _outputs(retraced):
+        wanted = written[str(spec.target)] if spec.kind in MUTATIONS else next(results, None)
+        if _type(wanted) != _type(value):
+            what = f"what is written to {spec.target}" if spec.kind in MUTATIONS else "a result"
+            return f"{what} is {_describe(value)}, and was {_describe(wanted)}"
+    return None
+
+
+def _outputs(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
+    return zip(program.graph_signature.output_specs, output_values(program), strict=True)
+
+
+def _type(value: Any) -> Any:
+    """Dtype and shape; symbolic sizes have other names in the other program."""
+    val = value.meta.get("val") if isinstance(value, Node) else None
+    return (val.dtype, [d if isinstance(d, int) else "?" for d in val.shape]) if isinstance(val, torch.Tensor) else None
+
+
+def _describe(value: Any) -> str:
+    dtype, shape = _type(value) or ("no tensor", [])
+    return f"{dtype} of shape {shape}"
+
+
+def _why_not_run(program: ExportedProgram) -> str | None:
+    tensors = [constant_tensor(program, s) for _, s in placeholders(program) if s.kind in CONSTANT_KINDS]
+    given = [t for t in pytree.tree_leaves(program.example_inputs) if isinstance(t, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) or t.is_meta for t in (*tensors, *given)):
+        return "its tensors have no values"
+    if any(isinstance(m, Opaque) and m.keeps_state for m in program.graph_module.modules()):
+        return "it contains delegates that keep state"
+    if any(s.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT) for s in program.graph_signature.input_specs):
+        return "it takes objects that are no tensors"
+    return None
+
+
+def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str | None, str | None]:
+    """What differs, or why the two cannot be compared; two Nones if they agree."""
+    try:
+        wanted, wanted_state = _call_twice(program, program)
+    except Exception as e:  # operators and modules of the user may raise anything
+        inputs = "its" if program.example_inputs else "made-up"
+        return None, f"eager does not run on {inputs} inputs: {_first_line(e)}"
+    try:
+        got, got_state = _call_twice(retraced, program)
+    except Exception as e:
+        return f"it does not run: {_first_line(e)}", None
+    per_call = len(wanted) // 2
+    for k, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        if _differs(a, b):
+            return f"result {k % per_call} of call {k // per_call + 1}", None
+    if any(map(_differs, got_state, wanted_state)):
+        return "what two calls leave in inputs and buffers", None
+    return None, None
+
+
+def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[list[Any], list[Any]]:
+    """The results of two calls, and what they left in inputs, parameters and buffers.
+
+    ``original`` has the example inputs and the tensors, which stay as they are: what may be written is copied.
+    """
+    tensors = _private_tensors(original)
+    interpreter = torch.fx.Interpreter(program.graph_module)
+    results: list[Any] = []
+    left: list[Any] = []
+    with _same_random_numbers(original), torch.no_grad():
+        for _ in range(2):
+            inputs = _copy(_inputs(original))
+            values = {n.name: v for n, v in zip(user_inputs(program), inputs, strict=True)}
+            values |= {n.name: tensors[s.target] for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
+            returned = interpreter.run(*(values[n.name] for n, _ in placeholders(program)), enable_io_processing=False)
+            pairs = list(zip(program.graph_signature.output_specs, returned, strict=True))
+            results += _copy([v for s, v in pairs if s.kind not in MUTATIONS])
+            # all new values are read before any is stored: one may be an input that another is stored to
+            for spec, value in [(s, v.clone()) for s, v in pairs if s.kind in MUTATIONS]:
+                of_input = spec.kind is OutputKind.USER_INPUT_MUTATION
+                (values if of_input else tensors)[str(spec.target)].copy_(value)
+            left += inputs
+    return results, [*left, *tensors.values()]
+
+
+def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any]:
+    """Both programs draw the same random numbers, if any, and the caller's generator does not notice."""
+    tags = (getattr(n.target, "tags", ()) for n in all_nodes(program.graph_module))
+    return torch.random.fork_rng() if any(torch.Tag.nondeterministic_seeded in t for t in tags) else nullcontext()
+
+
+def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
+    """Parameters, buffers and constants by their targets, those that a call may write as copies."""
+    writers: list[Node] = []
+    for node in program.graph.nodes:
+        writers += written_arguments(node)
+        if any(written_positions(n) for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)):
+            writers += node.all_input_nodes
+    may_be_written = {n for family in families(program.graph.nodes, writers) for n in family}
+    specs = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
+    written = [(s.target, constant_tensor(program, s)) for n, s in specs if n in may_be_written]
+    copies = zip([target for target, _ in written], _copy([t for _, t in written]), strict=True)
+    return {**{s.target: constant_tensor(program, s) for _, s in specs}, **dict(copies)}
+
+
+def _copy(values: Sequence[Any]) -> list[Any]:
+    """Copies of tensors; what shares memory shares it in the copies too."""
+    return copy.deepcopy([v.detach() if isinstance(v, torch.Tensor) else v for v in values])
+
+
+def _inputs(program: ExportedProgram) -> list[Any]:
+    if program.example_inputs is not None:
+        return flat_arguments(program.call_spec.in_spec, *program.example_inputs)
+    numbers = torch.Generator().manual_seed(0)
+    return [_make_up(n.meta.get("val"), numbers) for n in user_inputs(program)]
+
+
+def _make_up(val: Any, numbers: torch.Generator) -> Any:
+    """A value of the recorded type: small numbers, which are more often right for an index than large ones."""
+    if not isinstance(val, torch.Tensor):
+        return _hint(val)
+    shape = [_hint(d) for d in val.shape]
+    if val.is_floating_point() or val.is_complex():
+        return torch.randn(shape, generator=numbers, dtype=torch.float32).to(val.device, val.dtype)
+    return torch.randint(0, 2, shape, generator=numbers).to(val.device, val.dtype)
+
+
+def _hint(d: Any) -> Any:
+    return d.node.hint if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool)) else d
+
+
+def _differs(got: Any, wanted: Any) -> bool:
+    """By more than the rounding of another order of the same operators."""
+    if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        return type(got) is not type(wanted) or bool(got != wanted)
+    if got.dtype is not wanted.dtype or got.shape != wanted.shape:
+        return True
+    if not (wanted.is_floating_point() or wanted.is_complex()):
+        return not torch.equal(got, wanted)
+    finite = wanted[wanted.isfinite()].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return not torch.allclose(got, wanted, rtol=0, atol=torch.finfo(wanted.dtype).eps ** 0.5 * scale, equal_nan=True)

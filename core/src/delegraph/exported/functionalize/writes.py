@@ -1,0 +1,337 @@
+"""Making a graph functional in place: each write becomes a new value that later calls use.
+
+Exported graphs keep in-place operators. Such a mutation has no data edge, and the signature does not mention it, so
+nothing may be reordered, dropped or delegated before it is gone. torch can remove it by retracing the whole program,
+which costs more than the export did. Instead, one walk in graph order keeps, for every tensor that is written, the
+node that holds its value at that point:
+
+- an in-place call becomes its functional form, and its result the tensor's new value;
+- a write through a view also makes a new value of the tensor that the view was taken of (``view_inverse``);
+- a view that was taken before a write, and is used after it, is taken again from the new value;
+- a write to a parameter, buffer or input becomes a mutation in the signature.
+
+What this cannot prove is reported as ``unproven``, and the caller has torch retrace the program.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from ...source import Source, source_of
+from ..layouts import dense_order, memory_root, sees_layout
+from .aliases import Aliases, Unproven
+from .effects import effects, functional_form, written_arguments, written_positions
+from .view_inverse import NEED_PACKED, insert_inverse, insert_inverse_by_elements, is_plain
+
+aten = torch.ops.aten
+_TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+
+
+class Reason(NamedTuple):
+    """Why a program cannot be made functional, and the user's line that is in the way."""
+
+    text: str
+    source: Source | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text}, at {self.source.place}" if self.source else self.text
+
+
+@dataclass
+class Mutations:
+    """What ``functionalize`` did to a graph.
+
+    ``last_value``: placeholder that is written -> the node that holds its last value. ``origin``: node that was added
+    -> the call that it was added for. ``unproven``: what could not be made functional, and why; if there is anything,
+    the graph is unusable.
+    """
+
+    last_value: dict[Node, Node] = field(default_factory=dict)
+    origin: dict[Node, Node] = field(default_factory=dict)
+    unproven: list[Reason] = field(default_factory=list)
+
+
+def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
+    """Make ``graph`` functional, in place; ``state`` are its placeholders of parameters and buffers."""
+    mutations = Mutations()
+    nodes = list(graph.nodes)
+    writers = {n: written_arguments(n) for n in nodes if written_positions(n)}
+    if not writers:
+        return mutations
+    _walk(graph, nodes, writers, state, mutations)
+    return mutations
+
+
+def _walk(
+    graph: Graph, nodes: list[Node], writers: dict[Node, list[Node]], state: Collection[Node], mutations: Mutations
+) -> None:
+    node = next(iter(writers))  # to blame for what aliases cannot prove, which is before the walk
+    try:
+        aliases = Aliases(nodes, [n for written in writers.values() for n in written], state)
+        rewrite = _Rewrite(graph, aliases, writers, mutations)
+        for node in nodes:
+            rewrite.visit(node)
+    except Unproven as e:
+        text = f"{node.target}: {e}" if isinstance(node.target, OpOverload) else str(e)
+        mutations.unproven.append(Reason(text, source_of(node)))
+
+
+class _Rewrite:
+    """What every written tensor, and every view of it, holds at one point of the graph.
+
+    ``version``: tensor -> how often it, or a view of it, was written so far. ``value``: member of a family -> the node
+    that held its value at a version. A view whose version is behind is out of date, and is taken again when it is used:
+    most views are never used after a write, and this way those cost nothing. ``moved``: what is computed from a new
+    value, whose elements may lie in another order in memory than those of the tensor that was written.
+    """
+
+    def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], mutations: Mutations) -> None:
+        self.graph, self.aliases, self.writers, self.mutations = graph, aliases, writers, mutations
+        self.version: dict[Node, int] = {}
+        self.value: dict[Node, tuple[int, Node]] = {}
+        self.moved: set[Node] = set()
+        self.dtypes: dict[Any, torch.dtype] = {}
+        self.here: Node
+        self.after: Node
+
+    def visit(self, node: Node) -> None:
+        """Let ``node`` use what its arguments hold now; then do what it writes."""
+        self.here, self.after = node, node.next
+        if node.op == "output":
+            self._record_last_values()
+        for given in node.all_input_nodes:
+            current = self._current(given)
+            if current is not given:
+                node.replace_input_with(given, current)
+            if current is not given or given in self.moved:
+                self.moved.add(node)
+        if node in self.writers:
+            self._write(node)
+        elif node in self.aliases.source:
+            self._enter_view(node)
+        elif node in self.moved and node.target is aten.view.default:
+            node.target = aten.reshape.default
+        elif node in self.moved and sees_layout(node):
+            self._restore_order(node)
+
+    def _version(self, node: Node) -> int:
+        return self.version.get(self.aliases.root_of[node], 0)
+
+    def _current(self, node: Node) -> Node:
+        """The node that has the present value of ``node``; a view that is out of date is taken again."""
+        if node not in self.aliases.root_of or not self._version(node):
+            return node
+        name = self.aliases.name_of[node]
+        version, value = self.value.get(name, (0, name))
+        if version != self._version(node):
+            args = (self._current(self.aliases.source[name]), *name.args[1:])
+            value = self._insert(self.here, name.target, *args, like=name, origin=name, kwargs=name.kwargs)
+            self._allow_any_strides(value, name)
+            self.value[name] = (self._version(node), value)
+        return value
+
+    def _enter_view(self, node: Node) -> None:
+        if self._version(node):
+            self._allow_any_strides(node, node)
+            self.value[node] = (self._version(node), node)
+
+    def _allow_any_strides(self, node: Node, view: Node) -> None:
+        """Let ``node``, which takes ``view`` of a value computed anew, do without the strides that were recorded."""
+        # The tensor had the strides that it was allocated with; the value that replaces it has those that the last
+        # operator chose. ``view`` fails on some of them, and ``as_strided`` would silently read other elements.
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+        elif node.target in NEED_PACKED:
+            node.args = (self._insert_packed(node, node.args[0]), *node.args[1:])  # type: ignore[arg-type]
+        elif node.target is aten.as_strided.default:
+            root, val = self.aliases.root_of[view], view.meta["val"]
+            size, stride, offset = list(val.shape), list(val.stride()), val.storage_offset()
+            last = offset + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
+            if not is_plain(root.meta["val"]) or not isinstance(last, int) or last >= root.meta["val"].numel():
+                raise Unproven(f"{view.name} shows memory in a way that is not known")
+            # it shows the memory of the tensor, whatever part of that its argument shows
+            node.args = (self._insert_packed(node, self._current(root)), size, stride, offset)
+
+    def _restore_order(self, reader: Node) -> None:
+        """Give what ``reader`` takes the order in memory that was recorded, by a copy that has it."""
+        # Most kernels give their result the order of their operands, so that a new value hands its own on to all that
+        # is computed from it. Only calls that see memory can tell.
+        for root in dict.fromkeys(memory_root(given) for given in reader.all_input_nodes if _is_tensor(given)):
+            order = dense_order(root.meta["val"])
+            if root in self.moved and root.op == "call_function" and order:
+                others, outer_first = list(root.users), order[::-1]
+                inner_last = self._insert_permuted(root, outer_first)
+                packed = self._insert_packed(inner_last.next, inner_last)
+                copy = self._insert_permuted(packed, [outer_first.index(dim) for dim in range(len(order))])
+                for user in others:
+                    user.replace_input_with(root, copy)
+
+    def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:
+        if list(dims) == list(range(len(dims))):
+            return value
+        node = self._insert(value.next, aten.permute.default, value, list(dims), like=value, origin=value)
+        node.meta["val"] = value.meta["val"].permute(*dims)
+        return node
+
+    def _insert_packed(self, before: Node, value: Node) -> Node:
+        kwargs = {"memory_format": torch.contiguous_format}
+        node = self._insert(before, aten.clone.default, value, like=value, origin=before, kwargs=kwargs)
+        node.meta["val"] = value.meta["val"].contiguous()
+        return node
+
+    def _insert(self, before: Node, target: Any, *args: Any, like: Node, origin: Node, kwargs: Any = None) -> Node:
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args, dict(kwargs or {}))
+        node.meta = dict(like.meta)
+        self.mutations.origin[node] = origin
+        return node
+
+    def _write(self, node: Node) -> None:
+        op: Any = node.target
+        functional = functional_form(op)
+        if not effects(op).writes:
+            self._update_statistics(node)
+        elif functional is None or len(effects(op).writes) != 1:
+            raise Unproven("no functional form with the same arguments")
+        elif torch.Tag.inplace_view in op.tags:
+            self._reshape_in_place(node, functional)
+        else:
+            (written,) = self.writers[node]
+            if list(map(str, node.meta["val"].shape)) != list(map(str, written.meta["val"].shape)):
+                raise Unproven("it changes the size of the tensor that it writes")
+            _retarget(node, functional)
+            self._store(written, self._written_value(node, functional), node)
+
+    def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
+        """``unsqueeze_`` and the like: a view like any other, since the graph uses the call's result from here on."""
+        (before,) = self.writers[node]
+        shared = before.op == "placeholder" or any(user > node for user in before.users)
+        if not effects(functional).views:  # ``set_``: its schema does not say that the memory is its source's
+            raise Unproven("it gives the tensor other memory")
+        if shared and functional is not aten.detach.default:
+            raise Unproven("it changes the shape of a tensor that is used under another name")
+        _retarget(node, functional)
+        if node in self.aliases.source:
+            self._enter_view(node)
+
+    def _written_value(self, node: Node, functional: OpOverload) -> Node:
+        """The value that ``node`` writes, in the dtype of the written tensor, to which an in-place call casts."""
+        val = node.meta["val"]
+        source = node.args[1] if functional is aten.copy.default else None
+        if isinstance(source, Node) and self.aliases.name_of[node] in self.aliases.source and _is_alike(source, node):
+            if "0" not in map(str, source.meta["val"].stride()):  # an expanded tensor's elements share memory
+                return source  # it goes into another tensor as it is, so the copy would be for nothing
+        dtype = self._dtype_of(node, functional)
+        if dtype is val.dtype:
+            return node
+        cast = self._insert(self.after, aten.to.dtype, node, val.dtype, like=node, origin=node)
+        node.meta["val"] = val.to(dtype)
+        return cast
+
+    def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
+        """The dtype of the functional form, which may promote; computed once for arguments of the same types."""
+        vals = [(n.meta["val"].dtype, n.meta["val"].dim() == 0) for n in node.all_input_nodes if _is_tensor(n)]
+        others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
+        key = (functional, *vals, *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in others))
+        if key not in self.dtypes:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with node.meta["val"].fake_mode:
+                self.dtypes[key] = functional(*args, **kwargs).dtype
+        return self.dtypes[key]
+
+    def _store(self, written: Node, new: Node, writer: Node) -> None:
+        """Record that ``writer`` puts ``new`` into ``written``, and so into all that it is a view of."""
+        name, root = self.aliases.name_of[written], self.aliases.root_of[written]
+        views = list(self._views(name))
+        held = {name: new}
+        last = self.after.prev
+        with self.graph.inserting_before(self.after):
+            for view in filter(_is_tensor, views):
+                base = self.aliases.source[view]
+                if view.target is operator.getitem:  # of a list of views: the list itself holds no value
+                    base = self.aliases.source.get(base, base)
+                value = insert_inverse(self.graph, view, self._current(base), held[name])
+                if value is None:
+                    value = insert_inverse_by_elements(self.graph, views[::-1], self._current(root), new)
+                    if value is None:
+                        raise Unproven(f"a write through {', '.join(str(v.target) for v in views)} has no inverse")
+                    held = {root: value}  # what lies between is taken again if somebody uses it
+                    break
+                held[base], name = value, base
+        while last.next is not self.after:
+            last = last.next
+            self.mutations.origin.setdefault(last, writer)
+        version = self.version[root] = self.version.get(root, 0) + 1
+        self.value.update({n: (version, value) for n, value in held.items()})
+
+    def _views(self, name: Node) -> Iterator[Node]:
+        while name in self.aliases.source:
+            yield name
+            name = self.aliases.source[name]
+
+    def _update_statistics(self, node: Node) -> None:
+        """Norms in training: the functional form of batch norm returns the new statistics as results 3 and 4."""
+        call = self._call(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
+        result, mean, var = (self._call(node, operator.getitem, call, k) for k in (0, 3, 4))
+        if node.target is aten.instance_norm.default:
+            result = self._call(node, aten.reshape.default, result, list(node.meta["val"].shape))
+            mean, var = (self._call(node, aten.mean.dim, self._samples(node, v), [0]) for v in (mean, var))
+        for written, new in zip(self.writers[node], (mean, var), strict=True):
+            self._store(written, new, node)
+        node.replace_all_uses_with(result)
+        self.graph.erase_node(node)
+
+    def _trained_arguments(self, node: Node) -> list[Any]:
+        """Those of batch norm. Instance norm is one over the channels of all samples, side by side in one sample."""
+        if node.target is not aten.instance_norm.default:
+            return list(node.args[:8])
+        samples, channels, *size = node.meta["val"].shape
+        if not all(isinstance(n, int) for n in (samples, channels, *size)):
+            raise Unproven("it writes its running statistics, and its sizes are not known")
+        input, *given = node.args[:5]
+        image = self._call(node, aten.reshape.default, input, [1, samples * channels, *size])
+        repeated = [v and self._call(node, aten.repeat.default, v, [samples]) for v in given]
+        return [image, *repeated, True, *node.args[6:8]]
+
+    def _samples(self, node: Node, statistic: Node) -> Node:
+        """A statistic of an instance norm's channels [N*C] as [N,C]"""
+        return self._call(node, aten.reshape.default, statistic, list(node.meta["val"].shape[:2]))
+
+    def _call(self, node: Node, target: Any, *args: Any) -> Node:
+        """A new call in place of ``node``, with what it computes."""
+        call = self._insert(node, target, *args, like=node, origin=node)
+        given = torch.fx.map_arg(args, lambda n: n.meta["val"])
+        with node.meta["val"].fake_mode:
+            call.meta["val"] = target(*given)
+        return call
+
+    def _record_last_values(self) -> None:
+        last = self.mutations.last_value
+        for node in [n for n in self.aliases.root_of if n.op == "placeholder" and self._version(n)]:
+            value = self._current(node)
+            if value in last.values():  # signatures go by names, so each placeholder needs a node of its own
+                value = self._insert(self.here, aten.clone.default, value, like=value, origin=value)
+            last[node] = value
+
+
+def _retarget(node: Node, functional: OpOverload) -> None:
+    node.target = functional
+    node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
+    node._rename(node.name.rstrip("_"))
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_alike(a: Node, b: Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    static = all(isinstance(d, int) for d in (*x.shape, *y.shape))
+    return static and x.shape == y.shape and x.dtype is y.dtype and x.device == y.device

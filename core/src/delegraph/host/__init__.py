@@ -1,0 +1,1 @@
+"""A lowered program on this machine: calls, files, verification."""

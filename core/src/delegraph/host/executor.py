@@ -1,0 +1,303 @@
+"""Running a lowered program on this host: delegates through their runtimes, the rest in torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from ..backend import CompileSpec
+from ..delegates.delegates import delegate_calls
+from ..delegates.lowered_module import Argument, LoweredBackendModule
+from ..discovery.attribution import AtWork
+from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
+from ..exported.call_spec import Arguments, TensorCheck, packer
+from ..exported.layouts import Layout, arrange, output_layouts, pinned_inputs, result_layouts, same_strides
+from ..exported.shared_memory import expect_written_apart
+from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
+from ..runtime import BackendRuntime, Delegate
+from ..source import source_of
+from .graph_code import GraphCode
+from .sizes import failed_at
+
+if TYPE_CHECKING:
+    from ..discovery.registry import Registry
+
+OnMissingRuntime = Literal["error", "eager"]
+_BUILDING = threading.RLock()
+_TURNS: WeakKeyDictionary[type[BackendRuntime], threading.RLock] = WeakKeyDictionary()
+"""Held while a runtime that is not thread-safe loads or runs."""
+
+
+class Delegates:
+    """The delegates of a program, each loaded once; one that keeps state, once for every ``fresh()``."""
+
+    def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
+        self.registry, self.on_missing = registry, on_missing
+        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
+        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
+        self._observers: dict[Any, Callable[..., Any]] = {}
+
+    def fresh(self) -> Delegates:
+        """The same delegates, those that keep state in their initial state."""
+        fresh = Delegates(self.registry, self.on_missing)
+        fresh._loaded, fresh._observers = self._loaded, self._observers
+        return fresh
+
+    def observers(self, module: LoweredBackendModule | StoredDelegate) -> dict[Any, Callable[..., Any]]:
+        """What observes delegates, where that of ``module`` is or is to be kept: nowhere if it has state."""
+        return {} if isinstance(module, LoweredBackendModule) and module.state else self._observers
+
+    def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
+        """The delegate that calls of ``module`` run."""
+        table = self._stateful if module.state else self._loaded
+        return table.setdefault(module, LoadedDelegate(module, self))
+
+
+@dataclass(frozen=True, eq=False)
+class StoredDelegate:
+    """A delegate that was read from a file: what its runtime needs, without the program that it came from."""
+
+    backend_id: str
+    processed_bytes: bytes
+    compile_specs: list[CompileSpec]
+    data: Mapping[str, bytes]
+    where: str
+    outputs: None = None
+
+    @property
+    def place(self) -> tuple[str, tuple[Node, ...]]:
+        """Where it is, for errors of its runtime."""
+        return self.where, ()
+
+    def named_data(self) -> Mapping[str, bytes]:
+        """Named data by key, joined."""
+        return self.data
+
+
+class LoadedDelegate:
+    """A blob in its runtime, loaded with the first call; the one place where a plugin's runtime runs.
+
+    Raises ContractViolation if results are not of the recorded types.
+    """
+
+    def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
+        self._module, self._delegates = module, delegates
+        self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
+        self._turn: Any = threading.RLock()
+        self._run: Delegate | None = None
+        self._copies = False
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        run = self._run or self._load()
+        if not self._copies:
+            return self._check(run(*args))
+        # A runtime that is not thread-safe may hand out buffers that its next call overwrites.
+        with self._turn:
+            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in self._check(run(*args)))
+
+    def _load(self) -> Delegate:
+        module, registry = self._module, self._delegates.registry
+        try:
+            runtime = registry.runtime_for(module.backend_id)
+        except NoRuntime:
+            if self._delegates.on_missing != "eager" or not isinstance(module, LoweredBackendModule):
+                raise
+            # Not torch's module, which writes state into the program's tensors, and insists on the recorded strides.
+            with self._turn:
+                self._run = self._run or Executable(module.original_module, self._delegates)
+                return self._run
+        if not runtime.thread_safe:
+            with _BUILDING:
+                self._turn = _TURNS.setdefault(runtime, threading.RLock())
+        with self._turn:
+            if self._run is None:
+                load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
+                with load:
+                    opened = self._open(runtime)(module.processed_bytes, module.compile_specs, module.named_data())
+                    run = self._wrap(call.around(opened))
+                self._copies, self._run = not runtime.thread_safe, run
+            return self._run
+
+    def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        """The function of ``runtime`` that makes the blob callable."""
+        return runtime.load
+
+    def _wrap(self, run: Callable[..., Any]) -> Delegate:
+        """What that function made, in the form of a delegate."""
+        return run
+
+    def _check(self, results: Any) -> tuple[Any, ...]:
+        given: Any = type(results).__name__
+        if isinstance(results, (tuple, list)):
+            checks = self._checks
+            if checks is None or (
+                len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
+            ):
+                return tuple(results)
+            given = [_type_of(r) for r in results]
+        wanted = "a tuple" if self._module.outputs is None else [_type_of(a) for a in self._module.outputs]
+        text = f"the runtime of {self._module.backend_id} returned {given}; the calling convention says {wanted}"
+        raise ContractViolation("contract-violation", text)
+
+
+def _result_check(wanted: Argument) -> Callable[[Any], bool]:
+    if wanted.dtype is None:
+        return lambda value: not isinstance(value, torch.Tensor)
+    return TensorCheck(wanted.dtype, wanted.shape or ()).fits
+
+
+def _type_of(value: Any) -> Any:
+    described = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
+    return (value.dtype, tuple(value.shape or ())) if described else "number"
+
+
+class Method:
+    """What all instances of a method share: how it is called, and its code, which the first call generates."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.arguments, self.pack = Arguments(program), packer(program.call_spec.out_spec)
+        specs = list(enumerate(program.graph_signature.output_specs))
+        self.inputs = user_inputs(program)
+        names = [n.name for n in self.inputs]
+        self.copied = [(k, names.index(str(s.target))) for k, s in specs if s.kind is OutputKind.USER_INPUT_MUTATION]
+        self.written = [position for _, position in self.copied]
+        self.stored = [(k, str(s.target)) for k, s in specs if s.kind in STATE_WRITES]
+        self.keeps_state = bool(self.stored) or any(m.state for _, m in delegate_calls(program))
+
+    @cached_property
+    def code(self) -> GraphCode:
+        """A function of the buffers that are written, and then of the user's inputs."""
+        return self._generate(watched=False)
+
+    @cached_property
+    def watched_code(self) -> GraphCode:
+        """The same, which tells a watch the values that it computes."""
+        return self._generate(watched=True)
+
+    @property
+    def parameters(self) -> list[Node]:
+        """The placeholders that the code takes, in order."""
+        written = written_targets(self.program)
+        return [*(n for n, s in placeholders(self.program) if s.target in written), *user_inputs(self.program)]
+
+    def _generate(self, watched: bool) -> GraphCode:
+        written = written_targets(self.program)
+        constants, state = {}, []
+        for node, spec in placeholders(self.program):
+            if spec.target in written:
+                state.append(node)
+            elif spec.kind is not InputKind.USER_INPUT:
+                constants[node] = constant_tensor(self.program, spec)
+        module = self.program.graph_module
+        layouts = result_layouts(module, state)
+        return GraphCode(module, self.parameters, constants, layouts, watched)
+
+    @cached_property
+    def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
+        """The buffers that are written, in calling order: the program's tensors, and where they are seen in memory."""
+        specs = [(n, s) for n, s in placeholders(self.program) if s.target in written_targets(self.program)]
+        return {str(s.target): (constant_tensor(self.program, s), Layout.of(n.meta.get("val"), True)) for n, s in specs}
+
+    @cached_property
+    def returned(self) -> list[tuple[int, Layout | None]]:
+        """The outputs that the caller gets, and the layouts of those that delegates had a part in."""
+        pairs = zip(self.program.graph_signature.output_specs, output_layouts(self.program), strict=True)
+        return [(k, layout) for k, (spec, layout) in enumerate(pairs) if spec.kind not in MUTATIONS]
+
+    @cached_property
+    def pinned(self) -> list[tuple[int, Node, Node]]:
+        """Positions of inputs that have to come with the recorded strides, and the operators that read them."""
+        readers = pinned_inputs(self.program)
+        return [(k, n, readers[n]) for k, n in enumerate(user_inputs(self.program)) if n in readers]
+
+
+class Executable:
+    """One method, ready to be called with the arguments of the exported module, by any number of threads.
+
+    Buffers that the program or its delegates write live here from the first call on; the caller's module is not
+    touched. Calls of a program that writes such buffers run one after the other.
+    """
+
+    def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
+        self._method = program if isinstance(program, Method) else Method(program)
+        self.program = self._method.program
+        self._delegates = delegates.fresh() if delegates is not None else None
+        self._turn: AbstractContextManager[Any] = threading.RLock() if self._method.keeps_state else nullcontext()
+        self._state: dict[str, torch.Tensor] = {}
+        self._run: Callable[..., Any] | None = None
+
+    def instance(self) -> Executable:
+        """The same method with buffers of its own, in their initial state."""
+        return Executable(self._method, self._delegates)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
+        """With a copy of the buffers. Raises InputError if a delegate keeps state, which only its runtime knows."""
+        if any(m.state for _, m in delegate_calls(self.program)):
+            text = "a program with delegates that keep state cannot be copied: their runtimes have the state"
+            raise InputError("input-invalid", text, hint="lowered.instance() starts from the initial state")
+        copy = self.instance()
+        with self._turn:
+            copy._state = {k: v.clone() for k, v in self._state.items()}
+        return copy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat = self._method.arguments(args, kwargs)
+        if self._method.written:
+            expect_written_apart(self._method.inputs, flat, self._method.written)
+        with self._turn, torch.no_grad():
+            run = self._run or self._prepare()
+            for position, node, reader in self._method.pinned:
+                _check_strides(node, flat[position], reader)
+            try:
+                results = run(*self._state.values(), *flat)
+            except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
+                if isinstance(error, DelegraphError) or not (explained := failed_at(self.program, flat, error)):
+                    raise
+                raise explained from error
+            return self._method.pack(self._finish(results, flat))
+
+    def _prepare(self) -> Callable[..., Any]:
+        with _BUILDING:
+            if self._run is None:
+                for name, (tensor, layout) in self._method.initial.items():
+                    value = tensor.detach().clone()
+                    self._state.setdefault(name, value if layout is None else arrange(value, layout))
+                self._run = self._function()
+            return self._run
+
+    def _function(self) -> Callable[..., Any]:
+        return self._method.code.function(self._bind)
+
+    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        assert self._delegates is not None, "a program with delegates is run without their runtimes"
+        return self._delegates(module)
+
+    def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
+        """Store what the signature calls mutations; return the rest."""
+        for k, position in self._method.copied:
+            flat[position].copy_(results[k])
+        for k, name in self._method.stored:
+            layout = self._method.initial[name][1]
+            self._state[name] = results[k] if layout is None else arrange(results[k], layout)
+        return [results[k] if layout is None else arrange(results[k], layout) for k, layout in self._method.returned]
+
+
+def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
+    layout = Layout.of(node.meta["val"])
+    wanted = value.stride() if layout is None else layout.strides_for(value.shape)
+    if not same_strides(value, wanted):
+        text = f"input {node.name} has the strides {list(value.stride())}; it was exported with {list(wanted)}, "
+        text += f"on which the result of {reader.target} depends"
+        hint = "give the input in the layout of the example, or export with one in this layout"
+        raise InputError("input-invalid", text, reader, source_of(reader), hint)

@@ -1,0 +1,192 @@
+"""Saving, loading and showing programs in the formats that plugins offer; their errors name the plugin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from ..discovery.attribution import AtWork
+from ..discovery.registry import Registry
+from ..errors import ContractViolation, InputError, NoRuntime, OptionError
+from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, Summary, defines
+from ..io.atomic_write import write_whole
+from ..io.blob import is_blob
+from ..io.escape import printable
+from ..io.paths import as_path
+
+if TYPE_CHECKING:
+    from ..program.bucket_choice import BucketChoice
+    from ..program.bucket_table import BucketTable
+
+
+class LoadedProgram:
+    """A program that was read from a file: it is called as it was before it was saved."""
+
+    def __init__(
+        self, methods: Mapping[str, Callable[..., Any]], file: FileFormat, buckets: BucketChoice | None = None
+    ) -> None:
+        self._methods, self._file, self._buckets = dict(methods), file, buckets
+
+    def __repr__(self) -> str:
+        return f"<LoadedProgram {printable(self._file.path.name)}: {printable(', '.join(self.methods))}>"
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods."""
+        return list(self._methods)
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method to call. Raises InputError if there is none of that name."""
+        if name not in self._methods:
+            hint = "choose one: loaded.method(name), on the command line --method NAME"
+            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}", hint=hint)
+        return self._methods[name]
+
+    @property
+    def quantization(self) -> Quantization:
+        """How the integers that it takes and returns stand for real numbers, by name, as the file says it.
+
+        Raises OptionError if files of the format do not say it, FormatError for a damaged one.
+        """
+        return cast(Quantization, self._file.quantization(self._file.path))
+
+    @property
+    def summary(self) -> Summary:
+        """What the file holds on one screen: names, types and shapes of inputs and outputs among it; ``print`` it.
+
+        Raises OptionError if files of the format do not say it.
+        """
+        return cast(Summary, self._file.summarize(self._file.path))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``forward``, or the only method; of one model for several sizes, that for these inputs."""
+        if self._buckets is not None:
+            return self._buckets(self.method, args, kwargs)
+        only = self.methods[0] if len(self._methods) == 1 else "forward"
+        return self.method(only)(*args, **kwargs)
+
+
+class FileFormat:
+    """The format that the suffix of ``path`` chooses, at work on that file."""
+
+    def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
+        self.path, self.registry = as_path(path), registry
+        self.kind: type[ProgramFormat] = registry.get_format(self.path)
+
+    def defines(self, ability: str) -> bool:
+        """Whether the format defines a method of ``ProgramFormat``."""
+        return defines(self.kind, ability)
+
+    def __getattr__(self, ability: str) -> Callable[..., Any]:
+        """A method of the format, whose errors name its plugin. Raises OptionError if the format leaves it out."""
+        if not self.defines(ability):
+            raise OptionError("option-invalid", f"the format of {self.path.suffix} files has no {ability}")
+        return self._work(ability).around(getattr(self.kind, ability))
+
+    def why_not(self, backend_ids: Collection[str]) -> str | None:
+        """Why no program for these backends can be saved in this format, or None."""
+        return self._work("why_not").around(self.kind.why_not)(backend_ids)
+
+    def _work(self, doing: str) -> AtWork:
+        return AtWork(self.kind, doing, str(self.path), registry=self.registry)
+
+    def content(self, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+        """The content of the file of a program."""
+        content = self.serialize(program, options)
+        if not isinstance(content, bytes) and not is_blob(content):
+            text = f"{self.kind.__name__}.serialize returned {type(content).__name__}, not bytes or a Blob"
+            raise ContractViolation("contract-violation", text)
+        return content if isinstance(content, bytes) else _AttributedBlob(content, self._work("write_to"))
+
+    def save(self, program: ProgramContents, options: Mapping[str, Any]) -> int:
+        """Write a program to the path, whole or not at all; returns the number of bytes.
+
+        What the disk refuses is not the plugin's fault, so only a format of several files writes on its own.
+        """
+        if self.defines("write"):
+            self.write(program, self.path, options)
+            return self.path.stat().st_size
+        content = self.content(program, options)
+        write_whole(self.path, content)
+        return len(content)
+
+    def load(self, runtime: str | None = None) -> LoadedProgram:
+        """Read the program in the file, for a runtime of the format or for this host.
+
+        Raises InputError for a file that cannot be opened, NoRuntime for a runtime that is not of this format.
+        """
+        try:
+            self.path.open("rb").close()
+        except OSError as e:
+            raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
+        if runtime is not None and self.path.suffix != self.registry.suffix_for(runtime):
+            raise NoRuntime("no-runtime", f"the runtime {runtime!r} does not execute {self.path.suffix} files")
+        methods = self.load_in(runtime, self.path) if runtime else self.read(self.path, self._load_delegate)
+        if not isinstance(methods, Mapping) or not methods or not all(map(callable, methods.values())):
+            text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
+            raise ContractViolation("contract-violation", text)
+        call = self._work("call")
+        called = {name: call.around(method) for name, method in methods.items()}
+        return LoadedProgram(called, self, self._choice(called))
+
+    def bucket_table(self) -> BucketTable | None:
+        """What the file says of methods that are one model for several sizes; None if it says nothing of the kind."""
+        from ..program.bucket_table import KEY, BucketTable
+
+        content = self.named_data(self.path).get(KEY) if self.defines("named_data") else None
+        return None if content is None else BucketTable.of_bytes(bytes(content))
+
+    def _choice(self, methods: Mapping[str, Any]) -> BucketChoice | None:
+        """The choice between the methods by size. Raises FormatError if the file says others of them elsewhere."""
+        table = self.bucket_table()
+        if table is None:
+            return None
+        from ..program.bucket_choice import BucketChoice  # a format that only inspects needs no torch
+        from ..program.bucket_table import damaged
+
+        choice = BucketChoice.of_table(table)
+        rows = {row.method: row for row in table.rows}
+        if not rows.keys() <= methods.keys():
+            raise damaged("it has methods that the file has not")
+        for method in self.summarize(self.path).methods if self.defines("summarize") else ():
+            # what is padded to a size of the table has to be what the method itself takes, and so for results
+            row = rows.get(method.name)
+            taken, given = ([list(t.shape or ()) for t in side] for side in (method.inputs, method.outputs))
+            if row and (taken, given) != ([leaf.get("shape", []) for leaf in row.inputs], row.results):
+                raise damaged(f"method {method.name} has other shapes")
+        return choice
+
+    def _load_delegate(
+        self,
+        backend_id: str,
+        processed_bytes: bytes,
+        compile_specs: Any = (),
+        named_data: Mapping[str, bytes] | None = None,
+    ) -> Callable[..., tuple[Any, ...]]:
+        from .executor import Delegates, LoadedDelegate, StoredDelegate  # a format that only inspects needs no torch
+
+        where = f"a delegate of {self.path}"
+        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where)
+        return LoadedDelegate(stored, Delegates(self.registry))
+
+
+@dataclass(frozen=True, eq=False)
+class _AttributedBlob:
+    """A plugin's blob. What its code raises names the plugin; what the file refuses stays an OSError."""
+
+    blob: Blob
+    work: AtWork
+
+    def __len__(self) -> int:
+        return len(self.blob)
+
+    def write_to(self, file: BinaryIO) -> None:
+        try:
+            self.blob.write_to(file)
+        except OSError:
+            raise
+        except BaseException:
+            with self.work:
+                raise

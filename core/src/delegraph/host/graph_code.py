@@ -1,0 +1,179 @@
+"""The graph of a program as one Python function: it is faster than an interpreter, and calls share no state."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..delegates.lowered_module import LoweredBackendModule
+from ..exported.layouts import Layout, arrange, subgraph_layouts
+from ..exported_program import CALL_DELEGATE
+from ..source import source_of
+from .sizes import expect_rank, expects_rank
+
+RESHAPE = torch.ops.aten.reshape.default
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+"""torch chose these by recorded strides; inputs, and results of delegates or of kernels, may have others."""
+_serial = itertools.count()
+Function = Callable[..., Any]
+BindDelegate = Callable[[LoweredBackendModule], Function]
+OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
+"""Operators that call their subgraphs with plain tensors, so that one can look into them. Others vectorize them."""
+
+
+class Watch(Protocol):
+    """Is told the value of each call as soon as it is computed, also of those in branches and loop bodies.
+
+    What is told between ``enter`` and ``leave`` is of the subgraph ``module``, which ``owner`` fetches.
+    """
+
+    def see(self, node: Node, value: Any) -> None: ...
+
+    def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class GraphCode:
+    """The code of a graph and of the subgraphs in it; ``function`` binds it to delegates.
+
+    ``parameters`` are the placeholders that a call passes, in order; ``constants`` gives the others their values.
+    ``layouts``: values that are brought into a layout as soon as they are computed. ``watched``: ``function`` wants a
+    ``Watch``. ``inside``: another graph calls this one.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        parameters: Sequence[Node],
+        constants: Mapping[Node, Any],
+        layouts: Mapping[Node, Layout],
+        watched: bool = False,
+        inside: bool = False,
+    ) -> None:
+        self._module, self._layouts, self._watched, self._inside = module, layouts, watched, inside
+        self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
+        self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank}
+        self._bound |= {self._names[n]: v for n, v in constants.items()}
+        self._subgraphs: dict[str, tuple[Node, GraphCode]] = {}
+        self._delegates: dict[str, LoweredBackendModule] = {}
+        self._lines = [f"def run({', '.join(self._names[n] for n in parameters)}):"]
+        self._origins: list[Node | None] = [None]
+        self._write(set(parameters))
+        self._file = f"lowered graph {next(_serial)}"
+        self._code = compile("\n".join(self._lines), self._file, "exec")
+
+    def function(self, bind: BindDelegate, watch: Watch | None = None) -> Function:
+        """The graph as a function of its parameters that returns its outputs; any number of threads may call it."""
+        names = {"__name__": self._file, "__loader__": self, "see": watch and watch.see, **self._bound}
+        names |= {name: bind(module) for name, module in self._delegates.items()}
+        for name, (owner, subgraph) in self._subgraphs.items():
+            run = subgraph.function(bind, watch)
+            names[name] = _entered(run, watch, owner, subgraph._module) if watch and subgraph._watched else run
+        exec(self._code, names)
+        function: Function = names["run"]
+        return function
+
+    def get_source(self, name: str) -> str:
+        """What tracebacks show (PEP 302): each line with the operator, and the user's line that it comes from."""
+        lines = []
+        for line, node in zip(self._lines, self._origins, strict=True):
+            source = None if node is None else source_of(node)
+            comment = "" if node is None else f"  # {node.target}" + (f" at {source}" if source else "")
+            lines.append(line + comment)
+        return "\n".join(lines)
+
+    def _write(self, alive: set[Node]) -> None:
+        """One line a call. A value is dropped after its last use, so that no more memory is held than in eager."""
+        last = {used: user for user in self._module.graph.nodes for used in user.all_input_nodes}
+        dying: dict[Node, list[Node]] = {}
+        for used, user in last.items():
+            dying.setdefault(user, []).append(used)
+        for node in self._module.graph.nodes:
+            if node.op == "output":
+                self._line(f"return {self._text(node.args[0])}", node)
+            elif node.op == "get_attr":
+                self._fetch(node)
+            elif node.op == "call_function":
+                alive.add(node)
+                self._line(f"{self._names[node]} = {self._call(node)}", node)
+                if self._watched:
+                    self._line(f"see({self._bind(node)}, {self._names[node]})", node)
+                done = [n for n in (*dying.get(node, ()), *([] if node in last else [node])) if n in alive]
+                if done:
+                    self._line(f"del {', '.join(self._names[n] for n in done)}", node)
+
+    def _line(self, text: str, node: Node) -> None:
+        self._lines.append(f"    {text}")
+        self._origins.append(node)
+
+    def _fetch(self, node: Node) -> None:
+        """Bind what a ``get_attr`` node fetches to its name: a delegate or a subgraph as the function to call."""
+        value: Any = self._module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        name = self._names[node]
+        if isinstance(value, LoweredBackendModule):
+            self._delegates[name] = value
+        elif isinstance(value, GraphModule):
+            inputs = [n for n in value.graph.nodes if n.op == "placeholder"]
+            layouts = subgraph_layouts(node, value, self._layouts)
+            watched = self._watched and is_observable(node)
+            self._subgraphs[name] = node, GraphCode(value, inputs, {}, layouts, watched, inside=True)
+        else:
+            self._bound[name] = value
+
+    def _call(self, node: Node) -> str:
+        if node.target is CALL_DELEGATE:
+            module, *inputs = node.args
+            # a runtime gets its inputs with the strides that the backend saw
+            layouts = (Layout.of(a.meta.get("val")) if isinstance(a, Node) else None for a in inputs)
+            given = [self._arrange(self._text(a), layout) for a, layout in zip(inputs, layouts, strict=True)]
+            text = f"{self._text(module)}({', '.join(given)})"
+        else:
+            given = [self._text(a) for a in node.args]
+            given += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
+            text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(given)})"
+            text = f"expect_rank({text}, {self._bind(node)})" if expects_rank(node, self._inside) else text
+        return self._arrange(text, self._layouts.get(node))
+
+    def _arrange(self, text: str, layout: Layout | None) -> str:
+        return text if layout is None else f"arrange({text}, {self._bind(layout)})"
+
+    def _text(self, value: Any) -> str:
+        """An argument as an expression; what contains no value of the graph is bound as it is."""
+        if isinstance(value, Node):
+            return self._names[value]
+        if isinstance(value, slice):
+            return f"slice({self._text(value.start)}, {self._text(value.stop)}, {self._text(value.step)})"
+        if isinstance(value, (list, tuple)):
+            items = "".join(f"{self._text(v)}, " for v in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items})"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{self._bind(k)}: {self._text(v)}' for k, v in value.items())}}}"
+        return repr(value) if value is None or type(value) in (bool, int) else self._bind(value)
+
+    def _bind(self, value: Any) -> str:
+        name = f"c{len(self._bound)}"
+        self._bound[name] = value
+        return name
+
+
+def is_observable(owner: Node) -> bool:
+    """Whether a watch is told what happens in the subgraph that ``owner`` fetches."""
+    return all(getattr(user.target, "__name__", "") in OBSERVABLE for user in owner.users)
+
+
+def _entered(run: Function, watch: Watch, owner: Node, module: GraphModule) -> Function:
+    def call(*inputs: Any) -> Any:
+        watch.enter(owner, module, inputs)
+        try:
+            return run(*inputs)
+        finally:
+            watch.leave()
+
+    return call

@@ -1,0 +1,99 @@
+"""Running a lowered program so that its values can be seen, also inside of delegates whose runtime tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from ..delegates.lowered_module import LoweredBackendModule
+from ..errors import ContractViolation
+from ..runtime import BackendRuntime, Delegate
+from .executor import Delegates, Executable, LoadedDelegate
+from .graph_code import Watch
+
+Inside = Mapping[Any, Sequence[torch.Tensor]]
+"""Delegate debug identifier -> values that were computed there."""
+
+
+class Watcher(Watch, Protocol):
+    """Who is told of the values: of the parameters, then of calls in order, each delegate's inside before its call."""
+
+    def begin(self, values: Mapping[Node, Any]) -> None: ...
+
+    def inside(self, module: LoweredBackendModule, values: Inside) -> None: ...
+
+    def end(self) -> None:
+        """All values have been seen; what a call writes is written after this."""
+
+
+class WatchedExecutable(Executable):
+    """A method from its initial state, each call of which tells ``watcher`` what it computes."""
+
+    def __init__(self, executable: Executable, watcher: Watcher) -> None:
+        super().__init__(executable._method, executable._delegates)
+        self._watcher = watcher
+
+    def _function(self) -> Callable[..., Any]:
+        run = self._method.watched_code.function(self._bind, self._watcher)
+
+        def watched(*values: Any) -> Any:
+            self._watcher.begin(dict(zip(self._method.parameters, values, strict=True)))
+            results = run(*values)
+            self._watcher.end()
+            return results
+
+        return watched
+
+    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        assert self._delegates is not None
+        return _Observed(module, self._delegates, partial(self._watcher.inside, module))
+
+
+class _Observed(LoadedDelegate):
+    """A delegate that tells the values inside of it, if its runtime does."""
+
+    def __init__(self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[Inside], None]) -> None:
+        super().__init__(module, delegates)
+        self._tell, self._observes = tell, False
+
+    def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        self._observes = runtime.observes()
+        return partial(self._observe, runtime) if self._observes else runtime.load
+
+    def _observe(self, runtime: type[BackendRuntime], *parts: Any) -> Callable[..., Any]:
+        """Once for all verifications of a program, which takes longer than a run, unless they may not share a delegate.
+
+        The next call of a runtime that is not thread-safe may overwrite the values of this one.
+        """
+        observers = self._delegates.observers(self._module) if runtime.thread_safe else {}
+        if self._module not in observers:
+            observers[self._module] = runtime.observe(*parts)
+        return observers[self._module]
+
+    def _wrap(self, run: Callable[..., Any]) -> Delegate:
+        if not self._observes:
+            return run
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            outputs, inside = self._told(run(*args))
+            self._tell(inside)
+            return outputs
+
+        return call
+
+    def _told(self, returned: Any) -> tuple[tuple[Any, ...], Inside]:
+        """What the observed delegate returned. A tensor in place of a list would be taken for the list of its rows."""
+        whose = f"observe of the runtime of {self._module.backend_id} makes a delegate that"
+        wanted = "its outputs, and a mapping from delegate debug identifiers to lists of tensors"
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+            text = f"{whose} returned {type(returned).__name__}; it returns {wanted}"
+            raise ContractViolation("contract-violation", text)
+        for identifier, values in returned[1].items():
+            if not isinstance(values, (tuple, list)):
+                text = f"{whose} told {type(values).__name__} under {identifier!r}; it returns {wanted}"
+                raise ContractViolation("contract-violation", text)
+        return returned

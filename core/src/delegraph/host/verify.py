@@ -1,0 +1,68 @@
+"""How the results of a lowered program compare with those of eager PyTorch: every output, and every operator."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from ..io.escape import printable
+from ..program.operators import OperatorVerification
+from .output_statistics import OutputStatistics, compare, finite
+
+
+@dataclass(frozen=True, repr=False)
+class Verification:
+    """How every output compares with eager, and every operator if that was asked for."""
+
+    outputs: tuple[OutputStatistics, ...]
+    operators: OperatorVerification | None = None
+
+    @classmethod
+    def of(cls, got: Any, wanted: Any) -> Verification:
+        """Compare two results of the same structure, output by output."""
+        pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
+        return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+
+    def __repr__(self) -> str:
+        verdict = "agrees with" if self.agrees() else "differs from"
+        return f"<Verification: {verdict} eager, largest ratio {self.relative_error:.2g}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(printable(str(self), kept=chr(10)))}</pre>"
+
+    @property
+    def relative_error(self) -> float:
+        """The largest of all outputs; infinite if an element differs in being finite."""
+        if any(o.mismatched for o in self.outputs):
+            return float("inf")
+        return max((o.relative_error for o in self.outputs), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary; infinite figures, which JSON lacks, become None."""
+        rows = [o.to_json() for o in self.outputs]
+        found = {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
+        return found if self.operators is None else {**found, "operators": self.operators.to_json()}
+
+    def agrees(self, tolerance: float | None = None) -> bool:
+        """Whether every output is within ``tolerance``, by default that of its type in ``TOLERANCES``."""
+        return all(o.agrees(tolerance) for o in self.outputs)
+
+    @classmethod
+    def worst_of(cls, several: Sequence[Verification]) -> Verification:
+        """Of one method with several inputs: the worst figures of each output and operator."""
+        first = several[0]
+        outputs = tuple(max(column, key=_badness) for column in zip(*(v.outputs for v in several), strict=True))
+        found = [v.operators for v in several if v.operators is not None]
+        return cls(outputs, first.operators.worst_of(found) if first.operators is not None else None)
+
+    def __str__(self) -> str:
+        lines = ["compared with eager:", *(f"  {o}" for o in self.outputs)]
+        return "\n".join(lines if self.operators is None else [*lines, str(self.operators)])
+
+
+def _badness(o: OutputStatistics) -> tuple[bool, int, float]:
+    return not o.agrees(), o.mismatched, o.relative_error

@@ -1,0 +1,554 @@
+"""Decomposer on demand: what is kept, what is taken apart, what the host gets, and that values stay the same."""
+
+import copy
+import operator
+from collections import Counter
+
+import delegraph.api as api
+import pytest
+import torch
+from delegraph.engine.decompose import Decomposer
+from delegraph.exported.decompose import trace
+from delegraph.exported.decompose.tables import beyond_core, to_core
+from delegraph.exported.functionalize.normalize import normalize
+from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.report.collect import host_calls
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+aten = torch.ops.aten
+F = nn.functional
+
+
+def takes(*operators):
+    """A partitioner whose backend knows these operators and no others."""
+    return CapabilityPartitioner(lambda n: None if n.target in operators else "unknown operator", "EchoBackend")
+
+
+class Tags(Partitioner):
+    """Tags calls of ``tagged`` and asks to keep ``kept`` whole; it cannot be asked about single calls."""
+
+    def __init__(self, tagged, kept=(), wanted=None):
+        super().__init__()
+        self.tagged, self.kept, self.wanted = tagged, list(kept), wanted
+        self.seen = []
+
+    def partition(self, exported_program):
+        tags = {}
+        for node in exported_program.graph.nodes:
+            if node.target in self.tagged:
+                tag = node.meta["delegation_tag"] = f"tag{len(tags)}"
+                tags[tag] = DelegationSpec("EchoBackend")
+        self.seen.append({n.target for n in exported_program.graph.nodes if n.op == "call_function"})
+        return PartitionResult(exported_program, tags)
+
+    def ops_to_not_decompose(self, exported_program):
+        return self.kept, self.wanted
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, as in any transformer."""
+
+    def __init__(self, layers=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.ModuleList(nn.Linear(8, 24) for _ in range(layers))
+        self.out = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+
+    def forward(self, x):
+        for qkv, out in zip(self.qkv, self.out, strict=True):
+            q, k, v = qkv(x).chunk(3, -1)
+            x = x + F.silu(out(F.scaled_dot_product_attention(q, k, v)))
+        return x
+
+
+def lowered(module, inputs, backends, registry, **options):
+    made = api.lower(module.eval(), inputs, backends=backends, registry=registry, **options)
+    assert made.verify(*inputs).relative_error < 1e-6
+    return made
+
+
+def targets(program):
+    return [n.target for n in program.graph.nodes if n.op == "call_function"]
+
+
+def counts(made):
+    return [dict(d.operators) for d in made.report.delegates]
+
+
+def test_what_the_backend_keeps_stays_whole(registry):
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.linear.default)], registry)
+    assert counts(made) == [{"aten.linear.default": 1}] * 2
+
+
+def test_what_it_does_not_keep_is_decomposed_until_it_is_taken(registry):
+    """linear is refused; its pieces contain addmm, which is not."""
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry)
+    assert counts(made) == [{"aten.addmm.default": 1}] * 2
+
+
+def test_a_piece_inside_a_piece_is_taken(registry):
+    """softplus, a piece of mish that has a decomposition of its own, stays whole for who wants it."""
+
+    class Mish(nn.Module):
+        def forward(self, x):
+            return F.mish(x) + 1
+
+    x = torch.randn(3)
+    made = lowered(Mish(), (x,), [takes(aten.softplus.default)], registry)
+    assert counts(made) == [{"aten.softplus.default": 1}]
+    made = lowered(Mish(), (x,), [takes(aten.log1p.default)], registry)
+    assert counts(made) == [{"aten.log1p.default": 1}], "pieces of softplus, where softplus is refused as well"
+
+
+class Recurrent(nn.Module):
+    """Composites, which torch opens before a tracer sees what they are made of."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.gru = nn.LSTM(4, 3), nn.GRU(3, 3)
+
+    def forward(self, x):
+        return self.gru(self.lstm(x)[0])[0]
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["tags", "can be asked"])
+def test_a_composite_inside_a_composite_is_taken(asks, registry):
+    """Over three steps each of the two is four linear layers."""
+    linear = aten.linear.default
+    backend = takes(linear) if asks else Tags([linear], kept=[linear])
+    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry, fold_constants=False)
+    assert sum((Counter(c) for c in counts(made)), Counter()) == {"aten.linear.default": 8}
+
+
+def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry):
+    """It wants the layers that see all of the three steps at once, one in each of the two."""
+    linear = aten.linear.default
+    backend = Tags([linear], kept=[linear], wanted=lambda n: n.meta["val"].shape[0] == 3)
+    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry, fold_constants=False)
+    left = Counter(targets(made.exported_program()))
+    assert (len(made.delegates), left[linear], left[aten.addmm.default]) == (2, 0, 6)
+
+
+def test_nothing_is_traced_where_everything_is_taken(registry, monkeypatch):
+    monkeypatch.setattr(trace.Tracer, "decompose", lambda *_: pytest.fail("traced"))
+    everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
+    made = api.lower(Block().eval(), (torch.randn(2, 4, 8),), backends=[everything], registry=registry)
+    assert made.report.host_operators == 0
+
+
+def test_the_program_is_never_retraced_as_a_whole(registry, monkeypatch):
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", lambda *_: pytest.fail("retraced"))
+    lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.mm.default)], registry)
+
+
+def test_equal_layers_are_traced_once(registry, monkeypatch):
+    traced = counted_traces(monkeypatch)
+    lowered(Block(1), (torch.randn(2, 4, 8),), [], registry)
+    one = len(traced)
+    lowered(Block(6), (torch.randn(2, 4, 8),), [], registry)
+    assert len(traced) == 2 * one > 0
+
+
+def counted_traces(monkeypatch):
+    """The operators that are traced from now on, in a list that grows."""
+    traced = []
+    run = trace._trace
+
+    def counted(node, *how):
+        traced.append(node.target)
+        return run(node, *how)
+
+    monkeypatch.setattr(trace, "_trace", counted)
+    return traced
+
+
+class Mixed(nn.Module):
+    """Operators that take several steps to core ATen, some of them with several results."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.block, self.norm = Block(2), nn.GroupNorm(2, 4)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x):
+        y = self.norm(self.block(x))
+        mean, var = torch.var_mean(y, -1)
+        attended = F.scaled_dot_product_attention(y, y, x, is_causal=True)
+        return self.lstm(attended)[0], F.cosine_similarity(x, y), mean, var, F.huber_loss(x, y), torch.tril(y[0], -1)
+
+
+def test_at_once_and_step_by_step_the_host_gets_the_same(registry, monkeypatch):
+    inputs = (torch.randn(2, 4, 8),)
+    traced = counted_traces(monkeypatch)
+    at_once = lowered(Mixed(), inputs, [], registry)
+    count = len(traced)
+    monkeypatch.setattr(trace.Tracer, "decompose_to_core", lambda self, node, kept: None)
+    steps = lowered(Mixed(), inputs, [], registry)
+    assert 2 * count < len(traced) - count
+    programs = [made.exported_program() for made in (at_once, steps)]
+    assert Counter(targets(programs[0])) == Counter(targets(programs[1]))
+    assert all(map(torch.equal, at_once(*inputs), steps(*inputs)))
+
+
+def test_a_kept_operator_stays_whole_inside_of_another():
+    program = torch.export.export(Block().eval(), (torch.randn(2, 4, 8),))
+    finished = [Decomposer().finish(normalize(program)[0], kept) for kept in ([], [aten.t.default])]
+    assert [aten.t.default in targets(p) for p in finished] == [False, True]
+    assert not any(aten.linear.default in targets(p) for p in finished)
+
+
+def test_what_cannot_be_traced_at_once_goes_step_by_step(registry, monkeypatch):
+    def refused(*args):
+        raise NotImplementedError("no such step")
+
+    monkeypatch.setattr(trace, "core_table", lambda kept: {aten.t.default: refused})
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [], registry)
+    assert not [t for t in targets(made.exported_program()) if to_core(t)]
+    assert made.report.notes == []
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_calls_on_sparse_tensors_are_told_apart_without_strides(registry):
+    class Sparse(nn.Module):
+        def forward(self, a, b):
+            return F.linear(torch.sparse.mm(a, b), b)
+
+    a, b = torch.eye(3).to_sparse_csr(), torch.randn(3, 2)
+    made = api.lower(torch.export.export(Sparse(), (a, b)), backends=[], registry=registry)
+    assert torch.equal(made(a, b), F.linear(b, b))
+
+
+def test_signatures_tell_types_and_arguments_apart():
+    class Clamped(nn.Module):
+        def forward(self, x):
+            return x.clamp(0, 1), x.clamp(0.0, 1.0), x.clamp(False, True), x.t().clamp(0, 1), x.clamp(0, 1)
+
+    program = torch.export.export(Clamped().eval(), (torch.randn(3, 3),))
+    calls = [n for n in program.graph.nodes if "clamp" in n.name]
+    assert len({trace.Tracer().signature(n) for n in calls}) == 4
+
+
+def test_pieces_keep_debug_handle_and_source(registry):
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry)
+    program, _ = normalize(torch.export.export(Block().eval(), (torch.randn(2, 4, 8),)))
+    linear = [n for n in program.graph.nodes if n.target is aten.linear.default]
+    pieces = [n for d in made.delegates for n in d.nodes]
+    assert [p.meta["debug_handle"] for p in pieces] == [n.meta["debug_handle"] for n in linear]
+    assert [p.meta["stack_trace"] for p in pieces] == [n.meta["stack_trace"] for n in linear]
+    assert all(p.meta["nn_module_stack"] for p in pieces)
+
+
+def test_the_host_gets_core_aten(registry):
+    """What torch's own pass leaves, node by node instead of for the whole graph."""
+    x = torch.randn(2, 4, 8)
+    made = lowered(Block(), (x,), [], registry)
+    judged = torch.export.export(Block().eval(), (x,)).run_decompositions()
+    left = set(targets(made.exported_program()))
+    assert not any(to_core(t) for t in left)
+    assert left - set(targets(judged)) <= {aten._to_copy.default, aten.clone.default, *targets(judged), *_views(left)}
+
+
+def _views(found):
+    return {t for t in found if getattr(t, "is_view", False)}
+
+
+def test_refusals_name_the_piece_and_the_operator_around_it(registry):
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.bmm.default)], registry)
+    rows = {(r.operator, r.reason) for r in made.report.refusals}
+    assert (
+        "aten._safe_softmax.default",
+        "unknown operator (part of aten.scaled_dot_product_attention.default)",
+    ) in rows
+    assert ("aten.silu.default", "unknown operator") in rows, "nothing of it was taken: it counts as what it was"
+    assert not any(op == "aten.sigmoid.default" for op, _ in rows)
+    assert all(r.source and "test_decompose.py" in r.source.file for r in made.report.refusals)
+
+
+def test_views_alone_make_no_delegate(registry):
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.view.default, aten.permute.default)], registry)
+    assert made.delegates == []
+
+
+def test_core_operators_are_opened_only_for_who_takes_all(registry):
+    """native_layer_norm is core ATen: apart on the host it would only be slower."""
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            return F.layer_norm(x, [8])
+
+    x = torch.randn(3, 8)
+    pieces = (aten.mean.dim, aten.sub.Tensor, aten.mul.Tensor, aten.sum.dim_IntList, aten.div.Tensor, aten.add.Tensor)
+    some = lowered(Norm(), (x,), [takes(*pieces)], registry)
+    assert some.delegates == [] and some.report.host == {"forward": {"aten.layer_norm.default": 1}}
+    assert aten.native_layer_norm.default in targets(some.exported_program())
+    every = lowered(Norm(), (x,), [takes(*pieces, aten.rsqrt.default)], registry)
+    assert every.report.host_operators == 0
+
+
+def test_a_later_backend_keeps_what_the_first_refuses(registry):
+    x = torch.randn(2, 4, 8)
+    made = lowered(Block(), (x,), [takes(aten.addmm.default, aten.bmm.default), takes(aten.linear.default)], registry)
+    whole = [d for d in counts(made) if d == {"aten.linear.default": 1}]
+    assert len(whole) == 2 and {"aten.bmm.default": 1} in counts(made)
+    swapped = [takes(aten.linear.default), takes(aten.addmm.default, aten.bmm.default)]
+    assert sorted(map(str, counts(lowered(Block(), (x,), swapped, registry)))) == sorted(map(str, counts(made)))
+
+
+def test_a_partitioner_that_only_tags_keeps_what_it_names(registry):
+    both = (aten.linear.default, aten.addmm.default)
+    keeps = Tags(both, kept=[aten.linear.default])
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [keeps], registry)
+    assert counts(made) == [{"aten.linear.default": 1}] * 2
+    assert aten.silu.default not in keeps.seen[0], "it is asked about core ATen otherwise"
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [Tags(both)], registry)
+    assert counts(made) == [{"aten.addmm.default": 1}] * 2
+
+
+def test_the_filter_decides_for_each_call(registry):
+    first = Tags(
+        (aten.linear.default, aten.addmm.default),
+        kept=[aten.linear.default],
+        wanted=lambda n: n.meta["val"].shape[-1] == 24,
+    )
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [first], registry)
+    assert counts(made) == [{"aten.linear.default": 1}, {"aten.addmm.default": 1}]
+
+
+def test_a_kept_operator_that_nobody_takes_is_decomposed(registry):
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [Tags((), kept=[aten.linear.default])], registry)
+    assert (
+        "aten.linear.default" not in made.report.host["forward"] and made.report.host["forward"]["aten.addmm.default"]
+    )
+
+
+def test_the_second_of_two_that_only_tag_gets_what_it_asked_to_keep(registry):
+    first, second = Tags((aten.bmm.default,)), Tags((aten.linear.default,), kept=[aten.linear.default])
+    made = lowered(Block(), (torch.randn(2, 4, 8),), [first, second], registry)
+    assert counts(made) == [{"aten.bmm.default": 1}] * 2 + [{"aten.linear.default": 1}] * 2
+
+
+class Left(nn.Module):
+    def forward(self, x, n):
+        return torch.rand_like(x), F.dropout(x, 0.5, True), x[x > 0], torch.nonzero(x)
+
+
+def test_random_and_data_dependent_operators_are_left_alone():
+    program, _ = normalize(torch.export.export(Left().eval(), (torch.randn(3), torch.randn(2))))
+    before = [t for t in targets(program) if not to_core(t)]
+    after = targets(Decomposer().finish(program))
+    assert [t for t in before if t not in after] == []
+    for op in (aten.item.default, aten.nonzero.default, aten.add_.Tensor, torch.ops.higher_order.cond):
+        assert to_core(op) is None and beyond_core(op) is None
+
+
+def test_attention_with_dropout_stays_whole(registry):
+    class Dropped(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+    made = api.lower(Dropped().eval(), (torch.randn(1, 2, 4, 8),), backends=[], registry=registry)
+    assert made.report.host == {"forward": {"aten.scaled_dot_product_attention.default": 1}}
+    assert any("draws random numbers" in note for note in made.report.notes)
+
+
+def test_symbolic_sizes(registry):
+    x, batch = torch.randn(2, 4, 8), torch.export.Dim("batch", min=2, max=64)
+    shapes = {"x": {0: batch}}
+    made = lowered(Block(), (x,), [takes(aten.addmm.default, aten.bmm.default)], registry, dynamic_shapes=shapes)
+    assert sum(d.get("aten.bmm.default", 0) + d.get("aten.addmm.default", 0) for d in counts(made)) == 4
+    for size in (3, 17):
+        assert made.verify(torch.randn(size, 4, 8)).relative_error < 1e-6
+    assert not any(to_core(t) for t in targets(made.exported_program()))
+
+
+def test_a_recurrent_layer_reaches_core_aten(registry):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 3)
+
+        def forward(self, x):
+            return self.lstm(x)
+
+    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [], registry)
+    assert made.report.host == {"forward": {"aten.lstm.input": 1, "aten.zeros.default": 2}}
+    names = [str(t) for t in targets(made.exported_program()) if t is not operator.getitem]
+    assert not [n for n in names if not n.startswith("aten.") or "mkldnn" in n or "lstm" in n], made.report.notes
+
+
+def test_a_call_on_one_value_and_a_call_on_several_have_decompositions_of_their_own(registry):
+    class Twice(nn.Module):
+        def forward(self, x):
+            return torch.addcmul(x, x, torch.addcmul(x, x, x, value=0.5), value=0.5)
+
+    assert lowered(Twice(), (torch.randn(3),), [], registry).verify(torch.full((3,), 2.0)).relative_error < 1e-6
+
+
+OPERATORS = {
+    "linear": lambda s, a, b: F.linear(a, s.w, b[0]),
+    "matmul": lambda s, a, b: a @ b.t(),
+    "softmax": lambda s, a, b: torch.softmax(a, -1),
+    "silu": lambda s, a, b: F.silu(a),
+    "mish": lambda s, a, b: F.mish(a),
+    "hardshrink": lambda s, a, b: F.hardshrink(a),
+    "addcmul": lambda s, a, b: torch.addcmul(a, a, b, value=0.5),
+    "glu": lambda s, a, b: F.glu(torch.cat([a, b], -1)),
+    "norm": lambda s, a, b: F.layer_norm(a, [4], s.w[0]),
+    "group": lambda s, a, b: F.group_norm(a, 2, s.w[0], s.w[1]),
+    "std": lambda s, a, b: a - b.std(1, keepdim=True),
+    "chunk": lambda s, a, b: torch.cat(a.chunk(2, 1)[::-1], 1),
+    "sdpa": lambda s, a, b: F.scaled_dot_product_attention(a[None], b[None], a[None])[0],
+    "write": lambda s, a, b: a.clone().mul_(0.5),
+    "view": lambda s, a, b: a.t().contiguous().view(4, 4),
+    "relu": lambda s, a, b: F.relu6(a) + F.elu(b),
+    "batch": lambda s, a, b: F.batch_norm(a, s.w.detach()[0], s.w.detach()[1].abs() + 1),
+    "einsum": lambda s, a, b: torch.einsum("ij,kj->ik", a, b),
+    "split": lambda s, a, b: a.split(3, 1)[0].sum(1, keepdim=True) * b,
+}
+
+
+def test_operands_that_were_decomposed_alike_stay_apart(registry):
+    """As the heads of attention are: the pieces of their transposes share their recorded values."""
+
+    class Heads(nn.Module):
+        def forward(self, *qkv):
+            q, k, v = (x.view(2, 5, 2, 4).transpose(1, 2) for x in qkv)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    inputs = tuple(torch.randn(2, 5, 8) for _ in range(3))
+    on_host = api.lower(Heads().eval(), inputs, backends=[], registry=registry)
+    assert on_host.verify(*inputs).relative_error < 1e-6
+    pieces = takes(aten.permute.default, aten.bmm.default, aten.mul.Scalar, aten._softmax.default)
+    in_part = api.lower(Heads().eval(), inputs, backends=[pieces], registry=registry)
+    assert in_part.verify(*inputs).relative_error < 1e-6
+
+
+def test_a_decomposition_may_write_to_the_lists_that_it_is_given(registry):
+    x, rows = torch.randn(4, 3), torch.tensor([0, 3])
+
+    class Masked(nn.Module):
+        def forward(self, x, rows):
+            return aten._unsafe_masked_index(x, rows > 0, [rows, rows - 1], 7.0)
+
+    lowered = api.lower(Masked().eval(), (x, rows), backends=[], registry=registry)
+    assert lowered.report.notes == []
+    assert aten._unsafe_masked_index.default not in targets(lowered.exported_program())
+    assert lowered.verify(x, rows).relative_error == 0
+
+
+def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
+    """Otherwise the views that a decomposition makes by the recorded strides do not fit."""
+
+    class Expanded(nn.Module):
+        def forward(self, x, w):
+            wide = F.dropout(x[:, None].expand(5, 2, 4), 0.1, False)
+            return torch.einsum("ibh,hnd->ibnd", wide.to(torch.float32), w)
+
+    inputs = torch.randn(5, 4), torch.randn(4, 2, 3)
+    program = torch.export.export(Expanded().eval(), inputs)
+    lowered = api.lower(program, backends=[takes(aten.expand.default, aten.to.dtype)], registry=registry)
+    assert lowered.verify(*inputs).relative_error < 1e-6
+    torch.testing.assert_close(lowered.exported_program().module()(*inputs), program.module()(*inputs))
+
+
+class Random(nn.Module):
+    def __init__(self, steps):
+        super().__init__()
+        torch.manual_seed(0)
+        self.steps, self.w = steps, nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        pool = [x + 0]
+        for name, i, j in self.steps:
+            pool.append(OPERATORS[name](self, pool[i % len(pool)], pool[j % len(pool)]))
+        return tuple(pool[-2:])
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(list(OPERATORS)), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5
+)
+
+
+def supported(target, mask):
+    """A support that looks random and is the same in every process."""
+    return bool(mask >> (sum(map(ord, str(target))) % 31) & 1)
+
+
+@given(steps, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
+@settings(max_examples=25, deadline=None)
+def test_random_programs_equal_eager(echo_registry, steps, first, second):
+    module, x = Random(steps).eval(), torch.randn(4, 4)
+    backends = [
+        CapabilityPartitioner(lambda n, mask=mask: None if supported(n.target, mask) else "masked", "EchoBackend")
+        for mask in (first, second)
+    ]
+    made = api.lower(module, (x,), backends=backends, registry=echo_registry)
+    assert made.verify(copy.deepcopy(x)).relative_error < 1e-5
+    left = host_calls(made.exported_program().graph.nodes)
+    assert not any(supported(n.target, first | second) for n in left if "decomposed_from" not in n.meta)
+    assert not any(to_core(n.target) for n in left), "the host has an operator that is not core ATen"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_each_operator_on_the_host_alone(name, echo_registry):
+    x = torch.randn(4, 4)
+    made = api.lower(Random([(name, 0, 0)]).eval(), (x,), backends=[], registry=echo_registry)
+    assert made.verify(x).relative_error < 1e-6
+    assert not any(to_core(t) for t in targets(made.exported_program()))
+
+
+class Dynamic(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def dynamic(function):
+    """Lowered for no backend, with a batch and a height that are known at run time only."""
+    sizes = {0: torch.export.Dim("n"), 2: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(Dynamic(function), (torch.rand(20, 3, 16, 8),), dynamic_shapes=(sizes,))
+    return api.lower(program, backends=[])
+
+
+def test_a_decomposition_that_depends_on_sizes_is_noted_in_the_users_terms():
+    made = dynamic(lambda x: F.pixel_unshuffle(x, 2))
+    (note,) = made.report.notes
+    assert note.startswith("aten.pixel_unshuffle.default (core/tests/engine/test_decompose.py:")
+    assert ") was left whole: torch decomposes it in different ways for different sizes" in note
+    x = torch.rand(2, 3, 4, 8)
+    assert torch.equal(made(x), F.pixel_unshuffle(x, 2))
+
+
+def test_a_convolution_of_a_dynamic_batch_is_decomposed():
+    """torch compares the batch with 16 to choose a kernel, which says nothing of the decomposition."""
+    weight = torch.rand(5, 3, 3, 3)
+    made = dynamic(lambda x: F.conv2d(x, weight))
+    assert (targets(made.exported_program()), made.report.notes) == ([aten.convolution.default], [])
+    x = torch.rand(2, 3, 7, 8)
+    torch.testing.assert_close(made(x), F.conv2d(x, weight))
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(2, 1).expand(2, 3)])
+def test_a_cast_is_decomposed_as_a_trace_would(x, monkeypatch):
+    program = torch.export.export(Cast(), (x,))
+    cast = next(n for n in program.graph.nodes if n.target is aten.to.dtype)
+    known = trace.Tracer().decompose(cast, to_core(cast.target))
+    monkeypatch.setattr(trace, "_as_cast", lambda node: None)
+    traced = trace.Tracer().decompose(cast, to_core(cast.target))
+    described = [
+        [(call.target, call.kwargs, call.meta["val"].dtype, call.meta["val"].stride()) for call in found.calls]
+        for found in (known, traced)
+    ]
+    assert described[0] == described[1] and len(described[0]) == 1
+
+
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.to(torch.int32) + 1

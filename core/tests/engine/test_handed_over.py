@@ -1,0 +1,329 @@
+"""What partitioners and backends hand over, and what they may not touch: each fault is named, with whose it is."""
+
+import copy
+import re
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import (
+    BackendDetails,
+    Blob,
+    CompileSpec,
+    DataEntry,
+    NamedDataStore,
+    NamedDataStoreOutput,
+    PreprocessResult,
+)
+from delegraph.errors import ContractViolation
+from delegraph.lowering import to_backend
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    tag_mutated_buffer,
+)
+from delegraph.runtime import BackendRuntime
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from ..conftest import EchoBackend
+
+X = torch.ones(3)
+
+
+class Branches(nn.Module):
+    """A weight, and a branch whose bodies nobody may edit."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1000, 3), requires_grad=False)
+
+    def forward(self, x):
+        y = (x * self.w).sum(0)
+        return torch.cond(y.sum() > 0, lambda v: v.sin().clamp(0, 1), lambda v: v.cos(), (y,))
+
+
+def edit_body(program):
+    call = next(n for n in program.graph.nodes if "cond" in str(n.target))
+    body = getattr(program.graph_module, call.args[1].target)
+    node = next(n for n in body.graph.nodes if n.target is torch.ops.aten.clamp.default)
+    node.args = (node.args[0], 0.5, 0.75)
+
+
+def weight(program):
+    return next(iter(program.state_dict.values()))
+
+
+EDITS = {
+    "body": (edit_body, "true_graph_0"),
+    "weight": (lambda p: weight(p).mul_(2), "'?w'?"),
+    "weight through data": (lambda p: weight(p).data.mul_(2), "'?w'?"),
+    "weight through numpy": (lambda p: weight(p).detach().numpy().fill(0), "'?w'?"),
+}
+
+
+class Editing(Partitioner):
+    """Tags everything after it did ``edit`` to the program."""
+
+    def __init__(self, edit):
+        super().__init__()
+        self.edit = edit
+
+    def partition(self, exported_program):
+        result = CapabilityPartitioner(lambda n: None, "EchoBackend")(exported_program)
+        self.edit(exported_program)
+        return result
+
+
+@pytest.mark.parametrize(("edit", "name"), EDITS.values(), ids=EDITS)
+def test_a_partitioner_that_edits_is_named(edit, name, registry):
+    with pytest.raises(ContractViolation, match=f"partitioner Editing changed the (graph of|tensor) {name}"):
+        delegraph.lower(Branches().eval(), (X,), backends=[Editing(edit)], registry=registry)
+
+
+@pytest.mark.parametrize(("edit", "name"), EDITS.values(), ids=EDITS)
+def test_a_backend_that_edits_what_others_share_is_named(edit, name):
+    class Edits(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            edit(edge_program)
+            return PreprocessResult(b"")
+
+    with pytest.raises(ContractViolation, match=r"Edits\.preprocess changed .+ partition Edits_0, .+"), using(Edits):
+        lower(Branches())
+    with pytest.raises(ContractViolation, match=name), using(Edits):
+        lower(Branches())
+
+
+def test_a_backend_may_rewrite_a_copy_of_a_body_and_its_own_table_of_tensors():
+    class Copies(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            module = edge_program.graph_module
+            for name, body in list(module.named_children()):
+                setattr(module, name, copy.deepcopy(body))
+            edit_body(edge_program)
+            edge_program.state_dict["w"] = torch.zeros(1000, 3)
+            return PreprocessResult(b"")
+
+    with using(Copies):
+        program = lower(Branches()).exported_program()
+    torch.testing.assert_close(program.module()(X), Branches()(X))
+
+
+def using(backend):
+    who = CapabilityPartitioner(lambda n: None, backend.__name__)
+    return delegraph.register(backend, partitioner=who, name="mine")
+
+
+def lower(module, inputs=(X,)):
+    return delegraph.lower(module.eval(), inputs, backends=["mine"])
+
+
+class Sine(nn.Module):
+    def forward(self, x):
+        return torch.sin(x)
+
+
+class Hands(Partitioner):
+    """Tags every call and hands over what ``make(exported_program)`` returns."""
+
+    def __init__(self, make, tag="t"):
+        super().__init__()
+        self.make, self.tag = make, tag
+
+    def partition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function":
+                node.meta["delegation_tag"] = self.tag
+        return self.make(exported_program)
+
+
+def one(spec, tag="t", **more):
+    return lambda program: PartitionResult(program, {tag: spec}, **more)
+
+
+ECHO = DelegationSpec("EchoBackend")
+
+
+@pytest.mark.parametrize(
+    ("make", "tag", "text"),
+    [
+        (lambda p: None, "t", " returned NoneType, not a PartitionResult"),
+        (one(("EchoBackend", ())), "t", " returned tuple for tag 't'; a DelegationSpec is wanted"),
+        (one(ECHO, 3), 3, " returned the tag 3 (int); a tag is a str"),
+        (one(ECHO), 3, ": sin has the tag 3 (int); a tag is a str"),
+        (one(ECHO), 0, ": sin has the tag 0 (int); a tag is a str"),
+        (one(ECHO), ("t", 1), ": sin has the tag ('t', 1) (tuple); a tag is a str"),
+        (one(DelegationSpec(EchoBackend)), "t", " returned <class"),
+        (one(DelegationSpec("")), "t", " returned '' (str) as backend_id of tag 't'; the name of a backend is wanted"),
+        (one(DelegationSpec("EchoBackend", None)), "t", " returned None (NoneType) as compile_specs of tag 't'"),
+        (one(DelegationSpec("EchoBackend", ["k"])), "t", " returned 'k' (str) among the compile_specs of tag 't'; a"),
+        (one(DelegationSpec("EchoBackend", [CompileSpec(3, b"")])), "t", " returned CompileSpec(key=3, value=b'')"),
+        (one(ECHO, boundary_types={"x": "int32"}), "t", " returned 'int32' (str) as boundary type of 'x'"),
+        (one(ECHO, boundary_types=[]), "t", " returned [] (list) as boundary_types; a dict"),
+        (one(ECHO, refusals=["sin"]), "t", " returned 'sin' (str) among its refusals; a Refusal"),
+        (one(ECHO, refusals=None), "t", " returned None (NoneType) as refusals; a list of Refusal is wanted"),
+    ],
+)
+def test_what_a_partitioner_hands_over_is_checked(make, tag, text, registry):
+    with pytest.raises(ContractViolation, match=re.escape(f"partitioner Hands{text}")):
+        delegraph.lower(Sine().eval(), (X,), backends=[Hands(make, tag)], registry=registry)
+
+
+def stored(data):
+    return PreprocessResult(b"", data_store_output=data)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "None for partition Made_0; a PreprocessResult with bytes"),
+        (b"blob", "b'blob' for partition Made_0; a PreprocessResult with bytes"),
+        (PreprocessResult("text"), "str for partition Made_0; a PreprocessResult with bytes"),
+        (PreprocessResult(Blob), "_ProtocolMeta for partition Made_0; a PreprocessResult with bytes"),
+        (PreprocessResult(b"", [1]), "a debug_handle_map that is a list for partition Made_0"),
+        (PreprocessResult(b"", {1.5: (1,)}), "a debug_handle_map with the identifier 1.5"),
+        (PreprocessResult(b"", {True: (1,)}), "a debug_handle_map with the identifier True"),
+        (PreprocessResult(b"", {0: 1}), "a debug_handle_map with 1 for 0"),
+        (PreprocessResult(b"", {0: (1, 99)}), "a debug_handle_map with debug handle 99 for 0, which no node"),
+        (PreprocessResult(b"", {0: ("1",)}), "a debug_handle_map with debug handle '1' for 0"),
+        (
+            stored(NamedDataStore()),
+            "unusable named data for partition Made_0; a NamedDataStore is no NamedDataStoreOut",
+        ),
+        (stored({}), "unusable named data for partition Made_0; a NamedDataStoreOutput is wanted, not dict"),
+        (
+            stored(NamedDataStoreOutput([b""], {"k": DataEntry(1, 1)})),
+            "unusable named data for partition Made_0; named",
+        ),
+    ],
+)
+def test_what_a_backend_hands_over_is_checked(result, text):
+    class Made(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            return result
+
+    with pytest.raises(ContractViolation, match=re.escape(f"Made.preprocess returned {text}")), using(Made):
+        lower(Sine())
+
+
+@pytest.mark.parametrize("kind", [BackendDetails, BackendRuntime])
+def test_a_forgotten_staticmethod_is_refused_when_the_class_is_made(kind):
+    def method(self, processed_bytes, compile_specs, named_data):
+        raise NotImplementedError
+
+    name = "preprocess" if kind is BackendDetails else "load"
+    given = method if kind is BackendRuntime else lambda self, edge_program, compile_specs: None
+    with pytest.raises(
+        ContractViolation, match=rf"(?s)Mine\.{name} is called on the class, with .+@staticmethod missing"
+    ):
+        type("Mine", (kind,), {name: given})
+
+
+class Steps(nn.Module):
+    """A weight that holds other tensors, and a call behind it."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.w = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return torch.sin(x) + torch.sin(x + self.w)
+
+
+def test_a_weight_without_bytes_stays_on_the_host_and_is_named(registry):
+    module = Steps(TwoTensor(torch.ones(3), torch.zeros(3))).eval()
+    echo = CapabilityPartitioner(lambda n: None, "EchoBackend")
+    lowered = delegraph.lower(module, (X,), backends=[echo], registry=registry)
+    assert lowered.report.delegated_operators == 1
+    text = str(lowered.report)
+    assert "w cannot be stored: it is a TwoTensor" in text and "add is a TwoTensor, and delegates pass plain" in text
+    torch.testing.assert_close(lowered(X).b, module(X).b)
+
+
+def test_weights_of_inference_mode_are_lowered(registry):
+    with torch.inference_mode():
+        module = Steps(torch.ones(3)).eval()
+    echo = CapabilityPartitioner(lambda n: None, "EchoBackend")
+    lowered = delegraph.lower(module, (X,), backends=[echo], registry=registry)
+    torch.testing.assert_close(lowered(X), module(X).clone())
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, x):
+        self.w.add_(x)
+        return self.w * 2
+
+
+class Keeps(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda n: None, "EchoBackend")
+
+    def partition(self, exported_program):
+        result = super().partition(exported_program)
+        tag_mutated_buffer(exported_program)
+        return result
+
+
+def test_a_written_parameter_that_a_delegate_keeps(registry):
+    module, reference = Counts().eval(), Counts().eval()
+    lowered = delegraph.lower(module, (X,), backends=[Keeps()], registry=registry)
+    inner = lowered.delegates[0].module
+    assert inner.state == ("w",)
+    assert isinstance(inner.original_module.state_dict["w"], nn.Parameter)
+    kept = inner.original_module.module()
+    for _ in range(3):
+        torch.testing.assert_close(kept(X)[0], reference(X))
+    assert module.w.tolist() == [0, 0, 0], "the caller's parameter was written"
+
+
+def test_every_get_attr_has_a_type_also_where_torch_made_it(registry):
+    class Seen(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            fetching = [n for n in edge_program.graph.nodes if n.op == "get_attr"]
+            assert fetching and all(n.meta["val"] is None for n in fetching)
+            return PreprocessResult(b"")
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) + 1
+
+    with using(Seen), delegraph.register(EchoBackend, name="inner"):
+        inner = to_backend("EchoBackend", torch.export.export(Sine(), (X,)))
+        lower_whole = to_backend("Seen", torch.export.export(Wrapped(inner), (X,)))
+        lower(Branches())
+    assert lower_whole.backend_id == "Seen"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "backend_id",
+        "original_module",
+        "compile_specs",
+        "processed_bytes",
+        "named_data_store_output",
+        "inputs",
+        "outputs",
+    ],
+)
+def test_what_a_lowered_module_records_is_read_only(field):
+    with delegraph.register(EchoBackend, name="inner"):
+        module = to_backend("EchoBackend", torch.export.export(Sine(), (X,)), [CompileSpec("k", b"v")])
+    with pytest.raises(AttributeError, match=field):
+        setattr(module, field, None)
+    module.compile_specs.clear()
+    assert module.compile_specs == [CompileSpec("k", b"v")]

@@ -1,0 +1,479 @@
+"""State: what a program writes, kept by the parent or by a delegate, equals eager over several calls."""
+
+import copy
+import operator
+
+import delegraph.api as api
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import ContractViolation
+from delegraph.exported.functionalize.normalize import normalize
+from delegraph.host.executor import Executable
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    tag_constant_data,
+    tag_mutated_buffer,
+)
+from delegraph.runtime import BackendRuntime
+from torch import nn
+from torch.export.graph_signature import InputKind, OutputKind
+
+aten = torch.ops.aten
+COMPILED = {}
+
+
+class Keeper(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        name = f"program {len(COMPILED)}".encode()
+        COMPILED[name] = edge_program
+        return PreprocessResult(name)
+
+
+class KeeperRuntime(BackendRuntime):
+    """A stateful runtime: every load has its own buffers, and a call returns what is no mutation."""
+
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        program = COMPILED[processed_bytes]
+        tensors = {**program.state_dict, **program.constants}
+        signature = program.graph_signature
+        state = {name: tensors[name].clone() for name in signature.buffers_to_mutate.values()}
+
+        def call(*args):
+            given = iter(args)
+            inputs = [
+                next(given) if s.kind is InputKind.USER_INPUT else state.get(s.target, tensors.get(s.target))
+                for s in signature.input_specs
+            ]
+            results = torch.fx.Interpreter(program.graph_module).run(*inputs)
+            state.update({s.target: r for s, r in zip(signature.output_specs, results, strict=True) if s.target})
+            return results[len(state) :]
+
+        return call
+
+
+class Tagged(Partitioner):
+    """Tags the calls that it is asked to, and the data by the functions that it is given."""
+
+    def __init__(self, take=lambda node: True, *tag_data):
+        super().__init__()
+        self.take, self.tag_data = take, tag_data
+
+    def partition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function" and self.take(node):
+                node.meta["delegation_tag"] = "tag0"
+        for tag in self.tag_data:
+            tag(exported_program)
+        return PartitionResult(exported_program, {"tag0": DelegationSpec("Keeper")})
+
+
+def tag_buffers(*names):
+    """Tags placeholders without looking, as a careless partitioner does."""
+
+    def tag(program):
+        for node in program.graph.nodes:
+            if node.name in names:
+                node.meta["delegation_tag"] = "tag0"
+
+    return tag
+
+
+@pytest.fixture
+def registry():
+    made = Registry(discover=False)
+    made.register(Keeper, runtime=KeeperRuntime)
+    yield made
+    COMPILED.clear()
+
+
+class Accumulate(nn.Module):
+    def __init__(self, persistent=True):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3), persistent=persistent)
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+    def forward(self, x):
+        self.total.add_(x)
+        return self.total * self.scale
+
+
+class ReturnsState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total.add_(x)
+        return self.total, x + 1
+
+
+class Overwrites(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x):
+        self.last.copy_(x * 2)
+        return x + 1
+
+
+class Indirect(nn.Module):
+    """Writes through a view of a view of the buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(2, 3))
+
+    def forward(self, x):
+        self.table.view(-1)[1:4].add_(x)
+        return self.table.sum(0) + x
+
+
+class KVCache(nn.Module):
+    """Keys and values at the positions that the caller gives; ``index`` or slices write them."""
+
+    def __init__(self, indexed=True):
+        super().__init__()
+        self.indexed = indexed
+        self.register_buffer("k", torch.zeros(1, 8, 4), persistent=False)
+        self.register_buffer("v", torch.zeros(1, 8, 4), persistent=False)
+
+    def forward(self, position, q, k, v):
+        if self.indexed:
+            self.k[:, position] = k
+            self.v[:, position] = v
+        else:
+            self.k[:, 2:4] = k
+            self.v.narrow(1, 2, 2).copy_(v)
+        return torch.softmax(q @ self.k.transpose(1, 2), -1) @ self.v
+
+
+class Aliased(nn.Module):
+    """Two buffers that are one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        shared = torch.zeros(2, 3)
+        self.register_buffer("a", shared)
+        self.register_buffer("b", shared)
+
+    def forward(self, x):
+        before = self.b * 1
+        self.a[0].add_(x)
+        return before + self.b
+
+
+class WritesInput(nn.Module):
+    def forward(self, x):
+        row = x[0]
+        x.mul_(2)
+        row.add_(1)
+        return row * 3
+
+
+def x3(k=0):
+    return (torch.arange(3.0) + k,)
+
+
+def rows(k=0):
+    return (torch.arange(6.0).reshape(2, 3) + k,)
+
+
+def tokens(k=0):
+    torch.manual_seed(k)
+    return torch.tensor([k % 8, (k + 3) % 8]), *(torch.randn(1, 2, 4) for _ in range(3))
+
+
+MODULES = {
+    "accumulate": (Accumulate(), x3),
+    "non_persistent": (Accumulate(persistent=False), x3),
+    "returns_state": (ReturnsState(), x3),
+    "overwrites": (Overwrites(), x3),
+    "indirect": (Indirect(), x3),
+    "kv_cache": (KVCache(), tokens),
+    "kv_cache_slices": (KVCache(indexed=False), tokens),
+    "aliased": (Aliased(), x3),
+    "writes_input": (WritesInput(), rows),
+}
+OWNED = ("accumulate", "non_persistent", "returns_state", "overwrites", "indirect", "kv_cache", "kv_cache_slices")
+
+
+def same_over_calls(ours, module, inputs, calls=4):
+    theirs = copy.deepcopy(module)
+    for k in range(calls):
+        mine, eager = inputs(k), inputs(k)
+        torch.testing.assert_close(ours(*mine), theirs(*eager))
+        torch.testing.assert_close(mine, eager, rtol=0, atol=0)
+
+
+def lowered_with(partitioner, name, registry, **options):
+    module, inputs = MODULES[name]
+    before = copy.deepcopy(module.state_dict())
+    lowered = api.lower(module.eval(), inputs(), backends=[partitioner], registry=registry, **options)
+    assert not any("retraced" in note for note in lowered.report.notes)
+    same_over_calls(lowered, module, inputs)
+    assert lowered.verify(*inputs(1)).relative_error < 1e-6, "verify starts from the initial state"
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+    return lowered
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_kept_by_the_parent(name, registry):
+    """Row test_not_delegate_mutable_buffers: what nobody tags is passed in and stored by the parent."""
+    lowered = lowered_with(Tagged(lambda n: True, tag_constant_data), name, registry)
+    (delegate,) = lowered.delegates
+    assert delegate.module.state == ()
+    mutations = lowered.exported_program().graph_signature.output_specs
+    assert any(s.kind is not OutputKind.USER_OUTPUT for s in mutations)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_left_outside(name, registry):
+    """The writes stay on the host; the rest is delegated."""
+    lowered_with(CapabilityPartitioner(lambda n: "no" if "add" in n.name else None, "Keeper"), name, registry)
+
+
+@pytest.mark.parametrize("name", OWNED)
+@pytest.mark.parametrize("runtime", ["own", "eager"])
+def test_kept_by_the_delegate(name, runtime, registry):
+    """Rows test_buffer_mutation1, test_buffer_mutation_llama_repro, test_buffer_mutation_unsupported (supported)."""
+    if runtime == "eager":
+        registry = Registry(discover=False)
+        registry.register(Keeper)
+    partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
+    lowered = lowered_with(partitioner, name, registry, on_missing_runtime="eager")
+    (delegate,) = lowered.delegates
+    child, parent = delegate.module.original_module, lowered.exported_program()
+    assert delegate.module.state == tuple(child.graph_signature.buffers_to_mutate.values())
+    kinds = [s.kind for s in child.graph_signature.output_specs]
+    assert kinds == sorted(kinds, key=lambda k: k is not OutputKind.BUFFER_MUTATION), "mutations come first"
+    assert len(delegate.outputs) == kinds.count(OutputKind.USER_OUTPUT)
+    passed = [n.name for n in parent.graph.nodes if n.op == "placeholder" and n.users]
+    assert [a.name for a in delegate.inputs] == passed, "only what the caller passes crosses the border"
+    assert parent.graph_signature.buffers_to_mutate == {} and parent.state_dict == {} and parent.constants == {}
+    assert [s.kind for s in parent.graph_signature.output_specs] == [OutputKind.USER_OUTPUT] * len(delegate.outputs)
+
+
+def test_torchs_own_call_of_a_delegate_with_state(registry):
+    """Row test_buffer_mutation1: ``exported_program().module()`` equals eager, and leaves the user's module alone."""
+    module = Accumulate()
+    partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
+    lowered = api.lower(module.eval(), x3(), backends=[partitioner], registry=registry)
+    same_over_calls(lowered.exported_program().module(check_guards=False), module, x3)
+    assert module.total.tolist() == [0, 0, 0]
+
+
+def test_methods_of_a_program_and_two_programs_do_not_share_state(registry):
+    partitioner = Tagged(lambda n: True, tag_mutated_buffer)
+    methods = {"a": Accumulate().eval(), "b": Accumulate().eval()}
+    lowered = api.lower(methods, {"a": x3(), "b": x3()}, backends=[partitioner], registry=registry)
+    for _ in range(2):
+        lowered.method("a")(*x3(1))
+    torch.testing.assert_close(lowered.method("b")(*x3(1)), methods["b"](*x3(1)))
+
+
+def test_reader_outside_of_the_partition(registry):
+    """A tagged buffer that somebody else reads, or writes last, is refused, with the names."""
+    careless = Tagged(lambda n: n.target is aten.add.Tensor, tag_buffers("b_table"))
+    with pytest.raises(ContractViolation, match=r"buffer b_table is written and tagged with tag0, but outside.*reads"):
+        api.lower(Indirect().eval(), x3(), backends=[careless], registry=registry)
+
+
+def test_last_write_outside_of_the_partition(registry):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x):
+            self.total.add_(x)
+            self.total.mul_(2)
+            return x + 1
+
+    careless = Tagged(lambda n: n.target is aten.add.Tensor, tag_buffers("b_total"))
+    with pytest.raises(ContractViolation, match="b_total.*outside of that partition mul is its last value"):
+        api.lower(Twice().eval(), x3(), backends=[careless], registry=registry)
+    lowered = api.lower(Twice().eval(), x3(), backends=[Tagged(careless.take, tag_mutated_buffer)], registry=registry)
+    assert lowered.delegates[0].module.state == ()
+    same_over_calls(lowered, Twice(), x3)
+
+
+def test_tagged_input_is_refused(registry):
+    """Row test_bad_partitioner_tagged_model_input, for an input that is written."""
+    with pytest.raises(RuntimeError, match="placeholder node for non-params, non-buffer, and non-tensor constants"):
+        api.lower(WritesInput().eval(), rows(), backends=[Tagged(lambda n: True, tag_buffers("x"))], registry=registry)
+
+
+@pytest.mark.parametrize("tag", [tag_constant_data, tag_mutated_buffer])
+def test_tagging_sees_indirect_writes(tag):
+    """Rows test_tag_constant_data_detects_indirect_buffer_mutation and test_tag_mutated_buffer_...: the write is no
+    direct user of the buffer."""
+    program, _ = normalize(torch.export.export(Indirect(), x3()))
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            node.meta["delegation_tag"] = "t"
+    tag(program)
+    tagged = {n.name for n in program.graph.nodes if n.op == "placeholder" and "delegation_tag" in n.meta}
+    assert tagged == (set() if tag is tag_constant_data else {"b_table"})
+
+
+def test_constant_of_two_partitions_is_tagged_for_both():
+    program, _ = normalize(torch.export.export(Accumulate(), x3()))
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    scale = next(n for n in program.graph.nodes if n.name == "b_scale")
+    with program.graph.inserting_after(calls[-1]):
+        calls.append(program.graph.call_function(aten.add.Tensor, (calls[-1], scale)))
+    for k, node in enumerate(calls):
+        node.meta["delegation_tag"] = f"t{k}"
+    tag_constant_data(program)
+    assert scale.meta["delegation_tag"] == ("t1", "t2")
+    tag_mutated_buffer(program)
+    total = next(n for n in program.graph.nodes if n.name == "b_total")
+    assert total.meta["delegation_tag"] == "t0"
+
+
+def test_batch_norm_in_training():
+    """The hidden write of running statistics, and ``num_batches_tracked += 1``."""
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True)).train()
+
+    def inputs(k=0):
+        torch.manual_seed(k)
+        return (torch.randn(2, 2, 5, 5),)
+
+    program, notes = normalize(torch.export.export(copy.deepcopy(module), inputs()))
+    assert notes == []
+    written = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert set(program.graph_signature.buffers_to_mutate.values()) == written
+    ours = Executable(program, None)
+    same_over_calls(ours, module, inputs, calls=3)
+    assert ours._state["1.num_batches_tracked"] == 3
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_instance_norm_in_training(affine):
+    """As batch norm, whose functional form it is made of: the statistics are means over the samples."""
+    module = nn.InstanceNorm2d(3, affine=affine, track_running_stats=True).train()
+
+    def inputs(k=0):
+        torch.manual_seed(k)
+        return (torch.randn(2, 3, 4, 5),)
+
+    program, notes = normalize(torch.export.export(copy.deepcopy(module), inputs()))
+    assert notes == []
+    assert {"running_mean", "running_var"} <= set(program.graph_signature.buffers_to_mutate.values())
+    same_over_calls(Executable(program, None), module, inputs, calls=3)
+
+
+class Data(nn.Module):
+    """A parameter, a non-persistent buffer and a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("shift", torch.full((3,), 2.0), persistent=False)
+        self.constant = torch.full((3,), 3.0)
+
+    def forward(self, x, y):
+        return x * self.weight + self.shift + y * self.constant
+
+
+def two(k=0):
+    return torch.arange(3.0) + k, torch.ones(3) - k
+
+
+@pytest.mark.parametrize(
+    ("tags", "passed"),
+    [((), 5), ((tag_constant_data,), 2), ((tag_buffers("p_weight"),), 4)],
+    ids=["test_partitioner_not_tag_data", "test_partitioner_tag_data", "test_partitioner_tag_only_params"],
+)
+def test_data_goes_where_its_tag_says(tags, passed, registry):
+    """Rows of those names: what is untagged stays with the parent and is passed; what is tagged moves."""
+    lowered = api.lower(Data().eval(), two(), backends=[Tagged(lambda n: True, *tags)], registry=registry)
+    same_over_calls(lowered, Data(), two)
+    (delegate,) = lowered.delegates
+    child, parent = delegate.module.original_module, lowered.exported_program()
+    held = [len({*p.state_dict, *p.constants}) for p in (child, parent)]
+    assert (len(delegate.inputs), held) == (passed, [5 - passed, passed - 2])
+
+
+def test_partitions_with_a_buffer_each(registry):
+    """Row test_partitioner_with_attributes: two buffers, one in each delegate, which gets only the user's input."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("a", torch.ones(3))
+            self.register_buffer("b", torch.ones(3))
+
+        def forward(self, x):
+            self.a.add_(x)
+            y = torch.sort(self.a)[0]
+            self.b.mul_(y)
+            return self.b + 1
+
+    class PerSide(CapabilityPartitioner):
+        def partition(self, exported_program):
+            result = super().partition(exported_program)
+            tag_mutated_buffer(exported_program)
+            return result
+
+    partitioner = PerSide(lambda n: "no" if n.target is aten.sort.default else None, "Keeper")
+    lowered = api.lower(Two().eval(), x3(), backends=[partitioner], registry=registry)
+    same_over_calls(lowered, Two(), x3)
+    assert [d.module.state for d in lowered.delegates] == [("a",), ("b",)]
+    for delegate in lowered.delegates:
+        nodes = [n for n in delegate.module.original_module.graph.nodes if n.op == "placeholder"]
+        assert len(delegate.module.original_module.state_dict) == 1 and len(nodes) == 2
+    assert lowered.exported_program().graph_signature.buffers_to_mutate == {}
+
+
+def test_mutations_come_before_user_outputs(registry):
+    """Row test_arrange_graph_outputs: the first value that leaves is computed before the write."""
+
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x):
+            first = x * 2
+            self.total.add_(first)
+            return first, self.total - 1
+
+    partitioner = Tagged(lambda n: True, tag_mutated_buffer)
+    lowered = api.lower(Between().eval(), x3(), backends=[partitioner], registry=registry)
+    same_over_calls(lowered, Between(), x3)
+    specs = lowered.delegates[0].module.original_module.graph_signature.output_specs
+    assert [s.kind for s in specs] == [OutputKind.BUFFER_MUTATION, OutputKind.USER_OUTPUT, OutputKind.USER_OUTPUT]
+    graph = lowered.exported_program().graph
+    indices = [n.args[1] for n in graph.nodes if n.target is operator.getitem]
+    assert indices == [0, 1]
+
+
+def test_methods_that_share_a_written_buffer_are_named_in_a_note(registry):
+    """Eager would give x + 2 and x + 1; each lowered method counts by itself."""
+    shared = Accumulate().eval()
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state = shared
+
+        def forward(self, x):
+            return x + self.state.total
+
+    methods = {"step": shared, "read": Reader().eval()}
+    lowered = api.lower(methods, {"step": x3(1), "read": x3()}, backends=[], registry=registry)
+    note = "total is used by step, read and written by step: no method sees what another writes"
+    assert lowered.report.notes == [note]
+    lowered.method("step")(*x3(1))
+    torch.testing.assert_close(lowered.method("read")(*x3()), x3()[0])
+    apart = {"step": Accumulate().eval(), "read": Reader().eval()}
+    assert not api.lower(apart, {"step": x3(1), "read": x3()}, backends=[], registry=registry).report.notes

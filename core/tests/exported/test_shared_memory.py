@@ -1,0 +1,89 @@
+"""Inputs that share memory: refused where a write would have to reach another of them, else as eager computes them."""
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+from delegraph.errors import InputError
+from delegraph.exported.shared_memory import share_memory
+from torch import nn
+
+
+class Writes(nn.Module):
+    def forward(self, x, y, unused):
+        x.add_(1)
+        return x * y
+
+
+def memory():
+    return torch.arange(12.0)
+
+
+SHARED = {
+    "same": lambda m: (m[:4], m[:4]),
+    "overlapping": lambda m: (m[:4], m[2:6]),
+    "strided": lambda m: (m[::3], m[2::2][:4]),
+    "other type": lambda m: (m[:4], m.view(torch.int32)[:4]),
+    "expanded": lambda m: (m[:4], m[:1].expand(4)),
+}
+APART = {
+    "halves": lambda m: (m[:4], m[4:8]),
+    "every second": lambda m: (m[:8:2], m[1:8:2]),
+}
+
+
+def lowered_for(x, y):
+    return delegraph.lower(Writes().eval(), (x.clone(), y.clone(), memory()[:4]), backends=[])
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_write_that_another_input_would_show(name):
+    x, y = SHARED[name](memory())
+    with pytest.raises(InputError, match="^inputs x and y share memory, and the program writes x"):
+        lowered_for(x, y)(x, y, memory()[:4])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_write_that_no_other_input_shows(name):
+    x, y = APART[name](memory())
+    wanted = (x + 1) * y
+    assert torch.equal(lowered_for(x, y)(x, y, x), wanted)
+
+
+class Part(nn.Module):
+    """Writes a buffer that another one is a part of."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("whole", memory())
+        self.register_buffer("part", self.whole[:4])
+
+    def forward(self, x):
+        self.whole.add_(1)
+        return self.part * x
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_examples_and_buffers_that_share_memory(buffers):
+    x = memory()[:4]
+    model, inputs = (Part(), (x,)) if buffers else (Writes(), (x, x, memory()[:4]))
+    with pytest.raises(InputError, match=r"(?s)shares memory with .*give each its own"):
+        delegraph.lower(model.eval(), inputs, backends=[])
+
+
+def test_buffers_of_a_file_that_share_memory(tmp_path):
+    torch.export.save(torch.export.export(Part(), (memory()[:4],)), tmp_path / "part.pt2")
+    with pytest.raises(InputError, match="^whole and part share memory, and the program writes whole"):
+        delegraph.lower(torch.export.load(tmp_path / "part.pt2"), backends=[])
+
+
+def test_storages_over_one_buffer():
+    array = np.zeros(10, np.float32)
+    first, second, third = (torch.from_numpy(a) for a in (array[:6], array[4:], array[6:]))
+    assert share_memory(first, second) and not share_memory(first, third)
+
+
+def test_tensors_without_memory_of_their_own_share_none():
+    dense, meta = torch.ones(3), torch.ones(3, device="meta")
+    assert not share_memory(dense, dense.to_sparse())
+    assert not share_memory(meta, torch.ones(3, device="meta"))

@@ -1,0 +1,261 @@
+"""Calls of lowered programs in several threads: independent of each other, state written one call after the other."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import delegraph
+import pytest
+import torch
+from delegraph.discovery.registry import Registry
+from delegraph.errors import InputError
+from delegraph.exported.tracing import TRACING
+from delegraph.partitioner import CapabilityPartitioner, tag_mutated_buffer
+from delegraph.runtime import BackendRuntime
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+from ..conftest import EchoBackend, EchoRuntime
+from ..engine.test_properties import MASK, lowered_program
+from ..engine.test_state import Keeper, KeeperRuntime, Tagged
+from ..support import aliasing_programs as programs
+
+aten = torch.ops.aten
+THREADS = 4
+
+
+def in_threads(work, arguments):
+    """The results of ``work`` for each argument, each in a thread of its own, all started together."""
+    start = threading.Barrier(len(arguments), timeout=60)
+
+    def run(argument):
+        start.wait()
+        return work(argument)
+
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(run, arguments))
+
+
+def registered(runtime):
+    made = Registry(discover=False)
+    made.register(EchoBackend, runtime=runtime)
+    return made
+
+
+def takes(*operators):
+    return CapabilityPartitioner(lambda n: None if n.target in operators else "not mine", "EchoBackend")
+
+
+class Around(torch.nn.Module):
+    """Host work, a sine, host work that needs what was before it."""
+
+    def forward(self, x):
+        y = x * 3
+        return torch.sin(y) + y - x
+
+
+@pytest.mark.parametrize("inside", ["delegate", "branch"])
+def test_two_calls_at_once_have_their_own_values(inside):
+    """Both are in the delegate at the same time."""
+    both = threading.Barrier(2, timeout=60)
+
+    class Meeting(BackendRuntime):
+        thread_safe = True
+
+        @staticmethod
+        def load(processed_bytes, compile_specs, named_data):
+            def call(x):
+                both.wait()
+                return (torch.sin(x),)
+
+            return call
+
+    class Branch(torch.nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > -1e9, lambda x: torch.sin(x * 3) + x, lambda x: x + 0, (x,))
+
+    module = {"delegate": Around(), "branch": Branch()}[inside].eval()
+    lowered = delegraph.lower(
+        module, (torch.zeros(5),), backends=[takes(aten.sin.default)], registry=registered(Meeting)
+    )
+    inputs = [torch.full((5,), float(k)) for k in (1, 2)]
+    torch.testing.assert_close(in_threads(lowered, inputs), [module(x) for x in inputs], rtol=0, atol=0)
+
+
+@torch.library.custom_op("delegraph_threads::meet", mutates_args=())
+def meet(x: torch.Tensor) -> torch.Tensor:
+    MEETING.wait()
+    return x.clone()
+
+
+@meet.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+MEETING = threading.Barrier(2, timeout=60)
+
+
+def test_two_calls_at_once_without_a_backend():
+    class Host(torch.nn.Module):
+        def forward(self, x):
+            y = x * 3
+            return meet(y) + y - x
+
+    lowered = delegraph.lower(Host().eval(), (torch.zeros(5),), backends=[])
+    inputs = [torch.full((5,), float(k)) for k in (1, 2)]
+    torch.testing.assert_close(in_threads(lowered, inputs), [x * 5 for x in inputs], rtol=0, atol=0)
+
+
+def test_a_delegate_is_loaded_once():
+    loads, entered = [], threading.Event()
+
+    class Slow(EchoRuntime):
+        thread_safe = True
+
+        @staticmethod
+        def load(*args):
+            loads.append(1)
+            entered.wait(0.2)  # nobody sets it: time for the others to come here too
+            return EchoRuntime.load(*args)
+
+    lowered = delegraph.lower(
+        Around().eval(), (torch.zeros(5),), backends=[takes(aten.sin.default)], registry=registered(Slow)
+    )
+    in_threads(lowered, [torch.ones(5)] * THREADS)
+    assert len(loads) == 1
+
+
+class Reusing(BackendRuntime):
+    """Not thread-safe: every call writes into the same buffer, and says so if another call is in there."""
+
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        buffer, inside = torch.zeros(5), threading.Lock()
+
+        def call(x):
+            assert inside.acquire(blocking=False), "two calls at once"
+            try:
+                buffer.copy_(torch.sin(x))
+                threading.Event().wait(0.001)
+                return (buffer,)
+            finally:
+                inside.release()
+
+        return call
+
+
+def test_a_later_call_does_not_change_earlier_results():
+    lowered, sine = (
+        delegraph.lower(m.eval(), (torch.zeros(5),), backends=[takes(aten.sin.default)], registry=registered(Reusing))
+        for m in (Around(), Sine())
+    )
+    first = sine(torch.ones(5))
+    kept = first.clone()
+    sine(torch.full((5,), 2.0))
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+    inputs = [torch.full((5,), float(k)) for k in range(8)]
+    torch.testing.assert_close(in_threads(lowered, inputs), [Around()(x) for x in inputs], rtol=0, atol=0)
+
+
+class Sine(torch.nn.Module):
+    def forward(self, x):
+        return torch.sin(x)
+
+
+class Counter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total += x
+        return self.total * 2
+
+
+@pytest.mark.parametrize("operators", [(), (aten.mul.Tensor,), (aten.add.Tensor, aten.mul.Tensor)])
+def test_calls_that_write_state_are_made_one_after_the_other(registry, operators):
+    lowered = delegraph.lower(Counter().eval(), (torch.ones(3),), backends=[takes(*operators)], registry=registry)
+    results = in_threads(lambda _: [lowered(torch.ones(3))[0].item() for _ in range(25)], range(THREADS))
+    assert sorted(r for listed in results for r in listed) == [2.0 * k for k in range(1, 25 * THREADS + 1)]
+
+
+def test_instances_have_state_of_their_own(registry):
+    lowered = delegraph.lower(Counter().eval(), (torch.ones(3),), backends=[takes(aten.mul.Tensor)], registry=registry)
+    lowered(torch.ones(3))
+    instance, copied = lowered.instance(), copy.deepcopy(lowered)
+    assert [p(torch.ones(3))[0].item() for p in (lowered, instance, copied, instance, lowered)] == [4, 2, 4, 4, 6]
+    assert instance.verify(torch.ones(3)).relative_error == 0 and instance.report is lowered.report
+
+
+def test_state_in_a_runtime():
+    """Each instance has a delegate of its own; a copy would need the runtime's state."""
+    made = Registry(discover=False)
+    made.register(Keeper, runtime=KeeperRuntime)
+    lowered = delegraph.lower(
+        Counter().eval(), (torch.ones(3),), backends=[Tagged(lambda _: True, tag_mutated_buffer)], registry=made
+    )
+    assert lowered.delegates[0].module.state == ("total",)
+    results = in_threads(lambda _: [lowered(torch.ones(3))[0].item() for _ in range(5)], range(THREADS))
+    assert sorted(r for listed in results for r in listed) == [2.0 * k for k in range(1, 5 * THREADS + 1)]
+    assert lowered.instance()(torch.ones(3))[0] == 2
+    with pytest.raises(InputError, match="delegates that keep state cannot be copied"):
+        copy.deepcopy(lowered)
+
+
+def test_verify_waits_for_lowerings():
+    """torch's tracers put others in the place of a model's weights while they trace it."""
+
+    class Watched(torch.nn.Module):
+        tried = None
+
+        def forward(self, x):
+            if not torch.compiler.is_compiling():
+                with ThreadPoolExecutor(1) as pool:
+                    self.tried = pool.submit(TRACING.acquire, blocking=False).result()
+            return x + 1
+
+    module = Watched().eval()
+    lowered = delegraph.lower(module, (torch.ones(2),), backends=[])
+    module.tried = None
+    assert lowered.verify(torch.ones(2)).relative_error == 0
+    assert module.tried is False
+
+
+@given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1))
+@settings(max_examples=8, deadline=None)
+def test_threads_give_what_eager_gives(echo_registry, seed, mask):
+    threads_are_eager(echo_registry, seed, mask)
+
+
+@pytest.mark.slow
+@given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1))
+@settings(max_examples=300, deadline=None)
+def test_many_threads_give_what_eager_gives(echo_registry, seed, mask):
+    threads_are_eager(echo_registry, seed, mask, threads=8, calls=6)
+
+
+def threads_are_eager(registry, seed, mask, threads=THREADS, calls=2):
+    """One instance a thread is eager, call by call; one for all of them is eager in some order of the calls."""
+    module, _, lowered = lowered_program(seed, mask, registry)
+    eager = copy.deepcopy(module)
+    wanted = [called(eager, k) for k in range(calls)]
+    instances = [lowered.instance() for _ in range(threads)]
+    for found in in_threads(lambda p: [called(p, k) for k in range(calls)], instances):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    shared = in_threads(lambda p: [called(p, 0) for _ in range(calls)], [lowered] * threads)
+    serial = [called(module, 0) for _ in range(calls * threads)]
+    assert sorted(flat(r) for found in shared for r in found) == sorted(map(flat, serial))
+
+
+def called(program, call):
+    """What a call returns and what it leaves in its inputs, in memory that no later call writes."""
+    inputs = programs.inputs(call)
+    return copy.deepcopy((program(*inputs), inputs))
+
+
+def flat(value):
+    return [repr(t.tolist()) for t in pytree.tree_leaves(value)]
