@@ -18,14 +18,14 @@ from .ir.operators import VARIABLE
 from .ir.types import DType, Type
 from .ir.witnesses import why_untold
 from .lowering.builder import Tosa
-from .lowering.complex_numbers import Complex
-from .lowering.dry_run import Constants, DryRun, Fact, facts_of_constants
-from .lowering.hints import at_border, dynamic, int64_result, no_dtype, untold_size
-from .lowering.ranges import Range
+from .lowering.interpret.dry_run import Constants, DryRun, Fact, facts_of_constants
+from .lowering.lazy.complex_numbers import Complex
+from .lowering.lazy.unsigned import Bytes
+from .lowering.ranges.ranges import Range
 from .lowering.registry import Result, is_empty, is_unpacking
-from .lowering.torch_sizes import is_dynamic_tensor, shape_of_tensor, sizes_in
-from .lowering.torch_types import type_of
-from .lowering.unsigned import Bytes
+from .lowering.torch_values.hints import at_border, dynamic, int64_result, no_dtype, untold_size
+from .lowering.torch_values.sizes import is_dynamic_tensor, shape_of_tensor, sizes_in
+from .lowering.torch_values.types import type_of
 from .options import Options
 from .spec import TosaSpec
 

@@ -17,7 +17,7 @@ from .evaluate import Program, See, check_inputs
 from .ir.graph import Array, Graph, Operator, Value
 from .ir.operators import CONCAT, IDENTITY, RESCALE, RESHAPE, REVERSE, SLICE, TILE, TRANSPOSE, VARIABLE
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
-from .lowering.torch_types import array_of
+from .lowering.torch_values.types import array_of
 from .options import Options
 from .serialize import joined, read, read_numbered
 

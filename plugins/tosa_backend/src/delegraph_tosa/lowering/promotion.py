@@ -13,7 +13,7 @@ from ..ir.operators import CAST
 from ..ir.sizes import is_dynamic, waits
 from ..ir.types import FLOATS, DType
 from .builder import Operand, Tosa
-from .torch_types import TORCH_DTYPES, dtype_of
+from .torch_values.types import TORCH_DTYPES, dtype_of
 
 
 def converted(t: Tosa, x: Value, dtype: DType) -> Value:

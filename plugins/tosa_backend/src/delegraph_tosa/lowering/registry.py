@@ -21,10 +21,10 @@ from torch.fx import Node
 from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
-from .hints import no_rule, undecided
 from .short_floats import apply_rounding_once
-from .torch_sizes import is_empty_tensor, shape_of_tensor
-from .torch_types import refused, type_of
+from .torch_values.hints import no_rule, undecided
+from .torch_values.sizes import is_empty_tensor, shape_of_tensor
+from .torch_values.types import refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,13 +47,13 @@ class Rule(NamedTuple):
     skips_empty: bool = False
     """Whether tensors without elements in a list add nothing to the result: they are left out of it."""
     lazy: bool = False
-    """Whether it computes nothing, but gives a ``lazy.Lazy`` value."""
+    """Whether it computes nothing, but gives a ``Lazy`` value."""
 
 
 RULES: dict[OpOverload, Rule] = {}
 
 INTEGER_RULES: dict[OpOverload, Callable[..., Any]] = {}
-"""What operators do to quantized values (``lazy.Lazy``); those that have no such rule compute in floats."""
+"""What operators do to quantized values (``Lazy``); those that have no such rule compute in floats."""
 
 
 def lowers_quantized(*overloads: OpOverload) -> Callable[[F], F]:

@@ -17,7 +17,7 @@ from ..ir import operators as tosa
 from ..ir.graph import Operator, Value
 from ..ir.types import SHORT_FLOATS, DType
 from .builder import Tosa
-from .torch_types import DTYPES
+from .torch_values.types import DTYPES
 
 _PRODUCTS = frozenset({tosa.MATMUL, tosa.CONV2D, tosa.CONV3D, tosa.DEPTHWISE_CONV2D, tosa.TRANSPOSE_CONV2D})
 _ACCUMULATING = frozenset({tosa.REDUCE_SUM, tosa.REDUCE_PRODUCT, tosa.RESIZE})

@@ -21,7 +21,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from ..lowering import INTEGER_RULES, RULES
 from ..lowering.integer import activations, moves
-from ..lowering.quantized_calls import computes_in_integers, is_pointwise
+from ..lowering.interpret.quantized_calls import computes_in_integers, is_pointwise
 from . import specs
 from .calls import arguments, functional, is_constant, is_float, packet
 from .masks import hiding

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ..lowering import RULES
-from ..lowering.quantized_calls import computes_in_integers
+from ..lowering.interpret.quantized_calls import computes_in_integers
 from .calls import is_float
 
 aten = torch.ops.aten

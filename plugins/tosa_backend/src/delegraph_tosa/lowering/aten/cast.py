@@ -9,11 +9,11 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType, Type
 from ..builder import Tosa
-from ..lazy import Scaled
+from ..lazy.quantization import Scale
+from ..lazy.values import Scaled
 from ..promotion import converted
-from ..quantization import Scale
 from ..registry import lowers
-from ..torch_types import dtype_of
+from ..torch_values.types import dtype_of
 
 aten = torch.ops.aten
 

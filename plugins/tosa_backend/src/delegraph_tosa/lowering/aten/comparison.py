@@ -9,10 +9,10 @@ from ...ir.graph import Value, literal
 from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Operand, Tosa
-from ..lazy import Joined, trial
+from ..lazy.values import Joined, trial
 from ..promotion import converted, promoted
 from ..registry import lowers
-from ..torch_types import dtype_of, dtype_of_number
+from ..torch_values.types import dtype_of, dtype_of_number
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
-from ..layout import HWOI, batched, channels_first, channels_last, numbers, unbatched
+from ..geometry.layout import HWOI, batched, channels_first, channels_last, numbers, unbatched
+from ..geometry.window import Window, exact, windows
 from ..registry import lowers
-from ..window import Window, exact, windows
 
 aten = torch.ops.aten
 Numbers = Sequence[int]

@@ -14,9 +14,9 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
-from ..layout import batched, channels_first, channels_last, numbers, unbatched
+from ..geometry.layout import batched, channels_first, channels_last, numbers, unbatched
+from ..geometry.window import framed, spread
 from ..registry import lowers
-from ..window import framed, spread
 from .conv import conv1d, conv2d, high, in_groups, joined
 
 aten = torch.ops.aten

@@ -12,9 +12,9 @@ from ...ir.sizes import Range, is_dynamic, waits
 from ...ir.sizes import range_of as size_range
 from ...ir.types import Type
 from ..builder import Shape, Tosa
-from ..hints import by_size, too_large
 from ..registry import lowers
-from ..torch_types import TORCH_DTYPES, array_of, dtype_of, dtype_of_number, refused
+from ..torch_values.hints import by_size, too_large
+from ..torch_values.types import TORCH_DTYPES, array_of, dtype_of, dtype_of_number, refused
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..positions import picked
+from ..geometry.positions import picked
 from ..promotion import converted
 from ..registry import lowers
 from .elementwise import sqrt

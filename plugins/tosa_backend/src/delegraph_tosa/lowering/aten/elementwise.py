@@ -12,7 +12,7 @@ from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import converted, floating, promoted
 from ..registry import lowers
-from ..torch_types import finfo
+from ..torch_values.types import finfo
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ import torch
 from ...ir.graph import Value, literal
 from ...ir.types import DType
 from ..builder import Operand, Tosa
-from ..complex_numbers import Complex, lowers_complex
-from ..layout import axis_of
+from ..geometry.layout import axis_of
+from ..lazy.complex_numbers import Complex, lowers_complex
 from ..registry import lowers
 from . import shape
 from .elementwise import sqrt

@@ -14,7 +14,7 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..layout import channels_first, channels_last
+from ..geometry.layout import channels_first, channels_last
 from ..promotion import converted
 from ..registry import lowers
 from .rounding import nearest

@@ -17,9 +17,9 @@ from ...ir.sizes import LARGEST_SIZE
 from ...ir.sizes import range_of as size_range
 from ...ir.types import DType
 from ..builder import Shape, Tosa
-from ..layout import axis_of
+from ..geometry.layout import axis_of
 from ..promotion import converted
-from ..ranges import Range, range_of
+from ..ranges.ranges import Range, range_of
 from ..registry import lowers
 from .shape import expanded
 

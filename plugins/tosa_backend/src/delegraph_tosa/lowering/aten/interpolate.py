@@ -15,12 +15,12 @@ from ...ir.graph import Value, literal
 from ...ir.sizes import is_dynamic
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
-from ..hints import by_size
-from ..interpolated_axis import Axis
-from ..positions import picked
+from ..geometry.interpolated_axis import Axis
+from ..geometry.positions import picked
 from ..promotion import converted
 from ..registry import lowers
-from ..torch_sizes import scaled
+from ..torch_values.hints import by_size
+from ..torch_values.sizes import scaled
 from . import interpolate_dynamic
 
 aten = torch.ops.aten

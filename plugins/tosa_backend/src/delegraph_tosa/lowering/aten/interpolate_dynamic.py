@@ -14,7 +14,7 @@ from ...ir.graph import Value
 from ...ir.sizes import largest
 from ...ir.types import DType
 from ..builder import Tosa
-from ..interpolated_axis import Axis
+from ..geometry.interpolated_axis import Axis
 from .index import taken
 
 SHARPNESS = -0.75

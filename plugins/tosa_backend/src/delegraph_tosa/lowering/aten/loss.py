@@ -10,7 +10,7 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
-from ..layout import channels_last
+from ..geometry.layout import channels_last
 from ..promotion import converted
 from ..registry import lowers
 from .index import taken

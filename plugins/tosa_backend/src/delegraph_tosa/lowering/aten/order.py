@@ -15,9 +15,9 @@ from ...ir.sizes import exceeds, is_dynamic
 from ...ir.sizes import range_of as size_range
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
-from ..layout import axis_of
+from ..geometry.layout import axis_of
 from ..promotion import converted, promoted
-from ..ranges import range_of
+from ..ranges.ranges import range_of
 from ..registry import lowers
 from .index import addressed, along, counted, from_start, taken
 from .scan import scanned

@@ -8,8 +8,8 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
+from ..geometry.window import framed
 from ..registry import lowers
-from ..window import framed
 from .conv import joined
 from .shape import cut
 

@@ -12,10 +12,10 @@ from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, FLOATS, DType
 from ..builder import Tosa
-from ..layout import batched, channels_first, channels_last, numbers, unbatched
+from ..geometry.layout import batched, channels_first, channels_last, numbers, unbatched
+from ..geometry.window import Pad, Window, exact, framed, windows
 from ..promotion import converted
 from ..registry import lowers
-from ..window import Pad, Window, exact, framed, windows
 from .conv import joined
 from .shape import cut, every
 

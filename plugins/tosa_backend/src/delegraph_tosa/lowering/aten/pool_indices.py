@@ -18,11 +18,11 @@ from ...ir.graph import Value, literal
 from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
-from ..layout import numbers
-from ..positions import LARGEST, picked
+from ..geometry.layout import numbers
+from ..geometry.positions import LARGEST, picked
+from ..geometry.window import Window
 from ..promotion import converted
 from ..registry import lowers
-from ..window import Window
 from .conv import joined
 from .index import gather
 from .pool import Numbers, adaptive_bounds, by_parts, max_pooled, windows_of

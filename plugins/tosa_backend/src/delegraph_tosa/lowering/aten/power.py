@@ -14,10 +14,10 @@ from ...ir.graph import Value
 from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
-from ..hints import by_size
 from ..promotion import promoted
 from ..registry import lowers
-from ..torch_types import TORCH_DTYPES
+from ..torch_values.hints import by_size
+from ..torch_values.types import TORCH_DTYPES
 from .create import filled
 from .elementwise import product, sqrt
 from .special_values import is_negative

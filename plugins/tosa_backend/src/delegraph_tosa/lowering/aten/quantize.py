@@ -11,14 +11,14 @@ from ...evaluate import materialize
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..hints import cast_of_bytes, scale_at_run_time
-from ..lazy import Lazy, Scaled, quantized
+from ..lazy.quantization import Quantization, Scale, expect_scale
+from ..lazy.unsigned import HALF, Bytes, lowers_bytes
+from ..lazy.values import Lazy, Scaled, quantized
 from ..promotion import converted
-from ..quantization import Quantization, Scale, expect_scale
-from ..ranges import inside, meet, range_of, range_of_type
+from ..ranges.ranges import inside, meet, range_of, range_of_type
 from ..registry import lowers, lowers_quantized
-from ..torch_types import dtype_of, refused
-from ..unsigned import HALF, Bytes, lowers_bytes
+from ..torch_values.hints import cast_of_bytes, scale_at_run_time
+from ..torch_values.types import dtype_of, refused
 
 quantized_decomposed = torch.ops.quantized_decomposed
 

@@ -16,11 +16,11 @@ from ...ir.graph import Value
 from ...ir.sizes import is_dynamic, largest, smallest
 from ...ir.types import DType, Type
 from ..builder import Tosa
-from ..layout import axis_of, pair
-from ..positions import numbered, picked, rearranged
+from ..geometry.layout import axis_of, pair
+from ..geometry.positions import numbered, picked, rearranged
+from ..geometry.window import framed, spread
 from ..promotion import converted
 from ..registry import lowers
-from ..window import framed, spread
 from .conv import joined
 from .shape import bounds, cut, every, expanded
 

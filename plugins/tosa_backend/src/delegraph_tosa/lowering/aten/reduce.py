@@ -10,7 +10,7 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, SHORT_FLOATS, DType
 from ..builder import Tosa
-from ..layout import axis_of
+from ..geometry.layout import axis_of
 from ..promotion import converted
 from ..registry import lowers
 from .cast import to_torch

@@ -18,9 +18,9 @@ from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import ResizeMode
 from ..builder import Tosa
-from ..layout import NCHW, NHWC, Pair, pair
+from ..geometry.layout import NCHW, NHWC, Pair, pair
 from ..registry import lowers
-from ..torch_sizes import scaled
+from ..torch_values.sizes import scaled
 from . import interpolate
 
 aten = torch.ops.aten

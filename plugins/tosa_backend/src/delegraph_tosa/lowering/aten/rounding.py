@@ -17,7 +17,7 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
-from ..division import halves, rounded_quotient
+from ..builder.division import halves, rounded_quotient
 from ..promotion import converted, promoted, truncated
 from ..registry import lowers
 from .elementwise import div

@@ -16,9 +16,9 @@ from ...ir.sizes import LARGEST_SIZE, is_dynamic, smallest
 from ...ir.sizes import range_of as size_range
 from ...ir.types import FLOATS, SHORT_FLOATS, DType
 from ..builder import Tosa
-from ..layout import axis_of
+from ..geometry.layout import axis_of
 from ..promotion import converted
-from ..ranges import range_of
+from ..ranges.ranges import range_of
 from ..registry import lowers
 from .elementwise import product
 from .exponential import logaddexp

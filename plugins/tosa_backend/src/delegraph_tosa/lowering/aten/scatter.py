@@ -17,9 +17,9 @@ from ...ir.graph import Value
 from ...ir.sizes import exceeds
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
-from ..layout import axis_of
+from ..geometry.layout import axis_of
 from ..promotion import converted
-from ..ranges import range_of_type
+from ..ranges.ranges import range_of_type
 from ..registry import lowers
 from .elementwise import scaled
 from .index import addressed, along, counted, from_start, movable, ranked_pair, rows_of

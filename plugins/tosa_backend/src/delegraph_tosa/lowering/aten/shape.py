@@ -11,10 +11,10 @@ from ...ir.graph import Value
 from ...ir.sizes import exceeds, is_dynamic
 from ...ir.types import Type
 from ..builder import Shape, Tosa
-from ..hints import by_size
-from ..layout import axis_of
+from ..geometry.layout import axis_of
 from ..promotion import common_type, converted
 from ..registry import lowers
+from ..torch_values.hints import by_size
 from .conv import joined
 
 aten = torch.ops.aten

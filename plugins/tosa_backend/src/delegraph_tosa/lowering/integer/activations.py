@@ -7,7 +7,7 @@ import math
 import torch
 
 from ..builder import Tosa
-from ..lazy import Clamped, Lazy
+from ..lazy.values import Clamped, Lazy
 from ..registry import lowers_quantized
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import numpy as np
 from ...ir.graph import Array, Deferred, Value
 from ...ir.types import DType, Type
 from ..builder import Shape, Tosa
-from ..lazy import BITS, Scaled
-from ..quantization import Scale
+from ..lazy.quantization import Scale
+from ..lazy.values import BITS, Scaled
 from .products import deferred, real_elements
 from .sums import centred
 

@@ -16,8 +16,8 @@ from ...ir.types import DType
 from ..aten.activation import leaky_relu, slopes_shape
 from ..aten.reduce import axes_of, reduced
 from ..builder import Tosa
-from ..lazy import BITS, Joined, Lazy, Scaled, limit, trial
-from ..quantization import Scale
+from ..lazy.quantization import Scale
+from ..lazy.values import BITS, Joined, Lazy, Scaled, limit, trial
 from ..registry import INTEGER_RULES, RULES, lowers_quantized
 from .affine import multiplied, sloped
 from .division import Quotient

@@ -18,8 +18,8 @@ from ...ir.types import DType
 from ..aten.attention import repeated, transposed
 from ..aten.linear import batched_product
 from ..builder import Tosa
-from ..lazy import Joined, Lazy, Moved, Scaled, operand
-from ..quantization import Scale
+from ..lazy.quantization import Scale
+from ..lazy.values import Joined, Lazy, Moved, Scaled, operand
 from ..registry import lowers_quantized
 from .fixed_point import FRACTION, exp_of, reciprocal
 from .products import WIDE, Accumulating

@@ -20,10 +20,10 @@ from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..aten.reduce import axes_of
 from ..builder import Shape, Tosa
-from ..lazy import Lazy, Scaled, limit, operand, trial
-from ..quantization import Quantization, Scale
+from ..builder.size_numbers import computed
+from ..lazy.quantization import Quantization, Scale
+from ..lazy.values import Lazy, Scaled, limit, operand, trial
 from ..registry import RULES, lowers_quantized
-from ..size_numbers import computed
 from .arithmetic import summed
 from .division import Quotient
 from .products import WIDE, Accumulating

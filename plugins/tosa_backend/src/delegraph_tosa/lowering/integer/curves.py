@@ -16,10 +16,10 @@ from ...evaluate import materialize
 from ...ir.graph import Array, Value, literal
 from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
-from ..interpolation import EQUAL, INT16_VALUES
-from ..lazy import SMALL, Lazy, Pointwise, Scaled, quantized
-from ..quantization import Quantization, Scale
-from ..ranges import range_of
+from ..lazy.quantization import Quantization, Scale
+from ..lazy.tables import EQUAL, INT16_VALUES
+from ..lazy.values import SMALL, Lazy, Pointwise, Scaled, quantized
+from ..ranges.ranges import range_of
 from .sums import FINE, addend
 
 SUM = "its operand is a sum or product that nothing quantizes before"

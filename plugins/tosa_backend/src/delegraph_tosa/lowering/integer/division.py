@@ -9,8 +9,8 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..lazy import Lazy, Scaled, limit
-from ..quantization import Quantization
+from ..lazy.quantization import Quantization
+from ..lazy.values import Lazy, Scaled, limit
 from ..registry import RULES
 from .fixed_point import reciprocal
 from .sums import centred

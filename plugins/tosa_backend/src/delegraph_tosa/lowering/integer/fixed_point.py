@@ -14,9 +14,9 @@ import numpy as np
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..interpolation import Entries, looked_up
-from ..lazy import Scaled, rescale
-from ..quantization import Scale
+from ..lazy.quantization import Scale
+from ..lazy.tables import Entries, looked_up
+from ..lazy.values import Scaled, rescale
 
 FRACTION = 29
 """Q29 holds numbers below 4, with room for a sign."""

@@ -15,10 +15,10 @@ import torch
 from ...ir.graph import Array, Deferred, Value
 from ...ir.types import DType, Type
 from ..builder import Operand, Tosa
-from ..lazy import Joined, Lazy, Scaled, trial
-from ..quantization import Scale
+from ..lazy.quantization import Scale
+from ..lazy.unsigned import Bytes, lowers_bytes
+from ..lazy.values import Joined, Lazy, Scaled, trial
 from ..registry import RULES, lowers_quantized
-from ..unsigned import Bytes, lowers_bytes
 
 aten = torch.ops.aten
 

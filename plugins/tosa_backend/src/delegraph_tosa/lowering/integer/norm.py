@@ -12,9 +12,9 @@ from ...ir.types import DType
 from ..aten.norm import channel_shape, factor_and_offset, last_axes
 from ..aten.reduce import reduced
 from ..builder import Tosa
-from ..lazy import Lazy, Scaled, operand, real
-from ..quantization import Scale
-from ..ranges import range_of
+from ..lazy.quantization import Scale
+from ..lazy.values import Lazy, Scaled, operand, real
+from ..ranges.ranges import range_of
 from ..registry import lowers_quantized
 from .affine import affine, multiplied
 from .fixed_point import FRACTION, inverse_root

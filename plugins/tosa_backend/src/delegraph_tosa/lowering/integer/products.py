@@ -19,11 +19,11 @@ from ...ir.graph import Array, Deferred, Operator, Value
 from ...ir.sizes import greatest
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Operand, Shape, Tosa
-from ..lazy import Lazy, Scaled, operand, rescale
-from ..quantization import Scale, multipliers
-from ..ranges import inside, range_of
+from ..lazy.quantization import Scale, multipliers
+from ..lazy.values import Lazy, Scaled, operand, rescale
+from ..ranges.ranges import inside, range_of
 from ..registry import RULES, lowers_quantized
-from ..torch_types import refused
+from ..torch_values.types import refused
 from .sums import Shifted, addend, aligned, times
 
 aten = torch.ops.aten

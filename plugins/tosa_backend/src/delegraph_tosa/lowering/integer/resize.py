@@ -17,8 +17,8 @@ from ...evaluate import materialize
 from ...ir.graph import Value, literal
 from ...ir.types import DType, ResizeMode
 from ..builder import Shape, Tosa
-from ..lazy import BITS, Lazy, Scaled, operand
-from ..quantization import Scale, multipliers
+from ..lazy.quantization import Scale, multipliers
+from ..lazy.values import BITS, Lazy, Scaled, operand
 from ..registry import RULES, lowers_quantized
 from .sums import centred
 

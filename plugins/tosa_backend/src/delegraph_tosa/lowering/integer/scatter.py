@@ -12,8 +12,8 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..lazy import BITS, Lazy, Scaled, integer, reach
-from ..quantization import Quantization, Scale
+from ..lazy.quantization import Quantization, Scale
+from ..lazy.values import BITS, Lazy, Scaled, integer, reach
 from ..registry import RULES, lowers_quantized
 from .moves import PUTS, where, written
 from .sums import addend, aligned, centred, times

@@ -15,10 +15,10 @@ from ...ir.sizes import greatest
 from ...ir.types import DType
 from ..aten.reduce import axes_of
 from ..builder import Tosa
-from ..interpolation import looked_up
-from ..layout import axis_of
-from ..lazy import BITS, Lazy, Scaled
-from ..quantization import Quantization, Scale
+from ..geometry.layout import axis_of
+from ..lazy.quantization import Quantization, Scale
+from ..lazy.tables import looked_up
+from ..lazy.values import BITS, Lazy, Scaled
 from ..registry import RULES, lowers_quantized
 from .fixed_point import FRACTION, LOG_FRACTION, exp_of, exp_one, exp_table, logarithm, reciprocal
 from .sums import HIDES, Shifted, addend, aligned

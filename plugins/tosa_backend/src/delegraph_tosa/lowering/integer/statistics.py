@@ -14,10 +14,10 @@ from ...ir.types import DType
 from ..aten.reduce import axes_of, reduced
 from ..aten.scan import scanned
 from ..builder import Tosa
-from ..layout import axis_of
-from ..lazy import Lazy, Scaled, operand
-from ..quantization import Scale
-from ..ranges import range_of
+from ..geometry.layout import axis_of
+from ..lazy.quantization import Scale
+from ..lazy.values import Lazy, Scaled, operand
+from ..ranges.ranges import range_of
 from ..registry import lowers_quantized
 from .arithmetic import lost_in_sum, summed
 from .fixed_point import FRACTION, inverse_root

@@ -14,9 +14,9 @@ from delegraph.errors import Unsupported
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..lazy import BITS, Lazy, Scaled, integer, reach, real, rescale
-from ..quantization import Quantization, Scale
-from ..torch_types import refused
+from ..lazy.quantization import Quantization, Scale
+from ..lazy.values import BITS, Lazy, Scaled, integer, reach, real, rescale
+from ..torch_values.types import refused
 
 FINE = 27
 """Bits of an operand that is no integer yet: some more than fp32 has."""

@@ -1,0 +1,49 @@
+"""``Tosa``, the ``t`` of every rule: the operators, and numbers that are computed by some of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ir.graph import Value, literal
+from ...ir.sizes import LARGEST_SIZE, is_dynamic, waits
+from ...ir.sizes import range_of as size_range
+from ...ir.types import ARRAY_DTYPES, FLOATS, DType
+from .emitter import Shape
+from .operators import Operators
+from .size_numbers import computed
+
+MOST_NUMBERS = 1 << 16
+"""The longest row 0, 1, 2, .. that is stored, to take a part of it at run time; a longer one is made of rows."""
+ROW = 1 << 15
+"""Numbers in such a row: MOST_NUMBERS of them are as many as a tensor can have along one axis."""
+
+
+class Tosa(Operators):
+    """Builds operators for the target ``spec``.
+
+    ``operators`` are those made so far, ``source`` is where the next ones come from.
+    """
+
+    weighs_integers = False
+    """Whether integers can be multiplied by fp32, as weights of an interpolation are."""
+
+    def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
+        """A tensor filled with ``number``, which may be known at run time only: a size, or computed of one."""
+        if not waits(number):
+            return super().constant(number, dtype, shape)
+        total = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
+        return self.tile(self.reshape(self.cast(total, dtype), (1,) * len(shape)), shape)
+
+    def numbers(self, count: int, dtype: DType) -> Value:
+        """0, 1, .., count - 1 [count]; of a count that is known at run time only, the beginning of the longest row."""
+        longest = min(size_range(count)[1], LARGEST_SIZE)
+        if is_dynamic(count) and longest > MOST_NUMBERS:
+            rows = -(-count // ROW)
+            starts = self.reshape(self.numbers(rows, dtype), (rows, 1))
+            with self.proven((0, longest - 1)):
+                every = self.add(self.mul(starts, ROW), self.numbers(ROW, dtype))
+                return self.slice(self.reshape(every, (rows * ROW,)), (0,), (count,))
+        key = ("numbers", longest, dtype)
+        if key not in self._constants:
+            self._constants[key] = literal(np.arange(longest), dtype, ARRAY_DTYPES[dtype])
+        return self.slice(self._constants[key], (0,), (count,))

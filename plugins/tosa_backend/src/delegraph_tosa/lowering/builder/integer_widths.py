@@ -1,0 +1,135 @@
+"""Integers that a target computes in another type than rules see: int64 and int8 as int32, and int32 as fp32.
+
+TOSA 1.0 has no int64. Constants fold in it; what is computed at run time is int32 in the graph, and a rule sees a value
+that calls itself int64. The builder knows both, and refuses a result that is not proven to fit. A target with EXT-INT64
+computes in int64, and in int32 only what it has no operator for.
+"""
+
+from __future__ import annotations
+
+from ...ir import operators as tosa
+from ...ir.graph import Operator, Value
+from ...ir.types import DType, Type
+from ...spec import TosaSpec
+from ..ranges.as_floats import INDICES, runs_as_floats
+from ..ranges.ranges import INT32, Range, inside, range_of
+from ..torch_values.hints import int64_result
+from ..torch_values.types import refused
+from .emitter import Emitter
+
+SMALL = DType.INT8, DType.INT16
+IN_32_BITS = (
+    *(tosa.ABS, tosa.ADD, tosa.SUB, tosa.MAXIMUM, tosa.MINIMUM),
+    *(tosa.EQUAL, tosa.GREATER, tosa.GREATER_EQUAL),
+)
+"""What TOSA has on int32, and not on smaller integers."""
+
+
+class IntegerWidths(Emitter):
+    """Makes operators on integers in the width that the target has for them."""
+
+    def __init__(self, spec: TosaSpec) -> None:
+        super().__init__(spec)
+        self._narrow: dict[Value, Value] = {}
+        self._floats: dict[Value, Value] = {}
+
+    def _in_other_types(self, operator: Operator, why: str) -> Value:
+        if any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)]):
+            return self._appended_narrow(operator)
+        if "INT" not in self.spec.profiles and runs_as_floats(operator):
+            return self._appended_as_floats(operator)
+        if isinstance(operator, IN_32_BITS) and operator.inputs[0].dtype in SMALL:
+            return self._appended_in_32_bits(operator)
+        return super()._in_other_types(operator, why)
+
+    # ---- int64 that runs as int32
+
+    def _appended_narrow(self, wide: Operator) -> Value:
+        """The result of an operator on int64, which the graph has on int32."""
+        (result,) = wide.outputs
+        attributes = wide.attribute_values()
+        if attributes.get("dtype") is DType.INT64:
+            attributes["dtype"] = DType.INT32
+        narrow = type(wide)([self.narrowed(v) for v in wide.inputs], self.source, **attributes)
+        if result.dtype is not DType.INT64:
+            return self._appended(narrow, (result.type,))
+        self._expect_32_bits(result, f"TOSA {wide.name}: its int64 result")
+        return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
+
+    def narrowed(self, value: Value) -> Value:
+        """``value``; of int64, the int32 with the same elements. Unsupported if it may not fit."""
+        if value.dtype is not DType.INT64:
+            return value
+        if value not in self._narrow:
+            self._expect_32_bits(value, f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip())
+            narrow = Value(Type(value.shape, DType.INT32), name=value.name)
+            if value.constant is not None or self.has_int64:
+                narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
+            narrow.range, self._narrow[value] = value.range, narrow
+        return self._narrow[value]
+
+    def widened(self, narrow: Value, range: Range | None = None) -> Value:
+        """An int32 of the graph as the int64 that rules see, whose elements lie in ``range`` if that is given."""
+        wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
+        if self.has_int64:
+            wide = self.emit(tosa.CAST, (narrow,), dtype=DType.INT64)
+        wide.range = range_of(narrow) if range is None else range
+        self._narrow[wide] = narrow
+        return wide
+
+    def held(self, value: Value) -> Value:
+        """What the graph has for a value that rules see: of int64 the int32, unless the target has int64 itself."""
+        return value if self.has_int64 else self.narrowed(value)
+
+    def held_type(self, type: Type) -> Type:
+        """The type of what the graph has for a value of ``type``."""
+        return type._replace(dtype=DType.INT32) if type.dtype is DType.INT64 and not self.has_int64 else type
+
+    def seen(self, held: Value, type: Type, range: Range | None) -> Value:
+        """The way back: what rules see of ``held``, a value of ``type`` in that range."""
+        held.range = range
+        return held if held.type == type else self.widened(held, range)
+
+    def _expect_32_bits(self, value: Value, what: str) -> None:
+        low, high = range_of(value)
+        if not inside((low, high), INT32):
+            raise refused(int64_result(f"{what} may be from {low} to {high}, more than 32 bits hold"))
+
+    # ---- int8 and int16 that run as int32
+
+    def _appended_in_32_bits(self, small: Operator) -> Value:
+        """The result of an operator on int8 or int16: the low bits of what it is on int32, so it wraps as in torch."""
+        (result,) = small.outputs
+        wide = [self.emit(tosa.CAST, (v,), dtype=DType.INT32) for v in small.inputs]
+        y = self.emit(type(small), wide, **small.attribute_values())
+        return y if result.dtype is DType.BOOL else self.emit(tosa.CAST, (y,), dtype=result.dtype)
+
+    # ---- int32 that runs as fp32, where the target has no integer arithmetic (see ``as_floats``)
+
+    def _appended_as_floats(self, operator: Operator) -> Value:
+        """The result of an operator on int32, computed on fp32."""
+        (result,), index = operator.outputs, INDICES.get(type(operator))
+        inputs = [v if k == index else self._exact(v) for k, v in enumerate(operator.inputs)]
+        if type(operator) is not tosa.CAST:
+            y = self.emit(type(operator), inputs, fold=False, **operator.attribute_values())
+        elif result.dtype is DType.BOOL:
+            zero = self.constant(0, DType.FP32, (1,) * result.rank)
+            y = self.emit(tosa.LOGICAL_NOT, (self.emit(tosa.EQUAL, (inputs[0], zero)),))
+        else:
+            one, zero = (self.constant(number, DType.FP32, (1,) * result.rank) for number in (1, 0))
+            y = self.emit(tosa.SELECT, (inputs[0], one, zero))
+        if result.dtype is not DType.INT32:
+            return y
+        whole = self.emit(tosa.CAST, (y,), dtype=result.dtype)
+        whole.range, self._floats[whole] = result.range, y
+        return whole
+
+    def _exact(self, value: Value) -> Value:
+        """An int32 that fp32 holds, as fp32; cast once."""
+        if value.dtype is not DType.INT32:
+            return value
+        if value.constant is not None:
+            return self.emit(tosa.CAST, (value,), dtype=DType.FP32)
+        if value not in self._floats:
+            self._floats[value] = self.emit(tosa.CAST, (value,), dtype=DType.FP32)
+        return self._floats[value]

@@ -1,0 +1,333 @@
+"""``Operators``: one method an operator of TOSA, named as the specification names it, in lower case.
+
+A method adds the operands that are the same everywhere (zero points, the shift of MUL, shapes) and emits the operator
+(``emitter``), on integers in the width that the target has (``integer_widths``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir import operators as tosa
+from ...ir.graph import Folded, Operator, Value
+from ...ir.sizes import waits
+from ...ir.types import DType, NanMode, ResizeMode, RoundingMode
+from .emitter import Shape
+from .integer_widths import IntegerWidths
+from .regions import Regions
+
+Operand = Value | float
+"""A value, or a Python number that becomes a constant of the other operand's type."""
+
+
+class Operators(IntegerWidths, Regions):
+    """Builds operators for the target ``spec``; ``Tosa`` adds what is computed by several of them.
+
+    ``operators`` are those made so far, ``source`` is where the next ones come from.
+    """
+
+    # ---- operands that are the same everywhere
+
+    def like(self, number: float, value: Value) -> Value:
+        """``number`` as a constant that broadcasts with ``value``."""
+        return self.constant(number, value.dtype, (1,) * value.rank)
+
+    def zero(self, value: Value) -> Value:
+        """The zero point of a value that is not quantized, [1]."""
+        return self.constant(0, value.dtype)
+
+    def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
+        """The zero points of the operands of a product, [1] each."""
+        return self.zero(left), self.zero(right)
+
+    def no_bias(self, x: Value) -> Value:
+        """The bias of a convolution of ``x`` that has none, [1]."""
+        return self.constant(0, x.dtype)
+
+    def accumulator(self, x: Value) -> DType:
+        """What products with ``x``, and averages of it, are summed in."""
+        return DType.FP32
+
+    def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
+        """Both operands as values of one rank: the lower one gets leading axes of size 1."""
+        if not isinstance(left, Value):
+            assert isinstance(right, Value)
+            return self.like(left, right), right
+        if not isinstance(right, Value):
+            return left, self.like(right, left)
+        rank = max(left.rank, right.rank)
+        return self.ranked(left, rank), self.ranked(right, rank)
+
+    def ranked(self, x: Value, rank: int) -> Value:
+        """``x`` with leading axes of size 1 up to ``rank``."""
+        return x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
+
+    def _binary(self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any) -> Value:
+        return self.emit(cls, self._pair(left, right), **attributes)
+
+    # ---- elementwise, one operand
+
+    def abs(self, x: Value) -> Value:
+        return self.emit(tosa.ABS, (x,))
+
+    def bitwise_not(self, x: Value) -> Value:
+        return self.emit(tosa.BITWISE_NOT, (x,))
+
+    def ceil(self, x: Value) -> Value:
+        return self.emit(tosa.CEIL, (x,))
+
+    def clz(self, x: Value) -> Value:
+        """Leading zero bits of int32."""
+        return self.emit(tosa.CLZ, (x,))
+
+    def cos(self, x: Value) -> Value:
+        return self.emit(tosa.COS, (x,))
+
+    def erf(self, x: Value) -> Value:
+        return self.emit(tosa.ERF, (x,))
+
+    def exp(self, x: Value) -> Value:
+        return self.emit(tosa.EXP, (x,))
+
+    def floor(self, x: Value) -> Value:
+        return self.emit(tosa.FLOOR, (x,))
+
+    def identity(self, x: Value) -> Value:
+        """Always an operator of its own: what makes an input or a constant a result of the graph."""
+        return self.emit(tosa.IDENTITY, (x,), fold=False)
+
+    def log(self, x: Value) -> Value:
+        return self.emit(tosa.LOG, (x,))
+
+    def logical_not(self, x: Value) -> Value:
+        return self.emit(tosa.LOGICAL_NOT, (x,))
+
+    def negate(self, x: Value) -> Value:
+        return self.emit(tosa.NEGATE, (x, self.zero(x), self.zero(x)))
+
+    def reciprocal(self, x: Value) -> Value:
+        return self.emit(tosa.RECIPROCAL, (x,))
+
+    def rsqrt(self, x: Value) -> Value:
+        return self.emit(tosa.RSQRT, (x,))
+
+    def sigmoid(self, x: Value) -> Value:
+        return self.emit(tosa.SIGMOID, (x,))
+
+    def sin(self, x: Value) -> Value:
+        return self.emit(tosa.SIN, (x,))
+
+    def tanh(self, x: Value) -> Value:
+        return self.emit(tosa.TANH, (x,))
+
+    def clamp(self, x: Value, low: float, high: float) -> Value:
+        """``low`` .. ``high`` may be infinite; NaN stays NaN."""
+        if waits(low) or waits(high):
+            return self.minimum(self.maximum(x, low), high)
+        return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
+
+    def cast(self, x: Value, dtype: DType) -> Value:
+        """TOSA's own CAST: a float becomes the nearest integer (torch cuts: see ``cast.converted``)."""
+        if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64} and not self.has_int64:
+            return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
+        if x.dtype is DType.INT64 and self.has_int64 and dtype in (DType.INT8, DType.INT16):
+            x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)  # in two steps: the low bits of the low bits
+        return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
+
+    def table(self, x: Value, entries: Value) -> Value:
+        """x int8, entries int8 [256] -> int8; or int16 and int16 [513] -> int32 with 7 more bits."""
+        return self.emit(tosa.TABLE, (x, entries))
+
+    def rescale(self, x: Value, multiplier: Value, shift: Value, before: int, after: int, dtype: DType) -> Value:
+        """(x - before) * multiplier / 2**shift + after; several multipliers are for the indices of the last axis."""
+        operands = (x, multiplier, shift, self.constant(before, x.dtype), self.constant(after, dtype))
+        return self.emit(
+            tosa.RESCALE,
+            operands,
+            scale32=multiplier.dtype is DType.INT32,
+            rounding_mode=RoundingMode.SINGLE_ROUND,
+            per_channel=multiplier.shape != (1,),
+            input_unsigned=False,
+            output_unsigned=False,
+            dtype=dtype,
+        )
+
+    # ---- elementwise, two and three operands that broadcast; numbers become constants
+
+    def add(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.ADD, left, right)
+
+    def sub(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.SUB, left, right)
+
+    def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
+        """Of int32, ``shift`` low bits of the product are rounded off."""
+        return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8)))
+
+    def pow(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.POW, left, right)
+
+    def maximum(self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE) -> Value:
+        return self._binary(tosa.MAXIMUM, left, right, nan_mode=nan_mode)
+
+    def minimum(self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE) -> Value:
+        return self._binary(tosa.MINIMUM, left, right, nan_mode=nan_mode)
+
+    def intdiv(self, left: Operand, right: Operand) -> Value:
+        """Of int32, towards zero."""
+        return self._binary(tosa.INTDIV, left, right)
+
+    def bitwise_and(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.BITWISE_AND, left, right)
+
+    def bitwise_or(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.BITWISE_OR, left, right)
+
+    def bitwise_xor(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.BITWISE_XOR, left, right)
+
+    def left_shift(self, left: Operand, right: Operand) -> Value:
+        """By 0 up to one less than the element's bits."""
+        return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
+
+    def right_shift(self, left: Operand, right: Operand) -> Value:
+        """As ``left_shift``; keeps the sign and rounds down."""
+        return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)
+
+    def equal(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.EQUAL, left, right)
+
+    def greater(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.GREATER, left, right)
+
+    def greater_equal(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.GREATER_EQUAL, left, right)
+
+    def logical_and(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.LOGICAL_AND, left, right)
+
+    def logical_or(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.LOGICAL_OR, left, right)
+
+    def logical_xor(self, left: Operand, right: Operand) -> Value:
+        return self._binary(tosa.LOGICAL_XOR, left, right)
+
+    def select(self, condition: Value, on_true: Operand, on_false: Operand) -> Value:
+        """Broadcasts its three operands; two numbers need one of them as a value."""
+        on_true, on_false = self._pair(on_true, on_false)
+        rank = max(condition.rank, on_true.rank)
+        return self.emit(tosa.SELECT, [self.ranked(v, rank) for v in (condition, on_true, on_false)])
+
+    # ---- reductions: the axis keeps size 1
+
+    def reduce_max(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_MAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
+
+    def reduce_min(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_MIN, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
+
+    def reduce_all(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_ALL, (x,), axis=axis)
+
+    def reduce_any(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_ANY, (x,), axis=axis)
+
+    def reduce_product(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_PRODUCT, (x,), axis=axis)
+
+    def reduce_sum(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
+
+    def argmax(self, x: Value, axis: int) -> Value:
+        """Index of the first maximum, int32, without the axis; NaN is the greatest."""
+        return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
+
+    # ---- data layout; what would change nothing emits nothing
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        return x if x.type.shape == tuple(shape) else self.emit(tosa.RESHAPE, (x, self.shape(shape)))
+
+    def transpose(self, x: Value, perms: Sequence[int]) -> Value:
+        """Axis i of the result is axis ``perms[i]`` of ``x``. A constant transposed twice is transposed once."""
+        folded = x.constant
+        if isinstance(folded, Folded) and isinstance(folded.operator, tosa.TRANSPOSE):
+            return self.transpose(folded.operator.input1, [folded.operator.perms[p] for p in perms])
+        return x if list(perms) == list(range(x.rank)) else self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
+
+    def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
+        if x.type.shape == tuple(size):
+            return x
+        return self.emit(tosa.SLICE, (x, self.shape(start), self.shape(size)))
+
+    def tile(self, x: Value, multiples: Sequence[int]) -> Value:
+        return x if set(multiples) <= {1} else self.emit(tosa.TILE, (x, self.shape(multiples)))
+
+    def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
+        """``padding`` is (before, after) for each axis; ``number`` may be a constant [1]."""
+        if set(padding) <= {0}:
+            return x
+        filling = number if isinstance(number, Value) else self.constant(number, x.dtype)
+        return self.emit(tosa.PAD, (x, self.shape(padding), filling))
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        return values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
+
+    def reverse(self, x: Value, axis: int) -> Value:
+        return self.emit(tosa.REVERSE, (x,), axis=axis)
+
+    def gather(self, values: Value, indices: Value) -> Value:
+        """values [N,K,C], indices [N,W] -> [N,W,C]"""
+        return self.emit(tosa.GATHER, (values, indices))
+
+    def scatter(self, values: Value, indices: Value, source: Value) -> Value:
+        """values [N,K,C], indices [N,W] (no row twice), source [N,W,C] -> [N,K,C]"""
+        return self.emit(tosa.SCATTER, (values, indices, source))
+
+    # ---- convolution, pooling, matrices: images are NHWC
+
+    def conv2d(self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape) -> Value:
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
+        return self._convolution(tosa.CONV2D, x, weight, bias, pad, stride, dilation)
+
+    def depthwise_conv2d(
+        self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
+    ) -> Value:
+        """x [N,H,W,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,H',W',C*M]; accumulated in fp32."""
+        return self._convolution(tosa.DEPTHWISE_CONV2D, x, weight, bias, pad, stride, dilation)
+
+    def conv3d(self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape) -> Value:
+        """x [N,D,H,W,C], weight [O,KD,KH,KW,C], bias [O or 1] -> [N,D',H',W',O]; accumulated in fp32."""
+        return self._convolution(tosa.CONV3D, x, weight, bias, pad, stride, dilation)
+
+    def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
+        operands = (x, weight, bias, *self.zeros(x, weight))
+        return self.emit(tosa.TRANSPOSE_CONV2D, operands, out_pad=out_pad, stride=stride, acc_type=self.accumulator(x))
+
+    def _convolution(
+        self, cls: type[Operator], x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
+    ) -> Value:
+        operands = (x, weight, bias, *self.zeros(x, weight))
+        acc_type = self.accumulator(x)
+        return self.emit(cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=acc_type)
+
+    def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
+        """x [N,H,W,C] -> [N,H',W',C]; padding does not count; accumulated in fp32."""
+        operands = (x, self.zero(x), self.zero(x))
+        acc_type = self.accumulator(x)
+        return self.emit(tosa.AVG_POOL2D, operands, kernel=kernel, stride=stride, pad=pad, acc_type=acc_type)
+
+    def max_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
+        """x [N,H,W,C] -> [N,H',W',C]; NaN wins."""
+        return self.emit(tosa.MAX_POOL2D, (x,), kernel=kernel, stride=stride, pad=pad, nan_mode=NanMode.PROPAGATE)
+
+    def matmul(self, left: Value, right: Value) -> Value:
+        """left [B,L,K], right [B,K,M] -> [B,L,M]; accumulated in fp32, also for fp16."""
+        operands = (left, right, *self.zeros(left, right))
+        return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
+
+    def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
+        """x [N,H,W,C] -> [N,H',W',C]; scale is (y_n, y_d, x_n, x_d), the others (y, x)."""
+        operands = (x, self.shape(scale), self.shape(offset), self.shape(border))
+        return self.emit(tosa.RESIZE, operands, mode=mode)

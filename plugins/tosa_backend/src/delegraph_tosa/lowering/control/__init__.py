@@ -1,0 +1,1 @@
+"""Branches and loops: what crosses into their graphs, and the operators that run them."""

@@ -1,0 +1,209 @@
+"""Control flow: a higher-order call is lowered with its subgraphs, or not at all.
+
+``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; for ``map`` and ``scan`` see ``repeated``. The calls in a
+subgraph are lowered by the rules that they have elsewhere, in a dry run too. If one of them is refused, so is the whole
+call, and the core lowers the subgraph as a program of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from delegraph.errors import Unsupported
+from torch.fx import Node
+
+from ...ir import operators as tosa
+from ...ir.formulas import Relation
+from ...ir.graph import Value
+from ...ir.sizes import Symbol
+from ...ir.types import INTEGERS, DType
+from ..builder import Tosa
+from ..builder.size_numbers import truth
+from ..lazy.values import real
+from ..ranges.conditions import assumed
+from ..ranges.ranges import INT32, Range, inside, range_of, range_of_type, union
+from ..registry import lowers_control
+from ..torch_values.types import DTYPES, type_of
+from .subgraphs import (
+    Given,
+    Key,
+    Subgraph,
+    Wanted,
+    argument_in,
+    crossing,
+    expect_taken,
+    held,
+    is_alike,
+    is_quantized,
+    keys_of,
+    operands_of,
+    seen,
+    value_in,
+)
+
+if TYPE_CHECKING:
+    from ..interpret.interpreter import Interpreter
+
+Ranges = list[Range | None]
+"""Of what a loop carries; None for what is no integer."""
+
+
+def _results(t: Tosa, call: Node, found: Sequence[Value], like: Sequence[Value], ranges: Ranges) -> tuple[Value, ...]:
+    """Results of an operator as rules see them: as ``like`` are, in these ranges."""
+    results = [seen(t, v, as_this, range) for v, as_this, range in zip(found, like, ranges, strict=True)]
+    for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
+        wanted = type_of(val, f"result {k}")
+        t.require(value.type == wanted, f"result {k} is {value.type}, and torch expects {wanted}")
+    return tuple(results)
+
+
+def _range(value: Value) -> Range | None:
+    return range_of(value) if value.dtype in INTEGERS else None
+
+
+@lowers_control(torch.ops.higher_order.cond)
+def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
+    """COND_IF, which needs the extension `controlflow`; its predicate is one truth value."""
+    t = outer.t
+    predicate, true, false, listed = call.args
+    condition, given = _predicate(outer, predicate), operands_of(outer, listed)
+    expect_taken(t, tosa.COND_IF, condition)
+    branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
+    for k, pair in enumerate(zip(*(branch.results for branch in branches), strict=True)):
+        if not is_alike(*pair):
+            for branch in branches:
+                branch.compute(k)
+    keys = keys_of(branches)
+    then, other = (branch.graph(keys) for branch in branches)
+    inputs = [condition, *(crossing(t, given(key)) for key in keys)]
+    found = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
+    pairs = zip(*([_range(v) for v in branch.results] for branch in branches), strict=True)
+    ranges = [union(a, b) if a and b else None for a, b in pairs]
+    return _results(t, call, found, branches[0].results, ranges)
+
+
+def _predicate(outer: Interpreter, argument: Any) -> Value:
+    """A truth value, also one about sizes."""
+    found = argument_in(outer, argument, "the predicate is")
+    return truth(outer.t, found) if isinstance(found, Relation) else value_in(outer, argument, "the predicate is")
+
+
+@lowers_control(torch.ops.higher_order.while_loop)
+def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
+    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries is bounded by the condition.
+
+    TOSA's loop carries everything that its graphs use: the body returns additional inputs as they came.
+    """
+    t = outer.t
+    expect_taken(t, tosa.WHILE_LOOP)
+    loop = _Loop(outer, call)
+    loop.settle()
+    ranges = loop.invariant()
+    for k, found in enumerate(ranges):
+        if loop.start[k].dtype is DType.INT64 and found is not None and not t.has_int64:
+            what = f"the loop carries an int64, value {k}, that may be from {found[0]} to {found[1]}"
+            t.require(inside(found, INT32), f"{what}, more than 32 bits hold; its condition should bound it")
+    condition, body = loop.subgraphs(ranges)
+    keys = keys_of((condition, body), range(len(ranges)))
+    passed = keys[len(ranges) :]
+    graphs = {"cond_graph": condition.graph(keys), "body_graph": body.graph(keys, passed)}
+    inputs = [crossing(t, v) for v in (*loop.start, *map(loop.given, passed))]
+    results = t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)]
+    return _results(t, call, results, loop.start, ranges)
+
+
+class _Loop:
+    """A ``while_loop``, and in which ranges the integers lie that it carries."""
+
+    def __init__(self, outer: Interpreter, call: Node) -> None:
+        self.outer = outer
+        self.owners: Any = call.args[:2]
+        carried: Any = call.args[2]
+        additional: Any = call.args[3]
+        self.start = [value_in(outer, v, "the loop carries") for v in carried]
+        self.given = operands_of(outer, [*carried, *additional])
+
+    def subgraphs(self, ranges: Ranges, only: Wanted | None = None) -> tuple[Subgraph, Subgraph]:
+        """Condition and body when what the loop carries is in ``ranges``, and in the body what the condition says.
+
+        ``only``: which results of the body are wanted.
+        """
+        condition = Subgraph(self.outer, self.owners[0], self._at(ranges))
+        known = assumed(condition.nodes, condition.inner.value_of)
+        inside = list(ranges)
+        for node, bound in known.items():
+            k = condition.position[node]
+            given = inside[k] if k < len(inside) else None
+            if given is not None and max(given[0], bound[0]) <= min(given[1], bound[1]):
+                inside[k] = max(given[0], bound[0]), min(given[1], bound[1])
+        return condition, Subgraph(self.outer, self.owners[1], self._at(inside), only)
+
+    def _at(self, ranges: Ranges) -> Given:
+        """What subgraphs are given when what the loop carries, which is never constant, is in ``ranges``."""
+
+        def given(key: Key) -> Value | int:
+            if isinstance(key, Symbol) or key >= len(ranges):
+                return self.given(key)
+            like = self.start[key]
+            return seen(self.outer.t, Value(held(like).type), like, ranges[key])
+
+        return given
+
+    def settle(self) -> None:
+        """Let what the loop carries be computed, unless the body returns it in the quantization in which it starts."""
+        quantized = {k for k, v in enumerate(self.start) if is_quantized(v)}
+        while quantized:
+            body = self.subgraphs([None if k in quantized else _range(v) for k, v in enumerate(self.start)])[1]
+            others = {k for k in quantized if not is_alike(self.start[k], body.results[k])}
+            if not others:
+                return
+            for k in others:
+                self.start[k] = real(self.outer.t, self.start[k])
+            quantized -= others
+
+    def invariant(self) -> Ranges:
+        """Ranges that hold before the first step and, if they hold before a step, after it.
+
+        Steps are tried on ranges. Where a step leaves them, they are widened to the next of some lengths of numbers;
+        once a step stays inside, they are narrowed to what was found, as long as that holds.
+        """
+        start = [_range(v) for v in self.start]
+        ranges, proven = start, None
+        for _ in WIDTHS * 2:
+            if all(r is None for r in ranges):
+                return ranges
+            try:
+                found = iter(self.subgraphs(ranges, _is_integer)[1].results)
+                after = [r and range_of(next(found)) for r in ranges]
+            except Unsupported:
+                if proven is None:
+                    raise
+                return proven
+            grown = [union(a, b) if a and b else None for a, b in zip(start, after, strict=True)]
+            if grown == ranges:
+                return ranges
+            if all(g is None or r is None or inside(g, r) for g, r in zip(grown, ranges, strict=True)):
+                proven, ranges = ranges, grown
+            elif proven is not None:
+                return proven
+            else:
+                ranges = [g and r and _wider(r, union(g, r)) for g, r in zip(grown, ranges, strict=True)]
+        return proven or [r and range_of_type(v.dtype) for r, v in zip(start, self.start, strict=True)]
+
+
+def _is_integer(node: Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and DTYPES.get(val.dtype) in INTEGERS
+
+
+WIDTHS = (0, 7, 15, 30, 31, 63)
+"""Bits to which the integers of a loop are widened, one after the other."""
+
+
+def _wider(before: Range, after: Range) -> Range:
+    """``after``, with each end that moved at the next width that holds it."""
+    low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
+    high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
+    return low, high

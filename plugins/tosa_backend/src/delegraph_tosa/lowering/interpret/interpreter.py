@@ -1,0 +1,315 @@
+"""A whole program: placeholders become inputs and constants, rules are applied in graph order, results get names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from delegraph.errors import Unsupported
+from delegraph.exported_program import (
+    STATE_WRITES,
+    constant_placeholders,
+    constant_tensor,
+    output_values,
+    placeholders,
+    user_inputs,
+    written_values,
+)
+from delegraph.io.weights import why_no_bytes
+from delegraph.source import Source, source_of
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ...ir.graph import Graph, Value
+from ...ir.types import Type
+from ...spec import TosaSpec
+from ...spec.target import value_alternatives
+from ..aten import import_quantize
+from ..builder import Tosa
+from ..lazy.unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
+from ..lazy.values import any_lazy, real
+from ..ranges.bounds import bounds_of
+from ..ranges.ranges import Range, meet, range_of
+from ..registry import CONTROL, Result, Rule, apply_control, bind, is_empty, is_unpacking, rule_of
+from ..torch_values.hints import dynamic, no_rule, other_target
+from ..torch_values.numbers import UNKNOWN, number_of
+from ..torch_values.sizes import depends_on_data, is_size, size_of
+from ..torch_values.types import constant_of, memory_of, no_tensor, refused, type_of
+from .lazy_calls import apply_lazy
+from .saturation import saturated, saturating_casts
+from .templates import templates_for
+
+R = TypeVar("R", bound=Result | int)
+
+
+class Origin(NamedTuple):
+    """Where an operator of the graph comes from: the node, its debug handle, its module, and the user's line."""
+
+    node: str
+    operator: str
+    handle: int | None
+    module: str
+    """Path in the user's model, as in ``named_modules``; empty in the model itself."""
+    source: Source | None
+
+    @staticmethod
+    def of(node: Node) -> Origin:
+        """What the metadata of ``node`` tells."""
+        modules = node.meta.get("nn_module_stack") or {"": ("", None)}
+        path = next(reversed(modules.values()))[0]
+        return Origin(node.name, str(node.target), node.meta.get("debug_handle"), path, source_of(node))
+
+    def __hash__(self) -> int:
+        return hash(self.node)  # all fields would take five times as long
+
+    def __str__(self) -> str:
+        """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
+        module = f" in {self.module}" if self.module else ""
+        return f"{self.node} = {self.operator}{module}" + (f" at {self.source}" if self.source else "")
+
+
+class Interpreter:
+    """The values of a program's nodes, as far as they are known.
+
+    A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
+    ``constant`` makes the value of a constant placeholder, or None for other nodes; that of a subgraph may be a size.
+    ``nodes`` are those to lower; ``bounds`` says in which ranges integers lie because of what these use them for.
+    """
+
+    def __init__(
+        self,
+        t: Tosa,
+        constant: Callable[[Node], Value | int | None],
+        nodes: Collection[Node] = (),
+        bounds: Mapping[Node, Range] | None = None,
+    ) -> None:
+        import_quantize()
+        self.t, self.constant = t, constant
+        self.bounds = bounds_of(nodes) if bounds is None else bounds
+        self.casts = saturating_casts(nodes, self.bounds)
+        self.values: dict[Node, Result | float] = {}
+        """What each node stands for; an int is a size."""
+        self.templates = templates_for(t.spec)
+
+    def value_of(self, node: Node) -> Value:
+        """The value that ``node`` stands for as an operand."""
+        found = self.values.get(node)
+        if found is None:
+            found = self.values[node] = self._first_use(node)
+        if found is UNKNOWN:
+            raise refused(no_tensor(node.meta["val"], f"the operand {node.name}"))
+        return found  # type: ignore[return-value]
+
+    def _first_use(self, node: Node) -> Value | int:
+        producer, index = self._unpacked(node)
+        several = self.values.get(producer)
+        if several is None:
+            known = self.constant(node)
+            return self.bounded(node, self.input(node) if known is None else known)
+        found: Value | None = several[index]  # type: ignore[index]
+        if found is None:
+            raise refused(f"result {index} of {producer.target} is not lowered")
+        return self.bounded(node, found)
+
+    def _unpacked(self, node: Node) -> tuple[Any, Any]:
+        """The call that ``node`` takes one of several results of, and which; (None, None) if it is no such node."""
+        return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
+
+    def bounded(self, node: Node, result: R) -> R:
+        """What ``node`` stands for, in the range that its uses prove."""
+        if node in self.bounds and isinstance(result, Value):
+            result.range = meet(range_of(result), self.bounds[node])
+        return result
+
+    def type_of_operand(self, node: Node) -> Type:
+        """The type of a value whose elements are not read, but which arrives if it is computed elsewhere."""
+        found = type_of(node.meta.get("val"), f"the input {node.name}", node)
+        if node not in self.values:
+            self.expect_tensor(node, self.t.held_type(found))
+        return found
+
+    def input(self, node: Node) -> Value:
+        """A value that arrives at run time; Unsupported if the target has no such tensor."""
+        val, what = node.meta.get("val"), f"the input {node.name}"
+        arrives = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what, node)
+        self.expect_tensor(node, arrives)
+        value = Value(arrives, name=node.name)
+        return Bytes.arriving(self.t, value) if is_bytes(val) else value
+
+    def expect_tensor(self, node: Node, type: Type) -> None:
+        """Raise Unsupported unless the target has inputs of this type, as which the value of ``node`` arrives."""
+        if type.is_dynamic and not self.t.spec.takes_dynamic:
+            raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
+        why = self.t.spec.why_not_tensor(type)
+        if why is not None:
+            ways = value_alternatives(type.dtype, self.t.spec.version)
+            raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
+
+    def run(self, node: Node) -> Result | float:
+        """Lower one call; Unsupported says why it cannot be."""
+        if is_unpacking(node):
+            return None  # when it is used: of several results, those that nobody uses need not be there
+        if is_size(node):
+            return self.size(node)
+        if node.target in CONTROL:
+            self.values[node] = results = apply_control(self, node)
+            return results
+        rule = rule_of(node)
+        if is_empty(node):
+            return None  # there is nothing to compute; who needs it as an operand is refused
+        arguments = self.arguments(rule, node)
+        if any_lazy(arguments):
+            result = self.bounded(node, apply_lazy(self.t, rule, node, arguments))
+        else:
+            result = self.bounded(node, self.templates.apply(self.t, rule, node, arguments))
+        self.values[node] = result
+        return result
+
+    def arguments(self, rule: Rule, node: Node) -> list[Any]:
+        """What the rule is called with."""
+        arguments = bind(rule, node, self.value_of, self.type_of_operand)
+        if node in self.casts:
+            arguments[0] = saturated(self.t, arguments[0], self.casts[node])
+        return arguments
+
+    def lower(self, node: Node) -> None:
+        """Lower one call; Unsupported has the node, the innermost one of control flow, and the user's line."""
+        self.t.source = origin = Origin.of(node)
+        try:
+            self.run(node)
+        except Unsupported as error:
+            if error.node is not None:
+                raise
+            raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
+
+    def enter(self, nodes: Collection[Node], given: Callable[[Node], Value | int]) -> Interpreter:
+        """An interpreter for the nodes of a subgraph, whose placeholders stand for what is ``given``."""
+        inner = copy(self)
+        inner.values, inner.bounds = {}, bounds_of(nodes)
+        inner.casts = saturating_casts(nodes, inner.bounds)
+        inner.constant = lambda node: given(node) if node.op == "placeholder" else _tensor_of(node)
+        return inner
+
+    def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
+        """Let ``buffer`` stand for the variable that holds it."""
+        first = next((user for user in buffer.users if user.op == "call_function"), buffer)
+        self.t.source = Origin.of(first)
+        self.values[buffer] = self.t.variable(name, constant_of(name, initial))
+
+    def write_variable(self, value: Node, name: str) -> None:
+        """Let the variable hold ``value`` in the next call."""
+        self.t.source = Origin.of(value)
+        self.t.variable_write(name, self.value_of(value))
+
+    def size(self, node: Node) -> float:
+        """What a call on sizes returns: torch knows of which symbols it is made, and the operands are those already."""
+        if depends_on_data([node.meta["val"]]):
+            raise refused(no_rule(node.target))
+        for operand in node.all_input_nodes:
+            self._expect_inside(operand)
+        val = node.meta["val"]
+        found = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
+        return found
+
+    def _expect_inside(self, node: Node) -> None:
+        """Raise Unsupported for what a call on sizes would take into the delegate, although no element is read."""
+        val, producer = node.meta.get("val"), self._unpacked(node)[0]
+        if not isinstance(val, torch.Tensor):
+            self.value_of(node)
+        elif producer not in self.values and not is_bytes(val):
+            self.type_of_operand(node)
+
+    def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
+        """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""
+        return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
+
+    def kept_apart(self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]) -> list[Value]:
+        """As ``returned``, of nodes and what the graph has for them."""
+        taken, results = set(inputs), []
+        for position, (node, value) in enumerate(returned):
+            self.t.source = Origin.of(node)
+            value = value.leaving(self.t) if isinstance(value, Bytes) else real(self.t, value)
+            why = self.t.spec.why_not_tensor(value.type)
+            self.t.require(why is None, f"output {position}: {why}")
+            if value in taken or value.constant is not None:
+                value = self.t.identity(value)
+            taken.add(value)
+            results.append(value)
+        return results
+
+
+def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = None) -> Graph:
+    """The TOSA graph of a functional program, before the passes.
+
+    Inputs are the user's, in order, named as the placeholders; outputs as the nodes that are returned. Parameters,
+    buffers and constants stay where they are until the graph is written. Buffers that the program writes are
+    variables: it reads them first and writes them last. Raises Unsupported with the node and the user's line.
+    """
+    interpreter = Interpreter(t or Tosa(spec), _constants(program), program.graph.nodes)
+    inputs = [_held(interpreter.value_of(node)) for node in user_inputs(program)]
+    state = written_values(program)
+    names = {node: str(spec.target) for node, spec in placeholders(program) if node in state}
+    for node, name in names.items():
+        interpreter.read_variable(node, name, constant_tensor(program, dict(placeholders(program))[node]))
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            interpreter.lower(node)
+    for node, name in names.items():
+        interpreter.write_variable(state[node], name)
+    nodes = _returned_nodes(program)
+    results = interpreter.returned(nodes, inputs)
+    _name(results, nodes, {value.name for value in inputs})
+    return Graph(inputs, results, interpreter.t.operators)
+
+
+def _held(value: Value) -> Value:
+    """The input of the graph that a value is, or is made of."""
+    return value.held if isinstance(value, Bytes) and value.held is not None else value
+
+
+def _name(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
+    """As the nodes, so that a file of one delegate says which values of the program it gives; all names differ."""
+    for value, node in zip(results, nodes, strict=True):
+        value.name = node.name
+        while value.name in taken:
+            value.name += "_"
+        taken.add(value.name)
+
+
+def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
+    """Makes the value of a constant placeholder, by reference to its tensor; the same one for tied weights."""
+    constant = constant_placeholders(program)
+    specs = dict(placeholders(program))
+    made: dict[Any, Value] = {}
+
+    def value(node: Node) -> Value | None:
+        if node not in constant:
+            return None
+        tensor = constant_tensor(program, specs[node])
+        why = why_no_bytes(tensor)
+        if why is not None:
+            raise refused(f"the constant {specs[node].target}: {why}")
+        make = constant_bytes if is_bytes(tensor) else constant_of
+        value = make(str(specs[node].target), tensor)
+        return made.setdefault(memory_of(tensor), value)
+
+    return value
+
+
+def _tensor_of(node: Node) -> Value | None:
+    """The constant that a ``get_attr`` node fetches; None for other nodes."""
+    if node.op != "get_attr":
+        return None
+    return constant_of(node.name, getattr(node.graph.owning_module, str(node.target)))
+
+
+def _returned_nodes(program: ExportedProgram) -> list[Node]:
+    """What the caller gets."""
+    specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    returned = [value for spec, value in specs if spec.kind not in STATE_WRITES]
+    for position, item in enumerate(returned):
+        if not isinstance(item, Node):
+            raise refused(f"output {position} is the Python value {item!r}, not a tensor")
+    return returned

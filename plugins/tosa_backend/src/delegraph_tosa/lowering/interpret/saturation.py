@@ -1,0 +1,116 @@
+"""Floats that are cast to int64: how far the uses of the integers tell large ones apart.
+
+An infinity becomes the least int64, which 32 bits do not hold. Often nobody sees it: what is used is the smaller of it
+and a number, or an index where a condition holds, as in T5's buckets of distances. If all uses of an integer do the
+same with the end of a range as with what lies beyond it, or fail there, the cast may stop at that end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from ...ir.graph import Value
+from ...ir.operators import CLAMP
+from ...ir.types import FLOATS, NanMode
+from ..builder import Tosa
+from ..ranges.bounds import INDEXES, PASSING
+from ..ranges.ranges import Range, inside, union
+from ..registry import RULES
+
+aten = torch.ops.aten
+EXACT = (-(1 << 24), 1 << 24)
+"""Integers that fp32 has all of."""
+
+_CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other}
+_CASTS |= {aten._to_copy.default, aten.type_as.default}
+_CHOICES = {aten.where.self: (1, 2), aten.where.ScalarOther: (1,), aten.where.ScalarSelf: (2,)}
+_MONOTONOUS = {
+    **dict.fromkeys((aten.minimum.default, aten.maximum.default, aten.min.other, aten.max.other), (0, 1)),
+    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), (0,)),
+}
+_PASSED = {**_CHOICES, **_MONOTONOUS}
+"""Operators that give what they are given, or a number between; positions of those operands."""
+
+
+def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> dict[Node, Range]:
+    """The casts of floats to int64 among ``nodes`` that may stop at the ends of a range; ``bounds`` of those nodes."""
+    casts = [n for n in nodes if n.target in _CASTS and _is_from_float(n)]
+    uses = _Uses(nodes, bounds) if casts else None
+    found = {n: range for n in casts if uses and (range := uses.range_of(n)) is not None}
+    return {n: range for n, range in found.items() if inside(range, EXACT)}
+
+
+def _is_from_float(cast: Node) -> bool:
+    before: Any = getattr(cast.args[0], "meta", {}).get("val")
+    after: Any = cast.meta.get("val")
+    both = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)
+    return both and before.is_floating_point() and after.dtype is torch.int64
+
+
+def saturated(t: Tosa, x: Value, range: Range) -> Value:
+    """Floats [*S] -> [*S], none of them outside of ``range``; NaN is its least number."""
+    if x.dtype not in FLOATS or type(x) is not Value:
+        return x
+    low, high = map(float, range)
+    clamped = t.emit(CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.IGNORE)
+    clamped.range = range
+    return clamped
+
+
+class _Uses:
+    """How far the uses among ``nodes`` distinguish integers."""
+
+    def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
+        self._nodes, self._bounds = set(nodes), bounds
+        self._known: dict[Node, Range | None] = {}
+
+    def range_of(self, node: Node) -> Range | None:
+        """The range beyond which all uses do with an element what they do at its end; None if there is none."""
+        if node in self._bounds:
+            return self._bounds[node]
+        if node not in self._known:
+            self._known[node] = None
+            found = [self._of_use(user, node) for user in node.users if not _reads_type(user, node)]
+            known = [range for range in found if range is not None]
+            if known and len(known) == len(found):
+                self._known[node] = _joined(known)
+        return self._known[node]
+
+    def _of_use(self, user: Node, node: Node) -> Range | None:
+        if user not in self._nodes:
+            return None
+        if user.target in INDEXES:
+            return _said_of(node, INDEXES[user.target](user), user)
+        places = _PASSED.get(user.target)  # type: ignore[call-overload]
+        passes = places is not None and all(k in places for k, a in enumerate(user.args) if a is node)
+        if not passes and user.target not in PASSING:
+            return None
+        range = self.range_of(user)
+        if range is None or passes:
+            return range
+        return _said_of(node, PASSING[user.target](user, range), user)
+
+
+def _reads_type(user: Node, node: Node) -> bool:
+    """Whether a call takes the type and the size of ``node`` and not its elements, as full_like does."""
+    rule = RULES.get(user.target)  # type: ignore[call-overload]
+    return rule is not None and all(k in rule.types for k, a in enumerate(user.args) if a is node)
+
+
+def _joined(ranges: Iterable[Range]) -> Range:
+    first, *others = ranges
+    for other in others:
+        first = union(first, other)
+    return first
+
+
+def _said_of(node: Node, found: Iterable[tuple[Any, Range]], user: Node) -> Range | None:
+    """What a use says of ``node``, if it says something of every place where it has it."""
+    ranges = [range for argument, range in found if argument is node]
+    places = sum(a is node for a in tree_leaves((user.args, user.kwargs)))
+    return _joined(ranges) if ranges and len(ranges) == places else None

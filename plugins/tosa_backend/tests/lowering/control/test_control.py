@@ -1,0 +1,314 @@
+"""cond, while_loop, map and scan whole: each against eager torch, and as a file through the reference model."""
+
+from __future__ import annotations
+
+import delegraph
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
+from delegraph_tosa.backend import compile_program
+from delegraph_tosa.evaluate import bounded_iterations, evaluate
+from delegraph_tosa.ir.operators import COND_IF
+from delegraph_tosa.serialize import TosaFile, read
+from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.text import parse, render
+from torch import nn
+from torch._higher_order_ops import scan
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils._pytree import tree_leaves
+
+from ...support import reference_tools
+from ...support.rule_cases import Family, Function, WithConstant, randn, whole
+
+pytestmark = [  # torch's own, about its own code, when it traces map and scan
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+]
+TARGET = "TOSA-1.0+FP+INT+controlflow"
+SPEC = TosaSpec.parse(TARGET)
+FAMILY = Family()
+x = randn(2, 4)
+
+
+def zero(dtype=torch.int64):
+    return torch.zeros((), dtype=dtype)
+
+
+def branches_with_weights(weight, shift, x):
+    return torch.cond(x.sum() > 0, lambda x: x @ weight + shift, lambda x: (x @ weight.t()).sin(), (x + 1,)) + 2
+
+
+def nested(weight, x, y):
+    def deep(x, y):
+        return torch.cond(x.sum() > 1, lambda x, y: (x @ weight, y + 1), lambda x, y: (x.cos(), y * 2), (x, y))
+
+    return torch.cond((y > 0).all(), deep, lambda x, y: (x - 1, y.clone()), (x, y))
+
+
+def returns_what_it_has(weight, x, y):
+    """A branch that returns an operand, one that returns a constant, one operand that nobody uses."""
+    return torch.cond(x.sum() > 0, lambda x, y: (x.clone(), weight.clone()), lambda x, y: (x + 1, weight * 2), (x, y))
+
+
+def counted(weight, x):
+    def step(i, a):
+        return i + 1, (a @ weight).sin()
+
+    return while_loop(lambda i, a: i < 5, step, (zero(), x))
+
+
+def counted_to(n, x):
+    """How often is known at run time only, and x is used but not carried."""
+    return while_loop(lambda i, a: i < n, lambda i, a: (i + 1, a * 0.5 + x), (torch.ones((), dtype=torch.int64), x))
+
+
+def until(x):
+    """The condition is about a float, the values that are carried change places."""
+    return while_loop(lambda a, b: a.sum() < 50.0, lambda a, b: (b.clone(), a + b), (x, x + 1))
+
+
+def modular(k):
+    """An int64 that grows for ever, but modulo 16."""
+    step = lambda i, k: (i + 1, (k * 7 + i) & 15)  # noqa: E731
+    return while_loop(lambda i, k: torch.logical_and(i < 9, k >= 0), step, (zero(), k.clamp(0, 9)))[1]
+
+
+def inner_loop(x):
+    def row(i, a):
+        _, b = while_loop(lambda j, b: j < 3, lambda j, b: (j + 1, b * 1.5 + i.float()), (zero(), a))
+        return i + 1, b
+
+    return while_loop(lambda i, a: i <= 2, row, (zero(), x))
+
+
+def recurrent(weight, xs):
+    def step(carry, x):
+        after = torch.mm(carry, weight).tanh() + x
+        return after, after * 2
+
+    return scan(step, torch.ones(2, 4), xs, dim=0, reverse=True)
+
+
+def mapped(weight, xs, y):
+    choose = lambda x, y: torch.cond(x.sum() > 0, lambda x: x @ weight, lambda x: x.cos(), (x + y,))  # noqa: E731
+    return torch_map(choose, xs, y)
+
+
+weight = randn(4, 4)
+FAMILY.cases("cond", WithConstant(branches_with_weights, weight, randn(4)), x.abs(), -x.abs(), spec=SPEC)
+pairs = [(x, whole(3)), (x.abs(), whole(3).abs() + 1), (-x.abs(), whole(3).abs() + 1)]
+FAMILY.cases("cond-nested", WithConstant(nested, weight), *pairs, spec=SPEC)
+FAMILY.cases("cond-returns", WithConstant(returns_what_it_has, weight), (x.abs(), x), (-x.abs(), x), spec=SPEC)
+FAMILY.case("while", WithConstant(counted, weight), x, spec=SPEC)
+FAMILY.cases("while-runtime", counted_to, *((torch.tensor(n, dtype=torch.int64), x) for n in (0, 7)), spec=SPEC)
+FAMILY.case("while-float", until, x.abs(), spec=SPEC)
+FAMILY.case("while-modular", modular, torch.tensor(3, dtype=torch.int64), spec=SPEC)
+FAMILY.case("while-in-while", inner_loop, x, spec=SPEC)
+FAMILY.case("scan", WithConstant(recurrent, weight), randn(3, 2, 4), spec=SPEC)
+FAMILY.case("map-of-cond", WithConstant(mapped, weight), randn(3, 2, 4), randn(4), spec=SPEC)
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+
+
+@pytest.mark.parametrize("name", ["cond-nested-0", "while-in-while", "map-of-cond"])
+def test_files_are_legal_and_read_back(name):
+    graph = compile_program(FAMILY.exported(name), SPEC)
+    file = TosaFile(graph, SPEC).join()
+    reference_tools.check_strictly(file, "pro_fp,pro_int", "controlflow")
+    text = render(read(file))
+    assert render(parse(text)) == text
+
+
+def test_a_weight_that_both_branches_use_is_stored_once():
+    def either(weight, x):
+        return torch.cond(x.sum() > 0, lambda x: x @ weight, lambda x: (x @ weight).sin(), (x,))
+
+    module, given = WithConstant(either, randn(64, 64)).eval(), randn(2, 64)
+    (delegate,) = lowered(module, given).delegates
+    assert 64 * 64 * 4 < len(delegate.processed_bytes) < 2 * 64 * 64 * 4
+    (found,) = reference_tools.run(delegate.processed_bytes, [given.numpy()])
+    torch.testing.assert_close(torch.from_numpy(found), module(given).detach())
+
+
+def test_a_weight_is_a_constant_of_the_branch_that_uses_it():
+    graph = compile_program(FAMILY.exported("cond-0"), SPEC)
+    (call,) = (op for op in graph.operators if isinstance(op, COND_IF))
+    assert len(call.inputs) == 2  # the predicate and x + 1
+    assert [len(body.constants()) > 0 for body in graph.bodies()] == [True, True]
+
+
+def lowered(function, *inputs, target=TARGET):
+    options = {"tosa": {"spec": target}}
+    if isinstance(function, torch.export.ExportedProgram):
+        return delegraph.lower(function, backends=["tosa"], options=options)
+    module = function if isinstance(function, nn.Module) else Function(function)
+    return delegraph.lower(module.eval(), inputs, backends=["tosa"], options=options)
+
+
+def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_extension():
+    module, (given, *_) = WithConstant(branches_with_weights, weight, randn(4)).eval(), FAMILY.rows["cond-0"][1]
+    whole, alone = lowered(module, given), lowered(module, given, target="TOSA-1.0+FP")
+    assert (len(whole.delegates), whole.report.refusals) == (1, [])
+    assert [d.name for d in alone.delegates][2:] == ["true_graph_0.lowered_module_2", "false_graph_0.lowered_module_3"]
+    (refusal,) = alone.report.refusals
+    assert refusal.reason == "TOSA COND_IF on bool needs EXT-CONTROLFLOW; the target is TOSA-1.0+FP"
+    for each in (given, -given):
+        torch.testing.assert_close(whole(each), module(each))
+        torch.testing.assert_close(alone(each), module(each))
+
+
+def test_what_a_branch_is_made_of_may_have_to_be_decomposed():
+    def either(w, x):
+        return torch.cond(x.sum() > 0, lambda x: torch.addcmul(x, x, w), lambda x: x.sin(), (x,))
+
+    function = WithConstant(either, randn(4))
+    made = lowered(function.eval(), x)
+    assert (len(made.delegates), made.report.refusals) == (1, [])
+    torch.testing.assert_close(made(x.abs()), function(x.abs()))
+
+
+REFUSED = {
+    "random": (
+        lambda x: torch.cond(x.sum() > 0, torch.rand_like, torch.sin, (x,)),
+        "true_graph_0: aten.rand_like.default: it draws random numbers",
+    ),
+    "counter": (
+        lambda x: while_loop(lambda i, a: a.sum() < 50, lambda i, a: (i + 1, a + 1), (zero(), x)),
+        "while_loop_body_graph_0: aten.add.Tensor: TOSA ADD: its int64 result may be from 1 to 2147483648",
+    ),
+    "python-number": (
+        lambda x: while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a + 1), (0, x)),
+        "the loop carries the Python value 0, not a tensor",
+    ),
+    "sizes": (
+        lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x[:1] + 1, (x,)),
+        "TOSA COND_IF: the two graphs return different types",
+    ),
+    "float-predicate": (
+        lambda x: torch.cond(x.sum(), lambda x: x + 1, lambda x: x - 1, (x,)),
+        "TOSA COND_IF takes bool where it is given fp32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_left_has_its_reason(name):
+    function, reason = REFUSED[name]
+    made = lowered(function, x.abs())
+    assert any(r.reason.startswith(reason) for r in made.report.refusals), made.report
+    if name != "random":
+        torch.testing.assert_close(made(x.abs()), function(x.abs()))
+
+
+def long_map(x, n, y):
+    """Rows of floats and truth values; what is mapped is floats and truth values of two ranks."""
+
+    def step(row, n, y):
+        number, truth, (a, b) = row
+        return torch.where(truth, number + y, number * 2), truth.logical_not(), torch.stack([a, b * n])
+
+    return torch_map(step, (x[:, 0] + 1, x[:, 0] > 0, (x * 3, x * 2)), n, y)
+
+
+def long_scan(weight, x):
+    def step(carry, row):
+        total, count = carry
+        total = total @ weight + row
+        return (total, count + 1), (total * 2, count.clone())
+
+    return scan(step, (torch.zeros(1, 4), torch.tensor(0, dtype=torch.int32)), x)
+
+
+LONG = 1200
+"""More steps than are written out."""
+MANY = {
+    "map": (long_map, randn(LONG, 4), torch.tensor(3.0), torch.tensor(0.5)),
+    "scan": (WithConstant(long_scan, weight / 4), randn(LONG, 4)),
+}
+
+
+@pytest.mark.parametrize(("name", "target"), [("map", TARGET), ("map", "TOSA-1.0+FP+controlflow"), ("scan", TARGET)])
+def test_many_steps_are_a_loop(name, target):
+    function, *given = MANY[name]
+    function = function if isinstance(function, nn.Module) else Function(function)
+    made = lowered(function, *given, target=target)
+    assert (len(made.delegates), made.report.host_operators) == (1, 0), made.report
+    blob = made.delegates[0].processed_bytes
+    assert [op.name for op in read(blob).operators].count("WHILE_LOOP") == 1
+    reference_tools.check_strictly(blob, "pro_fp,pro_int" if "INT" in target else "pro_fp", "controlflow")
+    for mine, theirs in zip(tree_leaves(made(*given)), tree_leaves(function(*given)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_many_steps_need_the_extension():
+    many = lambda x: torch_map(lambda row: row.sin(), x.reshape(8, 1).expand(8, 200).reshape(1600))  # noqa: E731
+    made = lowered(many, x.abs(), target="TOSA-1.0+FP")
+    ((reason, hint),) = [(c.reason, c.hint) for c in made.report.causes if "steps" in c.reason]
+    assert reason == "its 1600 steps are more than the 1024 that are written out without a loop"
+    assert hint == "if your device has it, lower for spec=TOSA-1.0+FP+controlflow"
+    torch.testing.assert_close(made(x.abs()), many(x.abs()))
+
+
+def deep(depth):
+    if depth == 0:
+        return torch.cos
+    return lambda x: torch.cond(x.sum() > depth, deep(depth - 1), torch.sin, (x,))
+
+
+def test_nesting_is_counted_as_the_validator_does():
+    most = SPEC.max_nesting - 1
+    assert lowered(deep(most), x).report.refusals == []
+    beyond = lowered(deep(most + 1), x)
+    reason = f"control flow is nested {most + 1} deep, and MAX_NESTING of the target is {most + 1}"
+    assert beyond.report.refusals[0].reason.endswith(reason)
+    torch.testing.assert_close(beyond(x + 9), deep(most + 1)(x + 9))
+
+
+def test_a_loop_without_end_can_be_bounded():
+    made = lowered(lambda x: while_loop(lambda a: (a * 0 == 0).all(), lambda a: (a * 0.5,), (x,)), x)
+    graph = read(made.delegates[0].processed_bytes)
+    with (
+        bounded_iterations(100),
+        pytest.raises(delegraph.errors.Unsupported, match="WHILE_LOOP: the program runs more"),
+    ):
+        evaluate(graph, [x.numpy()])
+
+
+def test_passes_reach_into_graphs():
+    """Two equal computations in a body are one, and what it returns twice is two values of a file."""
+    made = lowered(
+        lambda x: torch.cond(x.sum() > 0, lambda x: (x * 2 + x * 2, x * 2), lambda x: (x.clone(), x.clone()), (x,)), x
+    )
+    (call,) = (op for op in read(made.delegates[0].processed_bytes).operators if isinstance(op, COND_IF))
+    assert [op.name for op in call.then_graph.operators] == ["MUL", "ADD"]
+    assert [op.name for op in call.else_graph.operators] == ["IDENTITY", "IDENTITY"]
+
+
+def rounded(x):
+    """As if stored in int8."""
+    quantized = torch.ops.quantized_decomposed
+    limits = (0.05, 3, -128, 127, torch.int8)
+    return quantized.dequantize_per_tensor.default(quantized.quantize_per_tensor.default(x, *limits), *limits)
+
+
+QUANTIZED = {
+    "cond": lambda p, x: torch.cond(p, lambda x: rounded(torch.relu(x)), lambda x: rounded(x * 0.5), (x,)),
+    "while": lambda p, x: while_loop(
+        lambda i, x: i < 3, lambda i, x: (i + 1, rounded(torch.relu(x) * 0.5)), (zero(torch.int32), x)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_what_is_quantized_crosses_as_integers(name):
+    function = lambda p, x: rounded(QUANTIZED[name](p, rounded(x)).reshape(8))  # noqa: E731
+    inputs = (torch.tensor(True), x)
+    made = lowered(function, *inputs, target="TOSA-1.0+INT+controlflow")
+    (delegate,) = made.delegates
+    assert {r.operator.split(".")[1] for r in made.report.refusals} == {"quantize_per_tensor", "dequantize_per_tensor"}
+    reference_tools.check_strictly(delegate.processed_bytes, "pro_int", "controlflow")
+    for each in (inputs, (torch.tensor(False), -x)):
+        torch.testing.assert_close(made(*each), function(*each), rtol=0, atol=0)
+    assert "true_graph_0" not in dict(made.exported_program().graph_module.named_modules())

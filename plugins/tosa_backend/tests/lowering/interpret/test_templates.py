@@ -1,0 +1,120 @@
+"""Alike calls are lowered once and copied: what is made is what the rules themselves would have made."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from delegraph_tosa.backend import compile_program
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.lowering import registry
+from delegraph_tosa.lowering.interpret import templates
+from delegraph_tosa.serialize import TosaFile
+from delegraph_tosa.spec import TosaSpec
+from torch import nn
+
+SPEC = TosaSpec.parse("TOSA-1.0+FP")
+
+
+class Block(nn.Module):
+    """Convolution and batch norm (folded constants), activation, attention with a head of linears, a shortcut."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.linears = nn.ModuleList([nn.Linear(5, 5) for _ in range(3)])
+
+    def forward(self, x):
+        y = nn.functional.relu6(self.norm(self.conv(x)))
+        q, k, v = (linear(y) for linear in self.linears)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).clamp(-1.0, 1.0)
+        return x + mixed.split(2, 1)[0].repeat(1, 2, 1, 1)
+
+
+def program(module, *inputs):
+    torch.manual_seed(0)
+    return torch.export.export(module.eval(), inputs)
+
+
+def data(exported):
+    return TosaFile(compile_program(exported, SPEC), SPEC).join()
+
+
+@pytest.fixture
+def blocks():
+    return program(nn.Sequential(*[Block() for _ in range(3)]), torch.randn(1, 4, 5, 5))
+
+
+def test_a_file_is_the_same_as_without_copies(blocks, monkeypatch):
+    copied = data(blocks)
+    monkeypatch.setattr(templates.Template, "copy", None)
+    monkeypatch.setattr(templates.Templates, "apply", lambda self, *call: registry.apply(*call))
+    assert data(blocks) == copied
+
+
+def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
+    seen = []
+
+    def count(t, rule, node, arguments):
+        seen.append(node.target)
+        return registry.apply(t, rule, node, arguments)
+
+    monkeypatch.setattr(templates, "apply", count)
+    templates.templates_for.cache_clear()
+    data(blocks)
+    calls = [node.target for node in blocks.graph.nodes if node.op == "call_function"]
+    for target, count in ((torch.ops.aten.linear.default, 9), (torch.ops.aten.conv2d.default, 3)):
+        assert calls.count(target) == count and seen.count(target) == 1
+    data(program(nn.Sequential(Block()), torch.randn(1, 4, 5, 5)))
+    assert len([target for target in seen if target is torch.ops.aten.linear.default]) == 1
+
+
+def test_templates_keep_no_weights():
+    templates.templates_for.cache_clear()
+    module = Block()
+    weight = weakref.ref(module.linears[0].weight)
+    data(program(module, torch.randn(1, 4, 5, 5)))
+    assert templates.templates_for.cache_info().currsize == 1
+    del module
+    gc.collect()
+    assert weight() is None
+
+
+class Turned(nn.Module):
+    """``t()`` of a weight is a folded TRANSPOSE, which the rule of ``linear`` transposes back: it finds the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(3, 3)) for _ in range(2)])
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = torch.matmul(x, weight.t())
+        return x
+
+
+class Zeros(nn.Module):
+    """0.0 and -0.0 are equal in Python and make different numbers, as 1 and True do."""
+
+    def forward(self, x):
+        return torch.cat([1 / (x * -0.0), 1 / (x * 0.0), x.clamp(min=-0.0), x.clamp(min=0.0)])
+
+
+class Same(nn.Module):
+    """One value as two operands is another call than two values of the same type."""
+
+    def forward(self, x, y):
+        return torch.atan2(x, x) + torch.atan2(x, y) + torch.atan2(y, y)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [(Turned(), (torch.randn(2, 3),)), (Zeros(), (torch.ones(2),)), (Same(), (torch.ones(2), torch.randn(2)))],
+    ids=["weights behind constants", "zeros", "one value twice"],
+)
+def test_alike_is_not_the_same(module, inputs):
+    exported = program(module, *inputs)
+    (got,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
+    torch.testing.assert_close(torch.from_numpy(got), module(*inputs).detach())
