@@ -28,6 +28,7 @@ from ..exported.functionalize.normalize import normalize
 from ..exported.gc_pause import pause_collection
 from ..exported.subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
 from ..exported.tracing import TRACING
+from ..exported.training import training_note
 from ..exported.types import Transform
 from ..exported_program import forget_guards, output_values, user_inputs, why_not_valid
 from ..partitioner import Partitioner
@@ -117,6 +118,9 @@ def _export(lowering: Lowering) -> None:
 
 def _normalize(lowering: Lowering) -> None:
     for method, given in lowering.programs.items():
+        # before writes become functional: batch norm that writes its statistics is another operator then
+        training = training_note(given)
+        lowering.notes += [f"{method} was {training}"] if training else []
         program = _normalized(lowering, method, given)
         transforms = lowering.transforms.get(method, ())
         border = _border(program) if transforms else {}

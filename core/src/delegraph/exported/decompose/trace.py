@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ...source import source_of
 from ..functionalize.writes import functionalize
+from ..randomness import is_random
 from ..tracing import unlogged
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
 
@@ -143,6 +144,8 @@ class Tracer:
         mode = _fake_mode(node)
         if mode is None:
             raise Untraceable("the program does not say the types and shapes of its operands and results")
+        if is_random(node):  # torch's decomposition of a recurrent layer leaves the dropout between its layers out
+            raise Untraceable("it draws random numbers, for its dropout")
         cast = _as_cast(node)
         if cast is not None:
             return cast

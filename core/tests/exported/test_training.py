@@ -1,0 +1,85 @@
+"""Programs that were exported in training mode say so."""
+
+import delegraph.api as api
+import pytest
+import torch
+from delegraph.exported.training import training_note
+from torch import nn
+from torch.nn import functional as F
+
+X = torch.randn(2, 3, 8)
+
+
+class Trained(nn.Module):
+    """Everything in torch that is another function in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.5)
+        self.tracking = nn.InstanceNorm1d(3, track_running_stats=True)
+        self.recurrent = nn.LSTM(8, 8, 2, dropout=0.2, batch_first=True)
+
+    def forward(self, x):
+        x = self.recurrent(self.tracking(self.drop(self.norm(x))))[0]
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1 if self.training else 0.0)
+
+
+class Alike(nn.Module):
+    """Nothing of this differs: statistics of the batch in both modes, and nothing is dropped out."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.instance = nn.BatchNorm1d(3, track_running_stats=False), nn.InstanceNorm1d(3)
+        self.recurrent, self.drop = nn.GRU(8, 8, 2, batch_first=True), nn.Dropout(0.0)
+
+    def forward(self, x):
+        return self.drop(self.recurrent(self.instance(self.norm(x)))[0])
+
+
+def exported(module):
+    return torch.export.export(module, (X,))
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
+def test_each_call_in_training_is_named_with_the_users_line():
+    note = training_note(exported(Trained().train()))
+    calls = ("batch_norm.default", "dropout.default", "instance_norm.default", "lstm.input")
+    assert all(f"1 x aten.{name}" in note for name in (*calls, "scaled_dot_product_attention.default"))
+    assert "test_training.py:" in note and "call model.eval()" in note
+    assert training_note(exported(Trained().eval())) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
+def test_what_is_the_same_in_both_modes_is_no_training():
+    assert training_note(exported(Alike().train())) is None
+
+
+def test_the_report_has_it_also_of_a_branch():
+    class Branch(nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: F.dropout(x, 0.5, True), lambda x: x * 2, (x,))
+
+    (note,) = api.lower(exported(Branch()), backends=[]).report.notes
+    assert note.startswith("forward was exported in training mode")
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
+def test_the_dropout_between_the_layers_of_an_lstm_is_not_lost(echo_registry):
+    """torch's decomposition leaves it out."""
+    from delegraph.partitioner import CapabilityPartitioner
+
+    takes_pieces = CapabilityPartitioner(
+        lambda n: None if n.target.namespace == "aten" and "lstm" not in str(n.target) else "no", "EchoBackend"
+    )
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrent = nn.LSTM(8, 8, 2, dropout=1.0, batch_first=True)
+
+        def forward(self, x):
+            return self.recurrent(x)[0]
+
+    module = Recurrent().train()
+    made = api.lower(exported(module), backends=[takes_pieces], registry=echo_registry)
+    torch.testing.assert_close(made(X), module(X))  # all is dropped, so nothing is random
