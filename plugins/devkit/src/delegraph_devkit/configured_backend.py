@@ -44,10 +44,11 @@ class ConfiguredBackend:
     """A backend with its options, and how strictly and how long to check it.
 
     ``gate`` operators and random programs are tried, always the same; then others for ``seconds``. ``operators`` names
-    those that are tried instead, with all their samples. ``tolerance`` is relative to the largest value of an output.
-    ``example`` returns (module, inputs) that the backend takes at least in part; a backend that takes none of the usual
-    small programs needs one. ``register`` adds a backend that is not installed to a registry; as a function of a module
-    it serves other processes too. With ``device``, programs run in the backend's device half, not in its host runtime.
+    those that are tried instead, with all their samples and on special values. ``tolerance`` is relative to the largest
+    value of an output. ``example`` returns (module, inputs) that the backend takes at least in part; a backend that
+    takes none of the usual small programs needs one. ``register`` adds a backend that is not installed to a registry;
+    as a function of a module it serves other processes too. With ``device``, programs run in the backend's device half,
+    not in its host runtime.
     """
 
     name: str

@@ -47,6 +47,12 @@ def named(info: Any, operator: str) -> bool:
     return plain in names | {alias.name for alias in info.aliases}
 
 
+def call_names(operators: Collection[str]) -> set[str]:
+    """What calls of these operators are called in exported programs: ``relu``, for ``aten.relu.default``."""
+    rows = [info for info in _table() if any(named(info, o) for o in operators)]
+    return {name.rpartition(".")[2] for info in rows for name in (info.name, info.aten_name)}
+
+
 def unknown(operators: Collection[str]) -> list[str]:
     """Names that OpInfo has no operator for."""
     return [o for o in operators if not any(named(info, o) for info in _table())]

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from delegraph.exported_program import output_values
+from torch.fx import Node
+
+from .lowering_attempt import operator_name
 from .programs import Program, written
 
 _FLOATS = "[nan, inf, -inf, -0.0, 0.0, 1.5, -2.0, 3.0]"
@@ -57,13 +64,15 @@ def _integers(dtype: str, values: str, *expressions: str) -> Program:
 
 
 _IMAGE_VALUES = "[nan, 1.0, -inf, -inf, 2.0, 3.0, -inf, -inf, inf, 1.0, -1.0, -2.0, -inf, 0.0, -3.0, -4.0]"
+_ROWS = "[[nan, 1.0, inf], [-inf, 2.0, -0.0], [-3.0, -2.0, -1.0], [inf, 1.0, 2.0], [-inf, -inf, -inf]]"
+"""Rows of which a softmax is NaN for another reason each, beside two of which it is not."""
 SPECIAL: tuple[Program, ...] = (
     _group("special values", f"inputs = (torch.tensor({_FLOATS}),)", *_UNARY),
     _group("special values, two", f"x = torch.tensor({_FLOATS})\ninputs = x, x.roll(3)", *_BINARY),
     _group(
         *(
             "special values, matrix",
-            "inputs = (torch.tensor([[nan, 1.0, inf], [-inf, 2.0, -0.0], [-3.0, -2.0, -1.0]]),)",
+            f"inputs = (torch.tensor({_ROWS}),)",
         ),
         *_MATRIX,
     ),
@@ -72,3 +81,24 @@ SPECIAL: tuple[Program, ...] = (
     _integers("int64", _WIDE, *_INT64),
 )
 """The operators that most devices have, on such values."""
+
+
+def special_programs(names: Collection[str]) -> Iterator[Program]:
+    """The expressions that call an operator of one of these names (``relu``), each as a program of its own."""
+    for group in SPECIAL:
+        if group.exported is not None:
+            outputs = output_values(group.exported[0])
+            called = (_names_behind(output) for output in outputs)
+            yield from (m for m, behind in zip(group.members, called, strict=True) if not behind.isdisjoint(names))
+
+
+def _names_behind(output: Any) -> set[str]:
+    """The names of the operators that an output is computed with."""
+    names: set[str] = set()
+    waiting = [output]
+    while waiting:
+        node: Node = waiting.pop()
+        if node.op == "call_function":
+            names.update(operator_name(node).split(".")[1:2])  # getitem has no name but that
+        waiting += node.all_input_nodes
+    return names

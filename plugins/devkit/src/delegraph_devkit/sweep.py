@@ -14,11 +14,11 @@ from functools import partial
 from .configured_backend import ConfiguredBackend
 from .control_flow import WITHOUT_CONTROL_FLOW
 from .failures import CheckFailed, CheckSkipped
-from .opinfo import operator_programs
+from .opinfo import call_names, operator_programs
 from .programs import RELAID, Program
 from .random_programs import random_program
 from .reproduce import calling_again, lowering, verifying
-from .special_values import SPECIAL
+from .special_values import SPECIAL, special_programs
 from .subprocesses import Answer, Report, find_by_name
 from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
 
@@ -57,7 +57,7 @@ class Series:
 
 def _gate(backend: ConfiguredBackend) -> Iterator[Program]:
     if backend.operators:
-        return operator_programs(backend.operators)
+        return itertools.chain(operator_programs(backend.operators), special_programs(call_names(backend.operators)))
     return itertools.chain(_FIXED, itertools.islice(_mixed(), backend.gate))
 
 

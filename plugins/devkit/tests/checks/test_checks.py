@@ -8,6 +8,9 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec
 from delegraph_devkit.check import Status
+from delegraph_devkit.opinfo import call_names
+from delegraph_devkit.special_values import special_programs
+from delegraph_devkit.trial import try_program
 
 from ..support import bad_backends as backends
 from ..support.kit import failure, failures, under_test
@@ -40,8 +43,12 @@ SAYS = {
     "clamp_loses_nan": "on program special values: torch.clamp(x, -1.0, 1.0):",
     "amax_loses_nan": "on program special values, matrix: torch.amax(x, 1):",
     "max_pool_loses_nan": "on program special values, image: F.max_pool2d(x, 2):",
-    "int64_cut": "on program special values, int64: x + y:",
+    "maximum_loses_nan": "on program special values, two: torch.maximum(x, y):",
+    "softmax_of_infinity": "on program special values, matrix: torch.softmax(x, 1):",
+    "int64_add_cut": "on program special values, int64: x + y:",
+    "int64_mul_cut": "on program special values, int64: x * y:",
     "int8_saturates": "on program special values, int8: x + y:",
+    "uint8_saturates": "on program special values, uint8: x + y:",
     "shares_buffers": "output 0 of the first call changed when the program was called again",
     "ignores_strides": "its results are right once every input lies in C order",
     "writes_inputs": "a delegate, called by its runtime, changed its input 0",
@@ -73,6 +80,38 @@ SAYS = {
     "stranger": "which no node of the partition has",
 }
 """Bad backend -> part of what its one failure says."""
+
+
+OPERATORS = {
+    "relu_loses_nan": "relu",
+    "maximum_loses_nan": "aten.maximum.default",
+    "clamp_loses_nan": "clamp",
+    "max_pool_loses_nan": "nn.functional.max_pool2d",
+    "softmax_of_infinity": "softmax",
+    "int64_add_cut": "add",
+    "int64_mul_cut": "mul",
+    "int8_saturates": "add",
+    "uint8_saturates": "aten.add.Tensor",
+}
+"""Backend that is right on ordinary values -> what the operator may be called."""
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_that_is_asked_about_is_tried_on_special_values(name):
+    one = under_test(backends.BAD["numerics"][name])
+    special = list(special_programs(call_names([OPERATORS[name]])))
+    wrong = [o.program for p in special for o in try_program(p, one) if o.faults]
+    assert SAYS[name] in [f"on program {program}:" for program in wrong]
+    assert len(special) <= 24, "and other operators are not"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, operator", [*OPERATORS.items(), ("wrong_relu", "relu")])
+def test_the_check_of_one_operator_finds_what_is_wrong_with_it(name, operator):
+    one = under_test(backends.BAD["numerics"][name], operators=(operator,))
+    results = [devkit.run_check(devkit.CHECKS[check], one) for check in ("accepted_compiles", "numerics")]
+    assert [r.status for r in results] == [Status.PASSED, Status.FAILED]
+    assert SAYS[name] in results[1].message
 
 
 FAILS_NO_OTHER = ("graph", "wrong_relu", "level_two", "trusting")

@@ -12,6 +12,7 @@ def test_one_operator_on_the_command_line(installed, capsys):
     assert main(["check", "good", "--operator", "aten.relu.default", "--operator", "sin", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "ok      nn_functional_relu, float32, sample 0" in out
+    assert "ok      special values: torch.relu(x)" in out and "special values: torch.tanh(x)" not in out
     assert "-       sin, float64, sample" in out and "only float32 tensors are computed" in out
     assert "good: 2 passed; " in out and "2 of 2 operators delegated at least once" in out
 

@@ -309,12 +309,28 @@ def max_pool_without_nan(x, *window):
     return torch.nn.functional.max_pool2d(kept, *window)
 
 
+def maximum_without_nan(x, y):
+    return torch.where(x > y, x, y)
+
+
+def softmax_without_a_maximum(x, dim, dtype=None):
+    """Infinity over itself is NaN, as it should be; what stands beside it is a number over infinity."""
+    exponentials = x.exp()
+    return exponentials / exponentials.sum(dim, keepdim=True)
+
+
 def add_in_32_bits(x, y, alpha=1):
     return torch.add(x.to(torch.int32), y.to(torch.int32) if isinstance(y, torch.Tensor) else y).to(torch.int64)
 
 
+def mul_in_32_bits(x, y):
+    return torch.mul(x.to(torch.int32), y.to(torch.int32) if isinstance(y, torch.Tensor) else y).to(torch.int64)
+
+
 def saturating_add(x, y, alpha=1):
-    return (x.to(torch.int32) + (y.to(torch.int32) if isinstance(y, torch.Tensor) else y)).clamp(-128, 127).to(x.dtype)
+    ends = torch.iinfo(x.dtype)
+    wide = x.to(torch.int32) + (y.to(torch.int32) if isinstance(y, torch.Tensor) else y)
+    return wide.clamp(ends.min, ends.max).to(x.dtype)
 
 
 class SharesBuffers(GoodRuntime):
@@ -612,8 +628,12 @@ BAD = {
         "clamp_loses_nan": taking(aten.clamp.default, **{str(aten.clamp.default): clamp_without_nan}),
         "amax_loses_nan": taking(aten.amax.default, **{str(aten.amax.default): amax_without_nan}),
         "max_pool_loses_nan": taking(aten.max_pool2d.default, **{str(aten.max_pool2d.default): max_pool_without_nan}),
-        "int64_cut": taking(dtype=torch.int64, **{str(aten.add.Tensor): add_in_32_bits}),
+        "maximum_loses_nan": taking(aten.maximum.default, **{str(aten.maximum.default): maximum_without_nan}),
+        "softmax_of_infinity": taking(aten.softmax.int, **{str(aten.softmax.int): softmax_without_a_maximum}),
+        "int64_add_cut": taking(dtype=torch.int64, **{str(aten.add.Tensor): add_in_32_bits}),
+        "int64_mul_cut": taking(dtype=torch.int64, **{str(aten.mul.Tensor): mul_in_32_bits}),
         "int8_saturates": taking(dtype=torch.int8, **{str(aten.add.Tensor): saturating_add}),
+        "uint8_saturates": taking(dtype=torch.uint8, **{str(aten.add.Tensor): saturating_add}),
         "shares_buffers": variant(runtime=SharesBuffers),
         "ignores_strides": variant(runtime=IgnoresStrides),
         "writes_inputs": variant(runtime=WritesInputs),

@@ -27,7 +27,11 @@ class Check:
         parser.add_argument("--device", action="store_true", help="run the programs in its device half, and only that")
         parser.add_argument("--seconds", type=_seconds, default=0.0, metavar="S", help="then try others for so long")
         parser.add_argument(
-            "--operator", action="append", default=[], metavar="NAME", help="try this one, on all its samples"
+            "--operator",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="try this one alone: on all its samples, NaN, infinities and wide integers",
         )
         parser.add_argument("--verbose", action="store_true", help="list every program that was tried, and its outcome")
         parser.add_argument(
