@@ -11,6 +11,7 @@ from pathlib import Path
 
 import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for quantize, too
 from delegraph import errors
+from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
 from delegraph_tosa.ir.rulebook import Rule as TosaRule
@@ -142,7 +143,7 @@ def _class_row(cls: type[Exception]) -> str:
 def support_page() -> str:
     """What delegraph-tosa takes for which profile: operators with a rule by family, decomposed ones, and the others."""
     record, notes = _asked(), Notes()
-    rules = {str(overload): rule for overload, rule in RULES.items()}
+    rules = {str(overload): rule for (overload, kind), rule in RULES.items() if kind is Value}
     sections: dict[str, list[str]] = {}
     for family, name in sorted((rule.function.__module__.rpartition(".")[2], name) for name, rule in rules.items()):
         sections.setdefault(family, []).append(_support_row(name, record, notes, rules[name]))
@@ -180,7 +181,7 @@ def _asked() -> Asked:
         for name, targets in group.items():
             for target, counted in targets.items():
                 found[name][target].update(counted)
-    for name in found.keys() - {str(overload) for overload in RULES}:
+    for name in found.keys() - {str(overload) for overload, _ in RULES}:
         for reasons in found[name].values():  # what a report says of the whole operator
             reasons[PIECES] += reasons.pop(NO_RULE, 0)
     return found

@@ -38,4 +38,4 @@ def test_every_rule_is_in_the_record_as_taken():
         for name, targets in group.items()
         if any("" in targets[target] for target in TARGETS)
     }
-    assert {str(overload) for overload in RULES} - names == set(), AGAIN
+    assert {str(overload) for overload, _ in RULES} - names == set(), AGAIN

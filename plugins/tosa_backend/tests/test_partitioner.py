@@ -13,6 +13,7 @@ from delegraph.errors import OptionError, Unsupported
 from delegraph.exported.decompose.trace import Tracer
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_tosa.backend import TOSABackend
+from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.lowering import RULES, lower_program
 from delegraph_tosa.partitioner import TOSAPartitioner, TOSASupport
 from delegraph_tosa.spec import TosaSpec
@@ -128,9 +129,9 @@ def test_a_value_from_another_partition_is_an_input_there():
 
 
 def test_results_that_are_not_lowered_matter_only_where_they_are_used(monkeypatch):
-    rule = RULES[aten.topk.default]
+    rule = RULES[aten.topk.default, Value]
     values_only = rule._replace(function=lambda t, *arguments: (rule.function(t, *arguments)[0], None))
-    monkeypatch.setitem(RULES, aten.topk.default, values_only)
+    monkeypatch.setitem(RULES, (aten.topk.default, Value), values_only)
     unused = export(lambda m, x: x.topk(2)[0] + 1, torch.randn(2, 4))
     assert len(delegraph.lower(unused, backends=["tosa"], require_full=True).delegates) == 1
     used = export(lambda m, x: x.topk(2), torch.randn(2, 4))
@@ -245,7 +246,7 @@ def test_an_integer_constant_leaves_no_partition(elsewhere):
 
 def test_a_call_whose_pieces_are_constants_and_host_calls_stays_whole(monkeypatch):
     for host in (aten.roll.default, aten.index_select.default, aten.index.Tensor):
-        monkeypatch.delitem(RULES, host)
+        monkeypatch.delitem(RULES, (host, Value))
     lowered = delegraph.lower(export(lambda m, x: torch.roll(x, 1, 1) * 2, torch.ones(4, 4)), backends=["tosa"])
     assert [r.operator for r in lowered.report.refusals] == ["aten.roll.default"]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0

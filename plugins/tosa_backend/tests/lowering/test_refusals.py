@@ -9,6 +9,7 @@ from delegraph.errors import InternalError, Unsupported
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.lowering import RULES, lower_program, lowers
+from delegraph_tosa.lowering.ranges.indexes import rows
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
@@ -137,8 +138,8 @@ def test_the_error_names_the_node_and_the_line():
 
 
 def test_a_wrong_rule_is_our_defect(monkeypatch):
-    wrong = RULES[aten.relu.default]._replace(function=lambda t, self: Value(Type((1,), DType.FP32)))
-    monkeypatch.setitem(RULES, aten.relu.default, wrong)
+    wrong = RULES[aten.relu.default, Value]._replace(function=lambda t, self: Value(Type((1,), DType.FP32)))
+    monkeypatch.setitem(RULES, (aten.relu.default, Value), wrong)
     with pytest.raises(InternalError, match=r"made \[1\]fp32 of aten.relu.default, which returns \[1x2x6x6\]fp32"):
         lower(lambda x: x.relu(), x)
 
@@ -150,8 +151,11 @@ def test_rules_are_checked_when_they_are_registered():
         def misnamed(t, x):
             return x
 
-    with pytest.raises(ValueError, match="has the rule relu already"):
+    with pytest.raises(ValueError, match="has a rule on Value already"):
 
         @lowers(aten.relu.default)
         def again(t, self):
             return self
+
+    with pytest.raises(TypeError, match=r"indexes of aten::special_i1\(Tensor self\).*: it has no argument rows"):
+        lowers(aten.special_i1.default, indexes={"rows": rows("self")})(lambda t, self: self)

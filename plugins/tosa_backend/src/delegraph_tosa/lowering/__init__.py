@@ -4,16 +4,16 @@ from .aten import FAMILIES
 from .builder import Tosa
 from .control import branches, repeated  # noqa: F401 - they register what lowers branches and loops
 from .interpret.interpreter import Origin, lower_program
-from .registry import CONTROL, INTEGER_RULES, RULES, lowers, lowers_quantized
+from .registry import CONTROL, RULES, has_rule, lowering_of, lowers
 
 __all__ = [
     "CONTROL",
     "FAMILIES",
-    "INTEGER_RULES",
     "RULES",
     "Origin",
     "Tosa",
+    "has_rule",
     "lower_program",
+    "lowering_of",
     "lowers",
-    "lowers_quantized",
 ]

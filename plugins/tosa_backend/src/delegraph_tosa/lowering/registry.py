@@ -10,7 +10,8 @@ sees types and ranges, which operands are constant, the other arguments and the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,6 +22,8 @@ from torch.fx import Node
 from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
+from .ranges.indexes import Bound
+from .ranges.ranges import Range
 from .short_floats import apply_rounding_once
 from .torch_values.hints import no_rule, undecided
 from .torch_values.sizes import is_empty_tensor, shape_of_tensor
@@ -42,6 +45,8 @@ class Rule(NamedTuple):
     parameters: tuple[tuple[str, Any], ...]
     types: frozenset[int] = frozenset()
     values: frozenset[int] = frozenset()
+    indexes: Mapping[str, Bound] = MappingProxyType({})
+    """Which indices eager takes, by the name of the argument that has them (``ranges.indexes``)."""
     by_memory: bool = False
     """Whether the operator is about places in memory: its first tensor must lie there in the order of its axes."""
     skips_empty: bool = False
@@ -50,52 +55,77 @@ class Rule(NamedTuple):
     """Whether it computes nothing, but gives a ``Lazy`` value."""
 
 
-RULES: dict[OpOverload, Rule] = {}
+RULES: dict[tuple[OpOverload, type[Value]], Rule] = {}
+"""Operator and kind of its operands -> rule. Operands that are computed are of the kind ``Value``.
 
-INTEGER_RULES: dict[OpOverload, Callable[..., Any]] = {}
-"""What operators do to quantized values (``Lazy``); those that have no such rule compute in floats."""
+The other kinds are values that are not computed yet: ``Lazy`` (quantized), ``Bytes`` (uint8), ``Complex``. A rule on
+them gets the arguments that were bound for the one on ``Value``, so an operator has it only beside that one.
+"""
 
 
-def lowers_quantized(*overloads: OpOverload) -> Callable[[F], F]:
-    """Register the integer rule of operators that have a rule already, whose parameters it has.
+def lowers(
+    *overloads: OpOverload,
+    on: type[Value] = Value,
+    indexes: Mapping[str, Bound] = MappingProxyType({}),
+    by_memory: bool = False,
+    skips_empty: bool = False,
+    lazy: bool = False,
+) -> Callable[[F], F]:
+    """Register the rule of these operators for operands of the kind ``on``; the rest is said in ``Rule``.
 
-    Some of its tensors are ``Lazy``, any other one is a Value. NotImplemented says that the call is a function of one
-    value, for which there are tables. What the rule refuses is computed in floats, if the target has them; if not, the
-    user reads the reason.
+    On ``Value``, its parameter names must be the schema's. On another kind it gets the same arguments, some of which
+    are of that kind. A rule on ``Lazy`` may return NotImplemented to say that the call is a function of one value, for
+    which there are tables. What it refuses is computed in floats if the target has them; if not, the user reads the
+    reason. Raises TypeError for names that the schema does not have, ValueError for a second rule.
     """
 
     def register(function: F) -> F:
         for overload in overloads:
-            if overload in INTEGER_RULES:
-                raise ValueError(f"{overload} has an integer rule already")
-            if overload not in RULES:
-                raise TypeError(f"{overload} has no rule for floats, beside which an integer rule stands")
-            INTEGER_RULES[overload] = function
+            rule = _rule(function, overload) if on is Value else Rule(function, _parameters(overload), lazy=True)
+            if (overload, on) in RULES:
+                raise ValueError(f"{overload} has a rule on {on.__name__} already")
+            RULES[overload, on] = rule._replace(
+                indexes=_named(indexes, overload),
+                by_memory=by_memory,
+                skips_empty=skips_empty,
+                lazy=lazy or rule.lazy,
+            )
         return function
 
     return register
 
 
-def lowers(
-    *overloads: OpOverload, by_memory: bool = False, skips_empty: bool = False, lazy: bool = False
-) -> Callable[[F], F]:
-    """Register a rule; its parameter names must be the schema's, and an operator has one rule (see ``Rule``)."""
+def _rule(function: Callable[..., Any], overload: OpOverload) -> Rule:
+    """The rule that ``function`` is, whose annotations say what it sees of each tensor."""
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    parameters = _parameters(overload)
+    if names != tuple([name for name, _ in parameters]):
+        raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
+    seen = [function.__annotations__.get(name) for name in names]
+    types, values = (frozenset([k for k, kind in enumerate(seen) if kind == wanted]) for wanted in ("Type", "Value"))
+    return Rule(function, parameters, types, values)
 
-    def register(function: F) -> F:
-        names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-        annotations = [function.__annotations__.get(name) for name in names]
-        types = frozenset([k for k, annotation in enumerate(annotations) if annotation == "Type"])
-        values = frozenset([k for k, annotation in enumerate(annotations) if annotation == "Value"])
-        for overload in overloads:
-            parameters = tuple([(a.name, a.default_value) for a in overload._schema.arguments])
-            if names != tuple([name for name, _ in parameters]):
-                raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
-            if overload in RULES:
-                raise ValueError(f"{overload} has the rule {RULES[overload].function.__name__} already")
-            RULES[overload] = Rule(function, parameters, types, values, by_memory, skips_empty, lazy)
-        return function
 
-    return register
+def _parameters(overload: OpOverload) -> tuple[tuple[str, Any], ...]:
+    return tuple([(argument.name, argument.default_value) for argument in overload._schema.arguments])
+
+
+def _named(indexes: Mapping[str, Bound], overload: OpOverload) -> Mapping[str, Bound]:
+    """``indexes``, whose names are arguments of the operator."""
+    unknown = indexes.keys() - {argument.name for argument in overload._schema.arguments}
+    if unknown:
+        raise TypeError(f"indexes of {overload._schema}: it has no argument {', '.join(sorted(unknown))}")
+    return indexes
+
+
+def has_rule(target: Any, on: type[Value] = Value) -> bool:
+    """Whether an operator has a rule for operands of that kind."""
+    return (target, on) in RULES
+
+
+def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., Any]:
+    """The function of an operator's rule, for other rules: it is called with a builder and all of the arguments."""
+    return RULES[overload, on].function
 
 
 CONTROL: dict[HigherOrderOperator, Callable[[Any, Node], tuple[Value, ...]]] = {}
@@ -125,7 +155,7 @@ def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
 def rule_of(node: Node) -> Rule:
     """The rule for ``node``; Unsupported if there is none."""
     try:
-        rule = RULES[node.target]  # type: ignore[index]
+        rule = RULES[node.target, Value]  # type: ignore[index]
     except (KeyError, TypeError):
         raise refused(no_rule(node.target)) from None
     if rule.by_memory:
@@ -151,6 +181,27 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operan
         if isinstance(arguments[k], (int, float)):  # so torch writes out the numbers of a vmap
             raise refused(f"its operand {rule.parameters[k][0]} is the number {arguments[k]}, not a tensor")
     return arguments
+
+
+def indexes_of(node: Node) -> list[tuple[Any, Range]]:
+    """The arguments of a call that are indices, each with the range outside of which eager raises."""
+    rule = RULES.get((node.target, Value))  # type: ignore[call-overload]
+    if rule is None or not rule.indexes:
+        return []
+    positions = {name: k for k, (name, _) in enumerate(rule.parameters)}
+
+    def argument(name: str) -> Any:
+        position = positions[name]
+        return node.args[position] if position < len(node.args) else node.kwargs.get(name, rule.parameters[position][1])
+
+    found: list[tuple[Any, Range]] = []
+    for name, bound in rule.indexes.items():
+        indexes, range = argument(name), bound(argument)
+        if isinstance(range, list):
+            found += zip(indexes, range, strict=False)
+        elif range is not None:
+            found.append((indexes, range))
+    return found
 
 
 def _bound(argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> Any:

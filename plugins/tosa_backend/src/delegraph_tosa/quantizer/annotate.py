@@ -1,7 +1,7 @@
 """``TOSAQuantizer``: says of each call of an exported graph what is quantized, as the integer rules want it.
 
 What can be computed in integers, what shares its input's quantization, and which limits become part of the operator
-before them, all that is asked of the registry that lowers (``computes_in_integers``, ``INTEGER_RULES``, ``MOVES``).
+before them, all that is asked of the registry that lowers (``computes_in_integers``, its rules on ``Lazy``, ``MOVES``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from ..lowering import INTEGER_RULES, RULES
+from ..ir.graph import Value
+from ..lowering import RULES, has_rule
 from ..lowering.integer import activations, moves
 from ..lowering.interpret.quantized_calls import computes_in_integers, is_pointwise
+from ..lowering.lazy.values import Lazy
 from . import specs
 from .calls import arguments, functional, is_constant, is_float, packet
 from .masks import hiding
@@ -216,8 +218,8 @@ class _Call:
 
 def is_limit(target: Any) -> bool:
     """relu, clamp and the like, whose integer rule limits what is before them."""
-    rule = INTEGER_RULES.get(target)
-    return rule is not None and getattr(rule, "__module__", "") == activations.__name__
+    rule = RULES.get((target, Lazy))
+    return rule is not None and getattr(rule.function, "__module__", "") == activations.__name__
 
 
 def is_scaling(node: Node) -> bool:
@@ -230,7 +232,7 @@ def is_table(node: Node) -> bool:
     """Whether a call becomes a TABLE: a function of each element of one tensor."""
     target = functional(node.target)
     tensors = [n for n in node.all_input_nodes if is_float(n)]
-    return len(tensors) == 1 and target in RULES and is_pointwise(target, RULES[target])
+    return len(tensors) == 1 and has_rule(target) and is_pointwise(target, RULES[target, Value])
 
 
 def belongs_to_convolution(node: Node) -> bool:

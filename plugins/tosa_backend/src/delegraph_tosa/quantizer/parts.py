@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ..lowering import RULES
+from ..lowering import has_rule
 from ..lowering.interpret.quantized_calls import computes_in_integers
 from .calls import is_float
 
@@ -29,7 +29,7 @@ WHOLE = "delegraph_tosa.part_of"
 
 def is_decomposed(target: Any) -> bool:
     """Whether an operator has no rule, but is composed of others."""
-    if not isinstance(target, OpOverload) or target in RULES or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or has_rule(target) or target._schema.is_mutable:
         return False
     if not _UNFIT.isdisjoint(target.tags):
         return False
@@ -40,7 +40,7 @@ def is_decomposed(target: Any) -> bool:
 def _table() -> Mapping[Any, Callable[..., Any]]:
     """torch's decompositions of the operators that have no rule."""
     table: Any = torch.export.default_decompositions()
-    return {op: step for op, step in table.items() if op not in RULES}
+    return {op: step for op, step in table.items() if not has_rule(op)}
 
 
 def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:

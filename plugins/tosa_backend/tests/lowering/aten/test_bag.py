@@ -42,6 +42,11 @@ FAMILY.case(
     lambda w, i, o: F.embedding_bag(i, w, o, mode="sum", include_last_offset=True),
     *(randn(5, 3), ids, ends),
 )
+FAMILY.case(
+    "bags-without-padding",
+    lambda w, i, o: aten.embedding_bag.default(w, i, o, False, 1, False, None, True)[0],
+    *(randn(5, 3), ids, ends),
+)
 FAMILY.case("bags-inner", lambda w, i, o: aten._embedding_bag(w, i, o, padding_idx=2)[0], randn(5, 3), ids, starts)
 FAMILY.case("bags-forward", lambda w, i, o: aten._embedding_bag_forward_only(w, i, o)[0], randn(5, 3), ids, starts)
 for p in (1.0, 2.0, inf):

@@ -11,6 +11,7 @@ from ...ir.sizes import exceeds
 from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted
+from ..ranges.indexes import beginnings, rows
 from ..registry import lowers
 from .distance import norm_along
 from .index import counted, taken
@@ -20,6 +21,7 @@ aten = torch.ops.aten
 inf = math.inf
 
 SUM, MEAN, MAX = range(3)
+INDEXES = {"indices": rows("weight"), "offsets": beginnings("indices")}
 MEMBERS = 1 << 22
 """The most elements that are looked at, bags * rows * width: each bag looks at all rows."""
 
@@ -72,7 +74,7 @@ def _joined(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
     return t.mul(total, t.reciprocal(t.maximum(count, 1.0)))
 
 
-@lowers(aten.embedding_renorm.default)
+@lowers(aten.embedding_renorm.default, indexes={"indices": rows("self")})
 def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
     """self [K,C], indices [*S] -> [K,C]; rows that an index names are cut to ``max_norm``, the others stay"""
     count = math.prod(indices.shape)
@@ -87,7 +89,7 @@ Results = tuple[Value, None, None, None]
 """The bags; what torch returns beside them is for its backward pass."""
 
 
-@lowers(aten.embedding_bag.padding_idx)
+@lowers(aten.embedding_bag.padding_idx, indexes=INDEXES)
 def embedding_bag(
     t: Tosa,
     weight: Value,
@@ -105,7 +107,23 @@ def embedding_bag(
     return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding), None, None, None
 
 
-@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+@lowers(aten.embedding_bag.default, indexes=INDEXES)
+def embedding_bag_of_all(
+    t: Tosa,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    include_last_offset: bool,
+) -> Results:
+    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]"""
+    return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, None), None, None, None
+
+
+@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, indexes=INDEXES)
 def _embedding_bag(
     t: Tosa,
     weight: Value,

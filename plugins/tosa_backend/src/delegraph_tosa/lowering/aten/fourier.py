@@ -16,7 +16,7 @@ from ...ir.graph import Value, literal
 from ...ir.types import DType
 from ..builder import Operand, Tosa
 from ..geometry.layout import axis_of
-from ..lazy.complex_numbers import Complex, lowers_complex
+from ..lazy.complex_numbers import Complex
 from ..registry import lowers
 from . import shape
 from .elementwise import sqrt
@@ -100,7 +100,7 @@ def _fft_r2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesi
     return Complex(parts)
 
 
-@lowers_complex(aten._fft_c2c.default)
+@lowers(aten._fft_c2c.default, on=Complex)
 @lowers(aten._fft_c2c.default, lazy=True)
 def _fft_c2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
     """complex [*S] -> complex [*S]"""
@@ -112,7 +112,7 @@ def _fft_c2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, forwa
     return Complex(parts)
 
 
-@lowers_complex(aten._fft_c2r.default)
+@lowers(aten._fft_c2r.default, on=Complex)
 @lowers(aten._fft_c2r.default)
 def _fft_c2r(t: Tosa, self: Value, dim: Sequence[int], normalization: int, last_dim_size: int) -> Value:
     """complex [*S] -> real [*S']; back from what a transform of ``last_dim_size`` real numbers gave"""
@@ -151,7 +151,7 @@ def fft_rfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) ->
     return _fft_r2c(t, self, [dim], _normalization(norm, True), True)
 
 
-@lowers_complex(aten.fft_fft.default)
+@lowers(aten.fft_fft.default, on=Complex)
 @lowers(aten.fft_fft.default, lazy=True)
 def fft_fft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
     """real or complex [*S] -> complex [*S]"""
@@ -159,7 +159,7 @@ def fft_fft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> 
     return _transformed(t, self, [dim], norm, True)
 
 
-@lowers_complex(aten.fft_ifft.default)
+@lowers(aten.fft_ifft.default, on=Complex)
 @lowers(aten.fft_ifft.default, lazy=True)
 def fft_ifft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
     """real or complex [*S] -> complex [*S]"""
@@ -167,7 +167,7 @@ def fft_ifft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) ->
     return _transformed(t, self, [dim], norm, False)
 
 
-@lowers_complex(aten.fft_fft2.default)
+@lowers(aten.fft_fft2.default, on=Complex)
 @lowers(aten.fft_fft2.default, lazy=True)
 def fft_fft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int], norm: str | None) -> Complex:
     """real or complex [*S] -> complex [*S]"""
@@ -175,7 +175,7 @@ def fft_fft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int], 
     return _transformed(t, self, dim, norm, True)
 
 
-@lowers_complex(aten.fft_ifft2.default)
+@lowers(aten.fft_ifft2.default, on=Complex)
 @lowers(aten.fft_ifft2.default, lazy=True)
 def fft_ifft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int], norm: str | None) -> Complex:
     """real or complex [*S] -> complex [*S]"""
@@ -183,7 +183,7 @@ def fft_ifft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int],
     return _transformed(t, self, dim, norm, False)
 
 
-@lowers_complex(aten.fft_irfft.default)
+@lowers(aten.fft_irfft.default, on=Complex)
 @lowers(aten.fft_irfft.default)
 def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Value:
     """complex [*S] -> real [*S'], along an axis of N / 2 + 1"""
@@ -201,7 +201,7 @@ def view_as_complex(t: Tosa, self: Value) -> Complex:
     return Complex(self)
 
 
-@lowers_complex(aten.view_as_real.default)
+@lowers(aten.view_as_real.default, on=Complex)
 @lowers(aten.view_as_real.default)
 def view_as_real(t: Tosa, self: Value) -> Value:
     """complex [*S] -> real [*S,2]"""
@@ -209,14 +209,14 @@ def view_as_real(t: Tosa, self: Value) -> Value:
     return self.parts
 
 
-@lowers_complex(aten.abs.default)
+@lowers(aten.abs.default, on=Complex)
 def abs(t: Tosa, self: Complex) -> Value:
     """[*S] -> [*S]; squares of parts above 1e19 overflow"""
     square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
     return sqrt(t, t.reshape(square, self.shape))
 
 
-@lowers_complex(aten.angle.default)
+@lowers(aten.angle.default, on=Complex)
 def angle(t: Tosa, self: Complex) -> Value:
     """[*S] -> [*S]; radians"""
     return atan2(t, _part(t, self, 1), _part(t, self, 0))
@@ -227,25 +227,25 @@ def _part(t: Tosa, x: Complex, which: int) -> Value:
     return t.reshape(t.slice(x.parts, [0] * x.rank + [which], [*x.shape, 1]), x.shape)
 
 
-@lowers_complex(aten.permute.default)
+@lowers(aten.permute.default, on=Complex)
 def permute(t: Tosa, self: Complex, dims: Sequence[int]) -> Complex:
     """[*S] -> [*S']"""
     return Complex(t.transpose(self.parts, [*(axis_of(d, self.rank) for d in dims), self.rank]))
 
 
-@lowers_complex(aten.transpose.int)
+@lowers(aten.transpose.int, on=Complex)
 def transpose(t: Tosa, self: Complex, dim0: int, dim1: int) -> Complex:
     """[..,A,..,B,..] -> [..,B,..,A,..]"""
     return Complex(shape.transpose(t, self.parts, axis_of(dim0, self.rank), axis_of(dim1, self.rank)))
 
 
-@lowers_complex(aten.slice.Tensor)
+@lowers(aten.slice.Tensor, on=Complex)
 def slice(t: Tosa, self: Complex, dim: int, start: int | None, end: int | None, step: int) -> Complex:
     """[*A,N,*B] -> [*A,N',*B]"""
     return Complex(shape.slice(t, self.parts, axis_of(dim, self.rank), start, end, step))
 
 
-@lowers_complex(aten.mul.Tensor)
+@lowers(aten.mul.Tensor, on=Complex)
 def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
     """[*S], [*S] -> [*S]; of which one may be real"""
     x, y = (self, other) if isinstance(self, Complex) else (other, self)

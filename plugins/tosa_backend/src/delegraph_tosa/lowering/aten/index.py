@@ -19,6 +19,7 @@ from ...ir.types import DType
 from ..builder import Shape, Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted
+from ..ranges.indexes import classes, each_axis, elements, positions, rows
 from ..ranges.ranges import Range, range_of
 from ..registry import lowers
 from .shape import expanded
@@ -136,7 +137,7 @@ def _place(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
 # ---- rules
 
 
-@lowers(aten.embedding.default)
+@lowers(aten.embedding.default, indexes={"indices": rows("weight")})
 def embedding(
     t: Tosa, weight: Value, indices: Value, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
 ) -> Value:
@@ -146,7 +147,7 @@ def embedding(
     return t.reshape(picked, (*indices.shape, width))
 
 
-@lowers(aten.index_select.default)
+@lowers(aten.index_select.default, indexes={"index": positions("self", "dim")})
 def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     """self [*A,K,*B], index [W] -> [*A,W,*B]"""
     if self.rank == 0:
@@ -155,28 +156,28 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor, indexes={"indices": each_axis("self")})
 def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
     """self [*S], several [*I] that broadcast -> [*A,*I,*B]; axes without an index stay, A is before the first one"""
     rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
 
 
-@lowers(aten.gather.default)
+@lowers(aten.gather.default, indexes={"index": positions("self", "dim")})
 def gather(t: Tosa, self: Value, dim: int, index: Value, sparse_grad: bool) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A',W,*B']"""
     x, place = ranked_pair(t, self, index)
     return t.reshape(taken(t, *addressed(t, x, dim, place)), index.shape)
 
 
-@lowers(aten.take.default)
+@lowers(aten.take.default, indexes={"index": elements("self")})
 def take(t: Tosa, self: Value, index: Value) -> Value:
     """self [*S], index [*I] -> [*I]; the index is one of all elements"""
     flat = t.reshape(self, (math.prod(self.shape),))
     return index_tensor(t, flat, [index])
 
 
-@lowers(aten.take_along_dim.default)
+@lowers(aten.take_along_dim.default, indexes={"indices": positions("self", "dim", from_end=True)})
 def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Value:
     """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B]; both flat without a ``dim``"""
     if dim is None:
@@ -190,7 +191,7 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
     return t.reshape(taken(t, *addressed(t, x, axis, place)), place.shape)
 
 
-@lowers(aten.one_hot.default)
+@lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
 def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
     """[*S] -> [*S,num_classes]; int64, 1 at the place of the element and else 0"""
     t.require(num_classes > 0, "the shape of one_hot without num_classes depends on the data")

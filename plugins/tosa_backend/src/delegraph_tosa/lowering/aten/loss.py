@@ -12,12 +12,14 @@ from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..geometry.layout import channels_last
 from ..promotion import converted
+from ..ranges.indexes import labels
 from ..registry import lowers
 from .index import taken
 from .reduce import log_softmax_of
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
+INDEXES = {"target": labels("self", "ignore_index")}
 
 
 class Labels(NamedTuple):
@@ -62,7 +64,7 @@ def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
     return t.select(labels.counted, t.mul(t.negate(t.reshape(own, (count,))), labels.weights), 0)
 
 
-@lowers(aten.nll_loss_nd.default)
+@lowers(aten.nll_loss_nd.default, indexes=INDEXES)
 def nll_loss_nd(t: Tosa, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> Value:
     """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> the same as target, or []"""
     rows = _rows(t, self)
@@ -70,7 +72,7 @@ def nll_loss_nd(t: Tosa, self: Value, target: Value, weight: Value | None, reduc
     return _reduced(t, _likelihoods(t, rows, labels), labels.weights, target, reduction)
 
 
-@lowers(aten.cross_entropy_loss.default)
+@lowers(aten.cross_entropy_loss.default, indexes=INDEXES)
 def cross_entropy_loss(
     t: Tosa,
     self: Value,

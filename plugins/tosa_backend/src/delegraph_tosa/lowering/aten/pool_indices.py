@@ -22,6 +22,7 @@ from ..geometry.layout import numbers
 from ..geometry.positions import LARGEST, picked
 from ..geometry.window import Window
 from ..promotion import converted
+from ..ranges.indexes import places
 from ..registry import lowers
 from .conv import joined
 from .index import gather
@@ -175,13 +176,13 @@ def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
     return t.reshape(combined(t, empty, 1, flat[0], flat[1], "amax", include_self=False), (*lead, *sizes))
 
 
-@lowers(aten.max_unpool2d.default)
+@lowers(aten.max_unpool2d.default, indexes={"indices": places("output_size")})
 def max_unpool2d(t: Tosa, self: Value, indices: Value, output_size: Sequence[int]) -> Value:
     """self [N,C,H',W'], indices in each plane -> [N,C,H,W], or without N"""
     return _unpooled(t, self, indices, output_size)
 
 
-@lowers(aten.max_unpool3d.default)
+@lowers(aten.max_unpool3d.default, indexes={"indices": places("output_size")})
 def max_unpool3d(
     t: Tosa, self: Value, indices: Value, output_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Value:

@@ -12,11 +12,11 @@ from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
 from ..lazy.quantization import Quantization, Scale, expect_scale
-from ..lazy.unsigned import HALF, Bytes, lowers_bytes
+from ..lazy.unsigned import HALF, Bytes
 from ..lazy.values import Lazy, Scaled, quantized
 from ..promotion import converted
 from ..ranges.ranges import inside, meet, range_of, range_of_type
-from ..registry import lowers, lowers_quantized
+from ..registry import lowers
 from ..torch_values.hints import cast_of_bytes, scale_at_run_time
 from ..torch_values.types import dtype_of, refused
 
@@ -32,7 +32,7 @@ def quantize_per_tensor(
     return _as_wanted(quantized(t, converted(t, input, DType.FP32), wanted), dtype)
 
 
-@lowers_quantized(quantized_decomposed.quantize_per_tensor.default)
+@lowers(quantized_decomposed.quantize_per_tensor.default, on=Lazy)
 def requantize_per_tensor(
     t: Tosa, input: Lazy, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Value:
@@ -93,7 +93,7 @@ def dequantize_per_channel(
     return Scaled(_within(input, quant_min, quant_max), Scale(1.0, (scales,)), low, axis % input.rank)
 
 
-@lowers_bytes(quantized_decomposed.dequantize_per_tensor.default)
+@lowers(quantized_decomposed.dequantize_per_tensor.default, on=Bytes)
 def dequantize_bytes(
     t: Tosa,
     input: Bytes,
@@ -109,7 +109,7 @@ def dequantize_bytes(
     return dequantize_per_tensor(t, input.q, scale, zero_point - HALF, *limits, torch.int8, out_dtype)
 
 
-@lowers_bytes(quantized_decomposed.dequantize_per_channel.default)
+@lowers(quantized_decomposed.dequantize_per_channel.default, on=Bytes)
 def dequantize_channels_of_bytes(
     t: Tosa,
     input: Bytes,
@@ -127,7 +127,7 @@ def dequantize_channels_of_bytes(
     return Scaled(found.q, found.scale, found.zero_point - HALF, found.axis)
 
 
-@lowers_bytes(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
+@lowers(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default, on=Bytes)
 def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
     """uint8 [*S] -> the same numbers [*S]; for a target without floats nothing computed, as they are in steps of 1"""
     if dtype is not torch.float32:
@@ -165,7 +165,7 @@ def quantize_by_tensors(
     return quantize_per_tensor(t, input, *numbers, dtype)
 
 
-@lowers_quantized(quantized_decomposed.quantize_per_tensor.tensor, quantized_decomposed.quantize_per_tensor.tensor2)
+@lowers(quantized_decomposed.quantize_per_tensor.tensor, quantized_decomposed.quantize_per_tensor.tensor2, on=Lazy)
 def requantize_by_tensors(
     t: Tosa,
     input: Lazy,
@@ -199,7 +199,7 @@ def dequantize_by_tensors(
     return rule(t, input, *numbers, dtype, out_dtype)  # type: ignore[arg-type]
 
 
-lowers_bytes(*_BY_TENSORS)(dequantize_by_tensors)
+lowers(*_BY_TENSORS, on=Bytes)(dequantize_by_tensors)
 
 
 def _numbers(

@@ -19,6 +19,7 @@ from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted
+from ..ranges.indexes import each_axis, elements, positions
 from ..ranges.ranges import range_of_type
 from ..registry import lowers
 from .elementwise import scaled
@@ -28,6 +29,8 @@ from .shape import expanded
 aten = torch.ops.aten
 inf = math.inf
 
+ALONG = {"index": positions("self", "dim")}
+ALONG_FROM_END = {"index": positions("self", "dim", from_end=True)}
 COMPARISONS = 1 << 22
 """The most comparisons of a place with a value; of sizes that are known at run time only, at the least of these."""
 
@@ -132,7 +135,7 @@ def _cut(t: Tosa, source: Value, index: Value) -> Value:
 # ---- one index an element
 
 
-@lowers(aten.scatter.src)
+@lowers(aten.scatter.src, indexes=ALONG)
 def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Value:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
     x, places = ranked_pair(t, self, index)
@@ -141,7 +144,7 @@ def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Val
     return t.reshape(written(t, values, rows, source), self.shape)
 
 
-@lowers(aten.scatter.value)
+@lowers(aten.scatter.value, indexes=ALONG)
 def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; a place may be named several times"""
     x, places = ranked_pair(t, self, index)
@@ -158,19 +161,19 @@ def _combined_elements(
     return t.reshape(combined(t, ranked, axis, places, _cut(t, source, places), name, include_self), x.shape)
 
 
-@lowers(aten.scatter_add.default)
+@lowers(aten.scatter_add.default, indexes=ALONG)
 def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Value:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
     return _combined_elements(t, self, dim, index, src, "add")
 
 
-@lowers(aten.scatter.reduce)
+@lowers(aten.scatter.reduce, indexes=ALONG)
 def scatter_reduce(t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str) -> Value:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
     return _combined_elements(t, self, dim, index, src, reduce)
 
 
-@lowers(aten.scatter.value_reduce)
+@lowers(aten.scatter.value_reduce, indexes=ALONG)
 def scatter_value_reduce(t: Tosa, self: Value, dim: int, index: Value, value: float, reduce: str) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
     places = t.ranked(index, max(index.rank, 1))
@@ -178,7 +181,7 @@ def scatter_value_reduce(t: Tosa, self: Value, dim: int, index: Value, value: fl
     return _combined_elements(t, self, dim, index, source, reduce)
 
 
-@lowers(aten.scatter_reduce.two)
+@lowers(aten.scatter_reduce.two, indexes=ALONG)
 def scatter_reduce_two(
     t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool
 ) -> Value:
@@ -197,7 +200,7 @@ def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> tuple[V
     return x, axis, t.reshape(index, along(x.rank, axis, count)), t.ranked(source, x.rank)
 
 
-@lowers(aten.index_add.default)
+@lowers(aten.index_add.default, indexes=ALONG)
 def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float) -> Value:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     x, axis, places, offered = _slices(t, self, dim, index, source)
@@ -205,14 +208,14 @@ def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha
     return t.reshape(combined(t, x, axis, places, offered, "add"), self.shape)
 
 
-@lowers(aten.index_reduce.default)
+@lowers(aten.index_reduce.default, indexes=ALONG)
 def index_reduce(t: Tosa, self: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool) -> Value:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]; prod, mean, amax or amin"""
     x, axis, places, offered = _slices(t, self, dim, index, source)
     return t.reshape(combined(t, x, axis, places, offered, reduce, include_self), self.shape)
 
 
-@lowers(aten.index_copy.default)
+@lowers(aten.index_copy.default, indexes=ALONG)
 def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> Value:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     x = t.ranked(self, max(self.rank, 1))
@@ -229,13 +232,13 @@ def _filled_slices(t: Tosa, x: Value, dim: int, index: Value, value: Value) -> V
     return t.reshape(t.select(named, t.ranked(converted(t, value, x.dtype), ranked.rank), ranked), x.shape)
 
 
-@lowers(aten.index_fill.int_Scalar)
+@lowers(aten.index_fill.int_Scalar, indexes=ALONG_FROM_END)
 def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
     """self [*A,K,*B], index [W] -> [*A,K,*B]; a place may be named several times"""
     return _filled_slices(t, self, dim, index, t.constant(value, self.dtype, ()))
 
 
-@lowers(aten.index_fill.int_Tensor)
+@lowers(aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
 def index_fill_tensor(t: Tosa, self: Value, dim: int, index: Value, value: Value) -> Value:
     """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; a place may be named several times"""
     return _filled_slices(t, self, dim, index, value)
@@ -244,7 +247,7 @@ def index_fill_tensor(t: Tosa, self: Value, dim: int, index: Value, value: Value
 # ---- one index an axis
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+@lowers(aten.index_put.default, aten._unsafe_index_put.default, indexes={"indices": each_axis("self")})
 def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     """self [*S], several [*I] that broadcast, values [*A,*I,*B] -> [*S]; or a mask and values that broadcast"""
     mask = next((index for index in indices if index is not None), None)
@@ -263,7 +266,7 @@ def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Val
     return t.transpose(moved, sorted(range(self.rank), key=rows.order.__getitem__))
 
 
-@lowers(aten.put.default)
+@lowers(aten.put.default, indexes={"index": elements("self")})
 def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
     """self [*S], index [*I], source [*I] -> [*S]; the index is one of all elements"""
     flat = t.reshape(self, (math.prod(self.shape),))

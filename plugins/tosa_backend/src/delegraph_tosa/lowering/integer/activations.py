@@ -8,7 +8,7 @@ import torch
 
 from ..builder import Tosa
 from ..lazy.values import Clamped, Lazy
-from ..registry import lowers_quantized
+from ..registry import lowers
 
 aten = torch.ops.aten
 inf = math.inf
@@ -20,31 +20,31 @@ def between(x: Lazy, low: float | None, high: float | None) -> Lazy:
     return Clamped(x, min(least, most), most)
 
 
-@lowers_quantized(aten.relu.default)
+@lowers(aten.relu.default, on=Lazy)
 def relu(t: Tosa, self: Lazy) -> Lazy:
     """[*S] -> [*S]"""
     return between(self, 0, None)
 
 
-@lowers_quantized(aten.relu6.default)
+@lowers(aten.relu6.default, on=Lazy)
 def relu6(t: Tosa, self: Lazy) -> Lazy:
     """[*S] -> [*S]"""
     return between(self, 0, 6)
 
 
-@lowers_quantized(aten.hardtanh.default, aten.clamp.default, aten.clip.default)
+@lowers(aten.hardtanh.default, aten.clamp.default, aten.clip.default, on=Lazy)
 def clamp(t: Tosa, self: Lazy, min: float | None, max: float | None) -> Lazy:
     """[*S] -> [*S]"""
     return between(self, min, max)
 
 
-@lowers_quantized(aten.clamp_min.default)
+@lowers(aten.clamp_min.default, on=Lazy)
 def clamp_min(t: Tosa, self: Lazy, min: float) -> Lazy:
     """[*S] -> [*S]"""
     return between(self, min, None)
 
 
-@lowers_quantized(aten.clamp_max.default)
+@lowers(aten.clamp_max.default, on=Lazy)
 def clamp_max(t: Tosa, self: Lazy, max: float) -> Lazy:
     """[*S] -> [*S]"""
     return between(self, None, max)

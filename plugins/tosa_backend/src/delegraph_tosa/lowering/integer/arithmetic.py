@@ -18,7 +18,7 @@ from ..aten.reduce import axes_of, reduced
 from ..builder import Tosa
 from ..lazy.quantization import Scale
 from ..lazy.values import BITS, Joined, Lazy, Scaled, limit, trial
-from ..registry import INTEGER_RULES, RULES, lowers_quantized
+from ..registry import lowering_of, lowers
 from .affine import multiplied, sloped
 from .division import Quotient
 from .moves import where
@@ -45,19 +45,19 @@ def _is_constant(value: Any) -> bool:
     return not isinstance(value, Lazy) and (not isinstance(value, Value) or value.constant is not None)
 
 
-@lowers_quantized(aten.add.Tensor, aten.add.Scalar)
+@lowers(aten.add.Tensor, aten.add.Scalar, on=Lazy)
 def add(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
     return _sum(t, self, other, alpha, 1)
 
 
-@lowers_quantized(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor)
+@lowers(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor, on=Lazy)
 def sub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
     return _sum(t, self, other, alpha, -1)
 
 
-@lowers_quantized(aten.rsub.Tensor, aten.rsub.Scalar)
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar, on=Lazy)
 def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
     return _sum(t, other, self, alpha, -1)
@@ -81,7 +81,7 @@ def _is_apart(t: Tosa, value: Any) -> bool:
 
 def _shifted(t: Tosa, x: Lazy, by: Any) -> Lazy:
     number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
-    return Shifted(x, number, RULES[aten.add.Tensor].function(trial(), Value(x.type), Value(number.type), 1).shape)
+    return Shifted(x, number, lowering_of(aten.add.Tensor)(trial(), Value(x.type), Value(number.type), 1).shape)
 
 
 def _times(t: Tosa, value: Any, factor: float) -> Any:
@@ -95,13 +95,13 @@ def _times(t: Tosa, value: Any, factor: float) -> Any:
     return value * factor
 
 
-@lowers_quantized(aten.neg.default, aten.negative.default)
+@lowers(aten.neg.default, aten.negative.default, on=Lazy)
 def neg(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]"""
     return NotImplemented if _is_table(self) else times(t, self, -1)
 
 
-@lowers_quantized(aten.abs.default, aten.absolute.default)
+@lowers(aten.abs.default, aten.absolute.default, on=Lazy)
 def abs(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]"""
     if _is_table(self):
@@ -110,7 +110,7 @@ def abs(t: Tosa, self: Lazy) -> Any:
     return Scaled(t.abs(centred(t, x, x.scale.factor)), x.scale)
 
 
-@lowers_quantized(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor)
+@lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, on=Lazy)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
     """[*S], [*S] -> [*S]"""
     if _is_table(self, other):
@@ -125,7 +125,7 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
     return _product(t, addend(t, self), addend(t, other))
 
 
-@lowers_quantized(aten.prelu.default)
+@lowers(aten.prelu.default, on=Lazy)
 def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
     """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE, if all slopes are the same"""
     t.require(weight.constant is not None, "its slopes are computed at run time")
@@ -144,13 +144,13 @@ def _same(constant: Value) -> float | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-@lowers_quantized(aten.hardsigmoid.default)
+@lowers(aten.hardsigmoid.default, on=Lazy)
 def hardsigmoid(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]"""
     return _gate(t, self) if _is_int16(self) else NotImplemented
 
 
-@lowers_quantized(aten.hardswish.default)
+@lowers(aten.hardswish.default, on=Lazy)
 def hardswish(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]"""
     return _product(t, addend(t, self), _gate(t, self)) if _is_int16(self) else NotImplemented
@@ -179,7 +179,7 @@ def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
     return Scaled(t.mul(x, y, shift=lost), scale.times(Scale(2.0**lost)))
 
 
-@lowers_quantized(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor, on=Lazy)
 def div(t: Tosa, self: Any, other: Any) -> Any:
     """[*S], [*S] -> [*S]"""
     if _is_table(self, other):
@@ -188,7 +188,7 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
         return times(t, self, 1 / other)
     if _is_constant(other):
         return multiplied(t, addend(t, self), t.reciprocal(other))
-    shape = RULES[aten.div.Tensor].function(trial(), Value(self.type), Value(other.type)).shape
+    shape = lowering_of(aten.div.Tensor)(trial(), Value(self.type), Value(other.type)).shape
     return Quotient(addend(t, self), addend(t, other), shape)
 
 
@@ -198,9 +198,9 @@ def _compares(packet: Any) -> None:
         if _is_table(self, other):
             return NotImplemented
         integers, _ = aligned(t, [_compared(t, v) for v in (self, other)])
-        return RULES[packet.Tensor].function(t, *integers)
+        return lowering_of(packet.Tensor)(t, *integers)
 
-    lowers_quantized(packet.Tensor, packet.Scalar)(compared)
+    lowers(packet.Tensor, packet.Scalar, on=Lazy)(compared)
 
 
 def _compared(t: Tosa, value: Any) -> Scaled:
@@ -229,31 +229,31 @@ def _chooses(*overloads: Any, larger: bool) -> None:
         pair, step = aligned(t, [addend(t, self), addend(t, other)])
         return Scaled(choose(t, pair), Scale(step))
 
-    lowers_quantized(*overloads)(chosen)
+    lowers(*overloads, on=Lazy)(chosen)
 
 
 _chooses(aten.maximum.default, aten.max.other, larger=True)
 _chooses(aten.minimum.default, aten.min.other, larger=False)
 
 
-@lowers_quantized(aten.clamp.Tensor)
+@lowers(aten.clamp.Tensor, on=Lazy)
 def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> Any:
     """[*S], [*S], [*S] -> [*S]"""
     limits = [limit for limit in (min, max) if limit is not None]
     if _is_table(self, *limits):
         return NotImplemented
-    above = self if min is None else INTEGER_RULES[aten.maximum.default](t, self, min)
+    above = self if min is None else lowering_of(aten.maximum.default, Lazy)(t, self, min)
     t.require(above is not NotImplemented, "one of its limits is a function of what it limits, the other is not")
-    return above if max is None else INTEGER_RULES[aten.minimum.default](t, above, max)
+    return above if max is None else lowering_of(aten.minimum.default, Lazy)(t, above, max)
 
 
-@lowers_quantized(aten.sum.default)
+@lowers(aten.sum.default, on=Lazy)
 def sum(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> []"""
     return sum_dim(t, self, None, False, dtype)
 
 
-@lowers_quantized(aten.sum.dim_IntList)
+@lowers(aten.sum.dim_IntList, on=Lazy)
 def sum_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> [*S']"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
@@ -264,7 +264,7 @@ FACTORS = 8
 """The most of them: products of more may be so much smaller than the largest one that no bits are left of them."""
 
 
-@lowers_quantized(aten.prod.dim_int)
+@lowers(aten.prod.dim_int, on=Lazy)
 def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
     """[*A,N,*B] -> [*A,*B]"""
     t.require(dtype in (None, torch.float32), f"a product in {dtype} is not lowered")

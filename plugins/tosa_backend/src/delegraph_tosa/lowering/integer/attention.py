@@ -20,7 +20,7 @@ from ..aten.linear import batched_product
 from ..builder import Tosa
 from ..lazy.quantization import Scale
 from ..lazy.values import Joined, Lazy, Moved, Scaled, operand
-from ..registry import lowers_quantized
+from ..registry import lowers
 from .fixed_point import FRACTION, exp_of, reciprocal
 from .products import WIDE, Accumulating
 from .softmax import logits
@@ -54,7 +54,7 @@ class Widths(NamedTuple):
 WIDTHS = {DType.INT8: Widths(8, 15, 22), DType.INT16: Widths(15, 23, 30)}
 
 
-@lowers_quantized(aten.scaled_dot_product_attention.default)
+@lowers(aten.scaled_dot_product_attention.default, on=Lazy)
 def scaled_dot_product_attention(
     t: Tosa,
     query: Value,

@@ -23,7 +23,7 @@ from ..builder import Shape, Tosa
 from ..builder.size_numbers import computed
 from ..lazy.quantization import Quantization, Scale
 from ..lazy.values import Lazy, Scaled, limit, operand, trial
-from ..registry import RULES, lowers_quantized
+from ..registry import lowering_of, lowers
 from .arithmetic import summed
 from .division import Quotient
 from .products import WIDE, Accumulating
@@ -45,7 +45,7 @@ class Averaged(Lazy):
 
     def average(self, t: Tosa, x: Value) -> Value:
         """The rule for floats."""
-        result: Value = RULES[self.pool].function(t, x, *self.settings)
+        result: Value = lowering_of(self.pool)(t, x, *self.settings)
         return result
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
@@ -149,7 +149,7 @@ def _averages(*overloads: Any) -> None:
             t.require(not any(map(is_dynamic, windows)), "its windows depend on a size that is known at run time only")
             return Averaged(operand(t, self, "its input"), of, settings)
 
-        lowers_quantized(overload)(averaged)
+        lowers(overload, on=Lazy)(averaged)
 
 
 _averages(
@@ -158,13 +158,13 @@ _averages(
 )  # fmt: skip
 
 
-@lowers_quantized(aten.mean.default)
+@lowers(aten.mean.default, on=Lazy)
 def mean(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> []"""
     return mean_dim(t, self, None, False, dtype)
 
 
-@lowers_quantized(aten.mean.dim)
+@lowers(aten.mean.dim, on=Lazy)
 def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> [*S']; over height and width of images it is a pool"""
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")

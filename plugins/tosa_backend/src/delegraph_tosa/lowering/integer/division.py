@@ -11,7 +11,7 @@ from ...ir.types import DType
 from ..builder import Tosa
 from ..lazy.quantization import Quantization
 from ..lazy.values import Lazy, Scaled, limit
-from ..registry import RULES
+from ..registry import lowering_of
 from .fixed_point import reciprocal
 from .sums import centred
 
@@ -41,7 +41,7 @@ class Quotient(Lazy):
         return t.cast(limit(t, t.add(signed, to.zero_point), to.low, to.high), to.dtype)
 
     def real(self, t: Tosa) -> Value:
-        result: Value = RULES[torch.ops.aten.div.Tensor].function(t, self.left.real(t), self.right.real(t))
+        result: Value = lowering_of(torch.ops.aten.div.Tensor)(t, self.left.real(t), self.right.real(t))
         return result
 
 

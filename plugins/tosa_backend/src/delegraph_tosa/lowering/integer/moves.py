@@ -16,9 +16,9 @@ from ...ir.graph import Array, Deferred, Value
 from ...ir.types import DType, Type
 from ..builder import Operand, Tosa
 from ..lazy.quantization import Scale
-from ..lazy.unsigned import Bytes, lowers_bytes
+from ..lazy.unsigned import Bytes
 from ..lazy.values import Joined, Lazy, Scaled, trial
-from ..registry import RULES, lowers_quantized
+from ..registry import has_rule, lowering_of, lowers
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ WRITES = (
 def _overloads() -> list[Any]:
     packets = [getattr(aten, name) for name in MOVES]
     found = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    return [overload for overload in found if overload in RULES and overload not in (aten.max.other, aten.min.other)]
+    return [overload for overload in found if has_rule(overload) and overload not in (aten.max.other, aten.min.other)]
 
 
 def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
@@ -58,7 +58,7 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
     (x,) = [a for a in arguments if isinstance(a, Lazy)]
 
     def move(t: Tosa, v: Value) -> Any:
-        return RULES[overload].function(t, *[v if a is x else a for a in arguments])
+        return lowering_of(overload)(t, *[v if a is x else a for a in arguments])
 
     if isinstance(x, Scaled) and x.axis == 0 and overload is aten.embedding.default:
         return _rows(t, x, move)
@@ -141,27 +141,27 @@ def _shape(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
 
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
     """The same of uint8, which int8 is in the same order."""
-    results = RULES[overload].function(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
+    results = lowering_of(overload)(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
     if isinstance(results, tuple):
         return tuple([Bytes(q) if q is not None and q.dtype is DType.INT8 else q for q in results])
     return Bytes(results) if results.dtype is DType.INT8 else results
 
 
 for overload in _overloads():
-    lowers_quantized(overload)(partial(_moved, overload))
-    lowers_bytes(overload)(partial(_moved_bytes, overload))
+    lowers(overload, on=Lazy)(partial(_moved, overload))
+    lowers(overload, on=Bytes)(partial(_moved_bytes, overload))
 
 
-@lowers_quantized(aten.cat.default, aten.concat.default, aten.concatenate.default)
+@lowers(aten.cat.default, aten.concat.default, aten.concatenate.default, on=Lazy)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,N,*B], .. -> [*A,sum of N,*B]"""
-    return _joined(t, tensors, lambda t, parts: RULES[aten.cat.default].function(t, parts, dim))
+    return _joined(t, tensors, lambda t, parts: lowering_of(aten.cat.default)(t, parts, dim))
 
 
-@lowers_quantized(aten.stack.default)
+@lowers(aten.stack.default, on=Lazy)
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,*B], .. -> [*A,N,*B]"""
-    return _joined(t, tensors, lambda t, parts: RULES[aten.stack.default].function(t, parts, dim))
+    return _joined(t, tensors, lambda t, parts: lowering_of(aten.stack.default)(t, parts, dim))
 
 
 def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]) -> Value:
@@ -183,7 +183,7 @@ def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
 
     def join(t: Tosa, parts: list[Value]) -> Value:
         given = dict(zip(places, parts, strict=True))
-        result: Value = RULES[overload].function(t, *[given.get(k, a) for k, a in enumerate(arguments)])
+        result: Value = lowering_of(overload)(t, *[given.get(k, a) for k, a in enumerate(arguments)])
         return result
 
     return _joined(t, [arguments[k] for k in places], join)
@@ -191,13 +191,13 @@ def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
 
 for overload in WRITES:
     if overload not in PUTS:
-        lowers_quantized(overload)(partial(written, overload))
+        lowers(overload, on=Lazy)(partial(written, overload))
 
 
-@lowers_quantized(aten.constant_pad_nd.default)
+@lowers(aten.constant_pad_nd.default, on=Lazy)
 def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Value:
     """[*S] -> [*S']"""
-    function = RULES[aten.constant_pad_nd.default].function
+    function = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
         number = value / self.scale.factor + self.zero_point
         if number == round(number):
@@ -207,7 +207,7 @@ def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Va
     return Joined([self, filling], lambda t, parts: function(t, parts[0], pad, parts[1]), whole.shape)
 
 
-@lowers_quantized(aten.pad.default)
+@lowers(aten.pad.default, on=Lazy)
 def pad_in_mode(t: Tosa, self: Lazy, pad: Sequence[int], mode: str, value: float | None) -> Any:
     """[*S] -> [*S']"""
     if mode == "constant":
@@ -215,12 +215,12 @@ def pad_in_mode(t: Tosa, self: Lazy, pad: Sequence[int], mode: str, value: float
     return _moved(aten.pad.default, t, self, pad, mode, value)
 
 
-@lowers_quantized(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther)
+@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, on=Lazy)
 def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """condition [*S], [*S], [*S] -> [*S]"""
     t.require(not isinstance(condition, Lazy), "its condition is quantized")
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (self, other)]
-    whole = RULES[aten.where.self].function(trial(), Value(condition.type), *[Value(v.type) for v in parts])
+    whole = lowering_of(aten.where.self)(trial(), Value(condition.type), *[Value(v.type) for v in parts])
     return Joined(parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), whole.shape)
 
 
@@ -229,13 +229,13 @@ def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
     return [t.ranked(part, rank) for part in parts]
 
 
-@lowers_quantized(aten.masked_fill.Scalar)
+@lowers(aten.masked_fill.Scalar, on=Lazy)
 def masked_fill(t: Tosa, self: Lazy, mask: Value, value: float) -> Value:
     """self [*S], mask bool [*S] -> [*S]"""
     return where(t, mask, t.like(value, self), self)
 
 
-@lowers_quantized(aten.masked_fill.Tensor)
+@lowers(aten.masked_fill.Tensor, on=Lazy)
 def masked_fill_tensor(t: Tosa, self: Lazy, mask: Value, value: Value) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
     return where(t, mask, value, self)
@@ -243,9 +243,9 @@ def masked_fill_tensor(t: Tosa, self: Lazy, mask: Value, value: Value) -> Value:
 
 def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:
     """[*B,N,M] -> [*B,N,M]"""
-    kept = RULES[overload].function(t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal)
+    kept = lowering_of(overload)(t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal)
     return where(t, kept, self, t.like(0.0, self))
 
 
 for overload in (aten.tril.default, aten.triu.default):
-    lowers_quantized(overload)(partial(_triangle, overload))
+    lowers(overload, on=Lazy)(partial(_triangle, overload))

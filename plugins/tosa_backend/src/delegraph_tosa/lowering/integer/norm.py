@@ -15,7 +15,7 @@ from ..builder import Tosa
 from ..lazy.quantization import Scale
 from ..lazy.values import Lazy, Scaled, operand, real
 from ..ranges.ranges import range_of
-from ..registry import lowers_quantized
+from ..registry import lowers
 from .affine import affine, multiplied
 from .fixed_point import FRACTION, inverse_root
 
@@ -50,7 +50,7 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - below)))
 
 
-@lowers_quantized(aten.layer_norm.default)
+@lowers(aten.layer_norm.default, on=Lazy)
 def layer_norm(
     t: Tosa,
     input: Value,
@@ -65,7 +65,7 @@ def layer_norm(
     return affine(t, normalized(t, operand(t, input, "its input"), axes, eps, True), shape, weight, bias)
 
 
-@lowers_quantized(aten.rms_norm.default)
+@lowers(aten.rms_norm.default, on=Lazy)
 def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Lazy:
     """input [*S,*N], weight [*N] -> [*S,*N]"""
     axes, shape = last_axes(input, normalized_shape)
@@ -73,7 +73,7 @@ def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Val
     return affine(t, normalized(t, operand(t, input, "its input"), axes, epsilon, False), shape, weight, None)
 
 
-@lowers_quantized(aten.group_norm.default)
+@lowers(aten.group_norm.default, on=Lazy)
 def group_norm(
     t: Tosa,
     input: Value,
@@ -91,7 +91,7 @@ def group_norm(
     return affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), channel_shape(input), weight, bias)
 
 
-@lowers_quantized(aten.instance_norm.default)
+@lowers(aten.instance_norm.default, on=Lazy)
 def instance_norm(
     t: Tosa,
     input: Value,
@@ -112,7 +112,7 @@ def instance_norm(
     return affine(t, y, channel_shape(input), weight, bias)
 
 
-@lowers_quantized(aten.batch_norm.default)
+@lowers(aten.batch_norm.default, on=Lazy)
 def batch_norm(
     t: Tosa,
     input: Value,

@@ -22,7 +22,7 @@ from ..builder import Operand, Shape, Tosa
 from ..lazy.quantization import Scale, multipliers
 from ..lazy.values import Lazy, Scaled, operand, rescale
 from ..ranges.ranges import inside, range_of
-from ..registry import RULES, lowers_quantized
+from ..registry import lowering_of, lowers
 from ..torch_values.types import refused
 from .sums import Shifted, addend, aligned, times
 
@@ -123,7 +123,7 @@ def _summed(
     steps = bias_in_steps(t, bias, scale, sums)
     kernel = _as_int4(t, weight.q) if _fits_int4(t, x, weight) else weight.q
     building = Accumulating(t, sums, x.zero_point, weight.zero_point, kernel, steps)
-    y = RULES[overload].function(building, x.q, kernel, steps, *settings)
+    y = lowering_of(overload)(building, x.q, kernel, steps, *settings)
     return y, scale.times(building.unit)
 
 
@@ -257,7 +257,7 @@ def _convolves(*overloads: Any) -> None:
             """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
             return _convolution(t, of, operand(t, input, "its input"), _kernel(t, weight, 0), bias, *settings)
 
-        lowers_quantized(overload)(convolved)
+        lowers(overload, on=Lazy)(convolved)
 
 
 _convolves(
@@ -273,7 +273,7 @@ def _multiplies(*overloads: Any) -> None:
             """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right one may have a scale for each column"""
             return product(t, of, operand(t, self, "the left matrix"), operand(t, other, "the right matrix"))
 
-        lowers_quantized(overload)(multiplied)
+        lowers(overload, on=Lazy)(multiplied)
 
 
 def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
@@ -284,7 +284,7 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
     left, right = _widened(t, left, right), _widened(t, right, left)
     sums = WIDE[left.q.dtype]
     building = Accumulating(t, sums, left.zero_point, right.zero_point)
-    y: Value = RULES[overload].function(building, left.q, right.q)
+    y: Value = lowering_of(overload)(building, left.q, right.q)
     return Scaled(y, left.scale.times(right.scale).times(building.unit), axis=y.rank - 1)
 
 
@@ -309,7 +309,7 @@ def _spreads(*overloads: Any) -> None:
             every = Scaled(w.q, _of_groups(t, w.scale, settings[3]), w.zero_point, w.axis)
             return _convolution(t, of, x, every, bias, *settings)
 
-        lowers_quantized(overload)(spread)
+        lowers(overload, on=Lazy)(spread)
 
 
 def _of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
@@ -322,7 +322,7 @@ def _of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
 _spreads(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 
 
-@lowers_quantized(aten.baddbmm.default)
+@lowers(aten.baddbmm.default, on=Lazy)
 def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Lazy:
     """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
     left, right = operand(t, batch1, "the left matrix"), operand(t, batch2, "the right matrix")
@@ -333,7 +333,7 @@ def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alp
     return Scaled(t.add(sums, added), Scale(step))
 
 
-@lowers_quantized(aten.addmm.default)
+@lowers(aten.addmm.default, on=Lazy)
 def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Lazy:
     """self [M], mat1 [L,K], mat2 [K,M] -> [L,M]"""
     x, matrix = operand(t, mat1, "the left matrix"), operand(t, mat2, "the right matrix")
@@ -343,7 +343,7 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
     return linear(t, x, turned, self)
 
 
-@lowers_quantized(aten.linear.default)
+@lowers(aten.linear.default, on=Lazy)
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
     x, w = operand(t, input, "its input"), _weight(t, weight, 0)

@@ -19,7 +19,7 @@ from ...ir.types import DType, ResizeMode
 from ..builder import Shape, Tosa
 from ..lazy.quantization import Scale, multipliers
 from ..lazy.values import BITS, Lazy, Scaled, operand
-from ..registry import RULES, lowers_quantized
+from ..registry import lowering_of, lowers
 from .sums import centred
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def _weighted(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     """[N,C,*S] -> [N,C,*S']"""
     x = operand(t, self, "its input")
     step = x.scale.factor / 2.0 ** (BITS - ROOM - x.size.bit_length())
-    y: Value = RULES[overload].function(Weighing(t), centred(t, x, step), *settings)
+    y: Value = lowering_of(overload)(Weighing(t), centred(t, x, step), *settings)
     y.range = -(1 << BITS), 1 << BITS
     return Scaled(y, Scale(step))
 
@@ -83,7 +83,7 @@ def _resized(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     x, made = operand(t, self, "its input"), len(t.operators)
     inside = Resizing(t)
     try:
-        y: Value = RULES[overload].function(inside, x.q, *settings)
+        y: Value = lowering_of(overload)(inside, x.q, *settings)
     except Unsupported:
         del t.operators[made:]
         return _weighted(overload, t, x, *settings)
@@ -94,11 +94,11 @@ def _resized(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
 
 
 for overload in (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec):
-    lowers_quantized(overload)(partial(_resized, overload))
+    lowers(overload, on=Lazy)(partial(_resized, overload))
 
 for packet in (
     aten.upsample_linear1d, aten.upsample_trilinear3d, aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa,
     aten._upsample_bicubic2d_aa,
 ):  # fmt: skip
     for overload in (packet.default, packet.vec):
-        lowers_quantized(overload)(partial(_weighted, overload))
+        lowers(overload, on=Lazy)(partial(_weighted, overload))

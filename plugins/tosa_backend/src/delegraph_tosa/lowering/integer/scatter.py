@@ -14,7 +14,7 @@ from ...ir.types import DType
 from ..builder import Tosa
 from ..lazy.quantization import Quantization, Scale
 from ..lazy.values import BITS, Lazy, Scaled, integer, reach
-from ..registry import RULES, lowers_quantized
+from ..registry import lowering_of, lowers
 from .moves import PUTS, where, written
 from .sums import addend, aligned, centred, times
 
@@ -30,19 +30,19 @@ def _summed(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
     step = max(most / 2.0**BITS, aligned(t, list(quantized.values()))[1])
     whole = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
     parts = {k: centred(t, quantized[k], step) if k in quantized else integer(t, arguments[k], whole) for k in places}
-    result: Value = RULES[overload].function(t, *[parts.get(k, a) for k, a in enumerate(arguments)])
+    result: Value = lowering_of(overload)(t, *[parts.get(k, a) for k, a in enumerate(arguments)])
     result.range = -(1 << BITS + 1), 1 << BITS + 1
     return Scaled(result, Scale(step))
 
 
-@lowers_quantized(aten.scatter_add.default)
+@lowers(aten.scatter_add.default, on=Lazy)
 def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Lazy:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
     count = index.shape[dim] if index.rank else 1
     return _summed(aten.scatter_add.default, t, self, dim, index, src, count=count)
 
 
-@lowers_quantized(aten.index_add.default)
+@lowers(aten.index_add.default, on=Lazy)
 def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float) -> Lazy:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     offered = times(t, source, alpha) if isinstance(source, Lazy) and alpha != 1 else source
@@ -59,14 +59,14 @@ def _put(overload: Any, t: Tosa, self: Value, indices: Any, values: Value, accum
 
 
 for overload in PUTS:
-    lowers_quantized(overload)(partial(_put, overload))
+    lowers(overload, on=Lazy)(partial(_put, overload))
 
 
 def _filled(overload: Any, t: Tosa, self: Lazy, dim: int, index: Value, value: float) -> Value:
     """self [*A,K,*B], index -> [*A,K,*B]: what the rule makes of truth values says where the number stands"""
-    named = RULES[overload].function(t, t.constant(False, DType.BOOL, self.shape), dim, index, True)
+    named = lowering_of(overload)(t, t.constant(False, DType.BOOL, self.shape), dim, index, True)
     return where(t, named, value, self)
 
 
 for overload in (aten.scatter.value, aten.index_fill.int_Scalar):
-    lowers_quantized(overload)(partial(_filled, overload))
+    lowers(overload, on=Lazy)(partial(_filled, overload))

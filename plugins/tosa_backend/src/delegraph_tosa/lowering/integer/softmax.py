@@ -19,7 +19,7 @@ from ..geometry.layout import axis_of
 from ..lazy.quantization import Quantization, Scale
 from ..lazy.tables import looked_up
 from ..lazy.values import BITS, Lazy, Scaled
-from ..registry import RULES, lowers_quantized
+from ..registry import lowering_of, lowers
 from .fixed_point import FRACTION, LOG_FRACTION, exp_of, exp_one, exp_table, logarithm, reciprocal
 from .sums import HIDES, Shifted, addend, aligned
 
@@ -45,7 +45,7 @@ class Softmax(Lazy):
         return Scaled(shares, Scale(2.0**-FRACTION)).integer(t, to)
 
     def real(self, t: Tosa) -> Value:
-        result: Value = RULES[aten.softmax.int].function(t, self.of.real(t), self.axis, None)
+        result: Value = lowering_of(aten.softmax.int)(t, self.of.real(t), self.axis, None)
         return result
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
@@ -109,33 +109,33 @@ def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
     return distance, total
 
 
-@lowers_quantized(aten.softmax.int)
+@lowers(aten.softmax.int, on=Lazy)
 def softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> [*S]"""
     t.require(dtype in (None, torch.float32), f"a softmax in {dtype} is not lowered")
     return softmax_of(t, self, dim)
 
 
-@lowers_quantized(aten._softmax.default)
+@lowers(aten._softmax.default, on=Lazy)
 def softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> Lazy:
     """[*S] -> [*S]"""
     return softmax_of(t, self, dim)
 
 
-@lowers_quantized(aten.log_softmax.int)
+@lowers(aten.log_softmax.int, on=Lazy)
 def log_softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> [*S]"""
     t.require(dtype in (None, torch.float32), f"a log_softmax in {dtype} is not lowered")
     return log_softmax_of(t, self, dim)
 
 
-@lowers_quantized(aten._log_softmax.default)
+@lowers(aten._log_softmax.default, on=Lazy)
 def log_softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> Lazy:
     """[*S] -> [*S]"""
     return log_softmax_of(t, self, dim)
 
 
-@lowers_quantized(aten.logsumexp.default)
+@lowers(aten.logsumexp.default, on=Lazy)
 def logsumexp(t: Tosa, self: Lazy, dim: Sequence[int], keepdim: bool) -> Lazy:
     """[*A,N,*B] -> [*A,*B]"""
     axes = axes_of(dim, self.rank)

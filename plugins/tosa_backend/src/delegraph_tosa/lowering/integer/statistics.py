@@ -18,7 +18,7 @@ from ..geometry.layout import axis_of
 from ..lazy.quantization import Scale
 from ..lazy.values import Lazy, Scaled, operand
 from ..ranges.ranges import range_of
-from ..registry import lowers_quantized
+from ..registry import lowers
 from .arithmetic import lost_in_sum, summed
 from .fixed_point import FRACTION, inverse_root
 from .sums import addend, centred
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 Dims = Sequence[int] | int | None
 
 
-@lowers_quantized(aten.cumsum.default)
+@lowers(aten.cumsum.default, on=Lazy)
 def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     """[*A,N,*B] -> [*A,N,*B]"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
@@ -100,9 +100,9 @@ def _registers(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]
         """[*S] -> [*S']"""
         return pick(_moments(t, self, dim, int(unbiased), keepdim, rooted))
 
-    lowers_quantized(packet.correction)(corrected)
-    lowers_quantized(packet.default)(whole)
-    lowers_quantized(packet.dim)(over)
+    lowers(packet.correction, on=Lazy)(corrected)
+    lowers(packet.default, on=Lazy)(whole)
+    lowers(packet.dim, on=Lazy)(over)
 
 
 for name in ("var", "std"):
@@ -110,7 +110,7 @@ for name in ("var", "std"):
     _registers(f"{name}_mean", name == "std", lambda both: both)
 
 
-@lowers_quantized(aten.linalg_vector_norm.default)
+@lowers(aten.linalg_vector_norm.default, on=Lazy)
 def linalg_vector_norm(t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
     """[*S] -> [*S']; of order 1, 2 or infinity"""
     t.require(ord in (1, 2, math.inf), f"a norm of order {ord} has no rule of its own")

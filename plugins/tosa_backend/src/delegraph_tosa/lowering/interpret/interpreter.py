@@ -32,7 +32,7 @@ from ..lazy.unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
 from ..lazy.values import any_lazy, real
 from ..ranges.bounds import bounds_of
 from ..ranges.ranges import Range, meet, range_of
-from ..registry import CONTROL, Result, Rule, apply_control, bind, is_empty, is_unpacking, rule_of
+from ..registry import CONTROL, Result, Rule, apply_control, bind, indexes_of, is_empty, is_unpacking, rule_of
 from ..torch_values.hints import dynamic, no_rule, other_target
 from ..torch_values.numbers import UNKNOWN, number_of
 from ..torch_values.sizes import depends_on_data, is_size, size_of
@@ -87,7 +87,7 @@ class Interpreter:
     ) -> None:
         import_quantize()
         self.t, self.constant = t, constant
-        self.bounds = bounds_of(nodes) if bounds is None else bounds
+        self.bounds = bounds_of(nodes, indexes_of) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)
         self.values: dict[Node, Result | float] = {}
         """What each node stands for; an int is a size."""
@@ -187,7 +187,7 @@ class Interpreter:
     def enter(self, nodes: Collection[Node], given: Callable[[Node], Value | int]) -> Interpreter:
         """An interpreter for the nodes of a subgraph, whose placeholders stand for what is ``given``."""
         inner = copy(self)
-        inner.values, inner.bounds = {}, bounds_of(nodes)
+        inner.values, inner.bounds = {}, bounds_of(nodes, indexes_of)
         inner.casts = saturating_casts(nodes, inner.bounds)
         inner.constant = lambda node: given(node) if node.op == "placeholder" else _tensor_of(node)
         return inner

@@ -1,39 +1,32 @@
-"""Calls with lazy operands: those of complex numbers and of uint8 have rules of their own, the others are quantized."""
+"""Calls with lazy operands: those on complex numbers and on uint8 have rules of their own, the others are quantized."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..builder import Tosa
-from ..lazy.complex_numbers import COMPLEX_RULES, Complex
-from ..lazy.unsigned import BYTES_RULES, Bytes
-from ..lazy.values import any_lazy
-from ..registry import Result, Rule, checked
+from ..lazy.complex_numbers import Complex
+from ..lazy.unsigned import Bytes
+from ..lazy.values import Lazy, any_lazy
+from ..registry import RULES, Result, Rule, checked
 from ..torch_values.hints import no_operand
 from ..torch_values.types import refused
 
+LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
+"""Kinds of values whose element type TOSA lacks: nothing else computes with them than their own rules."""
+
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call that has a complex, an unsigned or a quantized operand."""
-    if any_lazy(arguments, Complex):
-        return _apply_own(t, rule, node, arguments, COMPLEX_RULES, torch.complex64)
-    from .quantized_calls import apply_quantized  # imports the rules for integers and uint8, which few programs need
-
-    if any_lazy(arguments, Bytes):
-        return _apply_own(t, rule, node, arguments, BYTES_RULES, torch.uint8)
-    return apply_quantized(t, rule, node, arguments)
-
-
-def _apply_own(
-    t: Tosa, rule: Rule, node: Node, arguments: list[Any], rules: Mapping[OpOverload, Any], dtype: torch.dtype
-) -> Result:
-    """The result for an element type that TOSA lacks. An operator that is not among ``rules`` is refused."""
-    own = rules.get(node.target)  # type: ignore[call-overload]
+    """The result of a call that has a complex, an unsigned or a quantized operand; ``rule`` is the one on ``Value``."""
+    kind: type[Lazy] = next(kind for kind in (Complex, Bytes, Lazy) if any_lazy(arguments, kind))
+    if kind is not Complex:
+        from . import quantized_calls  # imports the rules for integers and uint8, which few programs need
+    if kind is Lazy:
+        return quantized_calls.apply_quantized(t, rule, node, arguments)
+    own = RULES.get((node.target, kind))  # type: ignore[call-overload]
     if own is None:
-        raise refused(no_operand(dtype))
-    return checked(rule._replace(lazy=True), node, lambda: own(t, *arguments))
+        raise refused(no_operand(LACKING[kind]))
+    return checked(own, node, lambda: own.function(t, *arguments))

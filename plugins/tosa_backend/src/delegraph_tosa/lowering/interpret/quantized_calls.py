@@ -13,7 +13,7 @@ from ...ir.types import DType
 from ..builder import Tosa
 from ..integer.curves import curve_of
 from ..lazy.values import BYTES, Lazy, Pointwise, real
-from ..registry import INTEGER_RULES, RULES, Result, Rule, apply, checked
+from ..registry import RULES, Result, Rule, apply, checked, has_rule
 from ..torch_values.hints import neither
 from ..torch_values.types import refused
 
@@ -38,8 +38,8 @@ def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Re
 
 
 def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
-    own = INTEGER_RULES.get(node.target)  # type: ignore[call-overload]
-    found = NotImplemented if own is None else own(t, *arguments)
+    own = RULES.get((node.target, Lazy))  # type: ignore[call-overload]
+    found = NotImplemented if own is None else own.function(t, *arguments)
     if found is not NotImplemented:
         return found
     t.require(is_pointwise(node.target, rule), "no integer rule")
@@ -48,7 +48,7 @@ def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
 
 def computes_in_integers(target: Any) -> bool:
     """Whether an operator has an integer rule or becomes a table: what a quantizer may put between quantized values."""
-    return target in INTEGER_RULES or (target in RULES and is_pointwise(target, RULES[target]))
+    return has_rule(target, Lazy) or (has_rule(target) and is_pointwise(target, RULES[target, Value]))
 
 
 def is_pointwise(target: Any, rule: Rule) -> bool:

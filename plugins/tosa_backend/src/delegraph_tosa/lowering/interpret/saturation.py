@@ -18,9 +18,9 @@ from ...ir.graph import Value
 from ...ir.operators import CLAMP
 from ...ir.types import FLOATS, NanMode
 from ..builder import Tosa
-from ..ranges.bounds import INDEXES, PASSING
+from ..ranges.bounds import PASSING
 from ..ranges.ranges import Range, inside, union
-from ..registry import RULES
+from ..registry import RULES, indexes_of
 
 aten = torch.ops.aten
 EXACT = (-(1 << 24), 1 << 24)
@@ -84,8 +84,9 @@ class _Uses:
     def _of_use(self, user: Node, node: Node) -> Range | None:
         if user not in self._nodes:
             return None
-        if user.target in INDEXES:
-            return _said_of(node, INDEXES[user.target](user), user)
+        indexes = indexes_of(user)
+        if indexes:
+            return _said_of(node, indexes, user)
         places = _PASSED.get(user.target)  # type: ignore[call-overload]
         passes = places is not None and all(k in places for k, a in enumerate(user.args) if a is node)
         if not passes and user.target not in PASSING:
@@ -98,7 +99,7 @@ class _Uses:
 
 def _reads_type(user: Node, node: Node) -> bool:
     """Whether a call takes the type and the size of ``node`` and not its elements, as full_like does."""
-    rule = RULES.get(user.target)  # type: ignore[call-overload]
+    rule = RULES.get((user.target, Value))  # type: ignore[call-overload]
     return rule is not None and all(k in rule.types for k, a in enumerate(user.args) if a is node)
 
 

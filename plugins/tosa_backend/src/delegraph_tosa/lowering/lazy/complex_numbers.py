@@ -1,27 +1,19 @@
 """Complex numbers, which TOSA has not: inside of a delegate they are pairs of real ones.
 
-A Fourier transform gives a ``Complex`` value. The rules that ``lowers_complex`` registers take such values and return
-them, or real numbers (``abs``, ``view_as_real``); any other operator is refused, and so is a border that one crosses.
+A Fourier transform gives a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return them, or real
+numbers (``abs``, ``view_as_real``); any other operator is refused, and so is a border that one crosses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch._ops import OpOverload
 
 from ...ir.graph import Value
 from ..builder import Tosa
-from ..registry import F
 from ..torch_values.hints import no_dtype
 from ..torch_values.types import refused
 from .quantization import Quantization
 from .values import Lazy
-
-COMPLEX_RULES: dict[OpOverload, Callable[..., Any]] = {}
-"""What operators do to complex values."""
 
 
 class Complex(Lazy):
@@ -38,13 +30,3 @@ class Complex(Lazy):
 
     def real(self, t: Tosa) -> Value:
         raise refused(no_dtype(torch.complex64))
-
-
-def lowers_complex(*overloads: OpOverload) -> Callable[[F], F]:
-    """Register what operators do to ``Complex`` operands; they have a rule already, whose parameters it has."""
-
-    def register(function: F) -> F:
-        COMPLEX_RULES.update(dict.fromkeys(overloads, function))
-        return function
-
-    return register

@@ -6,25 +6,20 @@ numbers, with a zero point that is 128 less; what else takes uint8 is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
-from torch._ops import OpOverload
 
 from ...ir import operators as tosa
 from ...ir.graph import Deferred, Value
 from ...ir.types import DType, RoundingMode, Type
 from ..builder import Tosa
-from ..registry import F
 from ..torch_values.hints import no_dtype
 from ..torch_values.types import array_of, refused, type_of
 from .quantization import Quantization, Scale, multipliers
 from .values import Lazy
 
 HALF = 128
-BYTES_RULES: dict[OpOverload, Callable[..., Any]] = {}
-"""What operators do to ``Bytes``."""
 
 
 class Bytes(Lazy):
@@ -83,13 +78,3 @@ def constant_bytes(name: str, tensor: torch.Tensor) -> Bytes:
     """A weight of uint8; nothing is read before it is written."""
     type = type_of_bytes(tensor, f"the constant {name}")
     return Bytes(Value(type, Deferred(lambda: (array_of(tensor) ^ HALF).view("int8")), name))
-
-
-def lowers_bytes(*overloads: OpOverload) -> Callable[[F], F]:
-    """Register what operators do to ``Bytes``; they have a rule already, whose parameters it has."""
-
-    def register(function: F) -> F:
-        BYTES_RULES.update(dict.fromkeys(overloads, function))
-        return function
-
-    return register

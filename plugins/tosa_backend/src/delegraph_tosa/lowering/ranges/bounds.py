@@ -5,7 +5,6 @@ Token ids are inside of the embedding's table, whatever the program does with th
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -24,14 +23,15 @@ Found = Iterable[tuple[Any, Range]]
 """Arguments of a call, and in which range their elements are."""
 
 
-def bounds_of(nodes: Iterable[Node]) -> dict[Node, Range]:
-    """Node -> the range in which its elements are unless one of ``nodes`` raises; users come after what they use."""
+def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], Found]) -> dict[Node, Range]:
+    """Node -> the range in which its elements are unless one of ``nodes`` raises; users come after what they use.
+
+    ``indexes_of``: the arguments of a call that are indices, with the ranges outside of which it raises.
+    """
     bounds: dict[Node, Range] = {}
     parts: dict[Node, list[Part]] = {}
     for node in reversed(list(nodes)):
-        rule = INDEXES.get(node.target)
-        if rule is not None:
-            _note(bounds, rule(node))
+        _note(bounds, indexes_of(node))
         if node not in bounds or 0 in _shape(node):  # nothing is said of what is left out
             continue
         if node.target in PASSING:
@@ -58,88 +58,6 @@ def _shape(node: Node) -> list[Any]:
 
 def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
-def _below(size: Any, negative: bool = False) -> Range:
-    """Indices of an axis; those that may count from its end."""
-    _, most = range_of(size)
-    return (-most if negative else 0), max(most - 1, 0)
-
-
-def _table(node: Node) -> Found:
-    return [(node.args[1], _below(_shape(node.args[0])[0]))]  # type: ignore[arg-type]
-
-
-def _bags(node: Node) -> Found:
-    """(weight, indices, offsets, ..): rows of the table, and where bags of indices begin."""
-    return [*_table(node), (node.args[2], (0, range_of(math.prod(_shape(node.args[1])))[1]))]  # type: ignore[arg-type]
-
-
-def _along(negative: bool = False) -> Callable[[Node], Found]:
-    """(self, dim, index, ..): indices of one axis."""
-
-    def rule(node: Node) -> Found:
-        shape = _shape(node.args[0]) or [1]  # type: ignore[arg-type]
-        return [(node.args[2], _below(shape[node.args[1]], negative))]  # type: ignore[index]
-
-    return rule
-
-
-def _each_axis(node: Node) -> Found:
-    """(self, indices, ..): a list of one tensor an axis, or None."""
-    sizes: Any = _shape(node.args[0])  # type: ignore[arg-type]
-    return [(index, _below(size, True)) for index, size in zip(node.args[1], sizes, strict=False)]  # type: ignore[arg-type]
-
-
-def _of_all(node: Node) -> Found:
-    return [(node.args[1], _below(math.prod(_shape(node.args[0])), True))]  # type: ignore[arg-type]
-
-
-def _planes(node: Node) -> Found:
-    """(self, indices, output_size, ..): places in a plane or volume of that size."""
-    sizes: Any = node.args[2]
-    known = all(type(size) is int for size in sizes)
-    return [(node.args[1], _below(math.prod(sizes)))] if known else []
-
-
-def _classes(node: Node) -> Found:
-    count = _argument(node, 1, "num_classes", -1)
-    return [(node.args[0], _below(count))] if isinstance(count, int) and count > 0 else []
-
-
-def _along_broadcast(node: Node) -> Found:
-    """(self, indices, dim): indices of one axis, or of all elements."""
-    shape, dim = _shape(node.args[0]), _argument(node, 2, "dim")  # type: ignore[arg-type]
-    return [(node.args[1], _below(math.prod(shape) if dim is None else shape[dim], True))]
-
-
-def _labels(node: Node) -> Found:
-    """(self, target, weight, reduction, ignored, ..): classes of axis 1, or the number that is ignored."""
-    shape, ignored = _shape(node.args[0]), _argument(node, 4, "ignore_index", -100)  # type: ignore[arg-type]
-    low, high = _below(shape[1] if len(shape) > 1 else shape[0])
-    return [(node.args[1], (min(low, ignored), max(high, ignored)))]
-
-
-_ALONG = _along()
-INDEXES: dict[Any, Callable[[Node], Found]] = {
-    **dict.fromkeys((aten.embedding.default, aten.embedding_renorm.default), _table),
-    **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _planes),
-    **dict.fromkeys((aten.embedding_bag.default, aten.embedding_bag.padding_idx), _bags),
-    **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _bags),
-    aten.one_hot.default: _classes,
-    aten.take_along_dim.default: _along_broadcast,
-    **dict.fromkeys((aten.index.Tensor, aten._unsafe_index.Tensor), _each_axis),
-    **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _each_axis),
-    **dict.fromkeys((aten.nll_loss_nd.default, aten.cross_entropy_loss.default), _labels),
-    **dict.fromkeys((aten.take.default, aten.put.default), _of_all),
-    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along(negative=True)),
-    **dict.fromkeys((aten.index_select.default, aten.gather.default, aten.scatter.src, aten.scatter.value), _ALONG),
-    **dict.fromkeys((aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default), _ALONG),
-    **dict.fromkeys(
-        (aten.scatter_reduce.two, aten.index_add.default, aten.index_copy.default, aten.index_reduce.default), _ALONG
-    ),
-}
-"""ATen operators that raise for an index out of range."""
 
 
 def _first(node: Node, range: Range) -> Found:
