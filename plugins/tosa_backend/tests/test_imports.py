@@ -41,3 +41,21 @@ assert torch.equal(lowered(x), program.module()(x))
 def test_rules_for_quantized_programs_are_imported_with_the_first_one():
     shown = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
+
+
+TORCHLESS = """
+import importlib, pkgutil, sys
+import delegraph_tosa
+for name in "evaluate ir passes serialize spec text tools validate".split():
+    module = importlib.import_module("delegraph_tosa." + name)
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__name__ + "."):
+        importlib.import_module(found.name)
+assert "delegraph_tosa.passes.views" in sys.modules
+assert not {"torch", "delegraph_tosa.lowering"} & set(sys.modules)
+"""
+
+
+def test_tosa_as_a_language_needs_no_torch():
+    """Neither itself nor through what it imports of delegraph: tools that only read files start without it."""
+    shown = subprocess.run([sys.executable, "-c", TORCHLESS], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
