@@ -177,11 +177,13 @@ Asked = dict[str, dict[str, Counter[str]]]
 
 def _asked() -> Asked:
     found: Asked = defaultdict(lambda: defaultdict(Counter))
+    ruled = {str(overload) for overload, _ in RULES}
     for group in json.loads(SUPPORT.read_text()).values():
-        for name, targets in group.items():
-            for target, counted in targets.items():
-                found[name][target].update(counted)
-    for name in found.keys() - {str(overload) for overload, _ in RULES}:
+        for name, entry in group.items():
+            if entry["rule"] == (name in ruled):  # otherwise it is from before the operator got its rule, or lost it
+                for target in TARGETS:
+                    found[name][target].update(entry[target])
+    for name in found.keys() - ruled:
         for reasons in found[name].values():  # what a report says of the whole operator
             reasons[PIECES] += reasons.pop(NO_RULE, 0)
     return found

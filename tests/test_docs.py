@@ -17,6 +17,7 @@ import contextlib
 import doctest
 import importlib.util
 import io
+import json
 import linecache
 import os
 import re
@@ -78,6 +79,17 @@ def generator():
 @pytest.mark.parametrize("name", ["errors.md", "op-support.md"])
 def test_a_generated_page_is_current(name):
     assert (ROOT / "docs" / name).read_text() == generator().PAGES[name](), "run python docs/generate.py"
+
+
+def test_what_was_found_before_an_operator_had_a_rule_is_not_on_the_page(tmp_path, monkeypatch):
+    pages = generator()
+    record = json.loads(pages.SUPPORT.read_text())
+    refused = {"rule": False} | {target: {pages.NO_RULE: 9} for target in pages.TARGETS}
+    record["functions"]["aten.relu.default"] = refused
+    (tmp_path / "support.json").write_text(json.dumps(record))
+    monkeypatch.setattr(pages, "SUPPORT", tmp_path / "support.json")
+    [row] = [line for line in pages.support_page().splitlines() if line.startswith("| `aten.relu.default`")]
+    assert row.startswith("| `aten.relu.default` | yes |")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

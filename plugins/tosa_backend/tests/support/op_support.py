@@ -1,8 +1,8 @@
 """Which calls each target takes: rows of the rules' tests, and samples of torch's tables of functions and modules.
 
-``python -m plugins.tosa_backend.tests.support.op_support [GROUP ...]`` asks about these groups (families of rules,
-``functions`` and ``modules``; all of them in some minutes) and writes verdicts/support.json, of which docs/generate.py
-makes docs/op-support.md.
+``python -m plugins.tosa_backend.tests.support.op_support [GROUP ...]`` asks about these groups (families of rules, each
+in seconds; ``functions`` and ``modules``, which take far longer than all families) and writes verdicts/support.json, of
+which docs/generate.py makes docs/op-support.md. After a change of a rule its family is enough.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import delegraph
+import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for quantize, too
 import torch
 from delegraph.errors import DelegraphError
-from delegraph_tosa.lowering import FAMILIES
+from delegraph_tosa.ir.graph import Value
+from delegraph_tosa.lowering import FAMILIES, RULES
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
@@ -33,8 +35,12 @@ RECORD = Path(__file__).parent / "verdicts/support.json"
 SAMPLES = 2
 """Of each row of torch's tables."""
 
-Verdicts = dict[str, dict[str, dict[str, int]]]
-"""Operator -> target -> why a call was refused, "" for those that were taken -> number of calls."""
+Verdicts = dict[str, dict[str, Any]]
+"""Operator -> target -> why a call was refused, "" for those that were taken -> number of calls.
+
+And operator -> ``RULE`` -> whether it had a rule of its own: verdicts from before it got one say nothing of it now.
+"""
+RULE = "rule"
 
 
 def family(name: str) -> Iterator[ExportedProgram]:
@@ -117,7 +123,23 @@ def verdicts(programs: Iterator[ExportedProgram]) -> Verdicts:
         for target in TARGETS:
             for operator, why in _asked(program, target).items():
                 found[operator][target][why] += 1
-    return {op: {t: dict(sorted(c.items())) for t, c in found[op].items()} for op in sorted(found)}
+    ruled = {str(overload) for overload, _ in RULES}
+    return {
+        op: {RULE: op in ruled} | {t: dict(sorted(c.items())) for t, c in found[op].items()} for op in sorted(found)
+    }
+
+
+def stale_rules(record: dict[str, Verdicts]) -> dict[str, str]:
+    """Operator with a rule -> its family, where ``record`` has no call of it that was taken by that rule."""
+    families = {
+        str(op): rule.function.__module__.rpartition(".")[2] for (op, kind), rule in RULES.items() if kind is Value
+    }
+    asked = {op: record.get(name, {}).get(op, {}) for op, name in families.items()}
+    return {
+        op: families[op]
+        for op, found in asked.items()
+        if not found.get(RULE) or not any("" in found[target] for target in TARGETS)
+    }
 
 
 def _asked(program: ExportedProgram, target: str) -> dict[str, str]:
