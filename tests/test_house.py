@@ -30,6 +30,21 @@ def test_floors_circles_and_contract():
     assert f"{contracts} kept, 0 broken" in printed
 
 
+def test_the_contract_for_tosa_lists_all_that_is_not_public():
+    source = ROOT / "plugins/tosa_backend/src/delegraph_tosa"
+    modules = {path.stem for path in (*source.glob("[a-z]*.py"), *source.glob("[a-z]*/"))} - {
+        "borders",
+        "plugin",
+        "quantizer",
+    }
+    assert set(re.findall(r'"delegraph_tosa\.(\w+)",', _contract("composing"))) == modules
+
+
+def _contract(name):
+    """The lines of a contract in pyproject.toml."""
+    return next(part for part in (ROOT / "pyproject.toml").read_text().split("[[") if f'id = "{name}"' in part)
+
+
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
@@ -48,6 +63,11 @@ def test_floors_circles_and_contract():
             "delegraph_tosa/lowering/builder/emitter.py",
             "from ..geometry import layout",
             "delegraph_tosa.lowering.builder.emitter -> delegraph_tosa.lowering.geometry",
+        ),
+        (
+            "delegraph_devkit/contract.py",
+            "from delegraph_tosa.ir import graph",
+            "delegraph_devkit is not allowed to import delegraph_tosa.ir",
         ),
         ("delegraph_tosa/text/literals.py", "import torch", "delegraph_tosa.text.literals -> torch"),
         ("delegraph_tosa/ir/graph.py", "from ..text import printing", "delegraph_tosa.ir.graph -> delegraph_tosa.text"),

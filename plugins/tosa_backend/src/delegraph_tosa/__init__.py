@@ -1,1 +1,69 @@
-"""TOSA backend of delegraph: one rule an ATen operator, one typed graph, one flatbuffer."""
+"""TOSA backend of delegraph: one rule an ATen operator, one typed graph, one flatbuffer.
+
+The names in ``__all__`` are for plugins that build on it (docs/backend-authors.md). Each is imported when it is first
+used, and none but ``compile_program`` imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import compile_program
+    from .evaluate import Program, materialize
+    from .ir import operators
+    from .ir.graph import Graph, Operator, Value
+    from .ir.types import DType, Type
+    from .serialize import TosaFile, read
+    from .spec import TosaSpec, narrow
+    from .text import parse, render
+    from .validate import violations
+
+__all__ = [
+    "DType",
+    "Graph",
+    "Operator",
+    "Program",
+    "TosaFile",
+    "TosaSpec",
+    "Type",
+    "Value",
+    "compile_program",
+    "materialize",
+    "narrow",
+    "operators",
+    "parse",
+    "read",
+    "render",
+    "violations",
+]
+
+_NAMES = {
+    "backend": "compile_program",
+    "evaluate": "Program materialize",
+    "ir.graph": "Graph Operator Value",
+    "ir.types": "DType Type",
+    "serialize": "TosaFile read",
+    "spec": "TosaSpec narrow",
+    "text": "parse render",
+    "validate": "violations",
+}
+"""Module -> the public names in it."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt or not
+
+    def __getattr__(name: str) -> Any:
+        if name == "operators":
+            return import_module(".ir.operators", __name__)
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

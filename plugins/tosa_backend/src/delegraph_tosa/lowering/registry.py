@@ -185,7 +185,7 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operan
 
 def indexes_of(node: Node) -> list[tuple[Any, Range]]:
     """The arguments of a call that are indices, each with the range outside of which eager raises."""
-    rule = RULES.get((node.target, Value))  # type: ignore[call-overload]
+    rule = RULES.get((node.target, Value))  # type: ignore[arg-type]
     if rule is None or not rule.indexes:
         return []
     positions = {name: k for k, (name, _) in enumerate(rule.parameters)}

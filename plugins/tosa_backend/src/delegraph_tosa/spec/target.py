@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 
@@ -36,9 +36,33 @@ def extensions(version: Version = (1, 0)) -> dict[str, frozenset[str]]:
     }
 
 
+WhyNot = Callable[[Operator], str | None]
+"""Why a device does not take an operator, or None."""
+
+_DEVICES: dict[str, WhyNot] = {}
+
+
+def narrow(name: str, why_not: WhyNot) -> None:
+    """Make ``name`` a word of targets: ``TOSA-1.0+INT+<name>`` takes TOSA-1.0+INT, but what a device lacks.
+
+    ``why_not`` returns why the device does not take an operator, or None; the user reads the reason. It is asked about
+    operators that the target takes otherwise, with operands, attributes and ``outputs``. It may look at types, at
+    attributes and at which operands are constant. It may not look at the elements of constants: operators that are
+    alike are asked about once. Support check, lowering and validation ask it, so each process that lowers calls this.
+    Raises ValueError unless ``name`` is new and consists of lower-case letters and digits.
+    """
+    taken = {*_ALIASES, *_LEVELS, *(p.lower() for p in PROFILES), *(e for v in FILES for e in extensions(v))}
+    if name in taken or not re.fullmatch("[a-z][a-z0-9]*", name):
+        raise ValueError(f"{name!r} is no name for a narrower target")
+    if _DEVICES.setdefault(name, why_not) is not why_not:
+        raise ValueError(f"{name!r} is another narrower target already")
+
+
 @dataclass(frozen=True)
 class TosaSpec:
     """A version, profiles (of FP, INT), extensions (lower case: ``bf16``, ``int16``, ...) and a level (8K or NONE).
+
+    ``devices``: what narrows it further (``narrow``).
 
     Level 8K holds unless ``+nolevel`` asks for none: it is the only one the specification defines, and what it refuses
     no product promises to run. ``str`` is canonical and does not name it.
@@ -48,6 +72,7 @@ class TosaSpec:
     profiles: frozenset[str] = frozenset({"FP", "INT"})
     extensions: frozenset[str] = frozenset()
     level: str = "8K"
+    devices: frozenset[str] = frozenset()
     _verdicts: dict[Hashable, str | None] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     @staticmethod
@@ -70,7 +95,7 @@ class TosaSpec:
         return _from_words(text, version, words)
 
     def __str__(self) -> str:
-        parts = [*(p for p in PROFILES if p in self.profiles), *sorted(self.extensions)]
+        parts = [*(p for p in PROFILES if p in self.profiles), *sorted(self.extensions), *sorted(self.devices)]
         level = ["nolevel"] if self.level == "NONE" else []
         return "+".join([f"TOSA-{self.version[0]}.{self.version[1]}", *parts, *level])
 
@@ -111,7 +136,7 @@ class TosaSpec:
             text = self._verdicts[kind] = self._why_not_types(operator)
         # Nearly every operator is within the limits, which is seen in a third of the time that it takes to look for the
         # limit that is exceeded: 2 ms of 45 for MobileNetV2, in which each operator is asked about twice.
-        if text is None and self._is_within_limits(operator):
+        if text is None and not self.devices and self._is_within_limits(operator):
             return None
         return text or next((limit for _, limit in self._limits(operator)), None)
 
@@ -157,6 +182,9 @@ class TosaSpec:
             if position < len(operator.inputs) and not _is_known(operator.inputs[position], operator):
                 yield "constant-operand", f"TOSA {row.name}: {name} must be a compile-time constant"
         yield from _level(self.level, self.version).exceeded(operator, row)
+        for name in sorted(self.devices):
+            if why := _DEVICES[name](operator):
+                yield "profile", f"TOSA {row.name}: {why}; the target is {self}"
 
     def why_not_tensor(self, type: Type) -> str | None:
         """Why this target does not take a graph input or output of this type, or None."""
@@ -279,13 +307,14 @@ def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSp
         raise _wrong(text, f"{', '.join(repeated)} is there twice")
     profiles = frozenset(w.upper() for w in words if w.upper() in PROFILES)
     levels = [_LEVELS[w] for w in words if w in _LEVELS]
-    named = frozenset(w for w in words if w.upper() not in PROFILES and w not in _LEVELS)
+    devices = frozenset(w for w in words if w in _DEVICES)
+    named = frozenset(w for w in words if w.upper() not in PROFILES and w not in _LEVELS) - devices
     if not profiles:
         raise _wrong(text, "it names no profile: FP, INT or both")
     if len(levels) > 1:
         raise _wrong(text, "it names two levels")
     _check_extensions(text, version, profiles, named)
-    return TosaSpec(version, profiles, named, levels[0] if levels else "8K")
+    return TosaSpec(version, profiles, named, levels[0] if levels else "8K", devices)
 
 
 def _check_extensions(text: str, version: Version, profiles: frozenset[str], named: frozenset[str]) -> None:

@@ -26,7 +26,7 @@ def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         from . import quantized_calls  # imports the rules for integers and uint8, which few programs need
     if kind is Lazy:
         return quantized_calls.apply_quantized(t, rule, node, arguments)
-    own = RULES.get((node.target, kind))  # type: ignore[call-overload]
+    own = RULES.get((node.target, kind))  # type: ignore[arg-type]
     if own is None:
         raise refused(no_operand(LACKING[kind]))
     return checked(own, node, lambda: own.function(t, *arguments))

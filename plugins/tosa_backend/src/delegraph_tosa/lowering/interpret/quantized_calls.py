@@ -38,7 +38,7 @@ def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Re
 
 
 def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
-    own = RULES.get((node.target, Lazy))  # type: ignore[call-overload]
+    own = RULES.get((node.target, Lazy))  # type: ignore[arg-type]
     found = NotImplemented if own is None else own.function(t, *arguments)
     if found is not NotImplemented:
         return found

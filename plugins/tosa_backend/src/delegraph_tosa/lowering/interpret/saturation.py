@@ -99,7 +99,7 @@ class _Uses:
 
 def _reads_type(user: Node, node: Node) -> bool:
     """Whether a call takes the type and the size of ``node`` and not its elements, as full_like does."""
-    rule = RULES.get((user.target, Value))  # type: ignore[call-overload]
+    rule = RULES.get((user.target, Value))  # type: ignore[arg-type]
     return rule is not None and all(k in rule.types for k, a in enumerate(user.args) if a is node)
 
 
