@@ -90,7 +90,7 @@ FAULTS = {
     "returns nothing": ("return", "error [contract-violation]: run of Profile (acme-npu 1.0), returned NoneType"),
     "ends the process": (
         "import ctypes; ctypes.CDLL(None).abort()",
-        "error [plugin-crashed]: the process ended during run of Profile (acme-npu 1.0)",
+        "error [plugin-crashed]: run of Profile (acme-npu 1.0), killed the process (Aborted)",
     ),
 }
 

@@ -1,10 +1,9 @@
-"""What native code of plugins does to the command line: it prints to descriptor 1, and it ends the process."""
+"""Native code that prints to descriptor 1, and Python code that exits."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -94,30 +93,6 @@ def test_json_survives_native_prints(delegraph):
         assert text in done.stderr
 
 
-ENDS = [
-    ("os.abort()", -signal.SIGABRT),
-    ("ctypes.string_at(0)", -signal.SIGSEGV),
-    ("C.exit(0)", 0),
-    ("os._exit(7)", 7),
-    ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-]
-
-
-@pytest.mark.parametrize(("act", "code"), [ENDS[1], *(pytest.param(*e, marks=pytest.mark.slow) for e in ENDS[2:])])
-def test_a_process_that_native_code_ends_leaves_a_line(delegraph, act, code):
-    done = delegraph(act, *LOWER)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert f"error [plugin-crashed]: the process ended during {PLACE}\n" in done.stderr
-
-
-def test_a_crash_in_a_format_leaves_a_line(delegraph):
-    """One line, and nothing else: it costs no import of torch."""
-    done = delegraph(ENDS[0][0], "inspect", "net.rough")
-    assert done.returncode == ENDS[0][1]
-    text = "error [plugin-crashed]: the process ended during inspect of RoughFormat (acme-rough 1.5), at net.rough\n"
-    assert text in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_format_that_exits_has_failed(delegraph):
     done = delegraph("raise SystemExit(0)", "inspect", "net.rough", "--json")
     found = json.loads(done.stdout)
@@ -133,7 +108,7 @@ def test_a_plugin_that_exits_has_failed_in_one_paragraph(delegraph):
 
 
 def test_an_exit_of_anything_else_is_no_success(capsys, monkeypatch):
-    def leave(words):
+    def leave(*_):
         raise SystemExit(0)
 
     monkeypatch.setattr("delegraph.cli._run", leave)

@@ -1,6 +1,7 @@
 """The command line: ``delegraph`` and ``python -m delegraph``.
 
-Exit codes: 0 fine, 1 the work failed, 2 wrong usage. Results go to stdout, everything else (progress, warnings, what
+Exit codes: 0 fine, 1 the work failed, 2 wrong usage. 0 is that of a command that was done, whatever ends the process
+that carries it out. Results go to stdout, everything else (progress, warnings, what
 models and plugins print) to stderr. An error is one paragraph, or with ``--json`` one JSON object.
 """
 
@@ -12,10 +13,13 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..command import terminal
@@ -30,60 +34,132 @@ from ..errors import (
     WriteError,
 )
 from ..io.escape import printable
-from . import native
+from . import native, worker
 from .watchdog import watchdog
+
+if TYPE_CHECKING:
+    from ..discovery.record import PluginRecord
 
 __all__ = ["main", "parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: of a signal that ended the work, 128 and its number."""
-    if "_ARGCOMPLETE" in os.environ:  # the script that `delegraph completion` prints runs this program at each TAB
+    """Run one command; returns the exit code: of a signal that ended the work, 128 and its number.
+
+    Without ``argv`` this process is the command: a fork of it carries the command out and returns, and this one ends.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    completes = "_ARGCOMPLETE" in os.environ  # the script that `delegraph completion` prints runs this at each TAB
+    if not completes:
+        terminal.occupy_closed_descriptors()
+    if argv is not None or not worker.is_possible():
+        return _carry_out(words, completes, to_the_end=argv is None)
+    end = worker.supervise(partial(_carry_out, words, completes))
+    if not isinstance(end, worker.End):  # this is the worker
+        return end
+    if not end.done and not completes:
+        _explain(end, "--json" in _flags(words))
+    worker.leave(end, worker.exit_code(end, completes))
+
+
+def _carry_out(
+    words: Sequence[str],
+    completes: bool,
+    page: worker.Page | None = None,
+    refused: Mapping[worker.Key, str] = MappingProxyType({}),
+    to_the_end: bool = True,
+) -> int:
+    """The command; ``page`` is told how far it is. ``refused``: plugins whose light modules ended such a process."""
+    if completes:
         from .completion import complete
 
-        complete(parser)
-    words = list(sys.argv[1:] if argv is None else argv)
-    terminal.occupy_closed_descriptors()
+        with _told(page, refused):
+            complete(parser)
     try:
-        with _stoppable(), native.stdout_kept(to_the_end=argv is None):
-            return _finish(words)
+        with _stoppable(), native.stdout_kept(to_the_end):
+            code = _finish(words, page, refused)
     except KeyboardInterrupt as e:
-        stop = e.args[0] if isinstance(e, _Stopped) else signal.SIGINT
+        stop = e.args[0] if e.args else signal.SIGINT
         terminal.tell("interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}")
-        return 128 + stop
+        code = 128 + stop
+    if page is not None:
+        page.finish(code)
+    return code
 
 
-class _Stopped(KeyboardInterrupt):
-    """A signal ends the work, which is cleaned up after as after SIGINT; its one argument is the signal."""
+def _explain(end: worker.End, as_object: bool) -> None:
+    """The error of a command that was not done, by the process that saw how it ended."""
+    if end.during:
+        error = DelegraphError("plugin-crashed", f"{end.during}, {end.how}")
+        error.raised_by = end.during
+    else:
+        hint = "no plugin was at work: the model's own code ended it, or another process did"
+        error = DelegraphError("process-ended", f"before the command was done, something {end.how}", hint=hint)
+    outcome = _failure(error, debug=False)
+    if as_object and not end.shown:
+        with contextlib.suppress(WriteError):
+            terminal.show(as_json(outcome))
 
 
-def _stop(number: int, frame: object) -> NoReturn:
-    raise _Stopped(signal.Signals(number))
+_APART = 1.0
+"""Seconds. A signal that comes again sooner is the same: sent to all processes of a job, and passed on by one."""
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
     """SIGTERM and SIGHUP leave nothing behind either. A signal that is ignored (nohup) or handled stays so."""
-    candidates = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # not on Windows
+    candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
         candidates = []
-    ours = [s for s in candidates if signal.getsignal(s) is signal.SIG_DFL]
+    before = {s: signal.getsignal(s) for s in candidates}
+    ours = [s for s, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
+    last = -_APART
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal last
+        again, last = time.monotonic() - last < _APART, time.monotonic()
+        if not again:  # or it would interrupt the cleaning up after the first
+            raise KeyboardInterrupt(signal.Signals(number))
+
     for number in ours:
-        signal.signal(number, _stop)
+        signal.signal(number, stop)
     try:
         yield
     finally:
         for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
 
 
-def _finish(words: Sequence[str]) -> int:
+@contextlib.contextmanager
+def _told(page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Iterator[None]:
+    """Inside, ``page`` is told what is at work and imported, and the plugins ``refused`` are not imported."""
+    if page is None:
+        yield
+        return
+    # which need pluggy: if that is missing, the command line says so
+    from ..discovery.attribution import watched
+    from ..discovery.import_watch import imports_told
+    from ..discovery.registry import default_registry
+
+    def imported(record: PluginRecord | None) -> None:
+        page.begin_import(None if record is None else (record.distribution, record.name))
+
+    default_registry().refuse(refused)
+    with watched(page.begin_work), imports_told(imported):
+        yield
+
+
+def _flags(words: Sequence[str]) -> Sequence[str]:
+    return words[: words.index("--")] if "--" in words else words
+
+
+def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> int:
     """Run the command and show what comes of it."""
-    flags = words[: words.index("--")] if "--" in words else words
+    flags = _flags(words)
     debug = "--debug" in flags
     text = None
     try:
-        outcome = _run(words)
+        outcome = _run(words, page, refused)
     except _Answered as e:
         outcome, text = Outcome("", {}, ""), str(e)
     except Failed as e:
@@ -94,6 +170,8 @@ def _finish(words: Sequence[str]) -> int:
         outcome = _failure(defect(e), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
+    if page is not None:
+        page.show()
     try:
         terminal.show(text) if text else None
     except WriteError as e:
@@ -101,9 +179,9 @@ def _finish(words: Sequence[str]) -> int:
     return outcome.code
 
 
-def _run(words: Sequence[str]) -> Outcome:
+def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Outcome:
     stdout = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), native.end_explained():
+    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), _told(page, refused):
         command_line = parser(words)
         with contextlib.redirect_stdout(stdout):  # which arguments such as /dev/stdout mean
             args, unknown = command_line.parse_known_args(words)

@@ -40,8 +40,15 @@ class Owners(Protocol):
         """The plugin that declares the class; None if none does."""
 
 
+class _Named(Protocol):
+    """What is at work, in a line."""
+
+    @property
+    def text(self) -> str: ...
+
+
 _registry: ContextVar[Owners | None] = ContextVar("registry", default=None)
-_at_work: list[AtWork] = []
+_at_work: list[_Named] = []
 _watch: Callable[[str], None] | None = None
 
 
@@ -87,14 +94,10 @@ class AtWork:
         return found if isinstance(found, type) else type(found)
 
     def __enter__(self) -> None:
-        if _watch is not None:
-            _at_work.append(self)
-            _tell()
+        _begin(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if _watch is not None and self in _at_work:
-            _at_work.remove(self)
-            _tell()
+        _end(self)
         if error is None or isinstance(error, KeyboardInterrupt) or _by_signal(error):
             return
         node = _node_given(error)
@@ -160,6 +163,34 @@ def watched(watch: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _watch = before
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    text: str
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Inside, whoever watches is told that ``text`` is at work. Errors are the caller's to attribute."""
+    line = _Line(text)
+    _begin(line)
+    try:
+        yield
+    finally:
+        _end(line)
+
+
+def _begin(work: _Named) -> None:
+    if _watch is not None:
+        _at_work.append(work)
+        _tell()
+
+
+def _end(work: _Named) -> None:
+    if _watch is not None and work in _at_work:
+        _at_work.remove(work)
+        _tell()
 
 
 def _tell() -> None:

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, ModuleType, TracebackType
 
 import pluggy
@@ -19,11 +20,28 @@ HEAVY = ("torch", "numpy")
 SLOW = 0.5
 """Seconds. All plugins are imported by every command: one that takes longer is felt in each."""
 _underway: dict[int, tuple[PluginRecord, float]] = {}
+_teller: Callable[[PluginRecord | None], None] | None = None
 
 
 def underway() -> list[tuple[PluginRecord, float]]:
     """The plugins whose light modules some thread is importing now, each with the ``time.monotonic()`` of its start."""
     return list(_underway.values())
+
+
+@contextmanager
+def imports_told(tell: Callable[[PluginRecord | None], None]) -> Iterator[None]:
+    """Call ``tell`` with the plugin whose light module is about to be imported, and with None when that is over."""
+    global _teller
+    before, _teller = _teller, tell
+    try:
+        yield
+    finally:
+        _teller = before
+
+
+def _tell(record: PluginRecord | None) -> None:
+    if _teller is not None:
+        _teller(record)
 
 
 class ImportWatch:
@@ -42,9 +60,11 @@ class ImportWatch:
         self._begun = time.monotonic()
         _underway[threading.get_ident()] = self._record, self._begun
         sys.meta_path.insert(0, self)
+        _tell(self._record)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
+        _tell(None)
         sys.meta_path.remove(self)
         _underway.pop(threading.get_ident(), None)
         self._seconds = time.monotonic() - self._begun

@@ -21,13 +21,13 @@ from ..errors import (
     PluginUnavailable,
 )
 from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
-from .attribution import AtWork
+from .attribution import AtWork, working
 from .defaults import DefaultBackends, choose_default, none_usable
 from .entry_points import Discovery, Key, discover, loadable
 from .index import BackendInfo, Index
 from .loading import missing
 from .options import complete_options
-from .record import Fault, PluginRecord, Status, describe
+from .record import Fault, PluginRecord, Status, describe, without
 from .resolve import in_process, resolve
 from .validate import read_declarations
 
@@ -57,6 +57,7 @@ class Registry:
         self._current: Index | None = None
         self._resolved: dict[tuple[str, str, str], Any] = {}
         self._lock = threading.Lock()
+        self._refused: dict[Key, Fault] = {}
 
     # --- what there is
 
@@ -111,6 +112,13 @@ class Registry:
         if self._found is None:
             self._read({key: result.fatal for key, result in probed.items() if result.fatal is not None})
         return report.report(self.plugins(), self.notes(), probed)
+
+    def refuse(self, ended: Mapping[Key, str]) -> None:
+        """Do not load light modules that ended or held up another process; ``ended`` says how. Before the first use."""
+        for (distribution, name), how in ended.items():
+            wayout = without(PluginRecord(name, distribution, "", ""))
+            hint = f"`delegraph doctor` says at which line; upgrade {distribution} or tell its authors; {wayout}"
+            self._refused[distribution, name] = Fault(Status.BROKEN, f"importing its light module {how}", hint)
 
     def usable_backends(self) -> list[BackendInfo]:
         """Those of ``backends`` that can be used. Raises BackendNotFound, with what is wrong, if there are none."""
@@ -265,7 +273,8 @@ class Registry:
         for record in self._index().records:
             try:
                 if record.manager is not None:
-                    getattr(record.manager.hook, hook)(**{argument: payload})
+                    with working(f"{hook} of {record.name} ({record.owner})"):
+                        getattr(record.manager.hook, hook)(**{argument: payload})
             except KeyboardInterrupt:
                 raise
             except BaseException as e:  # a listener must not cost the user the result
@@ -292,7 +301,7 @@ class Registry:
             raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
         _reading.busy = True
         try:
-            found = discover(self._entry_points, refused=refused)
+            found = discover(self._entry_points, refused={**self._refused, **(refused or {})})
         finally:
             _reading.busy = False
         with self._lock:

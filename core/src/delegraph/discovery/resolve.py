@@ -19,6 +19,7 @@ from ..plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
+from .attribution import working
 from .loading import exits_raise, load
 from .record import PluginRecord, advice, describe, without
 from .validate import fault_of
@@ -29,7 +30,7 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
     kind = _KINDS[type(spec)]
     what = f"{kind.name} {spec.target!r} of {record.owner}"
     try:
-        with exits_raise():
+        with exits_raise(), working(f"importing {what}"):
             found = load(spec.target, installed=record.distribution != IN_PROCESS)
             reason = _why_not(spec, found)
     except KeyboardInterrupt:
