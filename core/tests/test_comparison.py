@@ -70,7 +70,7 @@ def test_nobody_lowers_while_the_model_is_timed(found, monkeypatch):
     timed, held = comparison._median_seconds, []
 
     def watched(methods, calls):
-        held.append((type(next(iter(methods.values()))).__name__, TRACING._is_owned()))
+        held.append((type(next(iter(methods.values()))).__name__, TRACING.is_mine()))
         return timed(methods, calls)
 
     monkeypatch.setattr(comparison, "_median_seconds", watched)

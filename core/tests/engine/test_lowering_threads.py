@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import pickle
+import signal
 import threading
+import warnings
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -22,6 +25,7 @@ from delegraph.host.files import FileFormat
 from delegraph.lowering import ExecutorchProgramManager, to_edge
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import FormatSpec, hookimpl
+from delegraph.runtime import BackendRuntime
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
@@ -257,7 +261,7 @@ def test_operators_run_on_fake_tensors_in_one_thread_at_a_time(monkeypatch):
     dispatch, held = FakeTensorMode.dispatch, []
 
     def watched(mode, *args, **kwargs):
-        held.append(TRACING._is_owned())
+        held.append(TRACING.is_mine())
         return dispatch(mode, *args, **kwargs)
 
     registry = Registry(discover=False)
@@ -410,3 +414,79 @@ def test_what_torch_logs_is_dropped_until_the_outermost_is_left(caplog):
         logger.warning("in the outer one")
     logger.warning("behind both")
     assert [r.getMessage() for r in caplog.records] == ["behind both"]
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+
+def in_fork(work):
+    """What ``work`` says of itself in a forked process, or "hangs"."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python 3.12: other threads run
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os.write(writing, repr(work()).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said or "hangs"
+
+
+def code_of(work):
+    try:
+        work()
+    except delegraph.DelegraphError as e:
+        return e.code
+    return "fine"
+
+
+def test_a_process_that_is_forked_while_another_thread_lowers(pool):
+    inside, over = threading.Event(), threading.Event()
+    made = backend(False, lambda text: (inside.set(), over.wait(120)))
+    other = pool.submit(lowered, made, 1)
+    assert inside.wait(120)
+    try:
+        assert in_fork(lambda: code_of(lambda: lowered(backend(False), 1))) == "'forked-at-work'"
+        assert in_fork(gc.isenabled) == "True"  # the pause was that of the other thread
+    finally:
+        over.set()
+    assert blobs(other.result())
+    assert in_fork(lambda: code_of(lambda: lowered(backend(False), 1))) == "'fine'"
+
+
+def test_who_forks_in_the_middle_of_its_own_lowering_goes_on_in_both():
+    """As a backend does that compiles in processes of its own."""
+    said = []
+    lowered(backend(False, lambda text: said.append(in_fork(lambda: (TRACING.is_mine(), gc.isenabled())))), 1)
+    assert said == ["(True, False)"]
+
+
+def test_a_program_that_another_thread_was_calling_when_the_process_was_forked(pool):
+    inside, over = threading.Event(), threading.Event()
+
+    class Runtime(BackendRuntime):
+        @staticmethod
+        def load(processed_bytes, compile_specs, named_data):
+            def run(x):
+                if threading.current_thread() is not MAIN:
+                    inside.set()
+                    over.wait(120)
+                return (x,)
+
+            return run
+
+    registry = Registry(discover=False)
+    registry.register(backend(False), runtime=Runtime)
+    program = delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[additions()], registry=registry)
+    other = pool.submit(program, torch.ones(3))
+    assert inside.wait(120)
+    try:
+        assert in_fork(lambda: code_of(lambda: program(torch.ones(3)))) == "'forked-at-work'"
+    finally:
+        over.set()
+    other.result()
+    assert in_fork(lambda: code_of(lambda: program(torch.ones(3)))) == "'fine'"

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import textwrap
 import threading
 
 import delegraph
@@ -176,15 +175,51 @@ from delegraph.io.atomic_write import write_whole
 
 class Blob:
     def __len__(self): return 1
-    def write_to(self, file): os.kill(os.getpid(), signal.SIGKILL)
+    def write_to(self, file):
+        file.write(b"half")
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
 
+if "named" in sys.argv:
+    del os.O_TMPFILE
 write_whole(sys.argv[1], Blob())
 """
 
 
-def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_use(tmp_path):
-    program = [sys.executable, "-c", textwrap.dedent(KILLED), tmp_path / "a"]
-    assert subprocess.run(program).returncode == -signal.SIGKILL
+def killed(path, by, *more):
+    program = [sys.executable, "-c", KILLED, path, by, *more]
+    assert subprocess.run(program).returncode == -getattr(signal, by)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without names are there on Linux only")
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
+def test_a_write_that_is_killed_leaves_nothing_behind(tmp_path, by):
+    (tmp_path / "old").write_bytes(b"old")
+    for name in ("old", "new"):
+        killed(tmp_path / name, by)
+    assert os.listdir(tmp_path) == ["old"] and (tmp_path / "old").read_bytes() == b"old"
+
+
+@pytest.fixture(params=["with files without names", "without"])
+def file_system(request, monkeypatch):
+    if request.param == "without":
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+
+
+def test_a_file_system_that_has_no_files_without_names(tmp_path, monkeypatch):
+    def refuse(path, flags, *rest, **more):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return opened(path, flags, *rest, **more)
+
+    opened = os.open
+    monkeypatch.setattr(os, "open", refuse)
+    for content in (b"new", b"newer"):
+        write_whole(tmp_path / "a", content)
+        assert (tmp_path / "a").read_bytes() == content and os.listdir(tmp_path) == ["a"]
+
+
+def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_use(tmp_path, file_system):
+    killed(tmp_path / "a", "SIGKILL", "named")
     assert len(os.listdir(tmp_path)) == 1
 
     class Nested(Blob):
@@ -199,7 +234,7 @@ def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_us
     assert (tmp_path / "a").read_bytes() == b"abcd"
 
 
-def test_threads_that_write_the_same_file(tmp_path):
+def test_threads_that_write_the_same_file(tmp_path, file_system):
     threads = [threading.Thread(target=write_whole, args=(tmp_path / "a", b"%d" % k * 1000)) for k in range(8)]
     for thread in threads:
         thread.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..exported.call_spec import Arguments, TensorCheck, packer
 from ..exported.layouts import Layout, arrange, output_layouts, pinned_inputs, result_layouts, same_strides
 from ..exported.shared_memory import expect_written_apart
+from ..exported.tracing import Turn
 from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
 from ..runtime import BackendRuntime, Delegate
 from ..source import source_of
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ..discovery.registry import Registry
 
 OnMissingRuntime = Literal["error", "eager"]
-_BUILDING = threading.RLock()
-_TURNS: WeakKeyDictionary[type[BackendRuntime], threading.RLock] = WeakKeyDictionary()
+_BUILDING = Turn()
+_TURNS: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDictionary()
 """Held while a runtime that is not thread-safe loads or runs."""
 
 
@@ -93,7 +93,7 @@ class LoadedDelegate:
     def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
         self._module, self._delegates = module, delegates
         self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
-        self._turn: Any = threading.RLock()
+        self._turn = Turn("loading the same delegate")
         self._run: Delegate | None = None
         self._copies = False
 
@@ -118,7 +118,7 @@ class LoadedDelegate:
                 return self._run
         if not runtime.thread_safe:
             with _BUILDING:
-                self._turn = _TURNS.setdefault(runtime, threading.RLock())
+                self._turn = _TURNS.setdefault(runtime, Turn(f"calling {runtime.__name__}"))
         with self._turn:
             if self._run is None:
                 load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
@@ -233,7 +233,8 @@ class Executable:
         self._method = program if isinstance(program, Method) else Method(program)
         self.program = self._method.program
         self._delegates = delegates.fresh() if delegates is not None else None
-        self._turn: AbstractContextManager[Any] = threading.RLock() if self._method.keeps_state else nullcontext()
+        turn = Turn("calling the same program") if self._method.keeps_state else nullcontext()
+        self._turn: AbstractContextManager[Any] = turn
         self._state: dict[str, torch.Tensor] = {}
         self._run: Callable[..., Any] | None = None
 

@@ -34,11 +34,11 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
     """Write ``content`` to ``path`` as ``cp`` would, but whole or not at all. Raises WriteError, or InputError
     for what names no file.
 
-    The content is finished in a temporary file beside the target, which then takes the target's place and keeps its
-    mode; symbolic links are followed. A target with several names (hard links) or of another owner stays the file that
-    it is, and the finished content is copied into it; a device, a pipe and this process's own standard output are
-    written to as they are. These can be left half-written. Temporary files that killed processes left in the folder
-    are removed.
+    The content is finished in a temporary file in the target's folder, without a name where there are such files. It
+    then takes the target's place and keeps its mode; symbolic links are followed. A target with several names (hard
+    links) or of another owner stays the file that it is, and the finished content is copied into it; a device, a pipe
+    and this process's own standard output are written to as they are. These can be left half-written. Temporary files
+    that killed processes left in the folder are removed.
     """
     target = as_path(path)
     try:
@@ -96,7 +96,8 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
     if old is not None and not os.access(target, os.W_OK):
         raise PermissionError(None, "no permission to write to it")  # a rename would not ask
     _remove_leftovers(target.parent)
-    file = _temporary(target.parent, 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777)
+    mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
+    file = _unnamed(target.parent, mode) or _named(target.parent, mode)
     try:
         with file:
             _reserve(file, len(content))
@@ -108,13 +109,35 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
                     shutil.copyfileobj(file, kept, 1 << 20)
                 return
             if old is not None:
-                os.chmod(file.name, stat.S_IMODE(old.st_mode) & 0o777)
+                os.chmod(file.name, mode)
             if sys.platform == "win32":
                 file.close()  # Windows renames no open file; elsewhere the lock holds until the name is the target's
-            os.replace(file.name, target)
+            _move(file, target)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(file.name)
+        if not isinstance(file.name, int):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file.name)
+
+
+def _move(file: BinaryIO, target: Path) -> None:
+    """Give the finished file the target's name."""
+    if not isinstance(file.name, int):
+        return os.replace(file.name, target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        try:
+            _link(file, target.name, folder)
+        except FileExistsError:  # no link takes a name that is taken, but a rename does
+            part = _free_name()
+            _link(file, part, folder)
+            os.replace(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _link(file: BinaryIO, name: str, folder: int) -> None:
+    """Give a file without a name one in ``folder``; without its descriptor, ``os.link`` would not follow /proc."""
+    os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
@@ -135,10 +158,26 @@ def _put(content: bytes | Blob, file: BinaryIO) -> None:
     file.flush()
 
 
-def _temporary(folder: Path, mode: int) -> BinaryIO:
-    """A new file that is locked for as long as it is open. Its name is short however long the target's is."""
+def _unnamed(folder: Path, mode: int) -> BinaryIO | None:
+    """A new file without a name, of which nothing is left if the process is killed.
+
+    None on other systems than Linux, and on file systems that have no such files, as NFS and FAT.
+    """
+    if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
+        return None
+    try:
+        file = open(os.open(folder, os.O_TMPFILE | os.O_RDWR, mode), "w+b")
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # this file system has no locks
+        _lock(file.fileno())  # it has a name for a moment, when it takes the place of another file
+    return file
+
+
+def _named(folder: Path, mode: int) -> BinaryIO:
+    """A new file that is locked for as long as it is open."""
     while True:
-        name = folder / f".delegraph-{secrets.token_hex(8)}.part"
+        name = folder / _free_name()
         file = open(name, "w+b", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
         try:
             _lock(file.fileno())
@@ -150,6 +189,11 @@ def _temporary(folder: Path, mode: int) -> BinaryIO:
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()
+
+
+def _free_name() -> str:
+    """A temporary file's name, which is short however long the target's is."""
+    return f".delegraph-{secrets.token_hex(8)}.part"
 
 
 def _remove_leftovers(folder: Path) -> None:
