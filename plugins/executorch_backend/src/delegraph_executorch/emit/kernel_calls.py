@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from delegraph.errors import Unsupported
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from ..kernels import Kernel, find_kernel, why_not
@@ -16,6 +16,7 @@ from ..program.scalar_types import TORCH_NAMES
 from ..program.tables import BoolList, DoubleList, IntList, OptionalTensorList, TensorList
 from .body import Body, Item, Result, unsupported
 from .decompose import decompose
+from .places import BY_PLACE, by_elements
 from .values import ScalarValue, TensorValue, constant_tensor
 from .views import emit_view
 
@@ -41,6 +42,8 @@ def emit_operator(body: Body, node: Node) -> Result:
     assert isinstance(target, OpOverload)
     if target in CHECKS_ONLY:
         return None
+    if target in BY_PLACE and (in_elements := by_elements(node, _arguments(target, node))) is not None:
+        return _emit_instead(body, node, *in_elements)
     view = emit_view(body, node)
     return call_kernel(body, node) if view is None else view
 
@@ -72,13 +75,17 @@ def _emit_decomposed(body: Body, node: Node, text: str) -> Result:
     try:
         module, inputs = decompose(node) if node.target not in body.decomposing else (None, [])
         if module is not None:
-            nested = body.nested(module, [body.item(i) for i in inputs])
-            nested.decomposing |= {node.target}
-            nested.emit()
+            return _emit_instead(body, node, module, inputs)
     except Unsupported as e:
         raise unsupported(node, f"{text}, and it cannot be put together from others: {e.message}", hint) from e
-    if module is None:
-        raise unsupported(node, text, hint)
+    raise unsupported(node, text, hint)
+
+
+def _emit_instead(body: Body, node: Node, module: GraphModule, inputs: Sequence[Node]) -> Result:
+    """Emit a graph that computes what a node does, from what ``inputs`` are."""
+    nested = body.nested(module, [body.item(i) for i in inputs])
+    nested.decomposing |= {node.target}
+    nested.emit()
     items = [nested.item(r) for r in nested.results]
     return items if isinstance(node.meta["val"], (tuple, list)) else items[0]
 

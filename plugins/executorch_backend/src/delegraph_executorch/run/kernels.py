@@ -132,6 +132,17 @@ def _view(args: Sequence[Any]) -> None:
     result.now = viewed
 
 
+def _read_by_place(args: Sequence[Any]) -> None:
+    """``as_strided`` counts places in the order that the file says, whatever strides the caller's tensor has."""
+    source, size, stride, offset, result = args[:5]
+    memory = source.read().permute(list(source.table.dim_order)).reshape(-1).contiguous()
+    last = (offset or 0) + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
+    if 0 not in size and last >= memory.numel():  # what lies behind it there is no element of it
+        raise IndexError(f"it reads memory beyond its argument, to place {last} of {memory.numel()}")
+    start = memory.storage_offset() + (offset or 0)
+    result.write(memory.as_strided(list(size), list(stride), start))
+
+
 def _copy_row(args: Sequence[Any]) -> None:
     """The result gets one more row, below those that it has; row 0 starts it anew."""
     result, row, index = args[0], args[1].read(), args[2]
@@ -162,6 +173,7 @@ _SPECIAL: dict[str, Kernel] = {
     "aten::_local_scalar_dense": lambda args: args[0].read().item(),
     "aten::_to_copy.out": _cast,
     "aten::clone.out": _cast,
+    "aten::as_strided_copy.out": _read_by_place,
     "executorch_prim::et_view.default": _view,
     "executorch_prim::et_copy_index.tensor": _copy_row,
     "dim_order_ops::_to_dim_order_copy.out": _cast,
