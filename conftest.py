@@ -1,4 +1,4 @@
-"""For the tests of every package: golden texts, and randomness that is the same in every run and in every order."""
+"""For the tests of every package: texts that are refreshed, and the same randomness in every run and in every order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write golden texts instead of comparing with them")
+    parser.addoption("--refresh-docs", action="store_true", help="write what the blocks of the guides print into them")
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads --hypothesis-profile, which is stronger

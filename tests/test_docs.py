@@ -11,6 +11,9 @@ A guide is executed from top to bottom in an empty folder. What is done with a f
     sh slow           runs only with -m slow, in an empty environment: with network
     sh ci             is a line of .ci/run
     text              is what the block before it prints, errors included; ... stands for what differs from run to run
+
+``pytest --refresh-docs tests/test_docs.py`` writes what is printed into the blocks of text that say something else, and
+keeps the ... of lines that still fit; with ``-m slow``, those behind blocks of ``sh slow``.
 """
 
 import contextlib
@@ -34,6 +37,7 @@ import delegraph_devkit as testing
 import pytest
 from delegraph import errors, plugin
 
+pytest_plugins = ("pytester",)
 ROOT = Path(__file__).parent.parent
 PAGES = [
     p
@@ -176,11 +180,11 @@ def test_every_code_block_of_a_guide_is_of_a_kind_that_is_tested(page):
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", GUIDES)
-def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
+def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, refreshing):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    guide = Guide(page, layered(tmp_path / ".environment"), tmp_path)
+    guide = Guide(page, layered(tmp_path / ".environment"), tmp_path, refreshing)
     for command in BEFORE.get(page, ()):
         guide.command(command)
     for block in blocks(page):
@@ -195,9 +199,9 @@ def test_continuous_integration_runs_what_a_guide_says_it_runs(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in GUIDES if any(b.kind == "sh slow" for b in blocks(p))])
-def test_the_blocks_that_set_up_environments_run(page, tmp_path):
+def test_the_blocks_that_set_up_environments_run(page, tmp_path, refreshing):
     checkout = copied(tmp_path)
-    guide = Guide(page, bare(tmp_path), checkout)
+    guide = Guide(page, bare(tmp_path), checkout, refreshing)
     listed = blocks(page)
     for block, following in zip(listed, [*listed[1:], None], strict=True):
         if block.kind == "sh slow":
@@ -234,8 +238,8 @@ def bare(folder):
 class Guide:
     """A page on its way from top to bottom: what its Python has defined, its shell's folder, what was printed last."""
 
-    def __init__(self, page, environment, folder):
-        self.page, self.environment, self.folder = page, environment, folder
+    def __init__(self, page, environment, folder, refreshing=None):
+        self.page, self.environment, self.folder, self.refreshing = page, environment, folder, refreshing
         self.names, self.printed = {"__name__": "__main__"}, None
 
     def run(self, block):
@@ -306,9 +310,152 @@ class Guide:
     def _text(self, block, _):
         if self.printed is None:
             return
-        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        same = doctest.OutputChecker().check_output(block.text, self.printed, flags)
-        assert same, f"{self.page}:{block.line} says\n{block.text}and what is printed is\n{self.printed}"
+        if says(block.text, self.printed):
+            return
+        wrong = f"{self.page}:{block.line} says\n{block.text}and what is printed is\n{self.printed}"
+        assert self.refreshing is not None, f"{wrong}if the change is wanted: pytest --refresh-docs tests/test_docs.py"
+        self.refreshing[self.page, block] = refreshed(block.text, self.printed)
+
+
+# --- refreshing what they show ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refreshing(request):
+    """New texts of blocks, (page, block) -> text, to be written when the test ends; None without --refresh-docs."""
+    if not request.config.getoption("refresh_docs"):
+        yield None
+        return
+    texts = {}
+    yield texts
+    for (page, block), text in sorted(texts.items(), key=lambda item: -item[0][1].line):
+        lines = (ROOT / page).read_text().splitlines(keepends=True)
+        lines[block.line - 1 : block.line - 1 + block.text.count("\n")] = [text]
+        (ROOT / page).write_text("".join(lines))
+
+
+def says(text, printed):
+    """Whether ``text``, in which ... stands for anything, is what was printed."""
+    return doctest.OutputChecker().check_output(text, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+
+
+def refreshed(text, printed):
+    """What was printed, with the ... of ``text`` where lines, and words of changed lines, are as they were."""
+
+    def line(old, new):
+        words = (re.findall(r"\s*\S+", one) for one in (old, new))
+        return "".join(merged(*words, lambda old, new: new))
+
+    new = "\n".join([*merged(text.splitlines(), printed.rstrip().splitlines(), line), ""])
+    return new if says(new, printed) else printed.rstrip() + "\n"
+
+
+def merged(old, new, change):
+    """``new``, in which what ``old`` says too is as it is there.
+
+    Between two such, entries take the place of others, ``change(old, new)``, if they are as many; around a ... that
+    stands alone, as many as there were before and after it.
+    """
+    result, i, j = [], 0, 0
+    for a, b in [*in_common(old, new), (len(old), len(new))]:
+        before, after = old[i:a], new[j:b]
+        dots = [k for k, one in enumerate(before) if one.strip() == "..."]
+        if dots:
+            first, last = dots[0], len(before) - 1 - dots[-1]
+            if first + last > len(after):
+                first = last = 0
+            end = len(after) - last
+            result += map(change, before[:first], after[:first])
+            result.append(before[dots[0]])
+            result += map(change, before[dots[-1] + 1 :], after[end:])
+        else:
+            result += map(change, before, after) if len(before) == len(after) else after
+        result += old[a : a + 1]
+        i, j = a + 1, b + 1
+    return result
+
+
+def in_common(old, new):
+    """The longest list of places, in both ascending, where ``old`` says what stands in ``new``."""
+    best = {(a, b): [] for a in range(len(old) + 1) for b in range(len(new) + 1)}
+    for a in reversed(range(len(old))):
+        for b in reversed(range(len(new))):
+            best[a, b] = max(best[a + 1, b], best[a, b + 1], key=len)
+            if old[a].strip() != "..." and says(old[a], new[b]):
+                best[a, b] = max(best[a, b], [(a, b), *best[a + 1, b + 1]], key=len)
+    return best[0, 0]
+
+
+SAID = """9 of 9 operators delegated
+time: export ... ms, compile ... ms
+...
+compared with eager: error ...e-07
+wrote model.tosa (13... bytes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (("9 of 9", "10 of 10"), SAID.replace("9 of 9", "10 of 10")),
+        (("time: export", "seconds: lower"), SAID.replace("time: export", "seconds: lower")),
+        (("one\ntwo\n", "one\ntwo\nthree\n"), SAID),
+        (("wrote", "and\nwrote"), SAID.replace("wrote", "and\nwrote")),
+        (("9 of 9 operators delegated\n", ""), SAID.replace("9 of 9 operators delegated\n", "")),
+        (
+            ("wrote model", "wrote another"),
+            SAID.replace("wrote model.tosa (13... bytes)", "wrote another.tosa (13... bytes)"),
+        ),
+    ],
+)
+def test_a_refreshed_block_keeps_what_differs_from_run_to_run(change, wanted):
+    printed = re.sub(r"^\.\.\.$", "one\ntwo", SAID, flags=re.MULTILINE)
+    printed = printed.replace("export ...", "export 2").replace("compile ...", "compile 3").replace("...", "2")
+    assert says(SAID, printed)
+    new = printed.replace(*change)
+    assert new != printed and refreshed(SAID, new) == wanted
+
+
+def test_blocks_are_written_where_they_stand(pytester, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests")
+    pytester.makeconftest((ROOT / "conftest.py").read_text())
+    (pytester.path / "guide.md").write_text(GUIDE.format(2, 12))
+    pytester.makepyfile("""
+        import test_docs as docs
+        from test_docs import Path, refreshing
+
+        def test_it(monkeypatch, refreshing):
+            monkeypatch.setattr(docs, "ROOT", Path(__file__).parent)
+            guide = docs.Guide("guide.md", {}, docs.ROOT, refreshing)
+            for block in docs.blocks("guide.md"):
+                guide.run(block)
+    """)
+
+    def outcome(*options):
+        return pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", *options)
+
+    outcome().assert_outcomes(failed=1)
+    outcome("--refresh-docs").assert_outcomes(passed=1)
+    assert (pytester.path / "guide.md").read_text() == GUIDE.format("2\n3", "13")
+    outcome().assert_outcomes(passed=1)
+
+
+GUIDE = """# Guide
+```python
+print(1 + 1)
+print(3)
+```
+between
+```text
+{}
+```
+```python
+print("thirteen", 13)
+```
+```text
+thirteen {}
+```
+"""
 
 
 def layered(folder):
