@@ -9,17 +9,20 @@ import pytest
 import torch
 from delegraph.backend import CompileSpec
 from delegraph_tosa.backend import TOSABackend
+from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as tosa
 from delegraph_tosa.ir.graph import Folded, Value, literal
+from delegraph_tosa.ir.sizes import symbol
 from delegraph_tosa.ir.types import DType, RoundingMode, Type
-from delegraph_tosa.passes import run_passes, sources_of
+from delegraph_tosa.passes import PASSES, run_passes, sources_of
 from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.text import render
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ..support.drafts import FP, NHWC, Draft, check, names, sizes
+from ..support.drafts import FP, NHWC, Draft, assert_well_formed, check, names
+from ..support.random_graphs import PATTERNS, drafts, shapes_of_any_size
 
 
 def before_and_after(draft: Draft, *outputs: Value) -> str:
@@ -470,147 +473,43 @@ def test_the_same_graph_gives_the_same_operators():
     assert listing() == listing()
 
 
-UNARY = (tosa.ABS, tosa.NEGATE, tosa.FLOOR, tosa.CLAMP)
-BINARY = (tosa.ADD, tosa.SUB, tosa.MUL, tosa.MAXIMUM)
-REDUCTIONS = (tosa.REDUCE_SUM, tosa.REDUCE_MAX, tosa.REVERSE)
-
-
-@st.composite
-def drafts(draw) -> tuple[Draft, list[Value]]:
-    """A random graph of small tensors. Elements are multiples of 1/4 and few products are taken: sums are exact."""
-    d = Draft(draw(st.integers(0, 1000)))
-    rank = draw(st.integers(2, 4))
-    shape = draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank))
-    values = [d.input(*shape), d.relu(d.input(*shape))]
-    for _ in range(draw(st.integers(2, 10))):
-        x = draw(st.sampled_from(values[-3:] if draw(st.booleans()) else values))
-        values.append(STEPS[draw(st.sampled_from(sorted(STEPS)))](draw, d, x, values))
-    return d, [values[-1], *draw(st.lists(st.sampled_from(values), max_size=2))]
-
-
-def _bounded(d: Draft, x: Value) -> Value:
-    """Few enough bits for exact sums and products later on."""
-    return d.op(tosa.CLAMP, x, min_val=-2.0, max_val=2.0)
-
-
-def _unary(draw, d, x, values):
-    cls = draw(st.sampled_from(UNARY))
-    zeros = [literal([0], DType.FP32, np.float32)] * 2 if cls is tosa.NEGATE else []
-    return d.op(cls, x, *zeros, **({"min_val": -1.0, "max_val": 1.5} if cls is tosa.CLAMP else {}))
-
-
-def _binary(draw, d, x, values):
-    cls = draw(st.sampled_from(BINARY))
-    shape = [n if draw(st.booleans()) else 1 for n in x.shape]
-    fits = [
-        v
-        for v in values
-        if v.rank == x.rank and all(a == b or 1 in (a, b) for a, b in zip(v.shape, x.shape, strict=True))
-    ]
-    other = d.constant(*shape) if draw(st.integers(0, 3)) == 0 else draw(st.sampled_from(fits))
-    operands = (other, x) if draw(st.booleans()) else (x, other)
-    return _bounded(d, d.mul(*operands)) if cls is tosa.MUL else d.op(cls, *operands)
-
-
-def _select(draw, d, x, values):
-    same = draw(st.sampled_from([v for v in values if v.shape == x.shape]))
-    return d.op(tosa.SELECT, d.op(tosa.GREATER, x, same), same, x)
-
-
-def _transposed(draw, d, x, values):
-    return d.transpose(x, *draw(st.permutations(range(x.rank))))
-
-
-def _reshaped(draw, d, x, values):
-    """Axes joined, split, added and dropped."""
-    shape = list(x.shape)
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(shape) - 1))
-        kind = draw(st.sampled_from(["join", "split", "add", "drop"]))
-        if kind == "join" and at + 1 < len(shape):
-            shape[at : at + 2] = [shape[at] * shape[at + 1]]
-        elif kind == "split" and len(shape) < 5:
-            factor = draw(st.sampled_from([f for f in range(1, shape[at] + 1) if shape[at] % f == 0]))
-            shape[at : at + 1] = [factor, shape[at] // factor]
-        elif kind == "add" and len(shape) < 5:
-            shape.insert(at, 1)
-        elif kind == "drop" and shape[at] == 1 and len(shape) > 1:
-            del shape[at]
-    return d.reshape(x, *shape)
-
-
-def _reduced(draw, d, x, values):
-    return d.op(draw(st.sampled_from(REDUCTIONS)), x, axis=draw(st.integers(0, x.rank - 1)))
-
-
-def _concat(draw, d, x, values):
-    return d.op(tosa.CONCAT, x, *[v for v in values if v.shape == x.shape][:2], axis=draw(st.integers(0, x.rank - 1)))
-
-
-def _slice(draw, d, x, values):
-    start = [draw(st.integers(0, n - 1)) for n in x.shape]
-    return d.slice(x, tuple(start), tuple(draw(st.integers(1, n - s)) for n, s in zip(x.shape, start, strict=True)))
-
-
-def _pad(draw, d, x, values):
-    return d.pad(x, *[draw(st.integers(0, 1)) for _ in range(2 * x.rank)], number=draw(st.sampled_from([0.0, 1.5])))
-
-
-def _tile(draw, d, x, values):
-    if math.prod(x.shape) > 200:
-        return x
-    return d.op(tosa.TILE, x, sizes(tuple(draw(st.integers(1, 2)) for _ in x.shape)))
-
-
-def _argmax(draw, d, x, values):
-    if x.rank < 2:
-        return x
-    return d.op(tosa.CAST, d.op(tosa.ARGMAX, x, axis=draw(st.integers(0, x.rank - 1))), dtype=DType.FP32)
-
-
-def _conv(draw, d, x, values):
-    if x.rank != 4 or math.prod(x.shape) > 500:
-        return x
-    y = d.conv(_bounded(d, x), draw(st.integers(1, 3)), draw(st.sampled_from([1, 3])))
-    return _bounded(d, d.norm(y))
-
-
-def _linear(draw, d, x, values):
-    if x.rank not in (2, 3) or math.prod(x.shape) > 500:
-        return x
-    return _bounded(d, d.linear(_bounded(d, x), draw(st.integers(1, 4))))
-
-
-def _heads(draw, d, x, values):
-    """Layers that are split into heads. The heads of the last one are joined again, or multiply those of another."""
-    if x.rank != 3 or math.prod(x.shape) > 200:
-        return x
-    x, numbers = _bounded(d, x), draw(st.lists(st.integers(1, 2), min_size=2, max_size=3))
-    perms = draw(st.sampled_from([(0, 2, 1, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 2, 3, 1)]))
-    batch, rows, _ = x.shape
-    parts = [d.transpose(d.reshape(d.linear(x, n * 2), batch, rows, n, 2), *perms) for n in numbers]
-    values += parts[:-1]
-    if perms != (0, 2, 1, 3):
-        return _bounded(d, parts[-1])
-    if numbers[0] == 2 * numbers[1]:
-        keys = d.op(tosa.TILE, d.reshape(parts[1], batch, numbers[1], 1, rows, 2), sizes((1, 1, 2, 1, 1)))
-        keys = d.transpose(d.reshape(keys, batch * 2, rows, 2), 0, 2, 1)
-        return _bounded(d, d.matmul(d.reshape(parts[0], batch * 2, rows, 2), keys))
-    return _bounded(d, d.reshape(d.transpose(parts[-1], 0, 2, 1, 3), batch, rows, numbers[-1] * 2))
-
-
-STEPS = {
-    "argmax": _argmax, "binary": _binary, "concat": _concat, "conv": _conv, "heads": _heads, "linear": _linear,
-    "pad": _pad, "reduced": _reduced, "reshaped": _reshaped, "select": _select, "slice": _slice, "tile": _tile,
-    "transposed": _transposed, "transposed again": _transposed, "reshaped again": _reshaped, "unary": _unary,
-}  # fmt: skip
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drafts(), st.sampled_from(["TOSA-1.0+FP+INT", "TOSA-1.0+FP"]))
 def test_any_graph_computes_the_same(draft_and_outputs, target):
     draft, outputs = draft_and_outputs
     check(draft, *outputs, spec=TosaSpec.parse(target))
+
+
+@pytest.mark.parametrize("name", [name for named in PATTERNS.values() for name in named])
+def test_any_graph_with_what_a_pass_looks_for_computes_the_same(name):
+    pattern, targets = next(named[name] for named in PATTERNS.values() if name in named)
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(drafts(pattern), st.sampled_from(targets))
+    def computes_the_same(draft_and_outputs, target):
+        draft, outputs = draft_and_outputs
+        check(draft, *outputs, spec=TosaSpec.parse(target))
+
+    computes_the_same()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(shapes_of_any_size(), st.sampled_from(["TOSA-1.1+FP+INT+shape", "TOSA-1.1+FP+shape"]))
+def test_shapes_of_sizes_at_run_time_are_those_of_sizes_that_are_known(draft_of, target):
+    """A graph with a symbol in its shapes, at two sizes, beside the same graph with these sizes in its shapes."""
+    dynamic, outputs = draft_of(symbol("n", 2, 64))
+    result = run_passes(dynamic.graph(*outputs), TosaSpec.parse(target))
+    assert_well_formed(result, TosaSpec.parse(target))
+    for size in (2, 3):
+        known, wanted = draft_of(size)
+        arrays = known.example()
+        for old, new in zip(evaluate(known.graph(*wanted), arrays), evaluate(result, arrays), strict=True):
+            np.testing.assert_array_equal(new, old)
+
+
+def test_each_pass_has_what_it_looks_for_drawn():
+    """Shapes that are computed have the test before this one."""
+    assert {run.__name__ for run in PASSES} == {*PATTERNS, "compute_shapes"}
 
 
 DRAFT = TosaSpec.parse("TOSA-1.1+FP")

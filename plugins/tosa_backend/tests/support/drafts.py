@@ -37,6 +37,9 @@ class Draft:
         self.operators.append(operator)
         return operator.outputs[0]
 
+    def op_without_result(self, cls: type[Operator], *inputs: Value, **attributes) -> None:
+        self.operators.append(cls(inputs, source=f"{cls.__name__}:{len(self.operators)}", **attributes))
+
     def constant(self, *shape: int) -> Value:
         elements = self.random.integers(-8, 9, shape) / 4
         return Value(Type(shape, self.dtype), Literal(elements.astype(ARRAY_DTYPES[self.dtype])))
@@ -114,7 +117,7 @@ class Draft:
         return Graph(self.inputs, outputs, self.operators)
 
     def example(self) -> list[np.ndarray]:
-        return [(self.random.integers(-8, 9, v.shape) / 4).astype(np.float32) for v in self.inputs]
+        return [(self.random.integers(-8, 9, v.shape) / 4).astype(ARRAY_DTYPES[v.dtype]) for v in self.inputs]
 
 
 def sizes(entries: tuple[int, ...]) -> Value:

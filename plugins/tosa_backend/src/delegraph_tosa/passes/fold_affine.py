@@ -32,7 +32,7 @@ def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
     fold = _Fold(graph)
     for operator in graph.operators:
         fold.visit(operator)
-    return Graph(graph.inputs, [fold.value(v) for v in graph.outputs], fold.operators, graph.name)
+    return fold.graph(graph)
 
 
 class _Fold(Rewrite):
@@ -40,24 +40,16 @@ class _Fold(Rewrite):
         super().__init__()
         self._uses = Counter(v for operator in graph.operators for v in operator.inputs)
         self._uses.update(graph.outputs)
-        self._values: dict[Value, Value] = {}
         self._places: dict[Operator, int] = {}
-
-    def value(self, old: Value) -> Value:
-        return self._values.get(old, old)
 
     def visit(self, operator: Operator) -> None:
         if type(operator) in AFFINE and self._folded(operator):
             return
-        new = operator
-        if not self._values.keys().isdisjoint(operator.inputs):
-            new = replaced(operator, [self.value(v) for v in operator.inputs])
+        new = self.renewed(operator)
         if type(operator) in CONVOLUTIONS:
             new = self._scaled(new, self._uses[operator.inputs[0]])
             self._places[new] = len(self.operators)
-        if new is not operator:
-            self._values.update(zip(operator.outputs, new.outputs, strict=True))
-        self.operators.append(new)
+        self.put(operator, new)
 
     def _scaled(self, convolution: Operator, uses: int) -> Operator:
         """``convolution`` with the factor of its operand, which has that many uses, in its weight."""

@@ -6,7 +6,7 @@ from ..ir.graph import Graph, Literal, Operator, Value, shape_of
 from ..ir.operators import CONV2D, CONV3D, DEPTHWISE_CONV2D, PAD
 from ..ir.types import Type
 from ..spec import TosaSpec
-from .rewriter import both, rebuilt, replaced
+from .rewriter import both, rebuilt, sweep
 
 WINDOWED = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D})
 
@@ -19,18 +19,7 @@ def fold_pads(graph: Graph, spec: TosaSpec) -> Graph:
 
     A PAD that nothing else uses is left without use.
     """
-    new: dict[Value, Value] = {}
-    operators = []
-    for operator in graph.operators:
-        found = operator
-        if not new.keys().isdisjoint(operator.inputs):
-            found = replaced(operator, [new.get(v, v) for v in operator.inputs])
-        if type(operator) in WINDOWED:
-            found = _padded(found, spec)
-        if found is not operator:
-            new.update(zip(operator.outputs, found.outputs, strict=True))
-        operators.append(found)
-    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
+    return sweep(graph, lambda operator, _: _padded(operator, spec) if type(operator) in WINDOWED else operator)
 
 
 def _padded(convolution: Operator, spec: TosaSpec) -> Operator:

@@ -9,7 +9,7 @@ from ..ir.operators import ADD, MUL, RESCALE, RESHAPE, SUB
 from ..ir.sizes import range_of
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, origin, rebuilt, replaced
+from .rewriter import Rewrite, origin, rebuilt, replaced, sweep
 
 MEETING = frozenset({ADD, MUL, SUB})
 LEAST_ELEMENTS = 4096
@@ -25,19 +25,17 @@ def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
     NPUs read small integers and scale them on the way, if both operands are such (Vela: a layer norm of 197 x 192
     elements and its gain take 140,000 cycles less). The constant takes a quarter of the bytes.
     """
-    new: dict[Value, Value] = {}
-    operators: list[Operator] = []
-    for operator in graph.operators:
-        inputs = [new.get(v, v) for v in operator.inputs]
-        if type(operator) in MEETING and _is_worth_it(operator):
-            scaled = {v: rescale for v in inputs if (rescale := _rescale_of(v))}
-            operators += scaled.values()
-            inputs = [scaled[v].outputs[0] if v in scaled else v for v in inputs]
-        if inputs != list(operator.inputs):
-            old, operator = operator, replaced(operator, inputs)
-            new.update(zip(old.outputs, operator.outputs, strict=True))
-        operators.append(operator)
-    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
+    return sweep(graph, _narrowed)
+
+
+def _narrowed(operator: Operator, rewrite: Rewrite) -> Operator:
+    if type(operator) not in MEETING or not _is_worth_it(operator):
+        return operator
+    scaled = {v: rescale for v in operator.inputs if (rescale := _rescale_of(v))}
+    if not scaled:
+        return operator
+    rewrite.operators += scaled.values()
+    return replaced(operator, [scaled[v].outputs[0] if v in scaled else v for v in operator.inputs])
 
 
 def _is_worth_it(operator: Operator) -> bool:

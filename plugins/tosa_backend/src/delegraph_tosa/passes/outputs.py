@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.graph import Graph, Value
 from ..ir.operators import IDENTITY
 from ..spec import TosaSpec
-from .rewriter import replaced
+from .rewriter import Rewrite, replaced
 
 
 def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Graph:
@@ -35,13 +35,12 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
 def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
     """The graph with these names of its outputs, which are values of their own; an empty name asks for none."""
     wanted = {v: name for v, name in zip(graph.outputs, names, strict=True) if name not in ("", v.name)}
-    new: dict[Value, Value] = {}
-    operators = []
+    rewrite = Rewrite()
     for operator in graph.operators:
-        if not (wanted.keys().isdisjoint(operator.outputs) and new.keys().isdisjoint(operator.inputs)):
-            old, operator = operator, replaced(operator, [new.get(v, v) for v in operator.inputs])
-            new.update(zip(old.outputs, operator.outputs, strict=True))
-            for before, value in zip(old.outputs, operator.outputs, strict=True):
+        new = rewrite.renewed(operator)
+        if not wanted.keys().isdisjoint(operator.outputs):
+            new = replaced(new, new.inputs)
+            for before, value in zip(operator.outputs, new.outputs, strict=True):
                 value.name = wanted.get(before, before.name)
-        operators.append(operator)
-    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
+        rewrite.put(operator, new)
+    return rewrite.graph(graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..ir.graph import Folded, Graph, Operator, Value, shape_value
@@ -32,20 +32,6 @@ def replaced(operator: Operator, inputs: Sequence[Value], source: Any = None) ->
     for value, old in zip(new.outputs, operator.outputs, strict=True):
         value.name = old.name
     return new
-
-
-def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
-    """``graph`` with other graphs in its operators of control flow, which take and return the same types."""
-    values: dict[Value, Value] = {}
-    operators = []
-    for operator in graph.operators:
-        bodies = {name: new[body] for name, body in operator.attribute_values().items() if isinstance(body, Graph)}
-        if bodies or not values.keys().isdisjoint(operator.inputs):
-            old, operator = operator, replaced(operator, [values.get(v, v) for v in operator.inputs])
-            operator.__dict__.update(bodies)
-            values.update(zip(old.outputs, operator.outputs, strict=True))
-        operators.append(operator)
-    return Graph(graph.inputs, [values.get(v, v) for v in graph.outputs], operators, graph.name)
 
 
 def origin(value: Value) -> Operator | None:
@@ -78,12 +64,33 @@ def sources_of(source: Any) -> tuple[Any, ...]:
 
 
 class Rewrite:
-    """A list of operators that grows."""
+    """The operators of a new graph, a list that grows, and what the values of the old graph became."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
+        self._values: dict[Value, Value] = {}
         self._shapes: dict[Shape, Value] = {}
         self._made: dict[Any, Value] = {}
+
+    def value(self, old: Value) -> Value:
+        """What ``old`` became; itself if nothing changed it."""
+        return self._values.get(old, old)
+
+    def renewed(self, operator: Operator) -> Operator:
+        """``operator`` of the old graph on what its operands became; itself if they are as they were."""
+        if self._values.keys().isdisjoint(operator.inputs):
+            return operator
+        return replaced(operator, [self.value(v) for v in operator.inputs])
+
+    def put(self, old: Operator, new: Operator) -> None:
+        """Append ``new``, whose results, of the same types, take the place of those of ``old``; it may be ``old``."""
+        if new is not old:
+            self._values.update(zip(old.outputs, new.outputs, strict=True))
+        self.operators.append(new)
+
+    def graph(self, old: Graph) -> Graph:
+        """The new graph, with the inputs and the name of ``old``, and what its outputs became."""
+        return Graph(old.inputs, [self.value(v) for v in old.outputs], self.operators, old.name)
 
     def make(self, cls: type[Operator], inputs: tuple[Value, ...], type: Type, source: Any, **attributes: Any) -> Value:
         """Result, of ``type``, of a new operator: a constant if its operands are, and the same one as before."""
@@ -131,3 +138,29 @@ class Rewrite:
             return value
         shape, dtype = value.type
         return self.make(TRANSPOSE, (value,), Type(tuple([shape[p] for p in perms]), dtype), source, perms=perms)
+
+
+def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Graph:
+    """The graph with ``change(operator, rewrite)`` in the place of every operator, in their order.
+
+    ``operator`` has its new operands already. ``change`` returns it as it is, or another one whose results have the
+    same types; what that one reads, ``change`` makes with ``rewrite``.
+    """
+    rewrite = Rewrite()
+    for operator in graph.operators:
+        rewrite.put(operator, change(rewrite.renewed(operator), rewrite))
+    return rewrite.graph(graph)
+
+
+def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
+    """``graph`` with other graphs in its operators of control flow, which take and return the same types."""
+
+    def change(operator: Operator, _: Rewrite) -> Operator:
+        bodies = {name: new[body] for name, body in operator.attribute_values().items() if isinstance(body, Graph)}
+        if not bodies:
+            return operator
+        changed = replaced(operator, operator.inputs)
+        changed.__dict__.update(bodies)
+        return changed
+
+    return sweep(graph, change)

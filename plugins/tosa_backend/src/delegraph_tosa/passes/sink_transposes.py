@@ -38,7 +38,7 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
             _visit(views, operator)
         elif operator is joined[operator][0].layer:
             join_heads(views, joined[operator])
-    return Graph(graph.inputs, [views.value(v) for v in graph.outputs], views.operators, graph.name)
+    return views.graph(graph)
 
 
 def _visit(views: Views, operator: Operator) -> None:

@@ -6,7 +6,7 @@ from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import MATMUL, MATMUL_T, RESHAPE, TRANSPOSE
 from ..ir.types import Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, both, replaced
+from .rewriter import Rewrite, both, sweep
 
 
 def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
@@ -17,22 +17,13 @@ def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
 
     A RESHAPE in between may join leading axes. A TRANSPOSE that nothing else uses is left without use.
     """
-    new: dict[Value, Value] = {}
-    rewrite = Rewrite()
-    for operator in graph.operators:
-        found = operator
-        if not new.keys().isdisjoint(operator.inputs):
-            found = replaced(operator, [new.get(v, v) for v in operator.inputs])
-        if type(operator) is MATMUL:
-            found = _transposed(rewrite, found, spec)
-        if found is not operator:
-            new.update(zip(operator.outputs, found.outputs, strict=True))
-        rewrite.operators.append(found)
-    return Graph(graph.inputs, [new.get(v, v) for v in graph.outputs], rewrite.operators, graph.name)
+    return sweep(graph, lambda operator, rewrite: _transposed(operator, rewrite, spec))
 
 
-def _transposed(rewrite: Rewrite, product: Operator, spec: TosaSpec) -> Operator:
+def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
     """The MATMUL_T for a MATMUL; itself if its right operand is not transposed, or the target has none."""
+    if type(product) is not MATMUL:
+        return product
     left, right, *zeros = product.inputs
     before = right.producer
     if isinstance(before, RESHAPE):

@@ -37,7 +37,6 @@ class Views(Rewrite):
     def __init__(self, spec: TosaSpec, uses: Counter[Value]) -> None:
         super().__init__()
         self.spec, self.uses = spec, uses
-        self._values: dict[Value, Value] = {}
         self._views: dict[Value, View] = {}
         self._movable: dict[DType, bool] = {}
 
