@@ -1,4 +1,4 @@
-"""What changes nothing: copies, detached values, memory formats, dropout outside of training, checks of metadata."""
+"""Operators that change nothing: copies, detached values, memory formats, dropout outside of training, checks."""
 
 from __future__ import annotations
 

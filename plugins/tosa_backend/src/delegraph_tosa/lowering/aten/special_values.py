@@ -1,4 +1,4 @@
-"""Signs, infinities, and what is no number."""
+"""Signs, infinities and NaN."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ inf = math.inf
 
 
 def is_negative(t: Tosa, x: Value) -> Value:
-    """x [*S] -> truth values: the sign bit. That of a zero shows in its reciprocal; that of NaN is taken for 0"""
+    """x [*S] -> truth values: the sign bit. A zero shows it in its reciprocal; for NaN the result is false"""
     if x.dtype is DType.BOOL:
         return filled(t, x.shape, False, torch.bool)
     below = t.greater(0, x)

@@ -1,7 +1,8 @@
 """Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them exp in 32 bits.
 
 The weights of the second product are exp(score - the largest score), and its rows are divided by their sum afterwards:
-weights that were divided before would use few of their bits. They have more than activations, so that product is two.
+weights that were divided before would use few of their bits. The weights have more bits than an activation, so the
+second product is two: one by their high bits and one by their low bits.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from .sums import Shifted
 
 aten = torch.ops.aten
 HIDDEN = -(2**30)
-"""A score that is hidden, below all others."""
+"""The score of a hidden element, below all others."""
 LOWER = 8
-"""Bits of a weight that are in the second product."""
+"""The low bits of a weight, which have a product of their own."""
 
 
 class Widths(NamedTuple):
@@ -41,13 +42,13 @@ class Widths(NamedTuple):
     total: int
 
     def of_weights(self, t: Tosa, count: int) -> int:
-        """How many bits ``count`` weights may have; Unsupported if that is too few."""
+        """How many bits each of ``count`` weights may have; Unsupported if these are too few."""
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
         t.require(bits >= self.weight - 7, f"attention to up to {count} positions has too large a sum")
         return bits
 
     def lost(self, bits: int, count: int) -> int:
-        """Low bits of a row of so many products that int32 cannot hold."""
+        """How many low bits the sum of so many products loses to fit into int32."""
         return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
 
 
@@ -90,7 +91,7 @@ def _causal(rows: int, columns: int) -> Value:
 
 
 def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:
-    """The scores with a mask, and which of them are seen; None if all are."""
+    """The masked scores, and which of them are seen; None if all are."""
     if mask is None:
         return scores, None
     if mask.dtype is DType.BOOL:
@@ -99,7 +100,7 @@ def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value 
 
 
 def _seen(t: Tosa, mask: Value) -> Value | None:
-    """Where a mask that is added is not minus infinity; None if it nowhere is."""
+    """Where an added mask is not minus infinity; None if it is that nowhere."""
     if isinstance(mask, Joined):
         parts = [_seen(t, part) for part in mask.parts]
         true = t.constant(1, DType.BOOL, (1,) * mask.rank)
@@ -140,7 +141,8 @@ class Weighing(Accumulating):
 
 
 def _divided(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
-    """(y << lost) / total, which is below 2**bits: the shift that ``reciprocal`` wants would be as much too far."""
+    """(y << lost) / total, below 2**bits, by one shift: of ``reciprocal``, plus ``lost``, less the bits of the result.
+    """
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))
     return Scaled(t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits)))
