@@ -20,8 +20,8 @@ from typing import Any
 import delegraph
 import measuring
 import torch
-from delegraph.cli.diff import compare
-from delegraph.report.drawing import layout
+from delegraph_analysis.commands.diff import compare
+from delegraph_analysis.drawing import layout
 from torch.export import Dim, export
 
 LAYERS = 650

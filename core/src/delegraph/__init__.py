@@ -32,9 +32,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .api import load, lower
+    from .api import export, load, lower
     from .buckets import BucketedProgram, lower_buckets
-    from .comparison import Comparison, compare
     from .discovery.registry import (
         Registry,
         backends,
@@ -56,7 +55,6 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendNotFound",
     "BucketedProgram",
-    "Comparison",
     "ContractViolation",
     "DelegraphError",
     "DelegraphWarning",
@@ -84,8 +82,8 @@ __all__ = [
     "WriteError",
     "__version__",
     "backends",
-    "compare",
     "default_registry",
+    "export",
     "get_backend",
     "get_partitioner",
     "get_runtime",
@@ -98,9 +96,8 @@ __all__ = [
 ]
 
 _NAMES = {
-    "api": "load lower",
+    "api": "export load lower",
     "buckets": "BucketedProgram lower_buckets",
-    "comparison": "Comparison compare",
     "discovery.registry": "Registry backends default_registry get_backend get_partitioner get_runtime register",
     "host.verify": "Verification",
     "lowered_program": "LoweredProgram",
@@ -110,12 +107,21 @@ _NAMES = {
     "report.model": "Report",
 }
 """Module -> the public names in it, which import it when one is first used."""
+_ELSEWHERE = {
+    "Comparison": "delegraph_analysis:Comparison",
+    "compare": "delegraph_analysis:compare",
+}
+"""Names of earlier versions -> where another distribution has them now."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt or not
 
     def __getattr__(name: str) -> Any:
+        if name in _ELSEWHERE:
+            from .discovery.own import provided
+
+            return provided(_ELSEWHERE[name], f"delegraph.{name}")
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
+
+from torch.export import ExportedProgram
 
 from .discovery.registry import Registry, default_registry
-from .engine.export import sources_by_method
+from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
 from .errors import OptionError
 from .exported.gc_pause import pause_collection
@@ -18,6 +20,10 @@ from .host.executor import OnMissingRuntime
 from .host.files import FileFormat, LoadedProgram
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
+from .plugin import ModelSpec
+
+if TYPE_CHECKING:
+    from .command.model import GivenModel
 
 
 class Choices(TypedDict, total=False):
@@ -52,8 +58,9 @@ def lower(
 
     ``program``: an nn.Module in eval mode with ``example_inputs`` (its arguments; a tensor alone is one), an
     ExportedProgram, or {method: either} (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by
-    method too). ``backends``: names in order of preference, Partitioners, or both; [] leaves everything on the host;
-    without it those that ``options`` are for, else the only or the default one installed, and the report says which.
+    method too), or an object of a type that a plugin reads (``ModelSpec``). ``backends``: names in order of
+    preference, Partitioners, or both; [] leaves everything on the host; without it those that ``options`` are for, else
+    the only or the default one installed, and the report says which.
     ``options``: {backend name: {option: value}}. ``transforms``: functions from program to program, run on the
     normalized program. ``require_full`` makes an operator left to the host an error that lists all of them. Calls on
     constants alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is
@@ -71,6 +78,9 @@ def lower(
     with pause_collection():  # for plugins too, which are imported here: one collection would cost more than that
         named = _partitioners(backends, options, registry)
         chosen = registry.preferring(b for b in backends if isinstance(b, str))
+        if example_inputs is None and (given := _from_elsewhere(program, registry)) is not None:
+            program, transforms = given.programs, (*given.transforms, *transforms)
+            example_inputs, example_kwargs, dynamic_shapes = given.inputs, given.kwargs, given.dynamic_shapes
         sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
         lowering = Lowering(
             chosen,
@@ -97,6 +107,21 @@ def lower(
     return result
 
 
+def export(
+    program: Program | Mapping[str, Program],
+    example_inputs: ExampleInputs = None,
+    *,
+    example_kwargs: Any = None,
+    dynamic_shapes: Any = None,
+) -> dict[str, ExportedProgram]:
+    """Method -> its program, as ``lower`` would export it: ``{"forward": ...}`` of a model that is given alone.
+
+    The arguments are those of ``lower``, which takes what this returns. Raises InputError for what cannot be lowered.
+    """
+    sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
+    return {method: export_method(method, source) for method, source in sources.items()}
+
+
 def load(
     path: str | os.PathLike[str], registry: Registry | None = None, *, runtime: str | None = None
 ) -> LoadedProgram:
@@ -109,6 +134,20 @@ def load(
     """
     with TRACING:  # a format may trace, or read programs by torch.export.load
         return FileFormat(path, registry or default_registry()).load(runtime)
+
+
+def _from_elsewhere(program: Any, registry: Registry) -> GivenModel | None:
+    """What a plugin makes of an object of a type that it declares, such as a model of another library; else None."""
+    if isinstance(program, (ExportedProgram, Mapping)):
+        return None
+    types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}
+    types |= {f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types}  # as its users import it
+    for spec, _ in registry.declared(ModelSpec):
+        if not types.isdisjoint(spec.types):
+            from .command.model import from_elsewhere
+
+            return from_elsewhere(spec, program, spec.title, registry)
+    return None
 
 
 def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:

@@ -275,7 +275,7 @@ class ProgramFormat:
 
     @staticmethod
     def node_of(identifier: Any) -> tuple[str, str]:
-        """For ``--node-data``: what Model Explorer calls an operator of the file, by its delegate debug identifier.
+        """For node data: what Model Explorer calls an operator of the file, by its delegate debug identifier.
 
         The graph and the node in it, as the adapter names them that lets Model Explorer open such files.
         """

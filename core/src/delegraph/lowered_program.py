@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from .backend import NamedDataStoreOutput
 from .delegates.delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .delegates.lowered_module import LoweredBackendModule
+from .discovery.own import provided
 from .discovery.registry import Registry
 from .errors import InputError
 from .exported.tracing import TRACING
@@ -29,8 +30,7 @@ from .report.model import Report
 if TYPE_CHECKING:  # what only lowers needs none of these
     from .host.verify import Verification
     from .program.bucket_choice import BucketChoice
-    from .program.reference import Reference
-    from .report.node_data import NodeData
+    from .runtime import Observer
 
 
 class LoweredProgram(MethodPrograms):
@@ -119,52 +119,47 @@ class LoweredProgram(MethodPrograms):
         *args: Any,
         method: str | None = None,
         runtime: str | None = None,
+        observer: Observer | None = None,
         per_operator: bool = False,
         **kwargs: Any,
     ) -> Verification:
         """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both.
 
-        Both begin with the same random seed. ``per_operator``: every value of the program is compared as well, with a
-        run in float64 as reference; ``operators`` of the result says where accuracy is lost. Of delegates whose runtime
-        has no ``observe``, these are the values at the border.
-        ``runtime`` names one that executes files of a format (``"executorch"``): the program is saved in that format
-        and run there instead. Raises NoRuntime if it is not there, InputError for ``per_operator`` there.
-        The model is not called while another thread lowers, since torch puts tracers in the place of its weights.
+        Both begin with the same random seed. ``runtime`` names one that executes files of a format (``"executorch"``):
+        the program is saved in that format and run there instead. ``observer`` is told the values of the run here.
+        ``per_operator``: every value is compared as well, by ``delegraph_analysis.verify_operators``. Raises NoRuntime
+        if the runtime is not there, InputError for an observer of it. The model is not called while another thread
+        lowers, since torch puts tracers in the place of its weights.
         """
-        from .host.verify import Verification
-        from .program.reference import Reference
-
-        name = self._known(method or self._only())
-        self._expect_border_of_eager(name)
-        if runtime and per_operator:
+        if runtime and (observer or per_operator):
             text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
             hint = "without runtime=, delegates run in the runtimes of their backends"
             raise InputError("input-invalid", text, hint=hint)
-        reference = Reference(name, self._programs[name]) if per_operator else None
+        if per_operator:
+            compare = provided("delegraph_analysis:verify_operators", "verify(per_operator=True)")
+            figures: Verification = compare(self, *args, method=method, **kwargs)
+            return figures
+        from .host.verify import Verification
+
+        name = self._known(method or self._only())
+        self._expect_border_of_eager(name)
         given = copy.deepcopy(args), copy.deepcopy(kwargs)
         seed = torch.get_rng_state()
-        got = self._run_in(runtime, name, *given) if runtime else self._run_here(name, reference, *given)
+        got = self._run_in(runtime, name, *given) if runtime else self._run_here(name, observer, *given)
         torch.set_rng_state(seed)
-        found = Verification.of(got, self._run_eager(name, args, kwargs))
-        return found if reference is None else reference.added_to(found, got)
+        return Verification.of(got, self._run_eager(name, args, kwargs))
 
-    def node_data(
-        self,
-        method: str | None = None,
-        verification: Verification | None = None,
-        file: str | os.PathLike[str] | None = None,
-    ) -> list[NodeData]:
-        """Columns for Model Explorer, beside the exported program of a method: delegate, source, refusal, error.
+    def observe(self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
+        """What a method returns from its initial state; ``observer`` is told the values on the way."""
+        return self._run_here(self._known(method or self._only()), observer, args, kwargs)
 
-        ``verification`` is what ``verify(per_operator=True)`` found. ``file``: where the program is saved; its nodes
-        have the figures too. Write each column's ``to_json()`` to a file of its own. Raises InputError if the report
-        was released, OptionError if the file's format does not say what Model Explorer calls its nodes.
-        """
-        from .report.node_data import node_data
+    def node_data(self, method: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Columns for Model Explorer: ``delegraph_analysis.node_data(self, method, ...)``."""
+        return provided("delegraph_analysis:node_data", "node data")(self, method or self._only(), *args, **kwargs)
 
-        node_of = None if file is None else FileFormat(file, self._registry).node_of
-        found = None if verification is None else verification.operators
-        return node_data(self.report, method or self._only(), found, node_of)
+    def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
+        """Debug identifier -> what Model Explorer calls that node of a file. Raises OptionError if it is not known."""
+        return FileFormat(file, self._registry).node_of
 
     def _expect_border_of_eager(self, name: str) -> None:
         """Raise InputError if a transform gave the program other inputs or results, so that there is no common call."""
@@ -179,12 +174,12 @@ class LoweredProgram(MethodPrograms):
             program = self._eager[name] = program.module(check_guards=False)
         return program
 
-    def _run_here(self, name: str, reference: Reference | None, args: Any, kwargs: Any) -> Any:
-        """What a method returns from its initial state; ``reference`` is told the values on the way."""
-        from .host.observe import WatchedExecutable
+    def _run_here(self, name: str, observer: Observer | None, args: Any, kwargs: Any) -> Any:
+        """What a method returns from its initial state."""
+        from .host.observe import ObservedExecutable
 
         start = self._methods[name]
-        run = start.instance() if reference is None else WatchedExecutable(start, reference)
+        run = start.instance() if observer is None else ObservedExecutable(start, observer, self.delegates)
         return run(*args, **kwargs)
 
     def _run_eager(self, name: str, args: Any, kwargs: Any) -> Any:

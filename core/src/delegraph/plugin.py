@@ -7,9 +7,9 @@ declarations below. The ``target`` of a declaration (``"package.module:Name"``) 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pluggy
 
@@ -26,9 +26,11 @@ __all__ = [
     "Declarations",
     "FormatSpec",
     "Hooks",
+    "ModelSpec",
     "OptionSpec",
     "PartitionerSpec",
     "QuantizerSpec",
+    "ReportSpec",
     "RuntimeSpec",
     "accepts",
     "expected",
@@ -70,8 +72,83 @@ class OptionSpec:
             raise ValueError(f"option {self.name!r}: its own default {self.default!r} is not {expected(self)}")
 
 
+class Declaration:
+    """What a plugin declares, by name: discovery asks it all that it needs to know of its kind.
+
+    The class says what the objects are called (``noun``), which class they are subclasses of (``base``), what else
+    their authors are told when one is wrong (``rule``), whether they are of use where no backend of the same plugin is
+    (``alone``), and what a user lacks where a requirement is missing (``without``).
+
+    ``target`` is where the object is; ``requires`` names modules that must be importable, ``install_hint`` says how to
+    get them.
+    """
+
+    noun: ClassVar[str]
+    base: ClassVar[str] = ""
+    rule: ClassVar[str] = ""
+    alone: ClassVar[bool] = False
+    without: ClassVar[str] = ""
+
+    target: str
+    requires: tuple[str, ...] = ()
+    install_hint: str = ""
+
+    @property
+    def key(self) -> str:
+        """What it is looked up by; a plugin that declares one twice is broken."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """What errors call it: ``command 'check'``."""
+        return f"{self.noun} {self.key!r}"
+
+    @classmethod
+    def meant_by(cls, asked: str) -> Iterator[str]:
+        """The keys that a user may mean by ``asked``, the likeliest first."""
+        yield asked
+
+    def why_not(self, found: Any) -> str | None:
+        """Why the object of ``target`` is not what this declares, or None; that it is a ``base`` is known already."""
+        return None if callable(found) else "cannot be called"
+
+
+class OfBackend(Declaration):
+    """What serves a backend, its own distribution's or another's, and is looked up by that one's name."""
+
+    backend: str
+
+    @property
+    def key(self) -> str:
+        return self.backend
+
+    @property
+    def title(self) -> str:
+        return f"{self.noun} of {self.backend!r}"
+
+
+class BySuffix(Declaration):
+    """What is chosen by the name of a file: by the longest suffix that somebody declared, in upper or lower case."""
+
+    suffix: str
+    alone = True
+
+    @property
+    def key(self) -> str:
+        return self.suffix.lower()
+
+    @property
+    def title(self) -> str:
+        return f"{self.noun} {self.suffix}"
+
+    @classmethod
+    def meant_by(cls, asked: str) -> Iterator[str]:
+        name = re.split(r"[/\\]", asked.lower())[-1]
+        return (name[k:] for k, letter in enumerate(name) if letter == ".")
+
+
 @dataclass(frozen=True)
-class BackendSpec:
+class BackendSpec(Declaration):
     """A backend: its short ``name``, its ``backend_id`` (the class's name, what a ``.pte`` stores) and where it lives.
 
     ``requires`` names modules that must be importable. ``api`` is the plugin API version that it was written for.
@@ -83,6 +160,10 @@ class BackendSpec:
     ``default=True``: where several backends are installed and a user names none, this one is taken. If two that suit
     declare it, the user is asked to choose.
     """
+
+    noun = "backend"
+    base = "delegraph.backend:BackendDetails"
+    rule = "backend_id is the class's name"
 
     name: str
     target: str
@@ -105,10 +186,23 @@ class BackendSpec:
             if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
                 raise TypeError(f"BackendSpec {self.name!r}: a known difference is (operator, text), not {pair!r}")
 
+    @property
+    def key(self) -> str:
+        return self.name
+
+    def why_not(self, found: Any) -> str | None:
+        name = found.__name__
+        if name == self.backend_id:
+            return None
+        return f"is called {name}, and backend_id says {self.backend_id!r}; the class's name is the backend id"
+
 
 @dataclass(frozen=True)
-class PartitionerSpec:
+class PartitionerSpec(OfBackend):
     """A partitioner of ``backend`` (its short name); called with the backend's options as keyword arguments."""
+
+    noun = "partitioner"
+    base = "delegraph.partitioner:Partitioner"
 
     name: str
     backend: str
@@ -120,8 +214,12 @@ class PartitionerSpec:
 
 
 @dataclass(frozen=True)
-class RuntimeSpec:
+class RuntimeSpec(OfBackend):
     """What executes the blobs of ``backend`` on this host: a ``delegraph.runtime.BackendRuntime``."""
+
+    noun = "runtime"
+    base = "delegraph.runtime:BackendRuntime"
+    without = "it compiles and cannot run here"
 
     backend: str
     target: str
@@ -133,11 +231,15 @@ class RuntimeSpec:
 
 
 @dataclass(frozen=True)
-class QuantizerSpec:
+class QuantizerSpec(OfBackend):
     """The quantizer of ``backend``: a class of torchao's ``Quantizer`` that can be made without arguments.
 
     ``requires`` names modules that must be importable (as a rule torchao), ``install_hint`` how to get them.
     """
+
+    noun = "quantizer"
+    rule = "a quantizer is a class, or something else that can be called"
+    without = "it compiles what is quantized already"
 
     backend: str
     target: str
@@ -150,12 +252,15 @@ class QuantizerSpec:
 
 
 @dataclass(frozen=True)
-class FormatSpec:
+class FormatSpec(BySuffix):
     """A file format, chosen by its suffix (``".tosa"``): a ``delegraph.formats.ProgramFormat``.
 
     ``requires`` names modules that must be importable, ``install_hint`` how to get them. ``runtimes`` names what else
     executes such files on this host, through the format's ``load_in``.
     """
+
+    noun = "file format"
+    base = "delegraph.formats:ProgramFormat"
 
     suffix: str
     target: str
@@ -170,12 +275,63 @@ class FormatSpec:
 
 
 @dataclass(frozen=True)
-class CommandSpec:
+class ReportSpec(BySuffix):
+    """What writes the report of a lowering to files of a suffix (``".html"``): a ``delegraph.reports.ReportFormat``."""
+
+    noun = "report format"
+    base = "delegraph.reports:ReportFormat"
+
+    suffix: str
+    target: str
+    summary: str = ""
+    requires: tuple[str, ...] = ()
+    install_hint: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self, suffix=_SUFFIX, target=_TARGET)
+        _as_tuples(self, "requires")
+
+
+@dataclass(frozen=True)
+class ModelSpec(Declaration):
+    """Models from elsewhere: what ``scheme:name`` means as a MODEL, and what ``lower`` may be given beside modules.
+
+    ``target`` names a function. It is called with the text behind the colon, or with an object of one of ``types``
+    (``"package.module:Class"``, or of a subclass), and returns what the function of a model file returns: a module or
+    ExportedProgram with its example inputs, or a dictionary of such pairs by method.
+    """
+
+    noun = "model scheme"
+    rule = "it is a function of the text behind the scheme"
+    alone = True
+
+    scheme: str
+    target: str
+    types: tuple[str, ...] = ()
+    summary: str = ""
+    requires: tuple[str, ...] = ()
+    install_hint: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self, scheme=_SCHEME, target=_TARGET)
+        _as_tuples(self, "requires", "types")
+
+    @property
+    def key(self) -> str:
+        return self.scheme
+
+
+@dataclass(frozen=True)
+class CommandSpec(Declaration):
     """A command ``delegraph <name>``. The target is imported when the command is given.
 
     ``target`` names a class with the two static methods of ``delegraph.command.Command``. ``summary`` is its line
     in ``delegraph --help``. ``requires`` names modules that must be importable, ``install_hint`` says how to get them.
     """
+
+    noun = "command"
+    rule = "a command has what delegraph.command.Command has"
+    alone = True
 
     name: str
     target: str
@@ -187,10 +343,19 @@ class CommandSpec:
         _check(self, name=_NAME, target=_TARGET)
         _as_tuples(self, "requires")
 
+    @property
+    def key(self) -> str:
+        return self.name
+
+    def why_not(self, found: Any) -> str | None:
+        absent = [n for n in ("add_arguments", "run") if not callable(getattr(found, n, None))]
+        return f"has no {' and no '.join(absent)}" if absent else None
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*"), "the name of the backend's class"
 _TARGET = re.compile(r"[\w.]+:\S+"), "'package.module:Name'"
+_SCHEME = re.compile(r"[a-z][a-z0-9_+-]+"), "a word such as 'timm'"
 _SUFFIX = re.compile(r"\.[A-Za-z0-9_.]+"), "a file suffix such as '.tosa'"
 
 
@@ -256,6 +421,16 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
+    def delegraph_reports(self) -> Iterable[ReportSpec]:
+        """The kinds of files that this distribution writes reports to."""
+        raise NotImplementedError
+
+    @hookspec
+    def delegraph_models(self) -> Iterable[ModelSpec]:
+        """The models from elsewhere that this distribution reads."""
+        raise NotImplementedError
+
+    @hookspec
     def delegraph_after_partition(self, report: Any) -> None:
         """A program was partitioned; an error raised here is a line in the report."""
 
@@ -264,14 +439,15 @@ class Hooks:
         """A program was lowered; an error raised here is a line in the report."""
 
 
-Declaration = BackendSpec | PartitionerSpec | RuntimeSpec | QuantizerSpec | FormatSpec | CommandSpec
-DECLARATION_OF: dict[str, type[Any]] = {
+DECLARATION_OF: dict[str, type[Declaration]] = {
     "delegraph_backends": BackendSpec,
     "delegraph_partitioners": PartitionerSpec,
     "delegraph_runtimes": RuntimeSpec,
     "delegraph_quantizers": QuantizerSpec,
     "delegraph_formats": FormatSpec,
     "delegraph_commands": CommandSpec,
+    "delegraph_reports": ReportSpec,
+    "delegraph_models": ModelSpec,
 }
 """Hook -> the class of declarations that it returns, in a list or tuple."""
 EVENTS = ("delegraph_after_partition", "delegraph_after_lower")

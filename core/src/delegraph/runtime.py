@@ -10,12 +10,20 @@ from .backend import CompileSpec, check_called_on_class
 
 if TYPE_CHECKING:
     import torch
+    from torch.fx import GraphModule, Node
+
+    from .delegates.delegates import DelegateInfo
 
 __all__ = [
     "BackendRuntime",
     "Delegate",
+    "Inside",
     "ObservedDelegate",
+    "Observer",
 ]
+
+Inside = Mapping[Any, "Sequence[torch.Tensor]"]
+"""Delegate debug identifier -> values that were computed there."""
 
 
 class Delegate(Protocol):
@@ -79,3 +87,32 @@ class BackendRuntime:
     def observes(cls) -> bool:
         """Whether ``observe`` is there."""
         return cls.observe is not BackendRuntime.observe
+
+
+class Observer(Protocol):
+    """Sees the values of one call of a lowered program; ``LoweredProgram.observe`` takes one.
+
+    It is told of calls in the order in which they are made, of a delegate's inside before its call. Values belong to
+    the program: an observer reads them, and copies what it keeps.
+    """
+
+    def begin(self, values: Mapping[Node, Any]) -> None:
+        """The run begins with these inputs, parameters and buffers, by placeholder."""
+
+    def see(self, node: Node, value: Any) -> None:
+        """``node``, a call of the host's graph or of a delegate, has computed ``value``."""
+
+    def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
+        """A branch or loop body begins with ``inputs``; what is seen before ``leave`` is of ``module``, its graph.
+
+        ``owner`` is the node that fetches it. Of bodies that torch runs on many elements at a time nothing is seen.
+        """
+
+    def leave(self) -> None:
+        """The branch or body has ended."""
+
+    def inside(self, delegate: DelegateInfo, values: Inside) -> None:
+        """What the runtime of a delegate told of its inside; only of runtimes that have ``observe``."""
+
+    def end(self) -> None:
+        """All values have been seen; what a call writes is written after this."""

@@ -150,9 +150,9 @@ def test_two_plugins_with_one_command_are_a_conflict_that_names_both(acme):
     acme.install("acme-tpu")
     shown = acme.run("profile", "net.py")
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "error [plugin-conflict]: several plugins have a command 'profile': acme-npu 1.0 (" in shown.stderr
+    assert "error [plugin-conflict]: 2 plugins offer the command 'profile': acme-npu 1.0 (" in shown.stderr
     assert " and acme-tpu 1.0 (" in shown.stderr
-    assert "hint: delegraph acme-npu/profile or delegraph acme-tpu/profile" in shown.stderr
+    assert "hint: ask for acme-npu/profile or acme-tpu/profile" in shown.stderr
     assert acme.run("acme-tpu/profile", "net.py").stdout == "net.py: 1 runs\n"
     listed = acme.run("--help").stdout
     assert "acme-npu/profile" in listed and "acme-tpu/profile" in listed

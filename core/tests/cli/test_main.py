@@ -234,7 +234,7 @@ def test_wrong_usage(model, tmp_path, capsys):
     assert "one of 1, 2, not 3" in wrong
     fails(capsys, *lower, "--option", "other.level=3", code=2, error="option-invalid")
     wrong = fails(capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="format-not-found")
-    assert "suffixes: " in wrong and ".echo" in wrong
+    assert "file formats: " in wrong and ".echo" in wrong
     fails(capsys, "run", tmp_path / "absent.tosa", code=2, error="usage-invalid")
 
 
@@ -391,7 +391,7 @@ def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model
 def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command):
     program = (
         f"import sys; from delegraph.cli import main; code = main({command!r});"
-        "assert code == 0 and not {'torch', 'numpy', 'delegraph.report.drawing'} & set(sys.modules)"
+        "assert code == 0 and not {'torch', 'numpy', 'delegraph_analysis.drawing'} & set(sys.modules)"
     )
     shown = python("-c", program)
     assert shown.returncode == 0, shown.stderr

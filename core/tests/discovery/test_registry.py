@@ -419,7 +419,7 @@ def test_a_light_module_must_not_use_the_registry(site):
 
 
 def test_no_plugin_reads_the_file(hermetic):
-    with pytest.raises(FormatNotFound, match="no installed plugin offers the format of 'x.bin'"):
+    with pytest.raises(FormatNotFound, match="there is no file format for 'x.bin'"):
         hermetic.get_format("x.bin")
 
 
@@ -447,7 +447,7 @@ def test_doctor_notes_declarations_for_backends_that_are_not_there(site):
         def delegraph_runtimes(): return [RuntimeSpec("absent", "collections:OrderedDict")]
         """,
     )
-    assert "simulator 1.0 declares a RuntimeSpec for 'absent', which is not installed" in Registry().notes()
+    assert "simulator 1.0 declares a runtime of 'absent', which is not installed" in Registry().notes()
 
 
 def test_importing_and_listing_import_neither_torch_nor_numpy():

@@ -1,4 +1,4 @@
-"""What became of each MODEL of ``delegraph lower``: as JSON, as text, as a line of a file of rows, as JUnit XML."""
+"""What became of each MODEL of ``delegraph lower``: as JSON, as text, as a line of a file of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..command.outcome import Outcome, as_json, defect, describe_error
 from ..errors import DelegraphError, InputError, WriteError
 from ..io.atomic_write import write_whole
-from ..io.escape import printable, table
+from ..io.escape import table
 
 if TYPE_CHECKING:
     from ..host.verify import Verification
@@ -27,16 +27,22 @@ class Attempt:
     model: str
     report: Report | None = None
     verifications: dict[str, Verification] = field(default_factory=dict)
-    output: dict[str, Any] | None = None
-    node_data: list[str] = field(default_factory=list)
+    written: dict[str, Any] | None = None
+    reports: list[str] = field(default_factory=list)
     gates: dict[str, DelegraphError | None] = field(default_factory=dict)
     error: DelegraphError | None = None
     seconds: float = 0.0
+    verbose: bool = False
+
+    @property
+    def output(self) -> Path | None:
+        """Where the program was saved."""
+        return None if self.written is None else Path(self.written["path"])
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Attempt:
         """What an earlier call wrote down, but for the report. A row has the words of one failed gate."""
-        made = cls(row["model"], output=row["output"], node_data=row["node_data"], seconds=row["seconds"])
+        made = cls(row["model"], written=row["output"], reports=row["reports"], seconds=row["seconds"])
         if row["error"] is not None:
             made.error = DelegraphError(row["error"]["code"], row["error"]["message"], hint=row["error"]["hint"])
         failed = [name for name, held in row["gates"].items() if not held]
@@ -60,13 +66,14 @@ class Attempt:
 
     def content(self) -> dict[str, Any]:
         """The fields of ``delegraph.lower/1``, and of ``delegraph.error/1`` where a report exists."""
-        verification = None
-        if self.verifications:
-            first, *more = self.verifications.values()
-            verification = first.to_json() if not more else {m: v.to_json() for m, v in self.verifications.items()}
         report = None if self.report is None else self.report.to_json()
         gates = {name: error is None for name, error in self.gates.items()}
-        written = {"output": self.output, "node_data": self.node_data}
+        verification = None
+        if self.verifications:
+            from ..report.formats import verification_content
+
+            verification = verification_content(self.verifications)
+        written = {"output": self.written, "reports": self.reports}
         return {"report": report, "verification": verification, "gates": gates, **written}
 
     def row(self) -> dict[str, Any]:
@@ -74,17 +81,13 @@ class Attempt:
         failed = None if self.error is None else describe_error(self.error)
         return {"model": self.model, "error": failed, **self.content(), "seconds": round(self.seconds, 3)}
 
-    def verification_lines(self) -> list[str]:
-        """The figures against eager, of several methods each with its name."""
-        several = len(self.verifications) > 1
-        return [f"method {printable(m)}, {v}" if several else str(v) for m, v in self.verifications.items()]
+    def text(self) -> str:
+        """What is printed of a MODEL that is alone: what a report as text has, and what was written."""
+        from ..report.formats import TextReport
 
-    def text(self, verbose: bool) -> str:
-        """What is printed of a MODEL that is alone."""
-        lines = [] if self.report is None else [self.report.to_text(verbose)]
-        lines += self.verification_lines()
-        lines += [f"wrote {self.output['path']} ({self.output['bytes']} bytes)"] if self.output else []
-        lines += [f"wrote {', '.join(self.node_data)}"] if self.node_data else []
+        lines = [] if self.report is None else [TextReport.render(self).rstrip()]
+        lines += [f"wrote {self.written['path']} ({self.written['bytes']} bytes)"] if self.written else []
+        lines += [f"wrote {', '.join(self.reports)}"] if len(self.reports) > 1 else []
         return "\n".join(lines)
 
 
@@ -100,39 +103,6 @@ def attempt(made: Attempt) -> Iterator[None]:
         made.error = defect(e)
         made.error.__cause__ = e
     made.seconds = time.perf_counter() - start
-
-
-def write_report(path: Path, made: Attempt, verbose: bool) -> None:
-    """In the form that the suffix names; as text if it names none. All have the figures against eager too."""
-    report = made.report
-    assert report is not None
-    if path.suffix == ".json":
-        content = {**report.to_json(), "verification": made.content()["verification"]}
-        text = as_json(Outcome(content["schema"], content, ""))
-    elif path.suffix in (".html", ".htm"):
-        text = report.to_html(made.verifications)
-    else:
-        text = "\n".join([report.to_text(verbose), *made.verification_lines()])
-    write_whole(path, f"{text}\n".encode())
-
-
-def write_node_data(path: Path, made: Attempt, output: Path | None) -> None:
-    """A file for each column: ``FILE.delegate.json``; of several methods ``FILE.METHOD.delegate.json``."""
-    from ..discovery.registry import default_registry
-    from ..host.files import FileFormat
-    from ..report.node_data import node_data
-
-    report = made.report
-    assert report is not None
-    saved = None if output is None else FileFormat(output, default_registry())
-    node_of = saved.node_of if saved is not None and saved.defines("node_of") else None
-    for method in report.host:
-        found = made.verifications.get(method)
-        for column in node_data(report, method, found.operators if found is not None else None, node_of):
-            parts = [path.name.removesuffix(".json"), *([method] if len(report.host) > 1 else []), column.name, "json"]
-            place = path.with_name(".".join(parts))
-            write_whole(place, f"{json.dumps(column.to_json(), indent=2)}\n".encode())
-            made.node_data.append(str(place))
 
 
 def several(listed: Sequence[Mapping[str, Any]]) -> Outcome:
@@ -196,25 +166,3 @@ def keep_row(path: Path, made: Attempt, settings: Mapping[str, Any]) -> None:
             file.write(json.dumps(row) + "\n")
     except OSError as e:
         raise WriteError("write-failed", f"cannot add to {path}: {e.strerror or e}") from e
-
-
-def write_junit(path: Path, attempts: Sequence[Attempt]) -> None:
-    """A test suite for each MODEL: whether it was lowered, and each gate."""
-    from xml.etree import ElementTree as xml
-
-    root = xml.Element("testsuites", name="delegraph lower")
-    for made in attempts:
-        ended = made.error if made.error is not None and made.error not in made.gates.values() else None
-        cases = {"lower": ended, **made.gates}
-        failed = sum(error is not None for error in cases.values())
-        suite = xml.SubElement(
-            root, "testsuite", name=printable(made.model), tests=str(len(cases)), failures=str(failed), errors="0",
-            skipped="0", time=f"{made.seconds:.3f}",
-        )  # fmt: skip
-        for name, error in cases.items():
-            case = xml.SubElement(suite, "testcase", classname=printable(made.model), name=name, time="0")
-            if error is not None:
-                text = printable(str(error), kept="\n")
-                xml.SubElement(case, "failure", type=error.code, message=text.partition("\n")[0]).text = text
-    xml.indent(root)
-    write_whole(path, xml.tostring(root, encoding="utf-8", xml_declaration=True))

@@ -18,7 +18,9 @@ from ..discovery.options import assigned_backends
 from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
-from .attempts import Attempt, attempt, keep_row, kept_rows, several, write_junit, write_node_data, write_report
+from ..plugin import ReportSpec
+from ..report.formats import declared_for, write_report
+from .attempts import Attempt, attempt, keep_row, kept_rows, several
 from .calibration import check_calibration, quantize_given
 
 
@@ -28,7 +30,7 @@ class Lower:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("model", metavar="MODEL", nargs="+", help="a .pt2 file, or path.py[:function] (this runs the file)")
+        add("model", metavar="MODEL", nargs="+", help="a .pt2 file, path.py[:function] (this runs it), or scheme:name")
         preferred = "in order of preference (default: the only one)"
         add("--backend", action="append", default=[], metavar="BACKEND", help=preferred)
         add("--host-only", action="store_true", help="lower for no backend: everything stays on the host")
@@ -42,15 +44,13 @@ class Lower:
         add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=own)
         accepted = "difference from eager, by its largest value, that is accepted (default: by type, 1e-3 of float32)"
         add("--tolerance", type=float, metavar="RATIO", help=accepted)
-        add("--report", type=output_path, metavar="FILE", help="write the report: .json, .html, or else text")
-        shown = "write figures of nodes for Model Explorer, a file each: FILE.delegate.json, FILE.error.json and so on"
-        add("--node-data", type=output_path, metavar="FILE", help=shown)
+        told = "write the report in the form of the suffix: .txt, .json, or one of a plugin; may be given several times"
+        add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
         add("--no-fold-constants", action="store_true", help="leave calls on constants alone, if refused, to the host")
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
-        add("--junit", type=output_path, metavar="FILE", help="write what passed and failed as JUnit XML")
         rows = "with several MODELs: add a line of JSON for each; a MODEL that has one is not lowered again"
         add("--rows", type=Path, metavar="FILE", help=rows)
 
@@ -68,10 +68,12 @@ class Lower:
         if args.quantize:
             check_calibration(args.quantize, args.model, chosen.names)
         _check_output(registry, chosen.names, args.output)
-        named = filter(None, (args.report, args.output, args.node_data))
+        named = [*args.report, *filter(None, [args.output])]
         places = [_place(path, model) for path in named for model in args.model]
-        read = [*models, *args.input, *filter(None, [args.quantize])]
-        expect_places([*places, *filter(None, (args.junit, args.rows))], read)
+        read = [*filter(None, models), *args.input, *filter(None, [args.quantize])]
+        expect_places([*places, *filter(None, [args.rows])], read)
+        for path in args.report:
+            registry.find(ReportSpec, declared_for(path))
         return _run(args, chosen, options)
 
 
@@ -85,49 +87,49 @@ def _run(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, d
             if args.rows:
                 keep_row(args.rows, attempts[model], settings[model])
     listed = [attempts[model] for model in args.model]
-    if args.junit:
-        write_junit(args.junit, listed)
     if len(args.model) > 1 or args.rows:
         return several([known.get(a.model) or a.row() for a in listed])
-    return _outcome(listed[0], args.verbose)
+    return _outcome(listed[0])
 
 
-_ASKED = (
-    "quantize", "verify", "verify_operators", "input", "tolerance", "require_full", "min_delegated", "max_delegates",
-    "output", "report", "node_data",
-)  # fmt: skip
-"""Flags that say what a call judges and writes."""
+_NOT_ASKED = ("model", "backend", "host_only", "option", "no_fold_constants", "rows", "verbose", "json", "debug")
+"""Arguments that a row does not depend on, or that it has under a name of its own; all others say what is asked."""
 
 
 def _settings(
     model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """What the row of a MODEL depends on. A file that was written anew is another one."""
-    state = check_model(model).stat()
+    file = check_model(model)
+    state = None if file is None else file.stat()
     return {
         "backends": chosen.names,
         "options": options,
         "fold_constants": not args.no_fold_constants,
-        "asked": {flag: str(given) for flag in _ASKED if (given := getattr(args, flag)) not in (None, False, [])},
-        "file": {"bytes": state.st_size, "modified": state.st_mtime_ns},
+        "asked": {
+            flag: str(given)
+            for flag, given in vars(args).items()
+            if flag not in _NOT_ASKED and not callable(given) and given not in (None, False, [])
+        },
+        "file": state and {"bytes": state.st_size, "modified": state.st_mtime_ns},
     }
 
 
-def _outcome(one: Attempt, verbose: bool) -> Outcome:
+def _outcome(one: Attempt) -> Outcome:
     """What the command says of its only MODEL. Raises Failed where that could not be lowered as asked."""
     if one.error is not None:
         told = isinstance(one.error, NotFullyDelegated) or one.error.code == "verification-failed"
         if one.report is not None and not told:  # it says what stayed behind, and why
             terminal.tell(str(one.report))
         raise Failed(one.error, one.content())
-    return Outcome("delegraph.lower/1", one.content(), one.text(verbose))
+    return Outcome("delegraph.lower/1", one.content(), one.text())
 
 
 def _lower_one(
     model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
 ) -> Attempt:
     """One MODEL through everything that was asked for; where there is a report, it is written whatever happens then."""
-    made, backends = Attempt(model), chosen.names
+    made, backends = Attempt(model, verbose=args.verbose), chosen.names
     with attempt(made):
         with progress(f"loading {model}"):
             from ..api import lower
@@ -144,11 +146,9 @@ def _lower_one(
         made.report.notes += notes
         _check(made, lowered, given, args)
         if args.output:
-            made.output = _save(lowered, _place(args.output, model))
-    if args.report and made.report is not None:
-        write_report(_place(args.report, model), made, args.verbose)
-    if args.node_data and made.report is not None:
-        write_node_data(_place(args.node_data, model), made, args.output)
+            made.written = _save(lowered, _place(args.output, model))
+    for path in args.report:
+        made.reports += map(str, write_report(made, _place(path, model)))
     return made
 
 
@@ -175,8 +175,6 @@ def _save(lowered: Any, output: Path) -> dict[str, Any]:
 
 
 def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> Any:
-    from ..host.verify import Verification
-
     if given.inputs[method] is None:
         hint = "export the program with example inputs, or give a path.py that returns them"
         raise InputError("input-invalid", "--verify needs inputs, and this .pt2 file has none", hint=hint)
@@ -184,7 +182,7 @@ def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> 
     program = lowered.exported_program(method)
     calls = [read_inputs(path, method, program, example) for path in args.input] or [example]
     found = [lowered.verify(*a, method=method, per_operator=args.verify_operators, **k) for a, k in calls]
-    return Verification.worst_of(found)
+    return type(found[0]).worst_of(found)
 
 
 def _expect_agreement(verifications: dict[str, Any], tolerance: float | None) -> None:
@@ -222,12 +220,12 @@ _share.__name__ = "share from 0 to 1"  # what argparse calls the value in its er
 def _expect_names(args: argparse.Namespace) -> None:
     """Several models need several files, and names of their own."""
     if len(args.model) > 1:
-        for flag, path in (("--output", args.output), ("--report", args.report), ("--node-data", args.node_data)):
+        for flag, path in (("--output", args.output), *(("--report", path) for path in args.report)):
             if path is not None and "{}" not in path.name:
                 text = f"{flag} of several MODELs needs {{}} in its name, where that of the model comes"
-                raise UsageError("usage-invalid", text, hint=f"{flag} {path.with_name('{}' + path.suffix)}")
+                raise UsageError("usage-invalid", text, hint=f"{flag} {path.with_name('{}' + ''.join(path.suffixes))}")
     names = [_name(model) for model in args.model]
-    if len(set(names)) < len(names) and (args.output or args.report or args.node_data):
+    if len(set(names)) < len(names) and (args.output or args.report):
         text = f"two MODELs are called {next(n for n in names if names.count(n) > 1)!r}"
         raise UsageError("usage-invalid", text, hint="what is written is named by function or file; give each once")
 

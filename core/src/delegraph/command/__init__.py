@@ -5,20 +5,47 @@ This package is public. It is imported with the command's target, so light modul
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..discovery.own import provided
     from .contract import Command, Outcome, check_model, load_model, parse_options, progress, table
+    from .inputs import read_inputs
+    from .model import read_model
+    from .outcome import as_json, expect_file, expect_places, output_path
 
-__all__ = ["Command", "Outcome", "check_model", "load_model", "parse_options", "progress", "table"]
+__all__ = [
+    "Command",
+    "Outcome",
+    "as_json",
+    "check_model",
+    "expect_file",
+    "expect_places",
+    "load_model",
+    "output_path",
+    "parse_options",
+    "progress",
+    "provided",
+    "read_inputs",
+    "read_model",
+    "table",
+]
+
+_NAMES = {
+    "..discovery.own": "provided",
+    ".contract": "Command Outcome check_model load_model parse_options progress table",
+    ".inputs": "read_inputs",
+    ".model": "read_model",
+    ".outcome": "as_json expect_file expect_places output_path",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Import what is asked for when it is used: the terminal is spoken to before pluggy is known to be there."""
-        if name not in __all__:
+        if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from . import contract
-
-        return getattr(contract, name)
+        return getattr(import_module(_HOME[name], __name__), name)

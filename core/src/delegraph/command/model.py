@@ -1,4 +1,4 @@
-"""From MODEL on the command line to a program: a ``.pt2`` file, or ``path.py[:function]``."""
+"""From MODEL on the command line to a program: a ``.pt2`` file, ``path.py[:function]``, or ``scheme:name``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..discovery.attribution import AtWork
+from ..discovery.registry import Registry, default_registry
 from ..errors import FormatError, InputError, UsageError
+from ..plugin import ModelSpec
 from ..source import Source
 from .outcome import expect_file
 
@@ -61,6 +64,10 @@ class GivenModel:
 
 def read_model(text: str) -> GivenModel:
     """Everything that a MODEL says. Reading a path runs its code. Raises InputError, FormatError or UsageError."""
+    found = _by_scheme(text)
+    if found is not None:
+        spec, name = found
+        return from_elsewhere(spec, name, text, default_registry())
     path, function = _split(text)
     given = GivenModel()
     if path.suffix == ".pt2":
@@ -69,7 +76,28 @@ def read_model(text: str) -> GivenModel:
     build = _find_function(_run_file(path), path, function)
     if not _needs_nothing(build):
         raise UsageError("usage-invalid", f"{path}:{build.__name__} takes arguments; {_FORM} is wanted")
-    returned = _guard(build, path)
+    return _given_by(_guard(build, path), text)
+
+
+def from_elsewhere(spec: ModelSpec, given: Any, text: str, registry: Registry) -> GivenModel:
+    """What the plugin that declares ``spec`` makes of a name behind its scheme, or of an object of its types."""
+    read = registry.get(ModelSpec, spec.scheme)
+    with AtWork(read, "reading of models", registry=registry):
+        returned = read(given)
+    return _given_by(returned, text)
+
+
+def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
+    """``timm:efficientnet_b0`` -> the declaration of ``timm``, and the name; None if it is a file."""
+    scheme, colon, name = text.partition(":")
+    if not colon or "." in scheme or "/" in scheme or Path(text).exists():
+        return None
+    return default_registry().find(ModelSpec, scheme), name
+
+
+def _given_by(returned: Any, text: str) -> GivenModel:
+    """The model that the function of a model file returns, in any of its forms."""
+    given = GivenModel()
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
         if "padding" in returned and "buckets" not in returned:
@@ -165,9 +193,9 @@ def _describe(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def check_model(text: str) -> Path:
-    """The file of a MODEL. Raises UsageError for what can be none, before anything of it runs."""
-    return _split(text)[0]
+def check_model(text: str) -> Path | None:
+    """The file of a MODEL; None if it comes by a plugin's scheme. Raises UsageError before anything of it runs."""
+    return None if _by_scheme(text) is not None else _split(text)[0]
 
 
 def _split(text: str) -> tuple[Path, str | None]:

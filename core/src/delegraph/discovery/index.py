@@ -16,28 +16,30 @@ from ..errors import (
     PluginConflict,
     PluginIncompatible,
     PluginUnavailable,
+    UsageError,
 )
 from ..plugin import (
     BackendSpec,
-    CommandSpec,
+    BySuffix,
     Declaration,
     FormatSpec,
     OptionSpec,
     PartitionerSpec,
     QuantizerSpec,
+    ReportSpec,
     RuntimeSpec,
 )
 from .distributions import canonical
 from .entry_points import Discovery
 from .loading import missing
+from .own import OWN, PROVIDERS
 from .record import DENY, Fault, PluginRecord, Status, suggestion
 
-S = TypeVar("S", PartitionerSpec, RuntimeSpec, QuantizerSpec)
+D = TypeVar("D", bound=Declaration)
+Declared = tuple[D, PluginRecord]
+"""A declaration and the plugin that makes it."""
 
-
-FORMAT_PROVIDERS = {".pte": "delegraph-executorch", ".tosa": "delegraph-tosa"}
-COMMAND_PROVIDERS = {"check": "delegraph-devkit", "new-backend": "delegraph-devkit"}
-"""Suffix of a format, name of a command -> the distribution to install, for the error that it is not there."""
+DELEGRAPH = PluginRecord("delegraph", "delegraph", "", "itself")
 
 
 class BackendEntry(NamedTuple):
@@ -96,8 +98,9 @@ class Index:
 
     def __init__(self, discovery: Discovery) -> None:
         self._by_key: dict[str, list[BackendEntry]] = {}
-        self._of_backend: dict[tuple[type, str], list[tuple[Any, PluginRecord]]] = {}
-        self._formats: dict[str, list[tuple[FormatSpec, PluginRecord]]] = {}
+        self._declared: dict[tuple[type[Declaration], str], list[Declared[Any]]] = {}
+        for spec in OWN:
+            self._declared[type(spec), spec.key] = [(spec, DELEGRAPH)]
         for record in discovery.records:
             for spec in record.declarations:
                 self._add(spec, record)
@@ -114,10 +117,13 @@ class Index:
             entry = BackendEntry(spec, record, record.faults.get(spec.name))
             for key in entry.keys:
                 self._by_key.setdefault(key, []).append(entry)
-        elif isinstance(spec, FormatSpec):
-            self._formats.setdefault(spec.suffix.lower(), []).append((spec, record))
-        elif not isinstance(spec, CommandSpec):
-            self._of_backend.setdefault((type(spec), _key(spec.backend)), []).append((spec, record))
+            return
+        key = spec.key if spec.alone else _key(spec.key)
+        named = self._declared.setdefault((type(spec), key), [])
+        if not (named and named[0][1] is DELEGRAPH):  # nobody takes a name away from delegraph itself
+            named.append((spec, record))
+        if spec.alone:
+            self._declared[type(spec), f"{canonical(record.distribution)}/{key}"] = [(spec, record)]
 
     def _with_conflict(self, entry: BackendEntry) -> BackendEntry:
         """Two providers of one bare name are a conflict, whatever else is right or wrong with them."""
@@ -128,15 +134,14 @@ class Index:
         return entry
 
     def _orphans(self) -> Iterable[str]:
-        for (kind, key), found in self._of_backend.items():
-            if key not in self._by_key:
+        for (kind, key), found in self._declared.items():
+            if not kind.alone and key not in self._by_key:
                 owners = " and ".join(record.owner for _, record in found)
-                yield f"{owners} declares a {kind.__name__} for {key!r}, which is not installed"
+                yield f"{owners} declares a {kind.noun} of {key!r}, which is not installed"
 
     def info(self, entry: BackendEntry) -> BackendInfo:
         """The backend as ``delegraph.backends()`` lists it."""
         spec, record, fault = entry.spec, entry.record, entry.fault or Fault(Status.OK, "")
-        formats = (f for found in self._formats.values() for f in found)
         return BackendInfo(
             name=spec.name,
             backend_id=spec.backend_id,
@@ -150,10 +155,10 @@ class Index:
             api=spec.api,
             target=spec.target,
             options=spec.options,
-            formats=tuple(f.suffix for f, r in formats if r.distribution == record.distribution),
-            partitioners=tuple(s.name for s, _ in self._of(entry, PartitionerSpec)),
-            has_runtime=bool(self._of(entry, RuntimeSpec)),
-            has_quantizer=bool(self._of(entry, QuantizerSpec)),
+            formats=tuple(f.suffix for f, r in self.all(FormatSpec) if r.distribution == record.distribution),
+            partitioners=tuple(s.name for s, _ in self.of_backend(PartitionerSpec, entry)),
+            has_runtime=bool(self.of_backend(RuntimeSpec, entry)),
+            has_quantizer=bool(self.of_backend(QuantizerSpec, entry)),
             is_default=entry.spec.default,
         )
 
@@ -200,7 +205,7 @@ class Index:
                     if isinstance(d, PartitionerSpec) and d.name == name:
                         return self.usable(d.backend), d, record
         entry = self.usable(name)
-        found = self._of(entry, PartitionerSpec)
+        found = self.of_backend(PartitionerSpec, entry)
         marked = [(spec, record) for spec, record in found if spec.default] or found
         if len(marked) == 1:
             return entry, *marked[0]
@@ -210,20 +215,21 @@ class Index:
         text = f"backend {entry.full_name} has several partitioners and not one default: {names}"
         raise PluginBroken("plugin-broken", text, hint="ask for one of them by its own name")
 
-    def only(self, entry: BackendEntry, kind: type[S]) -> tuple[S, PluginRecord] | None:
+    def only(self, kind: type[D], entry: BackendEntry) -> Declared[D] | None:
         """The runtime or quantizer of a backend: its own distribution's, else the only one of another."""
-        found = self._of(entry, kind)
+        found = self.of_backend(kind, entry)
         if len(found) > 1:
             owners = " and ".join(r.owner for _, r in found)
-            raise PluginConflict("plugin-conflict", f"backend {entry.full_name} has several {kind.__name__}: {owners}")
+            text = f"backend {entry.full_name} has {len(found)} {kind.noun}s: {owners}"
+            raise PluginConflict("plugin-conflict", text, hint=f"set {DENY} to all of them but one")
         return found[0] if found else None
 
-    def _of(self, entry: BackendEntry, kind: type[S]) -> list[tuple[S, PluginRecord]]:
+    def of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
         """What the backend's own distribution declares for it; else what others do, who mean no backend of theirs."""
-        meant = [found for key in sorted(entry.keys) for found in self._of_backend.get((kind, key), [])]
+        meant = [found for key in sorted(entry.keys) for found in self._declared.get((kind, key), [])]
         owner = canonical(entry.record.distribution)
         own = [(d, r) for d, r in meant if canonical(r.distribution) == owner]
-        return own or [(d, r) for d, r in meant if not _has_backend(r, d.backend)]
+        return own or [(d, r) for d, r in meant if not _has_backend(r, d.key)]
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class; else the only one that declares something of the class's package."""
@@ -234,42 +240,58 @@ class Index:
                 return found[0]
         return None
 
-    def format(self, name: str) -> tuple[FormatSpec, PluginRecord]:
-        """The format with the longest suffix of the file name. Raises FormatNotFound, PluginConflict or the like."""
-        fitting = [suffix for suffix in self._formats if name.lower().endswith(suffix)]
-        if not fitting:
-            raise self._format_not_found(name)
-        found = self._formats[max(fitting, key=len)]
+    def all(self, kind: type[D]) -> list[Declared[D]]:
+        """Every declaration of a kind, by name and distribution; delegraph's own are not among them."""
+        found = [(d, r) for r in self.records for d in r.declarations if isinstance(d, kind)]
+        return sorted(found, key=lambda pair: (pair[0].key, pair[1].distribution))
+
+    def get(self, kind: type[D], asked: str) -> Declared[D]:
+        """What ``asked`` means: a name, a file with a suffix, or ``distribution/name``.
+
+        Raises PluginConflict, PluginUnavailable, or what ``_not_declared`` says.
+        """
+        known = self._declared.keys() | PROVIDERS.keys()  # r.nodes.json is not taken for r.json where nobody has it
+        meant = next((k for k in (asked, *kind.meant_by(asked)) if (kind, k) in known), asked)
+        found = self._declared.get((kind, meant))
+        if found is None:
+            raise self._not_declared(kind, asked)
         if len(found) > 1:
             owners = " and ".join(sorted(r.address for _, r in found))
-            text = f"{len(found)} plugins offer the format {max(fitting, key=len)}: {owners}"
-            hint = f"set {DENY} to one of them, such as {found[0][1].distribution}"
+            text = f"{len(found)} plugins offer the {found[0][0].title}: {owners}"
+            full = " or ".join(sorted(f"{canonical(r.distribution)}/{d.key}" for d, r in found))
+            hint = f"ask for {full}, or set {DENY} to one of them, such as {found[0][1].distribution}"
             raise PluginConflict("plugin-conflict", text, hint=hint)
         ((spec, record),) = found
         if absent := missing(spec.requires):
-            text = f"the format {spec.suffix} of {record.owner} needs {', '.join(absent)}, which is not installed"
+            text = f"the {spec.title} of {record.owner} needs {', '.join(absent)}, which is not installed"
             hint = spec.install_hint or f"install what provides {', '.join(absent)}"
             raise PluginUnavailable("plugin-unavailable", text, hint=hint)
         return spec, record
 
     def suffix_for(self, runtime: str) -> str:
         """The suffix of the files that a runtime executes. Raises NoRuntime if no plugin names it."""
-        specs = [spec for found in self._formats.values() for spec, _ in found]
+        specs = [spec for spec, _ in self.all(FormatSpec)]
         suffix = next((spec.suffix for spec in specs if runtime in spec.runtimes), None)
         if suffix is None:
             known = ", ".join(sorted({name for spec in specs for name in spec.runtimes})) or "none"
             raise NoRuntime("no-runtime", f"no installed plugin executes files in the runtime {runtime!r} ({known})")
         return suffix
 
-    def _format_not_found(self, name: str) -> DelegraphError:
-        """What would provide the format: a plugin that is installed and cannot be used, or one that is not."""
-        distribution = next((d for suffix, d in FORMAT_PROVIDERS.items() if name.lower().endswith(suffix)), None)
+    def _not_declared(self, kind: type[Declaration], asked: str) -> DelegraphError:
+        """What would provide it: a plugin that is installed and cannot be used, or one that is not."""
+        distribution = next((PROVIDERS[kind, k] for k in kind.meant_by(asked) if (kind, k) in PROVIDERS), None)
+        what = f"{kind.noun} for {asked!r}" if issubclass(kind, BySuffix) else f"{kind.noun} {asked!r}"
+        error, code = _NOT_DECLARED.get(kind, (UsageError, "usage-invalid"))
         for record in self.records:
             if record.status is not Status.OK and canonical(record.distribution) == distribution:
-                return _unusable(record, Fault(record.status, record.error, record.hint))
-        known = ", ".join(sorted(self._formats)) or "none"
-        text = f"no installed plugin offers the format of {name!r} (suffixes: {known})"
-        return FormatNotFound("format-not-found", text, hint=distribution and f"pip install {distribution}")
+                fault = Fault(record.status, record.error, record.hint)
+                return _unusable(record, fault, f"the {what} comes with {record.owner}, which")
+        if distribution is not None:
+            text = f"the {what} comes with {distribution}, which is not installed"
+            return error(code, text, hint=f"pip install {distribution}")
+        known = sorted({key for of, key in self._declared if of is kind and "/" not in key})
+        text = f"there is no {what}{suggestion(asked, known)} ({kind.noun}s: {', '.join(known) or 'none'})"
+        return error(code, text, hint="`delegraph doctor` lists plugins that are broken")
 
     def _not_found(self, name: str) -> DelegraphError:
         for record in self.records:
@@ -302,6 +324,10 @@ def _conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
     return PluginConflict("plugin-conflict", f"{len(entries)} plugins offer a backend {name!r}: {owners}", hint=hint)
 
 
+_NOT_DECLARED: dict[type[Declaration], tuple[type[DelegraphError], str]] = {
+    FormatSpec: (FormatNotFound, "format-not-found"),
+    ReportSpec: (FormatNotFound, "format-not-found"),
+}
 _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
     Status.INCOMPATIBLE: (PluginIncompatible, "plugin-incompatible"),
     Status.UNAVAILABLE: (PluginUnavailable, "plugin-unavailable"),
@@ -311,8 +337,9 @@ _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
 }
 
 
-def _unusable(record: PluginRecord, fault: Fault) -> DelegraphError:
+def _unusable(record: PluginRecord, fault: Fault, what: str = "") -> DelegraphError:
     kind, code = _ERRORS[fault.status]
-    error = kind(code, f"plugin {record.name!r} of {record.owner} is {fault.status}: {fault.error}", hint=fault.hint)
+    who = what or f"plugin {record.name!r} of {record.owner}"
+    error = kind(code, f"{who} is {fault.status}: {fault.error}", hint=fault.hint)
     error.__cause__ = record.exception
     return error

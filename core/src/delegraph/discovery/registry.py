@@ -20,11 +20,11 @@ from ..errors import (
     PluginConflict,
     PluginUnavailable,
 )
-from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, OptionSpec, QuantizerSpec, RuntimeSpec
+from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, FormatSpec, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork, working
 from .defaults import DefaultBackends, choose_default, none_usable
 from .entry_points import Discovery, Key, discover, loadable
-from .index import BackendInfo, Index
+from .index import BackendInfo, D, Declared, Index
 from .loading import missing
 from .options import complete_options
 from .record import Fault, PluginRecord, Status, describe, without
@@ -176,7 +176,7 @@ class Registry:
     def runtime_for(self, name: str) -> type[BackendRuntime]:
         """What runs the backend's blobs on this host. Raises NoRuntime if there is nothing."""
         entry = self._index().usable(name)
-        found = self._index().only(entry, RuntimeSpec)
+        found = self._index().only(RuntimeSpec, entry)
         who = f"backend {entry.spec.name!r} of {entry.record.owner}"
         if found is None:
             hint = "on_missing_runtime='eager' runs the original operators instead, and the report says so"
@@ -191,7 +191,7 @@ class Registry:
     def get_quantizer(self, name: str) -> Any:
         """The backend's quantizer class. OptionError if it declares none, PluginUnavailable without its modules."""
         entry = self._index().usable(name)
-        found = self._index().only(entry, QuantizerSpec)
+        found = self._index().only(QuantizerSpec, entry)
         if found is None:
             hint = "quantizer=... takes any of torchao's"
             raise OptionError("option-invalid", f"backend {entry.full_name} declares no quantizer", hint=hint)
@@ -206,8 +206,24 @@ class Registry:
 
         Raises FormatNotFound, PluginConflict, PluginUnavailable or PluginBroken.
         """
-        kind: type[ProgramFormat] = self.resolve(*self._index().format(os.fspath(path)))
+        kind: type[ProgramFormat] = self.get(FormatSpec, os.fspath(path))
         return kind
+
+    def get(self, kind: type[Declaration], asked: str) -> Any:
+        """The object that is declared as ``asked``: a command's class by its name, a format's by the name of a file.
+
+        For what needs no backend: formats, reports, commands, models. Raises PluginConflict, PluginUnavailable,
+        PluginBroken, and where nobody declares it FormatNotFound or UsageError, which say what to install.
+        """
+        return self.resolve(*self._index().get(kind, asked))
+
+    def find(self, kind: type[D], asked: str) -> D:
+        """What ``get`` would resolve, without importing it. Raises the same but for PluginBroken."""
+        return self._index().get(kind, asked)[0]
+
+    def declared(self, kind: type[D]) -> list[Declared[D]]:
+        """Every declaration of a kind that plugins make, with the plugin, by name."""
+        return self._index().all(kind)
 
     def suffix_for(self, runtime: str) -> str:
         """The suffix of the files that a runtime of a format executes. Raises NoRuntime."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import PluginBroken
 from ..plugin import (
     API_VERSION,
     IN_PROCESS,
     BackendSpec,
-    CommandSpec,
     Declaration,
-    FormatSpec,
     OptionSpec,
     PartitionerSpec,
-    QuantizerSpec,
     RuntimeSpec,
 )
 from .attribution import working
@@ -27,8 +24,7 @@ from .validate import fault_of
 
 def resolve(spec: Declaration, record: PluginRecord) -> Any:
     """Import the target. Raises PluginBroken with the cause if that fails or the object is of the wrong kind."""
-    kind = _KINDS[type(spec)]
-    what = f"{kind.name} {spec.target!r} of {record.owner}"
+    what = f"{spec.noun} {spec.target!r} of {record.owner}"
     try:
         with exits_raise(), working(f"importing {what}"):
             found = load(spec.target, installed=record.distribution != IN_PROCESS)
@@ -39,46 +35,21 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
         text = f"{what} cannot be loaded: {describe(e, record.modules)}"
         raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
     if reason is not None:
-        base = kind.base.replace(":", ".")
-        remedy = f"a {kind.name} is a subclass of {base}{kind.remedy}" if base else kind.remedy
-        hint = f"for the authors of {record.distribution}: {remedy}; {without(record)}"
+        base = f"a {spec.noun} is a subclass of {spec.base.replace(':', '.')}" if spec.base else ""
+        rules = ", and ".join(filter(None, (base, spec.rule)))
+        hint = f"for the authors of {record.distribution}: {rules}; {without(record)}"
         raise PluginBroken("plugin-broken", f"{what} {reason}", hint=hint)
     return found
 
 
-class _Kind(NamedTuple):
-    """What a kind of declaration names: an object that is called so, of a subclass of ``base`` if there is one."""
-
-    name: str
-    base: str
-    remedy: str
-
-
-_KINDS = {
-    BackendSpec: _Kind("backend", "delegraph.backend:BackendDetails", ", and backend_id is the class's name"),
-    PartitionerSpec: _Kind("partitioner", "delegraph.partitioner:Partitioner", ""),
-    RuntimeSpec: _Kind("runtime", "delegraph.runtime:BackendRuntime", ""),
-    QuantizerSpec: _Kind("quantizer", "", "a quantizer is a class, or something else that can be called"),
-    FormatSpec: _Kind("file format", "delegraph.formats:ProgramFormat", ""),
-    CommandSpec: _Kind("command", "", "a command has what delegraph.command.Command has"),
-}
-
-
 def _why_not(spec: Declaration, found: Any) -> str | None:
     """Why the object is not what the declaration says, or None."""
-    base = _KINDS[type(spec)].base
-    if base and not (isinstance(found, type) and issubclass(found, load(base, installed=False))):
+    if spec.base and not (isinstance(found, type) and issubclass(found, load(spec.base, installed=False))):
         module = sys.modules.get(getattr(found, "__module__", None) or "")
         file = getattr(module, "__file__", None) if isinstance(found, type) or callable(found) else None
         shown = f"{type(found).__name__} {found!r:.60}" + (f" of {file}" if file else "")
-        return f"is no subclass of {base.replace(':', '.')} but {shown}"
-    if isinstance(spec, BackendSpec) and found.__name__ != spec.backend_id:
-        name = found.__name__
-        return f"is called {name}, and backend_id says {spec.backend_id!r}; the class's name is the backend id"
-    if isinstance(spec, CommandSpec):
-        absent = [n for n in ("add_arguments", "run") if not callable(getattr(found, n, None))]
-        return f"has no {' and no '.join(absent)}" if absent else None
-    return None if callable(found) else "cannot be called"
+        return f"is no subclass of {spec.base.replace(':', '.')} but {shown}"
+    return spec.why_not(found)
 
 
 # --- registering objects ----------------------------------------------------------------------------------------------
@@ -119,8 +90,7 @@ def _expect_fitting(declaration: Declaration, given: Any) -> None:
     ready_made = isinstance(declaration, PartitionerSpec) and not isinstance(given, type)
     reason = _why_not(declaration, type(given) if ready_made else given)
     if reason is not None:
-        name = _KINDS[type(declaration)].name
-        raise PluginBroken("plugin-broken", f"{name} {declaration.target!r} {reason}")
+        raise PluginBroken("plugin-broken", f"{declaration.noun} {declaration.target!r} {reason}")
 
 
 def _target(given: Any, objects: dict[str, Any]) -> str:

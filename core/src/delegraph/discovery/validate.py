@@ -7,7 +7,7 @@ from typing import Any
 
 import pluggy
 
-from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, CommandSpec, FormatSpec, Hooks
+from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, Declaration, Hooks, PartitionerSpec
 from .loading import missing
 from .record import Fault, PluginDefect, PluginRecord, Status, suggestion
 
@@ -39,17 +39,13 @@ def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
         return replace(record, declarations=tuple(backends), faults=faults).failed(worst)
     _refuse_misspelt(manager, plugin)
     others = [d for hook in DECLARATION_OF if hook != "delegraph_backends" for d in _collect(manager, hook)]
-    _refuse_twice("backend", [s.name for s in backends])
-    _refuse_twice("command", [d.name for d in others if isinstance(d, CommandSpec)])
-    _refuse_twice("format", [d.suffix.lower() for d in others if isinstance(d, FormatSpec)])
+    _refuse_twice([*backends, *others])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
     # One backend may need more than the rest of its plugin does: an extra that was not installed is no fault of that.
-    rest = [*(s for s in backends if s.name not in faults), *(d for d in others if isinstance(d, _ALONE))]
+    rest = [*(s for s in backends if s.name not in faults), *(d for d in others if d.alone)]
     return checked if worst is None or rest else checked.failed(worst)
 
 
-_ALONE = (FormatSpec, CommandSpec)
-"""Declarations that can be used without a backend of the same plugin."""
 _SIGNATURES = "give the hook the arguments that it has in delegraph.plugin.Hooks"
 
 
@@ -89,10 +85,15 @@ def _refuse_misspelt(manager: pluggy.PluginManager, plugin: Any) -> None:
             raise PluginDefect(f"{name} lacks the decorator @hookimpl", "put delegraph.plugin.hookimpl on it")
 
 
-def _refuse_twice(kind: str, names: list[str]) -> None:
-    twice = next((n for k, n in enumerate(names) if n in names[:k]), None)
-    if twice is not None:
-        raise PluginDefect(f"it declares {kind} {twice!r} twice", f"give each {kind} a name of its own")
+def _refuse_twice(declarations: list[Declaration]) -> None:
+    """Of what is looked up by a name of its own; a backend may have several partitioners."""
+    seen: set[tuple[type, str]] = set()
+    for declared in declarations:
+        named = (type(declared), declared.key)
+        if named in seen and not isinstance(declared, PartitionerSpec):
+            text = f"it declares {declared.title} twice"
+            raise PluginDefect(text, f"give each {declared.noun} a name of its own")
+        seen.add(named)
 
 
 def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:

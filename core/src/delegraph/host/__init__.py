@@ -1,1 +1,50 @@
-"""A lowered program on this machine: calls, files, verification."""
+"""A lowered program on this machine: calls, files, verification.
+
+The names below are public, for those who look at values (``LoweredProgram.observe``); the modules are not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .executor import run_in_eager
+    from .graph_code import eager_target, is_observable
+    from .output_statistics import TOLERANCES, OutputStatistics, compare, decibels, divide_error, finite
+    from .ties import picked_from, picks, why_tied
+    from .verify import Verification
+
+__all__ = [
+    "TOLERANCES",
+    "OutputStatistics",
+    "Verification",
+    "compare",
+    "decibels",
+    "divide_error",
+    "eager_target",
+    "finite",
+    "is_observable",
+    "picked_from",
+    "picks",
+    "run_in_eager",
+    "why_tied",
+]
+
+_NAMES = {
+    "executor": "run_in_eager",
+    "graph_code": "eager_target is_observable",
+    "output_statistics": "TOLERANCES OutputStatistics compare decibels divide_error finite",
+    "ties": "picked_from picks why_tied",
+    "verify": "Verification",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for when it is used."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)

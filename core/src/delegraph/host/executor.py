@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from ..backend import CompileSpec
 from ..delegates.delegates import delegate_calls
@@ -302,3 +302,9 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
         text += f"on which the result of {reader.target} depends"
         hint = "give the input in the layout of the example, or export with one in this layout"
         raise InputError("input-invalid", text, reader, source_of(reader), hint)
+
+
+def run_in_eager(module: GraphModule) -> Callable[..., Any]:
+    """A branch or loop body as a function, with the delegates in it in eager PyTorch too."""
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    return GraphCode(module, inputs, {}, {}).function(lambda delegate: Executable(delegate.original_module))

@@ -18,6 +18,13 @@ from .sizes import expect_rank, expects_rank
 RESHAPE = torch.ops.aten.reshape.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 """torch chose these by recorded strides; inputs, and results of delegates or of kernels, may have others."""
+
+
+def eager_target(node: Node) -> Any:
+    """What to call for ``node`` with values of any strides, to get what eager PyTorch computed when it was exported."""
+    return RESHAPE if node.target in VIEWS else node.target
+
+
 _serial = itertools.count()
 Function = Callable[..., Any]
 BindDelegate = Callable[[LoweredBackendModule], Function]

@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-from torch.fx import Node
-
+from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import ContractViolation
-from ..runtime import BackendRuntime, Delegate
+from ..runtime import BackendRuntime, Delegate, Inside, Observer
 from .executor import Delegates, Executable, LoadedDelegate
-from .graph_code import Watch
-
-Inside = Mapping[Any, Sequence[torch.Tensor]]
-"""Delegate debug identifier -> values that were computed there."""
 
 
-class Watcher(Watch, Protocol):
-    """Who is told of the values: of the parameters, then of calls in order, each delegate's inside before its call."""
+class ObservedExecutable(Executable):
+    """A method from its initial state, each call of which tells ``observer`` what it computes."""
 
-    def begin(self, values: Mapping[Node, Any]) -> None: ...
-
-    def inside(self, module: LoweredBackendModule, values: Inside) -> None: ...
-
-    def end(self) -> None:
-        """All values have been seen; what a call writes is written after this."""
-
-
-class WatchedExecutable(Executable):
-    """A method from its initial state, each call of which tells ``watcher`` what it computes."""
-
-    def __init__(self, executable: Executable, watcher: Watcher) -> None:
+    def __init__(self, executable: Executable, observer: Observer, delegates: Iterable[DelegateInfo]) -> None:
         super().__init__(executable._method, executable._delegates)
-        self._watcher = watcher
+        self._observer = observer
+        self._infos = {info.module: info for info in delegates}
 
     def _function(self) -> Callable[..., Any]:
-        run = self._method.watched_code.function(self._bind, self._watcher)
+        run = self._method.watched_code.function(self._bind, self._observer)
 
         def watched(*values: Any) -> Any:
-            self._watcher.begin(dict(zip(self._method.parameters, values, strict=True)))
+            self._observer.begin(dict(zip(self._method.parameters, values, strict=True)))
             results = run(*values)
-            self._watcher.end()
+            self._observer.end()
             return results
 
         return watched
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
         assert self._delegates is not None
-        return _Observed(module, self._delegates, partial(self._watcher.inside, module))
+        return _Observed(module, self._delegates, partial(self._observer.inside, self._infos[module]))
 
 
 class _Observed(LoadedDelegate):

@@ -1,4 +1,4 @@
-"""How the results of a lowered program compare with those of eager PyTorch: every output, and every operator."""
+"""How the results of a lowered program compare with those of eager PyTorch, output by output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from ..io.escape import printable
-from ..program.operators import OperatorVerification
 from .output_statistics import OutputStatistics, compare, finite
 
 
 @dataclass(frozen=True, repr=False)
 class Verification:
-    """How every output compares with eager, and every operator if that was asked for."""
+    """How every output compares with eager."""
 
     outputs: tuple[OutputStatistics, ...]
-    operators: OperatorVerification | None = None
 
     @classmethod
     def of(cls, got: Any, wanted: Any) -> Verification:
@@ -44,8 +42,7 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         """As a dictionary; infinite figures, which JSON lacks, become None."""
         rows = [o.to_json() for o in self.outputs]
-        found = {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
-        return found if self.operators is None else {**found, "operators": self.operators.to_json()}
+        return {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
 
     def agrees(self, tolerance: float | None = None) -> bool:
         """Whether every output is within ``tolerance``, by default that of its type in ``TOLERANCES``."""
@@ -53,15 +50,12 @@ class Verification:
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """Of one method with several inputs: the worst figures of each output and operator."""
-        first = several[0]
-        outputs = tuple(max(column, key=_badness) for column in zip(*(v.outputs for v in several), strict=True))
-        found = [v.operators for v in several if v.operators is not None]
-        return cls(outputs, first.operators.worst_of(found) if first.operators is not None else None)
+        """Of one method with several inputs: the worst figures of each output."""
+        columns = zip(*(v.outputs for v in several), strict=True)
+        return Verification(tuple(max(column, key=_badness) for column in columns))
 
     def __str__(self) -> str:
-        lines = ["compared with eager:", *(f"  {o}" for o in self.outputs)]
-        return "\n".join(lines if self.operators is None else [*lines, str(self.operators)])
+        return "\n".join(["compared with eager:", *(f"  {o}" for o in self.outputs)])
 
 
 def _badness(o: OutputStatistics) -> tuple[bool, int, float]:

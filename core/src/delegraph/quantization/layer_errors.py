@@ -16,19 +16,18 @@ from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from ..api import lower
+from ..discovery.own import provided
 from ..discovery.registry import Registry, default_registry
 from ..errors import InputError
 from ..exported.tracing import TRACING
 from ..exported.types import Program
 from ..exported_program import build_program, copy_node, flat_call, output_node
-from ..io.escape import table
-from ..report.drawing import head, text
-from ..report.node_data import BAD_TO_GOOD, PROGRAM, NodeData
-from ..report.tables import table as html_table
+from ..io.escape import table, text
 from ..source import source_of
 from .calibration import Batch, checked
 from .flow import LAYER, export_whole, follows_layer, is_folded, module_of
 
+RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
 FULL = 60.0
 """dB at which a bar of the page is full: little is lost then."""
 
@@ -72,19 +71,20 @@ class QuantizationErrors:
         return {"schema": "delegraph.quantization-errors/1", "layers": rows}
 
     def to_html(self) -> str:
-        """A page with a bar for each layer."""
+        """A page with a bar for each layer, by ``delegraph-analysis``."""
+        page = provided("delegraph_analysis.page.tables:page_of_rows", "the errors as a page")
         heads = ("layer", "operator", "signal to noise, dB", "max error", "source")
-        top = "<body>\n<header><h1>Quantization errors by layer</h1></header>\n"
-        rows = html_table(heads, map(_html_cells, self.layers), *["text"] * len(heads))
-        return f"{head('Quantization errors', viewer=False)}{top}{rows}</body></html>\n"
+        made: str = page("Quantization errors by layer", heads, map(_html_cells, self.layers))
+        return made
 
-    def to_model_explorer(self, graph: str = PROGRAM) -> str:
+    def to_model_explorer(self, graph: str = "graph") -> str:
         """Node data for Model Explorer, JSON: the ratio of each node of the quantized program, from red to green.
 
         Load the program's ``.pt2`` file and this one beside it. ``graph`` is the id of the graph there.
         """
         values = {row.node: row.snr for row in self.layers if row.node and math.isfinite(row.snr)}
-        return json.dumps(NodeData("signal to noise, dB", {graph: values}, BAD_TO_GOOD).to_json(), indent=2)
+        column = provided("delegraph_analysis:NodeData", "node data")
+        return json.dumps(column("signal to noise, dB", {graph: values}, RED_TO_GREEN).to_json(), indent=2)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, NotFullyDelegated
+from ..discovery.own import provided
+from ..errors import NotFullyDelegated
 from ..io.escape import printable
-from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, format_size, pluralize
+from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from ..host.verify import Verification
-    from .tables import Section
+
+
+_LONGEST_CELL = 20_000
+"""Characters of a report in a notebook."""
 
 
 class Report:
-    """What one lowering did; ``print`` it, or take ``to_json()`` or ``to_html()``.
+    """What one lowering did; ``print`` it, or take ``to_json()``, or ``save`` it.
 
     ``rows`` are made when the report is first read. Until ``release`` it keeps the programs alive, for its pictures.
     """
@@ -119,20 +124,20 @@ class Report:
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
         }
 
-    def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
-        """As one page with a picture of each method; it refers to nothing outside, and runs its own script alone.
+    def save(self, path: str | os.PathLike[str], verifications: Mapping[str, Verification] | None = None) -> None:
+        """Write it in the form that the suffix chooses: ``.txt``, ``.json``, or one that a plugin declares.
 
-        ``verifications``: by method what ``verify`` returned, which the page shows too; ``verify(per_operator=True)``
-        colours the pictures.
+        ``verifications``: by method what ``verify`` returned, which is written too. Raises FormatNotFound, with what to
+        install, for a suffix that nobody declares.
         """
-        from ..host.verify import Verification
-        from .html import page
+        from .formats import SavedReport, write_report
 
-        for method, found in (verifications or {}).items():
-            if not isinstance(found, Verification):
-                text = f"method {method} has {type(found).__name__}, not what verify returned"
-                raise InputError("input-invalid", text, hint="to_html({'forward': lowered.verify(...)})")
-        return page(self, verifications)
+        write_report(SavedReport(self, dict(verifications or {})), path)
+
+    def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
+        """As one page with a picture of each method: what ``save("report.html")`` writes, of ``delegraph-analysis``."""
+        page: str = provided("delegraph_analysis:render_page", "the report as a page")(self, verifications)
+        return page
 
     def to_text(self, verbose: bool = False) -> str:
         """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate.
@@ -148,22 +153,10 @@ class Report:
         return f"<Report: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        """Its tables, small; ``to_html`` has the pictures."""
-        from .tables import fragment, kinds
+        """Its text, as far as a cell of a notebook should be; ``save("report.html")`` has pictures."""
+        import html  # with a table of all entities, which only notebooks need
 
-        delegates = [
-            (row.method, row.name, row.backend, str(row.operator_count), format_size(row.bytes))
-            for row in self.delegates
-        ]
-        causes = [
-            (c.method, str(c.count), kinds(c.operators), f"{c.backend}: {c.reason}", c.hint, str(c.source or ""))
-            for c in self.causes
-        ]
-        sections: list[Section] = [
-            ("left to the host", ("method", "operators", "which", "why", "hint", "first at"), causes),
-            ("delegates", ("method", "delegate", "backend", "operators", "size"), delegates),
-        ]
-        return fragment("Delegation report", [self.summary(), *self.notes], sections)
+        return f"<pre>{html.escape(self.to_text()[:_LONGEST_CELL])}</pre>"
 
     def summary(self) -> str:
         """How much of the program is delegated, in one line."""

@@ -7,10 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delegraph.command import provided
 from delegraph.errors import OptionError
 from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Summary, Verdict, write_whole
 
-from .inspection import ProgramFacts, collect_facts, render_page, summarize
+from .inspection import ProgramFacts, collect_facts, summarize
 from .serialize.check import check_program
 from .serialize.reader import ProgramFile, named_segments, open_bytes, read_data, read_program
 
@@ -89,6 +90,9 @@ class PteFormat(ProgramFormat):
     def page(path: Path) -> str:
         """Figures, memory over time and text as one HTML page."""
         file = _checked(path)
+        provided("delegraph_analysis.drawing:head", "a page that shows a file")
+        from .inspection.page import render_page  # which draws by that distribution
+
         return render_page(file.program, collect_facts(file, path.stat().st_size), path.name)
 
     @staticmethod

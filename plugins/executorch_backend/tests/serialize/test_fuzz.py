@@ -8,7 +8,8 @@ import struct
 import pytest
 import torch
 from delegraph.errors import DelegraphError, FormatError
-from delegraph_executorch.inspection import collect_facts, render_page
+from delegraph_executorch.inspection import collect_facts
+from delegraph_executorch.inspection.page import render_page
 from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.serialize.check import check_program

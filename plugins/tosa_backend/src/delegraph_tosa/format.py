@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from delegraph.command import provided
 from delegraph.errors import InputError, Unsupported
 from delegraph.formats import Blob, DelegateFormat, LoadDelegate, ProgramContents, Quantization, Summary, Verdict, join
 
@@ -19,7 +20,7 @@ from .ir.types import BLOCK_SCALED, DType
 from .serialize import joined, quantization, read
 from .spec import TosaSpec, required_target
 from .text import render
-from .tools import figures, page, sample, summarize, verdicts
+from .tools import figures, sample, summarize, verdicts
 from .validate import validate
 
 ELIDED = 16
@@ -152,6 +153,9 @@ class TosaFormat(DelegateFormat):
     def page(path: Path) -> str:
         """The statistics and the graph as one HTML page, which needs no network."""
         facts = [tuple(line.partition(": ")[::2]) for line in TosaFormat.inspect(path).lines()]
+        provided("delegraph_analysis.drawing:figure", "a page that shows a file")
+        from .tools.html import page  # which draws by that distribution
+
         return page(_graph(path), path.name, [(name, value) for name, value in facts])
 
     @staticmethod

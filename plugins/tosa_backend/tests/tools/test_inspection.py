@@ -18,7 +18,8 @@ from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
-from delegraph_tosa.tools import figures, page
+from delegraph_tosa.tools import figures
+from delegraph_tosa.tools.html import page
 from delegraph_tosa.tools.statistics import multiply_accumulates
 
 from ..support import reference_tools

@@ -24,7 +24,7 @@ from typing import Any
 from importlib_metadata import EntryPoint
 
 from ...errors import DelegraphError
-from ...plugin import PROJECT, BackendSpec, CommandSpec, Declaration, FormatSpec, QuantizerSpec, RuntimeSpec
+from ...plugin import PROJECT, BackendSpec, Declaration
 from ..entry_points import Key, load
 from ..loading import missing
 from ..record import Fault, PluginRecord, Status, without
@@ -181,20 +181,10 @@ def _backend_of(declaration: Declaration) -> str | None:
 
 
 def _absent(declaration: Declaration) -> Fault | None:
-    """A warning if a runtime, quantizer, format or command needs modules that are not installed."""
-    needs = ", ".join(missing(getattr(declaration, "requires", ())))
-    if not needs:
+    """A warning if what is declared needs modules that are not installed; a backend's are a fault of its record."""
+    needs = ", ".join(missing(declaration.requires))
+    if not needs or isinstance(declaration, BackendSpec):
         return None
-    match declaration:
-        case RuntimeSpec(backend=backend):
-            what, so = f"runtime of {backend!r}", ": it compiles and cannot run here"
-        case QuantizerSpec(backend=backend):
-            what, so = f"quantizer of {backend!r}", ": it compiles what is quantized already"
-        case FormatSpec(suffix=suffix):
-            what, so = f"format {suffix}", ""
-        case CommandSpec(name=name):
-            what, so = f"command {name}", ""
-        case _:
-            return None
-    hint = getattr(declaration, "install_hint", "") or f"install {needs}"
-    return Fault(Status.OK, f"the {what} needs {needs}, which is not installed{so}", hint)
+    so = f": {declaration.without}" if declaration.without else ""
+    error = f"the {declaration.title} needs {needs}, which is not installed{so}"
+    return Fault(Status.OK, error, declaration.install_hint or f"install {needs}")

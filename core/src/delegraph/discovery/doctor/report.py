@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ... import __version__
 from ...io.escape import printable
-from ...plugin import BackendSpec, CommandSpec, FormatSpec
+from ...plugin import DECLARATION_OF, BackendSpec
 from ..distributions import Distribution, copies, version
 from ..entry_points import Key
 from ..record import Fault, PluginRecord, Status
@@ -29,16 +28,14 @@ class PluginRow:
     version: str
     location: str
     status: Status
-    backends: tuple[str, ...]
-    commands: tuple[str, ...]
-    formats: tuple[str, ...]
+    offers: Mapping[str, tuple[str, ...]]
+    """``backends``, ``commands``, ``formats`` and so on, by name: what can be asked for by a name of its own."""
     problems: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
 
     def __str__(self) -> str:
         head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
-        listed = {"backends": self.backends, "commands": self.commands, "formats": self.formats}
-        offers = [f"  {kind}: {', '.join(names)}" for kind, names in listed.items() if names]
+        offers = [f"  {kind}: {', '.join(names)}" for kind, names in self.offers.items() if names]
         wrong = [line for p in self.problems for line in _lines("problem", p)]
         odd = [line for w in self.warnings for line in _lines("warning", w)]
         return "\n".join(map(printable, [head, *offers, *wrong, *odd]))
@@ -65,7 +62,9 @@ class DoctorReport:
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary."""
-        return {**asdict(self), "healthy": self.healthy}
+        found = asdict(self)
+        found["plugins"] = [row | row.pop("offers") for row in found["plugins"]]
+        return {**found, "healthy": self.healthy}
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -83,13 +82,8 @@ def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mappin
     installed = copies()
     rows = tuple(_row(r, probed.get((r.distribution, r.name)), records, installed) for r in records)
     versions = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
-    versions |= {name: _version(name, installed) or "not installed" for name in _DEPENDENCIES}
+    versions |= {name: version(name, installed) or "not installed" for name in _DEPENDENCIES}
     return DoctorReport(versions, rows, tuple(notes))
-
-
-def _version(name: str, installed: Installed) -> str | None:
-    """The version of a distribution; delegraph's own code need not be installed to run."""
-    return __version__ if name == "delegraph" else version(name, installed)
 
 
 def _row(
@@ -112,9 +106,11 @@ def _row(
         **{"name": record.name, "distribution": record.distribution, "version": record.version},
         location=record.location,
         status=problems[0].status if problems else Status.OK,
-        backends=tuple(d.name for d in record.declarations if isinstance(d, BackendSpec)),
-        commands=tuple(d.name for d in record.declarations if isinstance(d, CommandSpec)),
-        formats=tuple(d.suffix for d in record.declarations if isinstance(d, FormatSpec)),
+        offers={
+            hook.removeprefix("delegraph_"): tuple(d.key for d in record.declarations if isinstance(d, kind))
+            for hook, kind in DECLARATION_OF.items()
+            if kind.alone or kind is BackendSpec
+        },
         problems=problems,
         warnings=tuple(dict.fromkeys(odd)),
     )
@@ -133,7 +129,7 @@ def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fa
         return
     if not applies:
         return
-    there, hint = _version(wanted.name, installed), f"python -m pip install {str(wanted).partition(';')[0]!r}"
+    there, hint = version(wanted.name, installed), f"python -m pip install {str(wanted).partition(';')[0]!r}"
     if there is None:
         yield Fault(Status.UNAVAILABLE, f"it requires {wanted}, which is not installed", hint)
         return

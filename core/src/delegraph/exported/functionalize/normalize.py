@@ -38,7 +38,7 @@ from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .aliases import storages
 from .effects import aliased_arguments
 from .retrace import check_retraced, retrace
-from .writes import Mutations, Obstacle, functionalize
+from .writes import Mutations, Reason, functionalize
 
 aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -76,7 +76,7 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     return normal, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
 
 
-def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Obstacle]]:
+def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
     """A copy in functional form, subgraphs too; what could not be made functional, and why."""
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
@@ -140,15 +140,15 @@ def _as_buffer(spec: InputSpec) -> InputSpec:
     return InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=False)
 
 
-def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Obstacle]:
+def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
     """The same for the subgraphs in ``program``; those that write what they were given are not functional."""
-    unproven: list[Obstacle] = []
+    unproven: list[Reason] = []
 
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
         copy, reasons = _functional_copy(subgraph, handles)
-        unproven.extend(Obstacle(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
+        unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
         if any(s.kind in MUTATIONS for s in copy.graph_signature.output_specs):
-            unproven.append(Obstacle("a write inside a branch to what comes from outside"))
+            unproven.append(Reason("a write inside a branch to what comes from outside"))
         return subgraph if unproven else copy
 
     rewrite_subgraphs(program, normalize_subgraph)
@@ -230,14 +230,14 @@ def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
     return OutputSpec(kind, TensorArgument(value.name), target)
 
 
-def _hidden_effect(node: Node) -> Obstacle | None:
+def _hidden_effect(node: Node) -> Reason | None:
     """Why the calls in or after ``node`` do more than the graph says, if they do."""
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
         inside = (source_of(n) for subgraph in subgraphs_of(node) for n in subgraph.graph.nodes)
-        return Obstacle("wrap_with_autocast: its casts show only when it is traced", next(filter(None, inside), None))
+        return Reason("wrap_with_autocast: its casts show only when it is traced", next(filter(None, inside), None))
     if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
-        return Obstacle("vmap: what it maps over shows only when it is traced", source_of(node))
+        return Reason("vmap: what it maps over shows only when it is traced", source_of(node))
     return None
 
 

@@ -34,14 +34,14 @@ from ..opaque import Opaque
 from ..subgraphs import all_nodes, subgraphs_of
 from .aliases import families
 from .effects import written_arguments, written_positions
-from .writes import Obstacle
+from .writes import Reason
 
 _CANNOT = "the program cannot be made functional"
 _HINT = "write that line without in-place calls, or report it to PyTorch: run_decompositions({}) changes the results"
 _HINT_FAILED = "write that line without in-place calls; if example inputs or buffers share memory, give each its own"
 
 
-def retrace(program: ExportedProgram, why: Obstacle) -> ExportedProgram:
+def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
     """``program`` made functional by torch; ``why`` says what was in the way of doing it here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
@@ -54,7 +54,7 @@ def retrace(program: ExportedProgram, why: Obstacle) -> ExportedProgram:
         return functional
 
 
-def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Obstacle) -> str | None:
+def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Reason) -> str | None:
     """Raise InputError if ``retraced`` does not compute what ``program`` does; returns why that is not known, if so."""
     wrong = _wrong_type(program, retraced)
     doubt = None if wrong else _why_not_run(program)

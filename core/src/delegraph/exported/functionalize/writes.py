@@ -34,8 +34,8 @@ aten = torch.ops.aten
 _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
-class Obstacle(NamedTuple):
-    """What keeps a program from being made functional, and the user's line where it stands."""
+class Reason(NamedTuple):
+    """Why a program cannot be made functional, and the user's line that is in the way."""
 
     text: str
     source: Source | None = None
@@ -55,7 +55,7 @@ class Mutations:
 
     last_value: dict[Node, Node] = field(default_factory=dict)
     origin: dict[Node, Node] = field(default_factory=dict)
-    unproven: list[Obstacle] = field(default_factory=list)
+    unproven: list[Reason] = field(default_factory=list)
 
 
 def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
@@ -80,7 +80,7 @@ def _walk(
             rewrite.visit(node)
     except Unproven as e:
         text = f"{node.target}: {e}" if isinstance(node.target, OpOverload) else str(e)
-        mutations.unproven.append(Obstacle(text, source_of(node)))
+        mutations.unproven.append(Reason(text, source_of(node)))
 
 
 class _Rewrite:

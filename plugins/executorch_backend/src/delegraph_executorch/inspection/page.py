@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from delegraph.report.drawing import head, text
+from delegraph_analysis.drawing import head, text
 
 from ..program.tables import ExecutionPlan, Program, Tensor
 from .arena import Extent, live_extents

@@ -32,8 +32,8 @@ def converted(t: Tosa, x: Value, dtype: DType) -> Value:
 def _cut(t: Tosa, x: Value, dtype: DType) -> Value:
     """Floats as integers, cut towards zero.
 
-    CAST rounds to the nearest integer. Torch does not define the result for infinities, NaN and numbers that int32
-    cannot hold: on most processors it is the lowest int32, and for a smaller type the low bits of that.
+    CAST takes the nearest integer of its type. What int32 does not hold, infinities and NaN are left open by torch,
+    which gives the lowest int32 on most processors; smaller types have the low bits of that.
     """
     if x.range is not None:
         narrow = t.cast(truncated(t, x), DType.INT32)
@@ -78,7 +78,7 @@ def floating(t: Tosa, operand: Operand) -> Operand:
 
 
 def floating_value(t: Tosa, value: Value) -> Value:
-    """As ``floating``, for an operand that is always a value."""
+    """As ``floating``, of what is a value for sure."""
     return value if value.dtype in FLOATS else converted(t, value, DType.FP32)
 
 
@@ -101,5 +101,5 @@ def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) ->
 
 
 def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
-    """A tensor as torch promotes it: one without axes yields to one with axes."""
+    """A tensor of that type; one without axes promotes less."""
     return torch.empty((1,) if ranked else (), dtype=TORCH_DTYPES[dtype])

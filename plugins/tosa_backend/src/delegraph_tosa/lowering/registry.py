@@ -129,8 +129,7 @@ def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., 
 
 
 CONTROL: dict[HigherOrderOperator, Callable[[Any, Node], tuple[Value, ...]]] = {}
-"""Higher-order operator -> the function that lowers a call with its subgraphs; it gets the interpreter around the call.
-"""
+"""What lowers calls of higher-order operators with their subgraphs, given the interpreter around the call."""
 
 
 def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
@@ -171,10 +170,7 @@ def _expect_order(val: torch.Tensor) -> None:
 
 
 def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operand: Callable[[Node], Type]) -> list[Any]:
-    """The rule's arguments in the order of the schema.
-
-    Nodes become values, and arguments that the call leaves out the schema's defaults.
-    """
+    """The rule's arguments in the schema's order: nodes as values, what is not given as the schema's default."""
     arguments = [
         type_of_operand(a) if k in rule.types else _bound(a, rule, node, value_of)  # type: ignore[arg-type]
         for k, a in enumerate(node.args)
@@ -218,7 +214,7 @@ def _bound(argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any
 
 
 def _adds_nothing(part: Any, whole: Node) -> bool:
-    """Whether the result stays the same without ``part``: it has no elements, and its element type is the result's."""
+    """Whether ``part`` has no elements, and not an element type that would change the result's."""
     return isinstance(part, Node) and is_empty(part) and part.meta["val"].dtype is whole.meta["val"].dtype
 
 
@@ -234,10 +230,7 @@ def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
 
 
 def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
-    """The result of ``call``, whose types must be those of the node.
-
-    Raises Unsupported before the call if TOSA has no such types.
-    """
+    """What ``call`` makes of a node; Unsupported before it does if TOSA has no such types."""
     val: Any = node.meta.get("val")
     several = isinstance(val, (tuple, list))
     wanted = None if several or val is None else _result_type(rule, val)
@@ -258,10 +251,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
 
 
 def _result_type(rule: Rule, val: Any) -> Type:
-    """The type that a result must have.
-
-    uint8 and complex numbers are lazy values, which have the type of what stands for them: int8, and fp32 of one part.
-    """
+    """The type of a result; of complex numbers and uint8, which only lazy values can be, that of what they are here."""
     if isinstance(val, torch.Tensor) and val.dtype is torch.uint8:
         return type_of(val, "the result", dtype=torch.int8)
     if rule.lazy and isinstance(val, torch.Tensor) and val.dtype is torch.complex64:

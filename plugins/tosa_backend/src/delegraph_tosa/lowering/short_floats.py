@@ -1,9 +1,8 @@
-"""fp16 and bf16: torch computes an operator in fp32 and rounds the result once, and so do the rules.
+"""fp16 and bf16: torch computes an operator in fp32 and rounds its result once, and so does what is made of it here.
 
-A rule that makes one TOSA operator rounds once already. A rule that makes several, such as tanh-gelu, would round after
-each of them and lose half of the eight bits that bf16 has. Such a rule is applied to fp32 operands instead, and its
-result is cast. Matrix products and convolutions are left as they are: they accumulate in fp32, and their weights are
-not to be stored twice as wide.
+A rule of one TOSA operator is that already. One of several, such as tanh-gelu, would round after each of them, and lose
+half of the eight bits that bf16 has: it is applied to fp32 operands, and its result is cast. Products stay as they are,
+because they accumulate in fp32 and their weights are not to be stored twice as wide.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _EXACT = frozenset(
         *(tosa.CEIL, tosa.FLOOR, tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.MAX_POOL2D),
     }
 )
-"""Operators that round nothing: their results are elements of their operands, or whole numbers."""
+"""Operators that round nothing: their results are operands, or whole."""
 
 
 def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
-    """The result of the rule ``function``; ``val`` is the fake result of the call, or a tuple of them."""
+    """What the rule ``function`` makes of ``arguments``; ``val`` is the fake result of the call, or several."""
     if not _any_short(arguments):
         return function(t, *arguments)
     start, t.rounded_number = len(t.operators), False
@@ -53,7 +52,7 @@ def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[A
 
 
 def _any_short(arguments: Iterable[Any]) -> bool:
-    """Whether one of the arguments, or an element of a list among them, has short floats."""
+    """Whether one of them, or of a list of them, is a value of short floats."""
     for argument in arguments:
         if isinstance(argument, Value):
             if argument.type.dtype in SHORT_FLOATS:
@@ -64,10 +63,7 @@ def _any_short(arguments: Iterable[Any]) -> bool:
 
 
 def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
-    """Whether the result is rounded at most once on the way through ``operators``.
-
-    ``rounded_number``: whether a number had to be rounded to become one of their constants.
-    """
+    """``rounded_number``: whether one of their constants is a number that had to be rounded."""
     kinds = [type(op) for op in operators if any(v.dtype in SHORT_FLOATS for v in op.outputs)]
     if not _PRODUCTS.isdisjoint(map(type, operators)):
         return True

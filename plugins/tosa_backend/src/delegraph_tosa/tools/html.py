@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delegraph.report.drawing import Box, Picture, Wire, figure, head, text
+from delegraph_analysis.drawing import Box, Picture, Wire, figure, head, text
 
 from ..ir.graph import Graph, Operator, Value
 

@@ -47,17 +47,11 @@ FAMILIES = (
 """Their modules, in the order of the operator pages."""
 
 _REGISTERS_QUANTIZE = "torch.ao.quantization.fx._decomposed"
-"""The module of torch that has the operators of ``quantize``.
-
-It takes nearly as long to import as all other families together.
-"""
+"""The module of torch that has the operators of ``quantize``. To import it takes most as long as all other families."""
 
 
 def import_quantize() -> None:
-    """Import the rules for ``quantized_decomposed`` if a program may call them.
-
-    A process that exported such a program, or loaded one, has imported torch's module for them.
-    """
+    """Import the rules for ``quantized_decomposed``, if a program may call it: who exported that made torch know it."""
     if _REGISTERS_QUANTIZE in sys.modules:
         import_module(".quantize", __name__)
 

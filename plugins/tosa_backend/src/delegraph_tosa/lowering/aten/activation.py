@@ -1,4 +1,4 @@
-"""Activation functions. Where they are made of CLAMP and the like, infinities and NaN come out as in torch."""
+"""Activation functions. Those with a kink keep infinities and NaN as torch does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ inf = math.inf
 
 
 def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
-    """x between ``low`` and ``high``; where ``low`` is above ``high``, ``high`` everywhere, as in torch."""
+    """x between ``low`` and ``high``; a limit below the other one gives the upper one everywhere, as in torch."""
     if low is not None and high is not None and low > high:
         low = high
     if x.dtype in FLOATS:
@@ -87,7 +87,7 @@ def sigmoid(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.tanh.default)
 def tanh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; right to 6e-8 absolutely: near 0, TOSA's TANH need not be right to the last digits of its result"""
+    """[*S] -> [*S]; to an absolute 6e-8: near 0, TOSA's TANH need not be as exact as its results are small"""
     return t.tanh(_float(t, self))
 
 
@@ -141,7 +141,7 @@ def prelu(t: Tosa, self: Value, weight: Value) -> Value:
 
 
 def slopes_shape(x: Value, weight: Value) -> Shape:
-    """The shape in which the slopes of a PReLU, one or one a channel, broadcast with its input."""
+    """The shape in which the slopes of a PReLU, one or one for each channel, meet its input."""
     return tuple([math.prod(weight.shape) if axis == 1 else 1 for axis in range(x.rank)])
 
 

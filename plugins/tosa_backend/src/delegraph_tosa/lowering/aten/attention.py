@@ -32,9 +32,9 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Value:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; in fp32 between the products
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; in fp32 between the products.
 
-    A row of which the mask hides everything is 0, as in torch.
+    A row whose mask hides everything is 0, as in torch.
     """
     t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
     key, value = (repeated(t, v, query) if enable_gqa else v for v in (key, value))
@@ -62,7 +62,7 @@ def repeated(t: Tosa, x: Value, query: Value) -> Value:
 
 
 def _causal(t: Tosa, rows: int, columns: int) -> Value:
-    """[L,S] that hides from a position what comes after it; no row is hidden whole, since each position sees itself."""
+    """[L,S] that hides from a position what comes after it. It sees itself, so no row is hidden whole."""
     if is_dynamic(rows) or is_dynamic(columns):
         position, seen = t.numbers(rows, DType.FP32), t.numbers(columns, DType.FP32)
         return t.select(t.greater(seen, t.reshape(position, (rows, 1))), t.constant(-inf, DType.FP32, (1, 1)), 0.0)

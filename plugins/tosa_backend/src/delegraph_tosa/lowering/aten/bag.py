@@ -23,7 +23,7 @@ inf = math.inf
 SUM, MEAN, MAX = range(3)
 INDEXES = {"indices": rows("weight"), "offsets": beginnings("indices")}
 MEMBERS = 1 << 22
-"""The most elements that are compared, bags * rows * width, since each bag looks at all rows."""
+"""The most elements that are looked at, bags * rows * width: each bag looks at all rows."""
 
 
 def bagged(
@@ -53,7 +53,7 @@ def bagged(
 
 
 def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> Value:
-    """Which rows belong to which bag, bool [B,W,1]. A bag ends where the next one begins; the last one at the end."""
+    """Which rows belong to which bag: bool [B,W,1]. A bag ends where the next one begins, the last one at the end."""
     bags = offsets.shape[0] - include_last_offset
     begin = t.slice(offsets, (0,), (bags,))
     end = t.slice(t.concat([offsets, t.constant(count, offsets.dtype, (1,))], 0), (1,), (bags,))
@@ -86,7 +86,7 @@ def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm
 
 
 Results = tuple[Value, None, None, None]
-"""The bags; torch returns more, for its backward pass."""
+"""The bags; what torch returns beside them is for its backward pass."""
 
 
 @lowers(aten.embedding_bag.padding_idx, indexes=INDEXES)

@@ -50,7 +50,7 @@ def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 class _Shift(NamedTuple):
-    """A shift of ``x`` by ``amount``, which TOSA defines; ``within``: where that is the shift that was wanted."""
+    """A shift of ``x``, by ``amount``, as far as TOSA defines it; ``within``: whether that is all that is wanted."""
 
     x: Value
     amount: Value

@@ -1,4 +1,4 @@
-"""Comparisons and logic, and operators that choose by truth values."""
+"""Comparisons and logic: truth values, and what they choose."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Va
 
 
 def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-    """SELECT. For a target without floats, a choice between constants is computed when it meets quantized values."""
+    """SELECT. For a target without floats, a choice between constants waits until it is added to quantized values."""
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (on_true, on_false)]
     constant = condition.constant is None and all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
     if not constant or "FP" in t.spec.profiles:

@@ -43,7 +43,7 @@ def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
 def in_groups(
     t: Tosa, input: tuple[Value, int], weight: tuple[Value, int], bias: Value, groups: int
 ) -> list[tuple[Value, Value, Value]]:
-    """Input, weight and bias of each group; each pair is a value and the axis along which it is split."""
+    """Input, weight and bias of each group: the values, split along the axis that stands beside each."""
     biases = _split(t, bias, 0, groups) if bias.shape != (1,) else [bias] * groups
     return list(zip(_split(t, *input, groups), _split(t, *weight, groups), biases, strict=True))
 
@@ -58,7 +58,7 @@ def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
 
 
 def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
-    """CONCAT of any number of values; at level 8K one operator takes 64 (MAX_TENSOR_LIST_SIZE)."""
+    """CONCAT of any number of values: at level 8K one takes 64 (MAX_TENSOR_LIST_SIZE)."""
     while len(values) > 64:
         values = [t.concat(values[k : k + 64], axis) for k in range(0, len(values), 64)]
     return t.concat(values, axis)

@@ -1,8 +1,8 @@
 """Transposed convolutions: every input element is multiplied by the kernel and added to the output.
 
-TRANSPOSE_CONV2D does that over two axes. It has no dilation, so the weight is spread instead, and no groups, so there
-is one operator for each. Over three axes, and for a kernel a channel, the definition is used: a convolution of the
-input, with zeros between its elements, by the reversed kernel.
+TRANSPOSE_CONV2D does that over two axes, without dilation (the weight is spread instead) and without groups (one a
+group). Over three axes, and for a kernel per channel, the definition serves: a convolution, by the reversed kernel, of
+the input with zeros between its elements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Numbers = Sequence[int]
 
 
 class Reach(NamedTuple):
-    """One axis: the reach of the dilated kernel, the stride, and how far the output exceeds the inner part."""
+    """One axis: the kernel with its dilation, the stride, and what the output has beyond the inner part."""
 
     kernel: int
     stride: int
@@ -53,7 +53,7 @@ def transposed(
 
 
 def _by_groups(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
-    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O]; less than a kernel may be cut off"""
+    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O]. What is cut off may not be as wide as the kernel."""
     stride = tuple([a.stride for a in axes])
     inside = [max(min(n, 0), 1 - a.kernel) for a in axes for n in (a.before, a.after)]
     out_pad = tuple([max(n, i) for n, i in zip([n for a in axes for n in (a.before, a.after)], inside, strict=True)])

@@ -1,4 +1,4 @@
-"""Tensors whose elements do not depend on operands: constants. A large one is tiled from one element."""
+"""Tensors from nothing: constants, whatever their operands are. What is large is tiled from one element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST = 1 << 20
 
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
-    """A tensor filled with ``number``; without a dtype, of the type that torch gives such a number."""
+    """A tensor of ``number``; without a dtype, of the one that torch gives such a number."""
     dtype = dtype_of_number(number) if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
@@ -184,7 +184,7 @@ def linspace(
 
 
 def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
-    """A tensor that was computed while lowering, as a constant."""
+    """A tensor that was computed here, as a constant."""
     count = made.numel()
     if count > LARGEST:
         raise refused(too_large(f"{name} of {count} elements is too large for a constant that is made here"))
@@ -210,7 +210,7 @@ def _counted_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: 
 
 
 def _between(start: Range, end: Range, step: float) -> Range:
-    """The range of the numbers of an arange."""
+    """Where the numbers of an arange are."""
     return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])
 
 

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
-    """x [*A,N,*B] -> [*A,1,*B], its p-norm along ``axis``; p = 0 counts the elements that are not 0"""
+    """x [*A,N,*B] -> [*A,1,*B], its p-norm along ``axis``; 0 counts what is not 0"""
     size = t.abs(x)
     if math.isinf(p):
         return t.reduce_max(size, axis)
@@ -35,7 +35,7 @@ def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
 
 @lowers(aten.cdist.default, aten._cdist_forward.default)
 def cdist(t: Tosa, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
-    """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R]; all P * R * M differences are made, so it is meant for small ones"""
+    """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R]. All differences are made, P * R * M numbers: meant for small ones"""
     rows = t.reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
     columns = t.reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))
     apart = t.sub(converted(t, rows, DType.FP32), converted(t, columns, DType.FP32))

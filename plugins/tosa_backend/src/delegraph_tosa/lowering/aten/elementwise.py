@@ -27,7 +27,7 @@ def abs(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.neg.default, aten.negative.default)
 def neg(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; integers wrap around as in torch, where NEGATE would saturate"""
+    """[*S] -> [*S]; torch wraps integers around, which NEGATE limits"""
     return t.negate(self) if self.dtype in FLOATS else difference(t, 0, self, 1)
 
 
@@ -45,7 +45,7 @@ def log(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.sqrt.default)
 def sqrt(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; TOSA has no square root: the reciprocal of RSQRT is also right for 0 and infinity"""
+    """[*S] -> [*S]; TOSA has no square root: the reciprocal of RSQRT is right for 0 and infinity as well"""
     return t.reciprocal(t.rsqrt(_float(t, self)))
 
 
@@ -107,7 +107,7 @@ def _float(t: Tosa, x: Value) -> Value:
 
 
 def product(t: Tosa, left: Operand, right: Operand) -> Value:
-    """left * right in their common type. TOSA widens products of small integers to 32 bits, torch does not."""
+    """left * right in their common type. TOSA widens the product of small integers to 32 bits, torch does not."""
     left, right = promoted(t, left, right)
     dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
     if dtype not in (DType.INT8, DType.INT16):
@@ -117,14 +117,14 @@ def product(t: Tosa, left: Operand, right: Operand) -> Value:
 
 
 def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
-    """x * factor; a factor of 1 makes no operator."""
+    """x * factor, where a factor of 1 is no operator."""
     if factor == 1:
         return x
     return product(t, x, factor) if isinstance(x, Value) else x * factor
 
 
 def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
-    """left + alpha * right; for truth values, logical or, and only the left one if alpha is False."""
+    """left + alpha * right; of truth values: either, or the left one if alpha is False."""
     if _both_bool(left, right):
         return t.logical_or(left, right if alpha else t.logical_and(right, False))
     left, right = promoted(t, left, right)
@@ -178,7 +178,7 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
-    """x / y where 1 / y may be subnormal: both are scaled by a power of two first if y is very small or large."""
+    """x / y where 1 / y may be no normal number: of a very small or large y both are scaled by a power of two first."""
     far = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
     size = t.abs(y)
     scale = t.select(t.greater(1 / far, size), t.like(far, y), t.select(t.greater(size, far), t.like(1 / far, y), 1.0))
@@ -186,7 +186,7 @@ def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
 
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
-    """1 / number; Unsupported if that is subnormal in ``dtype``, since digits would get lost."""
+    """1 / number; Unsupported if that is finite but not a normal number of ``dtype``, where digits would get lost."""
     if waits(number):
         return 1 / number
     if number == 0:

@@ -1,4 +1,4 @@
-"""Exponentials and logarithms that keep their digits where the argument or the result is near 0."""
+"""Exponentials and logarithms, with the digits that they have where their argument or their result is near 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
 
 
 def expm1_of(t: Tosa, x: Value) -> Value:
-    """exp(x) - 1; near 0, where the difference loses digits, its series (TANH is not exact enough there)."""
+    """exp(x) - 1; near 0, where that loses digits, its series (TANH, by which it could be had, is not exact there)."""
     small = t.clamp(x, -0.5, 0.5)
     series: Value | float = TAYLOR[0]
     for coefficient in TAYLOR[1:]:
@@ -43,10 +43,8 @@ def log1p_of(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 2 to the power x
-
-    EXP of the whole part of x times the first bits of log(2), which is exact, times EXP of the rest. POW is off by 2e-6
-    at 2^80 (see power.py).
+    """[*S] -> [*S]; 2 to the power x: EXP of whole x times the first bits of log(2), which is exact, times that of the
+    rest. POW is off by 2e-6 at 2^80 (see power.py)
     """
     x = t.clamp(floating_value(t, self), -256, 256)
     whole = t.floor(x)
@@ -80,7 +78,7 @@ def log1p(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.logit.default, aten.special_logit.default)
 def logit(t: Tosa, self: Value, eps: float | None) -> Value:
-    """[*S] -> [*S]; log(x / (1 - x)); with an eps, x is clamped to eps .. 1 - eps"""
+    """[*S] -> [*S]; log(x / (1 - x)), of x clamped to eps .. 1 - eps if there is an eps"""
     x = floating_value(t, self)
     x = x if eps is None else t.clamp(x, eps, 1 - eps)
     return t.log(t.mul(x, t.reciprocal(t.sub(1, x))))
@@ -98,7 +96,7 @@ def logaddexp(t: Tosa, self: Value, other: Value) -> Value:
 
 @lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
 def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; x log(y), and 0 where x is 0 and y a number"""
+    """[*S], [*S] -> [*S]; x log(y), which is 0 where x is 0 and y a number"""
     left, right = promoted(t, self, other)
     x, y = _value(t, left, right), _value(t, right, left)
     product = t.mul(x, t.log(y))
@@ -106,7 +104,7 @@ def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def _value(t: Tosa, operand: Operand, other: Operand) -> Value:
-    """An operand as a floating-point value, also if it is a number."""
+    """An operand that may be a number as a floating-point value."""
     if isinstance(operand, Value):
         return floating_value(t, operand)
     assert isinstance(other, Value)

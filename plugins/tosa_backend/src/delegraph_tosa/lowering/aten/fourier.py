@@ -1,6 +1,6 @@
-"""Fourier transforms of small sizes, as products with the matrix of the transform, and operators on their results.
+"""Fourier transforms of small sizes, as products with the matrix of the transform, and what is done to their results.
 
-TOSA's FFT2D and RFFT2D are an extension, and take powers of two only.
+TOSA's FFT2D and RFFT2D are an extension, and for powers of two.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale: float) -
 
 
 def _to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value:
-    """parts [*A,size/2+1,*B,2] of a transform of real numbers -> those numbers, [*A,size,*B]"""
+    """parts [*A,size/2+1,*B,2] of a transform of real numbers -> these, [*A,size,*B]"""
     rank, count = parts.rank - 1, parts.shape[axis]
     order = _last(rank, axis)
     cosine, sine = _waves(size, count)
@@ -81,7 +81,7 @@ def _to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value
 
 
 def _scale(sizes: Sequence[int], normalization: int) -> float:
-    """The factor of a transform by its normalization: 0 is 1, 1 is 1 / sqrt(N), 2 is 1 / N."""
+    """By which a transform is multiplied: 0 is 1, 1 is 1 / sqrt(N), 2 is 1 / N."""
     return float(math.prod(sizes) ** (-normalization / 2))
 
 
@@ -90,7 +90,7 @@ def _scale(sizes: Sequence[int], normalization: int) -> float:
 
 @lowers(aten._fft_r2c.default, lazy=True)
 def _fft_r2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    """real [*S] -> complex [*S']; if ``onesided``, the last of ``dim`` gets N / 2 + 1 elements"""
+    """real [*S] -> complex [*S']; the last of ``dim`` has N / 2 + 1 elements then if ``onesided``"""
     axes = [axis_of(d, self.rank) for d in dim]
     size = self.shape[axes[-1]]
     scale = _scale([self.shape[a] for a in axes], normalization)
@@ -134,7 +134,7 @@ def _transformed(t: Tosa, x: Value, dims: Sequence[int], norm: str | None, forwa
 
 
 def _complex(t: Tosa, x: Value) -> Complex:
-    """x as a complex value, also if it is real."""
+    """A real x as well"""
     if isinstance(x, Complex):
         return x
     return Complex(t.concat([t.reshape(x, (*x.shape, 1)), t.constant(0, x.dtype, (*x.shape, 1))], x.rank))

@@ -1,7 +1,6 @@
 """Sampling of images and volumes at places that are computed at run time: one GATHER for each neighbour of a place.
 
-Places are clamped to one element around the tensor before they become integers, since further out everything is the
-same.
+Places are clamped to one element around the tensor before they become integers, since nothing lies further out.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
 class Grid:
-    """How one call samples: the sizes of the axes from the last one on, as the grid orders them, and the padding."""
+    """What one call samples: the sizes of the axes from the last one on, as the grid names them, and how."""
 
     def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
         self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
 
     def place(self, coordinate: Value, size: int) -> Value:
-        """A coordinate from -1 to 1 as a place in an axis of ``size`` elements; NaN counts as -1."""
+        """A coordinate from -1 to 1, in elements of an axis of ``size``; NaN is taken for -1."""
         t = self.t
         coordinate = t.select(t.equal(coordinate, coordinate), coordinate, -1.0)
         raised = t.add(coordinate, 1)
@@ -42,7 +41,7 @@ class Grid:
         return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
-        """A place after padding: moved into the tensor, or left outside where padding is zeros."""
+        """A place after padding: moved into the tensor, or left outside of it where the padding is zeros."""
         if self.padding == ZEROS:
             return place
         if self.padding == REFLECTION:
@@ -84,7 +83,7 @@ def _column(t: Tosa, grid: Value, axis: int) -> Value:
 
 
 Tap = tuple[Value, Value | None]
-"""A neighbour along one axis: its place, a whole number as float, and its weight."""
+"""The whole place of a neighbour along one axis, as float, and its weight."""
 
 
 def _straight(g: Grid, values: Value, places: Sequence[Value], mode: int) -> Value:
@@ -103,7 +102,7 @@ def _neighbours(t: Tosa, place: Value) -> list[Tap]:
 
 
 def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
-    """The weighted sum of four elements along each axis; each of their places is padded by itself."""
+    """The weighted sum of four elements along each axis, each of which is padded for itself."""
     return _summed(g, values, [_four(g, p, size) for p, size in zip(places, g.sizes, strict=True)])
 
 
@@ -145,7 +144,7 @@ def _summed(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
 
 
 def _index(g: Grid, places: Sequence[Value]) -> Value:
-    """Whole places along each axis [N,P] -> int32 [N,P], the positions of those elements in the tensor"""
+    """Whole places along each axis [N,P] -> int32 [N,P], where that element lies in the tensor"""
     t = g.t
     flat: Value | None = None
     for place, size in reversed(list(zip(places, g.sizes, strict=True))):
@@ -156,7 +155,7 @@ def _index(g: Grid, places: Sequence[Value]) -> Value:
 
 
 def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
-    """The product of the weights, with 0 outside of the tensor if padding is zeros; None stands for 1."""
+    """The product of the weights, 0 outside of the tensor if padding is zeros; None for 1."""
     t = g.t
     weight: Value | None = None
     for _, own in corner:

@@ -63,12 +63,12 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
 
 
 def addresses(shape: Shape) -> Range:
-    """The range of the addresses of a tensor's elements: GATHER needs them on one axis, whose length is limited."""
+    """The range of the addresses of a tensor's elements. GATHER has them on one axis, which limits their number."""
     return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
 
 
 def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
-    """x [*A,K,*B] as [N,K',1], and the addresses [N,W] of the elements that ``index`` [*A',W',*B'] names along ``dim``.
+    """x [*A,K,*B] as [N,K',1], and the addresses [N,W] in it of what ``index`` [*A',W',*B'] names along ``dim``.
 
     The axes before ``dim`` are the batch N if x and the index have the same ones; else N is 1.
     """
@@ -91,14 +91,14 @@ def _columns(t: Tosa, x: Value, batch: int) -> Value:
 
 
 def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:
-    """Both values with at least one axis: torch treats a tensor without axes as one of size 1."""
+    """Both with at least one axis: torch takes a tensor without axes for one of size 1."""
     return t.ranked(x, max(x.rank, 1)), t.ranked(index, max(index.rank, 1))
 
 
 class Rows(NamedTuple):
-    """What a list of indices reads: the rows [N,K,C] of a tensor, the places [N,W] among them, and the way back.
+    """The rows [N,K,C] of a tensor that a list of indices can name, those [N,W] that it names, and the way back.
 
-    ``order`` are the tensor's axes in the order of the rows. ``result`` is the shape of what is read: the batch, the
+    ``order`` are the tensor's axes in the order of the rows, ``result`` is the shape of what is named: the batch, the
     shape of the indices, the rest.
     """
 
@@ -109,7 +109,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
-    """The rows and places of ``x[indices]``. If all indices are neighbours, the axes before the first are the batch."""
+    """What ``x[indices]`` is about. Axes before the first index are the batch, if all indices are neighbours."""
     axes = [a for a, index in enumerate(indices) if index is not None]
     lead = list(range(axes[0])) if axes == list(range(axes[0], axes[-1] + 1)) else []
     order = [*lead, *axes, *(a for a in range(x.rank) if a not in {*lead, *axes})]
@@ -123,7 +123,7 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
 
 
 def _place(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
-    """The indices of several axes, which broadcast, as one index into all elements of these axes."""
+    """The indices of several axes as one index of all their elements; they broadcast."""
     place: Value | None = None
     for index, size in zip(indices, sizes, strict=True):
         t.require(index.dtype is not DType.BOOL, "the shape of what a mask selects depends on the data")

@@ -1,6 +1,6 @@
-"""Interpolation along any axes: every output is a weighted sum of elements at positions that are known when lowering.
+"""Interpolation along any axes: every output is a weighted sum of elements at positions known beforehand.
 
-Positions and weights are computed in fp32, as torch does. Interpolations that RESIZE can express are in ``resize``.
+Positions and weights are computed in fp32, as torch does. What RESIZE can express is in ``resize``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ f32 = np.float32
 
 
 class Tap(NamedTuple):
-    """An element of the sum for each output: its position and weight. None stands for the weight 1."""
+    """One of the elements that outputs are made of: its position and weight, for each output. No weight is 1."""
 
     positions: Any
     weights: Any = None
 
 
 Kind = Callable[[Axis, bool], list[Tap]]
-"""A kind of interpolation: the taps of an axis, from (axis, corners)."""
+"""The taps of an axis: (axis, corners)."""
 
 
 def _within(positions: Any, axis: Axis) -> Any:
@@ -80,7 +80,7 @@ def _triangle(x: Any) -> Any:
 
 
 def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """Taps over all elements that an output covers, weighted by a filter that is ``width`` outputs wide."""
+    """Taps over all that an output covers, weighted by a filter that reaches ``width`` / 2 outputs to either side."""
 
     def taps(axis: Axis, corners: bool) -> list[Tap]:
         step = axis.step(corners)
@@ -125,7 +125,7 @@ AT_RUN_TIME: dict[Kind, Callable[[Tosa, Axis, bool], list[interpolate_dynamic.Ta
     linear: interpolate_dynamic.linear,
     cubic: interpolate_dynamic.cubic,
 }
-"""The taps of those kinds whose number of taps does not depend on the size."""
+"""The taps of kinds that have as many of them at every size."""
 
 
 def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:

@@ -1,6 +1,6 @@
-"""Interpolation where a size is known at run time only: operators of TOSA compute positions and weights.
+"""Interpolation where a size is known at run time only: positions and weights are computed by TOSA's operators.
 
-They are those of ``interpolate``, in fp32, as torch computes them. GATHER reads the elements.
+They are those of ``interpolate``, in fp32, as torch computes them. GATHER takes the elements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARPNESS = -0.75
 
 
 class Tap(NamedTuple):
-    """An element of the sum for each output: its position, a whole number in fp32 [out], and its weight [out]."""
+    """One of the elements that outputs are made of: its position fp32 [out], a whole number, and its weight [out]."""
 
     positions: Value
     weights: Value | None = None
@@ -60,7 +60,7 @@ def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
-    """Rounded as torch rounds the ratio of sizes and its multiples; from sizes of 2**18 on maybe one element off."""
+    """As torch rounds the ratio of sizes and its multiples; of sizes from 2**18 on it may be the next element."""
     return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
 
 
@@ -104,6 +104,6 @@ def _step(axis: Axis, corners: bool) -> float:
 
 
 def _places(t: Tosa, axis: Axis, corners: bool) -> Value:
-    """The places in the input, in elements, where the centres of the outputs lie [out]."""
+    """Where in the input the centres of the outputs lie, in elements [out]."""
     outputs, step = t.numbers(axis.out, DType.FP32), _step(axis, corners)
     return t.mul(outputs, step) if corners else t.sub(t.mul(t.add(outputs, 0.5), step), 0.5)

@@ -1,7 +1,7 @@
 """Matrix products.
 
-A product with a constant matrix is a CONV2D with a 1x1 kernel, which takes torch's weight [O,I] as it lies in memory,
-and the bias too. A product of two run-time matrices is a MATMUL.
+A constant matrix goes into a CONV2D of a 1x1 kernel: it takes torch's [O,I] weight as it lies in memory, and the bias
+with it. Two run-time matrices are a MATMUL.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
 
 
 def _image(shape: Shape) -> Shape:
-    """[*S,I] as [N,1,W,I]: if ``S`` has one or two axes, only axes of size 1 are added, which cost nothing.
+    """[*S,I] as [N,1,W,I]: where ``S`` has one or two axes, only axes of size 1 come in, which cost nothing.
 
-    Rows lie along the width: along the height, Vela needs twice the cycles.
+    Rows lie along the width: over the height, Vela takes twice the cycles.
     """
     *leading, inputs = shape
     batch, width = (leading[0], math.prod(leading[1:])) if len(leading) == 2 else (1, math.prod(leading))
@@ -61,7 +61,7 @@ def batched_product(t: Tosa, left: Value, right: Value) -> Value:
 
 
 def broadcast(left: Shape, right: Shape) -> Shape:
-    """The shape in which two shapes broadcast."""
+    """The shape of two that broadcast."""
     rank = max(len(left), len(right))
     pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
     return tuple([max(a, b) for a, b in pairs])
@@ -149,6 +149,6 @@ def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value |
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
-    """beta * self + alpha * y; if beta is 0, torch ignores ``self``, even NaN in it"""
+    """beta * self + alpha * y; torch does not look at ``self`` if beta is 0"""
     y = y if alpha == 1 else product(t, y, alpha)
     return y if beta == 0 else sum_of(t, y, scaled(t, self, beta), 1)

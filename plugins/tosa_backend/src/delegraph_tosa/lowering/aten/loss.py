@@ -1,4 +1,4 @@
-"""Losses of class labels. The label that is ignored may be any number; all others name a class."""
+"""Losses of class labels. A label that is to be ignored may be any number; all others name a class."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _reduced(t: Tosa, losses: Value, weights: Value | None, target: Value, reduc
 
 
 def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
-    """rows [M,C] of logarithms -> for each label [M], that of its class, negative and weighted"""
+    """rows [M,C] of logarithms -> the weighted negative one of each label's class [M]"""
     count, classes = rows.shape
     own = taken(t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1)))
     return t.select(labels.counted, t.mul(t.negate(t.reshape(own, (count,))), labels.weights), 0)
@@ -99,7 +99,7 @@ def cross_entropy_loss(
 def _of_probabilities(
     t: Tosa, every: Value, self: Value, target: Value, reduction: int, label_smoothing: float
 ) -> Value:
-    """every [M,C], the weighted logarithms -> their mean, weighted by the probabilities of the classes"""
+    """every [M,C], the weighted logarithms -> their mean in the classes' probabilities"""
     share = _rows(t, converted(t, target, self.dtype))
     if label_smoothing:
         share = t.add(t.mul(share, 1 - label_smoothing), label_smoothing / every.shape[1])

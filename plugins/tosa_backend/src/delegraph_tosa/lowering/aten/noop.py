@@ -1,4 +1,4 @@
-"""Operators that change nothing: copies, detached values, memory formats, dropout outside of training, checks."""
+"""What changes nothing: copies, detached values, memory formats, dropout outside of training, checks of metadata."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ aten = torch.ops.aten
 def normalized(
     t: Tosa, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> Value:
-    """x [N,C,*S], the others [C] -> [N,C,*S], computed as x * k + s
+    """x [N,C,*S], the others [C] -> [N,C,*S], written as x * k + s.
 
-    If the statistics are constant, k and s fold, and a pass folds them further into a convolution before.
+    With constant statistics k and s fold, and a pass folds them further into a convolution before.
     """
     k, s = factor_and_offset(t, weight, bias, mean, variance, eps)
     shape = channel_shape(x)
@@ -33,7 +33,7 @@ def normalized(
 def factor_and_offset(
     t: Tosa, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> tuple[Value, Value]:
-    """all [C] -> k, s [C], so that (x - mean) / sqrt(variance + eps) * weight + bias is x * k + s"""
+    """all [C] -> k, s [C], with which (x - mean) / sqrt(variance + eps) * weight + bias is x * k + s"""
     k = t.rsqrt(t.add(variance, eps))
     k = k if weight is None else t.mul(k, weight)
     centre = t.mul(mean, k)
@@ -41,12 +41,12 @@ def factor_and_offset(
 
 
 def channel_shape(x: Value) -> tuple[int, ...]:
-    """x [N,C,*S] -> (1, C, 1, ...), the shape in which one number a channel broadcasts"""
+    """x [N,C,*S] -> (1, C, 1, ...), in which a number for each channel broadcasts"""
     return (1, x.shape[1], *(1,) * (x.rank - 2))
 
 
 def last_axes(x: Value, normalized_shape: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
-    """x [*A,*S], S -> the axes of S, and the shape (1, ..., *S) in which a value [*S] broadcasts"""
+    """x [*A,*S], S -> the axes of S, and the shape (1, ..., *S) in which what is [*S] broadcasts"""
     before = x.rank - len(normalized_shape)
     return range(before, x.rank), (1,) * before + tuple(normalized_shape)
 
@@ -97,9 +97,9 @@ def _check_types(t: Tosa, input: Value, *others: Value | None) -> None:
 
 
 def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
-    """x [*S] minus its mean over ``axes``, divided by its standard deviation; the mean; 1 / standard deviation; in fp32
+    """x [*S] minus its mean over ``axes``, over its standard deviation; also the mean and 1 / standard deviation; fp32.
 
-    Where the variance overflows (standard deviations above 1e19), all is 0; torch gives 0 or NaN there.
+    Where the variance overflows (standard deviations above 1e19) all is 0; torch gives 0 or NaN there.
     """
     wide = converted(t, x, DType.FP32)
     mean = average(t, wide, axes, True)
@@ -125,7 +125,7 @@ def _layer_norm(
 
 
 def _statistics_type(x: Value, weight: Value | None) -> DType:
-    """The type of the statistics that torch returns: that of the weights, which may be wider than the input's."""
+    """The type of the statistics that torch returns: that of the weights, which may be wider than the input."""
     return x.dtype if weight is None else weight.dtype
 
 

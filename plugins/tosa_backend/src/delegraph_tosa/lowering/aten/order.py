@@ -27,12 +27,12 @@ inf = math.inf
 Pair = tuple[Value, Value]
 
 COMPARISONS = 1 << 22
-"""The most pairs of elements that are compared: TOSA has no sort, so each element is compared with each other.
+"""The most pairs of elements that are compared: TOSA has no sort, so each is compared with each other one.
 
-For sizes that are known at run time only, the least number that there can be counts.
+Of sizes that are known at run time only there are so many at least.
 """
 ONE_BY_ONE = 64
-"""The most elements that are found one after the other, where these are few of many."""
+"""Up to so many elements, of more than that, are found one after the other."""
 
 
 def comparable(t: Tosa, x: Value) -> Value:
@@ -44,7 +44,7 @@ def comparable(t: Tosa, x: Value) -> Value:
 
 
 def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,*B]; the index of the first extreme. ARGMAX takes no int32, so that is compared"""
+    """x [*A,N,*B] -> int64 [*A,*B]; the index of the first extreme. ARGMAX does not take int32."""
     if x.dtype in FLOATS:
         return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
     wide, size = comparable(t, x), x.shape[axis]
@@ -103,7 +103,7 @@ def min_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
 
 
 def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
-    """The extreme of elements 0 .. n for each n, and the index of the last element that equals it; NaN equals NaN."""
+    """The extreme of the elements 0 .. n, and the index of the last one that is as extreme; NaN counts as such."""
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis, size, wide = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)], comparable(t, x)
@@ -121,7 +121,7 @@ def _same(t: Tosa, left: Value, right: Value) -> Value:
 
 
 def is_nan(t: Tosa, x: Value) -> Value:
-    """Whether each element is NaN: only NaN does not equal itself."""
+    """NaN is what does not equal itself."""
     return t.logical_not(t.equal(x, x))
 
 
@@ -141,9 +141,9 @@ def cummin(t: Tosa, self: Value, dim: int) -> Pair:
 
 
 def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """x [N,K] -> int64 [N,count]: the index of the element that is first, second, .. in order; stable
+    """x [N,K] -> int64 [N,count]: where the element is that comes first, second, .. in order; stable
 
-    The place of an element is the number of elements that come before it. A few of many elements are found one by one.
+    An element's place is the number of those that come before it. A few of many elements are found one by one.
     """
     rows, size = x.shape
     (fewest, _), (_, longest) = size_range(rows), size_range(size)
@@ -160,7 +160,7 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
 
 
 def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """As ``places``, by taking the first extreme of the rest each time. NaN comes before or after all others."""
+    """As ``places``: each time the first extreme of what is left. NaN is found before or after all other elements."""
     wide, size = comparable(t, x), x.shape[1]
     here = counted(t, size, (1, size))
     nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
@@ -194,7 +194,7 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
 
 
 def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: int) -> Pair:
-    """x [*A,N,*B] -> ``count`` elements in order, from place ``first`` on, and their indices, [*A,count,*B]"""
+    """x [*A,N,*B] -> ``count`` elements in order from place ``first`` on, and their indices, [*A,count,*B]"""
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis, size = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)]
@@ -274,7 +274,7 @@ def median(t: Tosa, self: Value) -> Value:
 
 
 def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
-    """row [*A,K] in order, x [*A,N] -> [*A,N]; how many elements of the row come before x, where NaN is the greatest
+    """row [*A,K] in order, x [*A,N] -> [*A,N]; how many elements of the row come before x. NaN is after all
 
     ``right``: elements that equal x come before it.
     """

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _frame(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) for each axis of x. ``pad`` has those of the last axes, in reverse order."""
+    """(before, after) of each axis of x, of which ``pad`` has the last ones, in reverse order"""
     pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
     return [(0, 0)] * (x.rank - len(pairs)) + pairs[::-1]
 
@@ -29,7 +29,7 @@ def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> V
 
 
 Border = Callable[[Tosa, Value, int, int, int], tuple[Value, Value]]
-"""Makes the elements before and after x along an axis, from (t, x, axis, before, after)."""
+"""The elements to put before and after, of x along an axis: (t, x, axis, before, after)."""
 
 
 def _mirrored(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
@@ -51,7 +51,7 @@ def _repeated(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Va
 
 
 def _wrapped(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
-    """The elements at the opposite end."""
+    """What lies at the other end."""
     return cut(t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)), cut(t, x, axis, 0, max(after, 1))
 
 
@@ -59,9 +59,9 @@ BORDERS: dict[str, Border] = {"reflect": _mirrored, "replicate": _repeated, "cir
 
 
 def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
-    """x [*S] -> [*S'], padded axis by axis with its own elements
+    """x [*S] -> [*S'], padded axis by axis with its own elements.
 
-    A negative padding cuts. Circular padding takes its elements from what is left after that; the others from all of x.
+    A negative padding cuts; only what wraps around is taken from what is left then.
     """
     frame = _frame(x, pad)
     if mode == "circular":

@@ -1,4 +1,4 @@
-"""Pooling. TOSA pools images; volumes are pooled over height and width first, then over their depth."""
+"""Pooling. TOSA pools images; over three axes, images first and then their depth."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Pool = Callable[[Value, list[Window]], Value]
 
 
 def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], over the last one, two or three axes
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], over the last one, two or three axes.
 
-    The axes are independent: an average over three axes is an average of averages.
+    What one axis is pooled to does not depend on the others: an average over three axes is one of averages.
     """
     rank = len(axes) + 2
     image = batched(t, x, rank)
@@ -50,7 +50,7 @@ def _pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
 def windows_of(
     count: int, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers = 1, ceil: bool = False
 ) -> list[Window]:
-    """The windows of a pool over ``count`` axes; without a stride they lie side by side."""
+    """The windows of a pool over ``count`` axes; no stride given means that they do not overlap."""
     size = numbers(kernel, count)
     step = numbers(stride, count) if stride else size
     return windows(size, step, numbers(padding, count), numbers(dilation, count), ceil)
@@ -76,7 +76,7 @@ def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
 
 
 def _dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
-    """x [N,H,W,C] with the largest elements along ``axis``: elements a dilation apart are made neighbours."""
+    """x [N,H,W,C] with the largest elements along ``axis``: rows of one dilation are columns, next to each other."""
     n, *size, c = x.shape
     length, d = x.shape[axis], window.dilation
     reach = (window.count(length) - 1) * window.stride + window.reach
@@ -142,9 +142,9 @@ def max_pool3d(
 
 
 def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divisor: int | None) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S']
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'].
 
-    TOSA divides by the number of elements without padding. Where padding counts, zeros are put around x instead.
+    TOSA divides by the elements that are no padding: padding that counts becomes zeros.
     """
 
     def pool(image: Value, windows: list[Window]) -> Value:
@@ -162,7 +162,7 @@ def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divi
 
 
 def _beyond(pad: Pad, windows: list[Window]) -> Pad:
-    """The padding that ceil_mode adds behind the padding of the user; it never counts."""
+    """What ceil_mode adds behind the padding; that never counts."""
     return tuple([n for k, w in enumerate(windows) for n in (0, max(pad[2 * k + 1] - w.after, 0))])
 
 
@@ -204,7 +204,7 @@ def avg_pool3d(
 
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; by equal windows if the sizes divide, else part by part"""
+    """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; equal windows where the sizes divide, else one after the other"""
     sizes = list(zip(x.shape[-len(output_size) :], output_size, strict=True))
     if all(out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0) for n, out in sizes):
         return avg_pooled(t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None)
@@ -225,7 +225,7 @@ def _uneven(t: Tosa, x: Value, axis: int, count: int) -> Value:
 
 
 def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]) -> Value:
-    """x [*A,L,*B] -> [*A,count,*B]: ``each`` makes [N,1,W,1] of every part [N,n,W,1] along ``axis``"""
+    """x [*A,L,*B] -> [*A,count,*B]: along ``axis``, what ``each`` makes of a part [N,n,W,1], which is [N,1,W,1]"""
     t.require(not is_dynamic(count), f"how many windows there are, {count}, is known at run time only")
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     image = t.reshape(x, (before, x.shape[axis], after, 1))
@@ -235,7 +235,7 @@ def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Val
 
 
 def _mean(t: Tosa, x: Value) -> Value:
-    """x [N,L,W,1] -> [N,1,W,1]; a sum, whose size may be unknown, where a pool has a kernel that is known"""
+    """x [N,L,W,1] -> [N,1,W,1]; the kernel of a pool is known at compile time, the size of a sum need not be"""
     count = x.shape[1]
     if not is_dynamic(count):
         return t.avg_pool2d(x, (count, 1), (1, 1), (0, 0, 0, 0))

@@ -1,6 +1,6 @@
-"""The largest element of each window with its position, the way back, and windows of different sizes.
+"""The largest element of a window with its position, and back to it; windows of different sizes.
 
-All windows are gathered, ARGMAX finds the largest element of each, and a table gives its position in the tensor.
+All windows are gathered, ARGMAX finds the largest element of each, and a table says where in the tensor that lies.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ aten = torch.ops.aten
 
 
 def _taps(size: int, window: Window) -> list[list[int]]:
-    """The positions along one axis that belong to each of its windows, within ``size`` elements."""
+    """The positions along one axis that each of its windows has within the ``size`` elements."""
     starts = [k * window.stride - window.before for k in range(window.count(size))]
     return [[p for p in range(s, s + window.reach, window.dilation) if 0 <= p < size] for s in starts]
 
 
 def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
-    """The positions of every window in a plane of ``sizes`` -> [windows, taps]; short windows repeat their last one."""
+    """The positions of every window in a plane of ``sizes`` -> [windows, taps]; a shorter window repeats its last."""
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     rows = [[sum(map(int.__mul__, place, strides)) for place in product(*window)] for window in product(*taps)]
     longest = max(map(len, rows))
@@ -48,7 +48,7 @@ def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
 
 
 def _largest(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple[Value, Value]:
-    """x [*N,*S] -> the largest element of each window, the first of equal ones, and its position in *S, [*N,*S']"""
+    """x [*N,*S] -> the largest element of each window and its position in *S, [*N,*S']; the first of several"""
     lead, sizes = x.shape[: x.rank - len(taps)], x.shape[x.rank - len(taps) :]
     table = _table(sizes, taps)
     planes, (count, longest) = math.prod(lead), table.shape
@@ -122,7 +122,7 @@ def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Val
 def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Value, Value]:
     """``_adaptive`` for sizes S that are known at run time only.
 
-    The last axis comes first, so that of equal elements the first one in memory is found.
+    The last axis comes first: so of several equal elements that one is found which is the first in memory.
     """
     places, stride = None, 1
     for axis, count in reversed(list(enumerate(counts, start=x.rank - len(counts)))):
@@ -168,7 +168,7 @@ def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tup
 
 
 def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
-    """x [*B,*S] at its places [*B,*S] in planes of ``sizes``, 0 elsewhere; windows that overlap may share a place"""
+    """x [*B,*S] at its places [*B,*S] in planes of ``sizes``, 0 elsewhere. Overlapping windows name a place twice."""
     lead = x.shape[: -len(sizes)]
     rows, places = math.prod(lead), math.prod(sizes)
     flat = [t.reshape(v, (rows, math.prod(x.shape) // rows)) for v in (indices, x)]

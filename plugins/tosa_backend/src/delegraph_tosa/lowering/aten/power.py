@@ -1,7 +1,7 @@
 """Powers.
 
-POW is defined for positive numbers only: signs, zeros, infinities and NaN are handled around it. Its error grows with
-the exponent y log x of the result; for the reference model it is 2e-6 of the value at 1e8 and 1e-5 at 1e30.
+POW is not defined for what is no positive number: signs, zeros, infinities and NaN are dealt with around it. Its error
+grows with the exponent y log x of the result: of the reference model it is 2e-6 of the value at 1e8 and 1e-5 at 1e30.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
 
 
 def _fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
-    """The power of the size of x; it then gets its sign if the exponent is odd, or is NaN if that is not whole."""
+    """Of the size of x, which is then given its sign if the exponent is odd, or NaN if it is not whole."""
     size = t.abs(x)
     if 2 * exponent == int(2 * exponent) and abs(exponent) <= 16:
         y = product(t, integer_power(t, size, int(abs(exponent))), sqrt(t, size))
@@ -65,7 +65,7 @@ def _fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
 
 
 def _positive_power(t: Tosa, size: Value, exponent: Operand, otherwise: Value) -> Value:
-    """``size`` ** exponent where the size is positive and finite, ``otherwise`` elsewhere"""
+    """``size`` ** exponent where the size is positive and finite, else ``otherwise``"""
     inside = t.logical_and(t.greater(size, 0), t.greater(inf, size))
     return t.select(inside, t.pow(t.select(inside, size, 1), exponent), otherwise)
 
@@ -84,7 +84,7 @@ def power(t: Tosa, x: Value, y: Value) -> Value:
 
 
 def _signed(t: Tosa, x: Value, y: Value, size: Value) -> Value:
-    """The absolute value of a power with its sign: of a negative x its own if y is odd, and NaN unless y is whole."""
+    """The size of a power with its sign: that of x if y is odd; of a negative x NaN unless y is whole."""
     half = t.mul(y, 0.5)
     whole = t.equal(t.floor(y), y)
     odd = t.logical_and(whole, t.logical_not(t.equal(t.floor(half), half)))
@@ -95,7 +95,7 @@ def _signed(t: Tosa, x: Value, y: Value, size: Value) -> Value:
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
-    """[*S] -> [*S]; POW gets the exponent rounded to the type of x: 2e-6 of the value off at 1e20 ** 1.7"""
+    """[*S] -> [*S]; an exponent that POW has to take is rounded to the type of x: 2e-6 of the value at 1e20 ** 1.7"""
     (base, _) = promoted(t, self, exponent)
     assert isinstance(base, Value)
     both = isinstance(exponent, bool) and self.dtype is DType.BOOL

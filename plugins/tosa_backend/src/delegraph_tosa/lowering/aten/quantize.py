@@ -45,7 +45,7 @@ def _as_wanted(q: Value, dtype: torch.dtype) -> Value:
 
 
 def _wanted(t: Tosa, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype) -> Quantization:
-    """The quantization that is asked for; for uint8, that of the int8 that is 128 less."""
+    """What to quantize to; of uint8, the int8 that is 128 less."""
     expect_scale(scale)
     if dtype is torch.uint8:
         zero_point, quant_min, quant_max, dtype = zero_point - HALF, quant_min - HALF, quant_max - HALF, torch.int8
@@ -129,7 +129,7 @@ def dequantize_channels_of_bytes(
 
 @lowers(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default, on=Bytes)
 def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
-    """uint8 [*S] -> the same numbers [*S]; a target without floats computes nothing, as they are in steps of 1"""
+    """uint8 [*S] -> the same numbers [*S]; for a target without floats nothing computed, as they are in steps of 1"""
     if dtype is not torch.float32:
         raise refused(cast_of_bytes(dtype, None if input.held is None else input.held.name))
     found = Scaled(input.q, Scale(1.0), -HALF)
@@ -137,7 +137,7 @@ def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings:
 
 
 def _within(input: Value, quant_min: int, quant_max: int) -> Value:
-    """``input``, with the range that the program gives; only for a weight, since an input may hold any integer."""
+    """A weight with what the program says of its integers; what arrives may be anything."""
     if input.constant is not None:
         input.range = meet(range_of(input), (quant_min, quant_max))
     return input

@@ -1,7 +1,6 @@
-"""Elements in another order: reversed, rotated, windows, diagonals, positions in memory; and slices that are replaced.
+"""Elements in another order: reversed, rotated, windows, diagonals, places in memory; and slices that are replaced.
 
-Operators that need only a few slices, joins and reversals are made of those; others are one GATHER with constant
-positions.
+What a few slices, joins and reversals do is made of these; the rest is one GATHER with constant positions.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
 
 @lowers(aten.roll.default)
 def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
-    """[*S] -> [*S]; elements that leave at one end come in at the other. Without ``dims`` all axes are one"""
+    """[*S] -> [*S]; what leaves at an end comes in at the other. Without ``dims`` all axes are one"""
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
         return t.reshape(_rolled(t, flat, shifts[0], 0), self.shape)
@@ -167,7 +166,7 @@ def col2im(
 
 
 def _added(t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int) -> Value:
-    """x [N,K,A,B] -> [N,A',B'], each of K put to its place along ``axis``, of then ``size`` elements, and summed"""
+    """x [N,K,A,B] -> [N,A',B'], each of K at its place along ``axis``, which gets ``size`` elements; summed"""
     total: Value | None = None
     for tap in range(x.shape[1]):
         apart = spread(t, cut(t, x, 1, tap, 1), axis, stride)
@@ -192,7 +191,7 @@ def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
 
 
 def _strided(shape: tuple[int, ...], size: Sequence[int], stride: Sequence[int], offset: int | None) -> Any:
-    """The positions in memory of the elements of such a view, in its shape."""
+    """Where in memory the elements of such a view lie, in its shape."""
     axes = [np.arange(n) * s for n, s in zip(size, stride, strict=True)]
     return (offset or 0) + (sum(np.ix_(*axes)) if axes else np.array(0))
 

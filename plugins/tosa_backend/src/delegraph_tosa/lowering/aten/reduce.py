@@ -22,7 +22,7 @@ aten = torch.ops.aten
 def reduced(
     t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Sequence[int] | int | None, keepdim: bool
 ) -> Value:
-    """x [*S] -> [*S'], one ``step`` for each of ``dims``; over all axes if none are given"""
+    """x [*S] -> [*S'], one ``step`` for each of ``dims``; all of them if there are none."""
     axes = axes_of(dims, x.rank)
     y = x
     for axis in axes:
@@ -45,7 +45,7 @@ def total(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dt
 
 
 def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x in the type in which it is summed: ``dtype``, or int64 for integers and truth values."""
+    """x in the type that is summed: ``dtype``, or int64 for integers and truth values."""
     if dtype is None:
         return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
     return to_torch(t, x, dtype)
@@ -108,7 +108,7 @@ def min_default(t: Tosa, self: Value) -> Value:
 
 
 def _halved(t: Tosa, x: Value, axis: int) -> Value:
-    """x [*A,N,*B] -> [*A,1,*B], the product of integers, which TOSA cannot reduce: one half times the other"""
+    """x [*A,N,*B] -> [*A,1,*B], the product of integers, of which TOSA has no reduction: one half times the other."""
 
     def part(start: int, count: int) -> Value:
         first, size = [0] * x.rank, list(x.shape)
@@ -176,7 +176,7 @@ def all_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool
 
 
 def shifted(t: Tosa, x: Value, axis: int) -> Value:
-    """x minus its largest element along ``axis``, so that exponentials do not overflow."""
+    """x minus its largest element along ``axis``: exponentials do not overflow."""
     return t.sub(x, t.reduce_max(x, axis))
 
 

@@ -1,7 +1,7 @@
 """Interpolation of images.
 
-RESIZE takes output pixel o from input position ``(o * d + offset) / n``, where d / n is the ratio (specification:
-RESIZE); torch's scale is that ratio. ``border`` follows from the size of the output.
+RESIZE finds output pixel o at input position ``(o * d + offset) / n`` of ratio d / n (specification: RESIZE); what
+torch calls scale is that ratio. ``border`` follows from the size of the output.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
 
 
 def _of_sizes(t: Tosa, size: int, out: int) -> Fraction:
-    """size / out; if the sizes are known at run time only, one must be a multiple of the other."""
+    """size / out; of sizes known at run time only where one is a multiple of the other."""
     if not is_dynamic(size) and not is_dynamic(out):
         return Fraction(size, out)
     larger, smaller = out // size, size // out
@@ -66,7 +66,7 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
-    """Whether torch, which multiplies in fp32, takes the same pixels as the exact ratio."""
+    """Whether torch, which multiplies in fp32, takes the pixels that the exact ratio takes."""
     if is_dynamic(size) or is_dynamic(out):  # powers of two are exact
         return (step.numerator * step.denominator).bit_count() == 1
     factor = np.float32(size) / np.float32(out) if scale is None or scale <= 0 else np.float32(1 / scale)
@@ -116,7 +116,7 @@ def upsampled(
 
 
 def _by_resize(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool) -> Value:
-    """x [N,C,H,W] -> [N,C,*out]; one pixel is repeated, and an axis with one output at its corner is cut instead"""
+    """x [N,C,H,W] -> [N,C,*out]. One pixel is repeated, and what has one output pixel at its corner is cut."""
     repeats = [1, 1, 1, 1]
     axes = []
     for k, (size, wanted, scale) in enumerate(zip(x.shape[2:], out, scales, strict=True)):

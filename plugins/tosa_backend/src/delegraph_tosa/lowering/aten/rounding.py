@@ -1,11 +1,11 @@
 """Rounding to whole numbers, and the quotients and remainders that rest on it.
 
-TOSA divides floats by RECIPROCAL and MUL, whose result can lie on the wrong side of a whole number. A quotient is
-therefore rounded to the nearest whole number, which such an error changes in ties only, and corrected by the remainder.
-The remainder is exact: the divisor is split into halves of 12 bits (``division``) and the quotient into digits of 12
-bits, whose products fp32 holds. (For divisors from 2^110 on it is what fp32 holds.) A quotient below 2^24 has two
-digits. Above that, fp32 does not hold every whole number, and the remainder would need up to 24 digits, of eight
-operators each, which no model is worth.
+TOSA divides floats by RECIPROCAL and MUL, whose result can lie on the wrong side of a whole number. So a quotient is
+rounded to the nearest whole number, which that cannot change but in ties, and corrected by what it leaves. What it
+leaves is computed with the divisor in two halves of 12 bits (``division``), so that products with 12 bits of a quotient
+are exact; from divisors of 2^110 on only what fp32 holds. A quotient below 2^24 has two such digits. Larger ones fp32
+does not count one by one, and the remainder that they leave would take a digit for every 12 bits: 24 of them for the
+quotients up to 2^277 that two floats can have, eight operators each, which no model pays for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
 
 
 def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """Both as values in fp32, or in 32 or 64 bits if they are integers; and their common type."""
+    """Both as values in fp32, or in 32 or 64 bits if they are integers, and their common type."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     y = b if isinstance(b, Value) else t.like(b, x)
@@ -78,14 +78,14 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DTy
 
 
 def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """As ``_operands``, where torch gives a number the type of the other operand: in ``x % 0.3``, 0.3 is bf16."""
+    """The same, where torch makes a number a tensor of the other operand's type: ``x % 0.3`` has 0.3 in bf16."""
     found = _operands(t, left, right)
     t.rounded_number = False  # it is meant to be
     return found
 
 
 def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
-    """(quotient, remainder) of integers. INTDIV cuts towards zero; for rounding down, one less where that was up."""
+    """(quotient, remainder) of integers. INTDIV cuts towards zero: below, where that is up, one less."""
     quotient = t.intdiv(x, y)
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
@@ -98,8 +98,9 @@ def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[
 def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
     """(quotient, remainder) of x / y, rounded down or towards zero: the remainder has the sign of y, or that of x.
 
-    A remainder of 0 has the sign of x in both cases. The nearest quotient leaves a remainder of either sign; where that
-    is not the wanted sign, the quotient is changed by one.
+    A remainder of 0 has the sign of x in both cases.
+    The nearest quotient leaves a remainder of either sign; where it is not the wanted one, the quotient was one too
+    far from where it is rounded to.
     """
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
@@ -120,7 +121,7 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
 
 
 def _first_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
-    """The multiple of 4096 nearest to x / y; 0 for a y so large that its multiples would overflow."""
+    """The multiple of 4096 that is nearest to x / y; 0 of a y so large that its multiples would overflow."""
     step = t.select(t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT))
     return t.mul(t.floor(t.add(t.mul(x, step), 0.5)), DIGIT)
 
@@ -174,7 +175,7 @@ def _divided(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
 
 
 def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
-    """Both operands times a power of two where an intermediate result would overflow: 1 / y, or a product near x."""
+    """Both times a power of two where an intermediate result would overflow: 1 / y, or a product near a large x."""
     scale = t.select(t.greater(2.0**-100, t.abs(y)), t.like(2.0**64, y), 1.0)
     large = t.logical_and(t.greater(t.abs(x), 2.0**100), t.greater(t.abs(y), 1.0))
     scale = t.select(large, t.like(2.0**-64, x), scale)

@@ -1,7 +1,7 @@
 """Running sums, products and extremes.
 
-TOSA has no scan. In step k every element is combined with the one 2^k places before it, so that log2(N) steps suffice.
-This adds up partial results in pairs, whose rounding errors are smaller than those of one element after the other.
+TOSA has no scan. In step k every element takes in the one 2^k before it, so that log2(N) steps do; the partial results
+are combined in pairs, whose rounding errors are smaller than those of one element after the other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ inf = math.inf
 
 
 def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]; element n is ``step`` over elements 0 .. n, of which ``neutral`` changes nothing
+    """x [*A,N,*B] -> [*A,N,*B]; element n is ``step`` over elements 0 .. n, of which ``neutral`` changes nothing.
 
-    If N is known at run time only, there are as many steps as its maximum needs: 31 without one.
+    An N that is known at run time only takes the steps of the largest one: 31, where the dimension has no maximum.
     """
     if x.rank == 0:
         return x
@@ -52,7 +52,7 @@ def _longest(x: Value, axis: int) -> int:
 
 
 def _before(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
-    """x [*A,N,*B] with each element moved ``distance`` back along ``axis``; ``neutral`` fills the beginning"""
+    """x [*A,N,*B], each element moved ``distance`` back along ``axis``; ``neutral`` comes in"""
     size = list(x.shape)
     padding = [0] * (2 * x.rank)
     padding[2 * axis] = smallest(distance, size[axis])
@@ -71,7 +71,7 @@ def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 
 def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]; for integers the range says that no sum has more than N terms"""
+    """x [*A,N,*B] -> [*A,N,*B]; sums on the way to integers have no more than N terms, either"""
     if x.dtype in FLOATS or x.rank == 0:
         return scanned(t, x, dim, t.add, 0)
     (low, high), longest = range_of(x), _longest(x, axis_of(dim, x.rank))

@@ -1,8 +1,8 @@
 """Writing where indices point.
 
-SCATTER writes rows, each at most once. Where torch leaves open which of several values for one place remains, so does
-the result here. Where torch defines it, because the values are combined or are all the same, each place is compared
-with every value that may be for it: places times values comparisons.
+SCATTER writes rows, each at most once: where torch leaves open what remains of several values for one place, so does
+the result here. Where it is defined, because values are combined or are all the same, each place looks at all values
+that may be for it: as many comparisons as there are places times values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ inf = math.inf
 ALONG = {"index": positions("self", "dim")}
 ALONG_FROM_END = {"index": positions("self", "dim", from_end=True)}
 COMPARISONS = 1 << 22
-"""The most comparisons of places with values; for sizes that only run time knows, their least number counts."""
+"""The most comparisons of a place with a value; of sizes that are known at run time only, at the least of these."""
 
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
@@ -45,7 +45,7 @@ def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
 
 
 class Combination(NamedTuple):
-    """How values for one place are combined: along an axis, and with the old value; ``neutral`` changes neither."""
+    """How values that meet in one place become one: along an axis, and with what was there; ``neutral`` to both."""
 
     along: Callable[[Tosa, Value, int], Value]
     pair: Callable[[Tosa, Value, Value], Value]
@@ -68,7 +68,7 @@ NAMES = {
 
 
 def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
-    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B'], whether index w names place k"""
+    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B'], whether index w is k"""
     before, count, after = index.shape[:axis], index.shape[axis], index.shape[axis + 1 :]
     size = x.shape[axis]
     compared = size * math.prod(index.shape)
@@ -81,7 +81,7 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
 def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: str, include_self: bool = True) -> Value:
     """x [*A,K,*B] with the values source [*A',W,*B'] combined into it; axes of ``index`` may have size 1
 
-    Places that no index names keep their values. fp16 and small integers are combined in 32 bits.
+    What no index names stays as it is. fp16 and small integers are combined in 32 bits.
     """
     how, dtype = NAMES[name], x.dtype
     t.require(name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered")
@@ -128,7 +128,7 @@ def _filled(t: Tosa, part: Value, x: Value, number: float) -> Value:
 
 
 def _cut(t: Tosa, source: Value, index: Value) -> Value:
-    """The corner of ``source`` that torch takes if it is larger than the index."""
+    """Of a source that is larger than the index, torch takes the corner."""
     return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
 
 
@@ -275,7 +275,7 @@ def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> 
 
 
 def _put_masked(t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
-    """x where the mask is false; elsewhere the values, of which each place must get the same."""
+    """x where the mask is false; elsewhere the values, of which there is the same for each place."""
     (mask,) = [index for index in indices if index is not None]
     before = indices.index(mask)
     after = x.rank - before - mask.rank

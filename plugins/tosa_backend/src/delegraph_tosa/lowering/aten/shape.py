@@ -1,4 +1,4 @@
-"""Reshaping, joining, cutting, repeating, reordering; for any element type that the target moves."""
+"""Shapes: reshaping, joining, cutting, repeating, reordering. Works on any element type that the target moves."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
 
 
 def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """x without those of ``axes`` that have size 1; a tensor without axes is treated as if it had one."""
+    """x without those of ``axes`` that have size 1; a number without axes takes axis 0 for one"""
     for size in [x.shape[axis] for axis in axes if axis < x.rank]:
         why = f"whether an axis of the size {size} is dropped is known at run time only"
         t.require(not is_dynamic(size), by_size(why, "name the axes that are 1 at every size: x.squeeze(dim)"))
@@ -192,7 +192,7 @@ def cut(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
 
 
 def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,ceil(N/step),*B]; elements 0, step, 2*step, .., as the first of rows of ``step``"""
+    """x [*A,N,*B] -> [*A,ceil(N/step),*B]; elements 0, step, 2*step, ..; rows of ``step`` of which the first stays"""
     count = -(-x.shape[axis] // step)
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     flat = t.reshape(x, (before, x.shape[axis], after))
@@ -213,7 +213,7 @@ def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, st
 def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """Where a slice of an axis begins and ends, counted from 0; an end before the beginning is the beginning.
 
-    Bounds that might lie beyond a dynamic axis are assumed not to: torch has traced the program so.
+    Of what may be beyond the axis at run time it is taken that it is not: torch's sizes are those of that.
     """
     first, last = (_within(p, size) for p in (start or 0, size if end is None else end))
     return first, max(first, last)
@@ -247,7 +247,7 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
 
 
 def _even(size: int, step: int) -> list[int]:
-    """``size`` in pieces of ``step`` and a smaller last one; a dynamic size in as many pieces as torch made."""
+    """``size`` in pieces of ``step`` and a smaller last one. Of a dynamic size, as many as torch made."""
     if is_dynamic(step) and not is_dynamic(size // step):
         return [step] * (size // step)
     return [min(step, size - start) for start in range(0, size, step)]

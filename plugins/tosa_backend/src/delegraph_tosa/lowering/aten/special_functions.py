@@ -47,7 +47,7 @@ I0_FAR = (
 
 
 def polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
-    """A polynomial of x; the coefficient of the highest power comes first."""
+    """The coefficient of the highest power comes first."""
     y: Value | float = coefficients[0]
     for coefficient in coefficients[1:]:
         y = t.add(t.mul(x, y), coefficient)

@@ -1,4 +1,4 @@
-"""Signs, infinities and NaN."""
+"""Signs, infinities, and what is no number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ inf = math.inf
 
 
 def is_negative(t: Tosa, x: Value) -> Value:
-    """x [*S] -> truth values: the sign bit. A zero shows it in its reciprocal; for NaN the result is false"""
+    """x [*S] -> truth values: the sign bit. That of a zero shows in its reciprocal; that of NaN is taken for 0"""
     if x.dtype is DType.BOOL:
         return filled(t, x.shape, False, torch.bool)
     below = t.greater(0, x)

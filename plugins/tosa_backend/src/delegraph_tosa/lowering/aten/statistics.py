@@ -21,7 +21,7 @@ aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
 SMALLEST = 2.0**-100
-"""The least number by which deviations are divided: the reciprocal of a subnormal one may be infinite."""
+"""The least that deviations are divided by: the reciprocal of a subnormal number may be infinite."""
 
 
 def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
@@ -49,7 +49,7 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
 
 
 def _root_of_share(t: Tosa, divisor: float, x: Value) -> Operand:
-    """The square root of 1 / divisor."""
+    """The root of 1 / divisor."""
     if waits(divisor):
         return t.rsqrt(t.like(divisor, x))
     return math.sqrt(1 / divisor) if divisor else inf

@@ -131,7 +131,7 @@ def cosh(t: Tosa, self: Value) -> Value:
 
 
 LARGE = 1e4
-"""From here on, 1 + x * x equals x * x in fp32, and x * x is still far from overflowing."""
+"""From here on, 1 + x * x is x * x in fp32, while x * x is still far from overflowing."""
 
 
 @lowers(aten.asinh.default, aten.arcsinh.default)

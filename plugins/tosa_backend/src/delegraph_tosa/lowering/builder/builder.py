@@ -1,4 +1,4 @@
-"""``Tosa``, the ``t`` of every rule: the operators, and numbers that are computed with them."""
+"""``Tosa``, the ``t`` of every rule: the operators, and numbers that are computed by some of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from .operators import Operators
 from .size_numbers import computed
 
 MOST_NUMBERS = 1 << 16
-"""The longest row 0, 1, 2, .. that is stored, so that a part of it is taken at run time.
-
-A longer one is computed from rows of ``ROW`` numbers.
-"""
+"""The longest row 0, 1, 2, .. that is stored, to take a part of it at run time; a longer one is made of rows."""
 ROW = 1 << 15
-"""Numbers in a row of a longer one: as many such rows as MOST_NUMBERS are as long as an axis can be."""
+"""Numbers in such a row: MOST_NUMBERS of them are as many as a tensor can have along one axis."""
 
 
 class Tosa(Operators):
@@ -28,17 +25,17 @@ class Tosa(Operators):
     """
 
     weighs_integers = False
-    """Whether integers can be multiplied by fp32, as an interpolation multiplies them by its weights."""
+    """Whether integers can be multiplied by fp32, as weights of an interpolation are."""
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A tensor filled with ``number``, which may be a size, or be computed from sizes, at run time."""
+        """A tensor filled with ``number``, which may be known at run time only: a size, or computed of one."""
         if not waits(number):
             return super().constant(number, dtype, shape)
         total = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
         return self.tile(self.reshape(self.cast(total, dtype), (1,) * len(shape)), shape)
 
     def numbers(self, count: int, dtype: DType) -> Value:
-        """0, 1, .., count - 1 [count]; of a count that only run time knows, the beginning of the longest row."""
+        """0, 1, .., count - 1 [count]; of a count that is known at run time only, the beginning of the longest row."""
         longest = min(size_range(count)[1], LARGEST_SIZE)
         if is_dynamic(count) and longest > MOST_NUMBERS:
             rows = -(-count // ROW)

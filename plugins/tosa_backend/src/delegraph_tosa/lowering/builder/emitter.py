@@ -33,7 +33,7 @@ class Emitter:
     """
 
     folded_bytes = 64 * 1024
-    """Bytes up to which a constant is folded even if its operands are smaller; larger ones would bloat the file."""
+    """A folded constant may be this large even if its operands are smaller; larger ones would make the file explode."""
 
     def __init__(self, spec: TosaSpec) -> None:
         self.spec = spec
@@ -43,7 +43,7 @@ class Emitter:
         self._constants: dict[Any, Value] = {}
         self._proven: Range | None = None
         self.rounded_number = False
-        """Whether a number was rounded to become a constant of short floats; whoever asks sets it back."""
+        """Whether a number had to be rounded to become a constant of short floats; set back by who asks."""
 
     def takes(self, cls: type[Operator], inputs: Sequence[Value], **attributes: Any) -> bool:
         """Whether the target has the operator for values of these types."""
@@ -57,17 +57,14 @@ class Emitter:
             raise refused(why)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Raise Unsupported unless all values, None left out, have one element type; ``what`` takes them."""
+        """Unsupported unless all values that are there have one element type; ``what`` takes them."""
         types = sorted({v.dtype for v in values if v is not None})
         self.require(len(types) == 1, f"{what} of mixed types ({', '.join(map(str, types))}) is not lowered")
 
     # ---- operators
 
     def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
-        """The first result of a new operator.
-
-        If all operands are constant, it is a folded constant, and nothing is emitted.
-        """
+        """The (first) result of a new operator; a constant, and nothing emitted, if its operands are constant."""
         if fold and _all_constant(inputs):
             return self._folded(cls, inputs, attributes)
         return self._appended(*self._inferred(cls, inputs, attributes))
@@ -82,7 +79,7 @@ class Emitter:
             raise refused(f"TOSA {operator.name}: {illegal}") from illegal
 
     def _folded(self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]) -> Value:
-        """A constant that is computed when the file is written; the same one for the same operator and operands."""
+        """A constant that is computed when the file is written; the same one if it was asked for before."""
         key = (cls, *inputs, repr(attributes))
         if key not in self._constants:
             operator, types = self._inferred(cls, inputs, attributes)
@@ -106,15 +103,15 @@ class Emitter:
         return operator.outputs[0]
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target does not take, computed in types that it takes.
+        """The result of an operator that the target does not take, computed in types in which it does.
 
-        Here there are none, so this raises Unsupported. ``IntegerWidths`` has some.
+        Here there are none: raises Unsupported. ``IntegerWidths`` has some.
         """
         ways = alternatives(operator, self.spec.version)
         raise refused(other_target(self.spec, why, [] if isinstance(ways, str) else ways))
 
     def copied(self, old: Operator, attributes: str, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The results of ``old`` on other operands, with the same types and the same ones constant; nothing is checked.
+        """The results of ``old`` on other operands that are as constant and have the same types: nothing is checked.
 
         ``attributes``: those of ``old``, as text.
         """
@@ -133,7 +130,7 @@ class Emitter:
 
     @contextmanager
     def proven(self, range: Range) -> Iterator[None]:
-        """Integers that are computed inside of this context lie in ``range``, whatever their operands prove."""
+        """Integers that are computed inside lie in ``range``, whatever the ranges of their operands prove."""
         self._proven, before = range, self._proven
         try:
             yield
@@ -143,19 +140,19 @@ class Emitter:
     # ---- constants
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns; it is called once for equal ``key``s."""
+        """Constants that ``make`` makes, the same ones for an equal ``key``."""
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
 
     def literals(self) -> Iterator[tuple[Any, Value]]:
-        """The shapes and numbers that were made so far, each with its key."""
+        """Shapes and numbers that were made, each with the key by which it is made once."""
         for key, value in self._constants.items():
             if isinstance(value, Value) and isinstance(value.constant, Literal):
                 yield key, value
 
     def intern(self, key: Any, literal: Value) -> Value:
-        """The literal with that ``key``: the one that was made here, or else ``literal``, from elsewhere."""
+        """A literal that was made elsewhere, or the equal one that was made here by that ``key``."""
         return self._constants.setdefault(key, literal)
 
     def shape(self, entries: Sequence[int]) -> Value:
@@ -170,7 +167,7 @@ class Emitter:
         return self._constants[key]
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A constant filled with ``number``, made once; 0.0 and -0.0 are different numbers."""
+        """A constant filled with ``number``, made once; 0.0 and -0.0 are two."""
         number = _as_python(number, dtype)
         key = (repr(number), dtype, shape)
         if key not in self._constants:
@@ -198,10 +195,7 @@ def _bytes(types: Sequence[Type]) -> int:
 
 
 def _as_python(number: float, dtype: DType) -> float:
-    """``number`` as a Python number of ``dtype``'s kind, where any number but 0 is true.
-
-    Raises Unsupported for infinities and NaN as integers.
-    """
+    """The Python number of ``dtype``'s kind; Unsupported for infinities and NaN as integers. Any but 0 is true."""
     if dtype in FLOATS:
         return float(number)
     if dtype is DType.BOOL:

@@ -1,8 +1,8 @@
 """Integers that a target computes in another type than rules see: int64 and int8 as int32, and int32 as fp32.
 
-TOSA 1.0 has no int64. Constants fold in int64. What is computed at run time is int32 in the graph, while rules see a
-value of int64. The builder knows both, and refuses a result that is not proven to fit. A target with EXT-INT64 computes
-in int64, and uses int32 only for operators that have no int64.
+TOSA 1.0 has no int64. Constants fold in it; what is computed at run time is int32 in the graph, and a rule sees a value
+that calls itself int64. The builder knows both, and refuses a result that is not proven to fit. A target with EXT-INT64
+computes in int64, and in int32 only what it has no operator for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN_32_BITS = (
     *(tosa.ABS, tosa.ADD, tosa.SUB, tosa.MAXIMUM, tosa.MINIMUM),
     *(tosa.EQUAL, tosa.GREATER, tosa.GREATER_EQUAL),
 )
-"""Operators that TOSA has on int32, and not on smaller integers."""
+"""What TOSA has on int32, and not on smaller integers."""
 
 
 class IntegerWidths(Emitter):
@@ -45,7 +45,7 @@ class IntegerWidths(Emitter):
     # ---- int64 that runs as int32
 
     def _appended_narrow(self, wide: Operator) -> Value:
-        """The result of an operator on int64, which is computed on int32."""
+        """The result of an operator on int64, which the graph has on int32."""
         (result,) = wide.outputs
         attributes = wide.attribute_values()
         if attributes.get("dtype") is DType.INT64:
@@ -57,7 +57,7 @@ class IntegerWidths(Emitter):
         return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
 
     def narrowed(self, value: Value) -> Value:
-        """``value``, or for int64 the int32 with the same elements. Unsupported if they may not fit."""
+        """``value``; of int64, the int32 with the same elements. Unsupported if it may not fit."""
         if value.dtype is not DType.INT64:
             return value
         if value not in self._narrow:
@@ -78,15 +78,15 @@ class IntegerWidths(Emitter):
         return wide
 
     def held(self, value: Value) -> Value:
-        """The value in the graph for one that rules see: for int64 its int32, unless the target has int64 itself."""
+        """What the graph has for a value that rules see: of int64 the int32, unless the target has int64 itself."""
         return value if self.has_int64 else self.narrowed(value)
 
     def held_type(self, type: Type) -> Type:
-        """The type that a value of ``type`` has in the graph."""
+        """The type of what the graph has for a value of ``type``."""
         return type._replace(dtype=DType.INT32) if type.dtype is DType.INT64 and not self.has_int64 else type
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
-        """The opposite of ``held``: the value that rules see, of ``type`` and in that range."""
+        """The way back: what rules see of ``held``, a value of ``type`` in that range."""
         held.range = range
         return held if held.type == type else self.widened(held, range)
 
@@ -98,7 +98,7 @@ class IntegerWidths(Emitter):
     # ---- int8 and int16 that run as int32
 
     def _appended_in_32_bits(self, small: Operator) -> Value:
-        """The result of an operator on int8 or int16: the low bits of the int32 result, so it wraps as in torch."""
+        """The result of an operator on int8 or int16: the low bits of what it is on int32, so it wraps as in torch."""
         (result,) = small.outputs
         wide = [self.emit(tosa.CAST, (v,), dtype=DType.INT32) for v in small.inputs]
         y = self.emit(type(small), wide, **small.attribute_values())
@@ -125,7 +125,7 @@ class IntegerWidths(Emitter):
         return whole
 
     def _exact(self, value: Value) -> Value:
-        """An int32 whose elements fp32 holds, cast to fp32 once."""
+        """An int32 that fp32 holds, as fp32; cast once."""
         if value.dtype is not DType.INT32:
             return value
         if value.constant is not None:

@@ -22,7 +22,7 @@ Operand = Value | float
 
 
 class Operators(IntegerWidths, Regions):
-    """Builds operators for the target ``spec``; ``Tosa`` adds numbers that several of them compute.
+    """Builds operators for the target ``spec``; ``Tosa`` adds what is computed by several of them.
 
     ``operators`` are those made so far, ``source`` is where the next ones come from.
     """
@@ -46,7 +46,7 @@ class Operators(IntegerWidths, Regions):
         return self.constant(0, x.dtype)
 
     def accumulator(self, x: Value) -> DType:
-        """The type in which products with ``x``, and averages of it, are summed."""
+        """What products with ``x``, and averages of it, are summed in."""
         return DType.FP32
 
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
@@ -94,7 +94,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.FLOOR, (x,))
 
     def identity(self, x: Value) -> Value:
-        """Never folded away: it makes an input or a constant a result of the graph."""
+        """Always an operator of its own: what makes an input or a constant a result of the graph."""
         return self.emit(tosa.IDENTITY, (x,), fold=False)
 
     def log(self, x: Value) -> Value:
@@ -128,7 +128,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """TOSA's own CAST: a float becomes the nearest integer, where torch cuts (``promotion.converted``)."""
+        """TOSA's own CAST: a float becomes the nearest integer (torch cuts: see ``cast.converted``)."""
         if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64} and not self.has_int64:
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
         if x.dtype is DType.INT64 and self.has_int64 and dtype in (DType.INT8, DType.INT16):
@@ -140,7 +140,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.TABLE, (x, entries))
 
     def rescale(self, x: Value, multiplier: Value, shift: Value, before: int, after: int, dtype: DType) -> Value:
-        """(x - before) * multiplier / 2**shift + after; several multipliers belong to the indices of the last axis."""
+        """(x - before) * multiplier / 2**shift + after; several multipliers are for the indices of the last axis."""
         operands = (x, multiplier, shift, self.constant(before, x.dtype), self.constant(after, dtype))
         return self.emit(
             tosa.RESCALE,
@@ -162,7 +162,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.SUB, left, right)
 
     def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
-        """For int32, ``shift`` low bits of the product are rounded off."""
+        """Of int32, ``shift`` low bits of the product are rounded off."""
         return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8)))
 
     def pow(self, left: Operand, right: Operand) -> Value:
@@ -175,7 +175,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.MINIMUM, left, right, nan_mode=nan_mode)
 
     def intdiv(self, left: Operand, right: Operand) -> Value:
-        """For int32, rounded towards zero."""
+        """Of int32, towards zero."""
         return self._binary(tosa.INTDIV, left, right)
 
     def bitwise_and(self, left: Operand, right: Operand) -> Value:
@@ -188,11 +188,11 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.BITWISE_XOR, left, right)
 
     def left_shift(self, left: Operand, right: Operand) -> Value:
-        """By 0 up to the number of bits less one."""
+        """By 0 up to one less than the element's bits."""
         return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
 
     def right_shift(self, left: Operand, right: Operand) -> Value:
-        """By 0 up to the number of bits less one; keeps the sign and rounds down."""
+        """As ``left_shift``; keeps the sign and rounds down."""
         return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)
 
     def equal(self, left: Operand, right: Operand) -> Value:
@@ -214,7 +214,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.LOGICAL_XOR, left, right)
 
     def select(self, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-        """Broadcasts its three operands; one of ``on_true`` and ``on_false`` may be a number."""
+        """Broadcasts its three operands; two numbers need one of them as a value."""
         on_true, on_false = self._pair(on_true, on_false)
         rank = max(condition.rank, on_true.rank)
         return self.emit(tosa.SELECT, [self.ranked(v, rank) for v in (condition, on_true, on_false)])

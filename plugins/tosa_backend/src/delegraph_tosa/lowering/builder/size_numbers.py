@@ -1,7 +1,6 @@
-"""Sizes as numbers: tensors of one element, computed from sizes that are known at run time only.
+"""Sizes as numbers: tensors of one element, computed of sizes that are known at run time only.
 
-TOSA has no operator that makes a tensor of a shape's entries. But a tensor can have as many elements as a size says:
-its ones are added up.
+TOSA makes no tensor of a shape. But a tensor can be as long as a size says: so many ones are added up.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Number = Any
 
 
 def computed(t: Operators, number: Number, dtype: DType) -> Value:
-    """[1] of ``dtype``, int32 or fp32. A formula is computed in fp32, and cut to an integer as torch does."""
+    """[1] of ``dtype``, int32 or fp32; a formula is computed in fp32, and cut to an integer as torch does."""
     if is_dynamic(number):
         return _counted(t, number, dtype)
     if not isinstance(number, Formula):
@@ -40,7 +39,7 @@ def truth(t: Operators, relation: Relation) -> Value:
 
 
 def _counted(t: Operators, size: int, dtype: DType) -> Value:
-    """[1]: a size, which is a sum of products. fp32 counts up to 2**24."""
+    """Floats count up to 2**24."""
     total: Value | None = None
     for count, factor in products(size):
         part = t.mul(_ones(t, count, dtype), factor)
@@ -50,17 +49,14 @@ def _counted(t: Operators, size: int, dtype: DType) -> Value:
 
 
 def _ones(t: Operators, count: int, dtype: DType) -> Value:
-    """The sum of ``count`` ones, [1].
-
-    If the count may be 0, one more is summed and subtracted, since no tensor of TOSA is empty.
-    """
+    """The sum of so many ones, [1]. Of what may be 0 there is one more, since no tensor of TOSA is empty."""
     more = 1 if _may_be_zero(count) else 0
     total = t.reduce_sum(t.tile(t.constant(1, dtype), (count + more,)), 0)
     return t.sub(total, 1) if more else total
 
 
 def _may_be_zero(product: int) -> bool:
-    """Whether a product may be 0: one of its factors is no size of a tensor, such as ``n // 2``."""
+    """Whether a product has a factor that is not the size of a tensor, such as ``n // 2``."""
     if not isinstance(product, Size):
         return False
     return not all(isinstance(one, Symbol) for monomial in product.terms for one in monomial)
@@ -71,7 +67,7 @@ def _float(t: Operators, number: Number) -> Value:
 
 
 def _quotient(t: Operators, left: Number, right: Number) -> Value:
-    """Rounded as torch does: the last bit of a ratio of sizes may decide which element is the nearest."""
+    """As torch rounds it: which element is the nearest may depend on the last bit of a ratio of sizes."""
     divisor = _float(t, right)
     inverse = t.reciprocal(divisor)
     if left == 1:

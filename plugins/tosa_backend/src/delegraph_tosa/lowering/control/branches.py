@@ -1,8 +1,8 @@
 """Control flow: a higher-order call is lowered with its subgraphs, or not at all.
 
 ``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; for ``map`` and ``scan`` see ``repeated``. The calls in a
-subgraph are lowered by the same rules as elsewhere, in a dry run too. If one of them is refused, so is the whole call,
-and the core lowers the subgraph as a program of its own.
+subgraph are lowered by the rules that they have elsewhere, in a dry run too. If one of them is refused, so is the whole
+call, and the core lowers the subgraph as a program of its own.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Ranges = list[Range | None]
-"""The ranges of the values that a loop carries; None for those that are no integers."""
+"""Of what a loop carries; None for what is no integer."""
 
 
 def _results(t: Tosa, call: Node, found: Sequence[Value], like: Sequence[Value], ranges: Ranges) -> tuple[Value, ...]:
-    """The results of an operator as rules see them: in the form of ``like``, and in these ranges."""
+    """Results of an operator as rules see them: as ``like`` are, in these ranges."""
     results = [seen(t, v, as_this, range) for v, as_this, range in zip(found, like, ranges, strict=True)]
     for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
         wanted = type_of(val, f"result {k}")
@@ -85,16 +85,16 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
-    """A truth value; it may also be computed from sizes."""
+    """A truth value, also one about sizes."""
     found = argument_in(outer, argument, "the predicate is")
     return truth(outer.t, found) if isinstance(found, Relation) else value_in(outer, argument, "the predicate is")
 
 
 @lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """WHILE_LOOP, which needs the extension `controlflow`; the condition bounds an int64 that the loop carries.
+    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries is bounded by the condition.
 
-    A loop of TOSA carries everything that its graphs use: the body returns what it does not change as it came.
+    TOSA's loop carries everything that its graphs use: the body returns additional inputs as they came.
     """
     t = outer.t
     expect_taken(t, tosa.WHILE_LOOP)
@@ -115,7 +115,7 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 class _Loop:
-    """A ``while_loop``, and the ranges of the integers that it carries."""
+    """A ``while_loop``, and in which ranges the integers lie that it carries."""
 
     def __init__(self, outer: Interpreter, call: Node) -> None:
         self.outer = outer
@@ -126,7 +126,7 @@ class _Loop:
         self.given = operands_of(outer, [*carried, *additional])
 
     def subgraphs(self, ranges: Ranges, only: Wanted | None = None) -> tuple[Subgraph, Subgraph]:
-        """Condition and body for values in ``ranges``; in the body, what the condition says holds too.
+        """Condition and body when what the loop carries is in ``ranges``, and in the body what the condition says.
 
         ``only``: which results of the body are wanted.
         """
@@ -141,7 +141,7 @@ class _Loop:
         return condition, Subgraph(self.outer, self.owners[1], self._at(inside), only)
 
     def _at(self, ranges: Ranges) -> Given:
-        """The values that subgraphs are given: in ``ranges``, and never constant, since the loop carries them."""
+        """What subgraphs are given when what the loop carries, which is never constant, is in ``ranges``."""
 
         def given(key: Key) -> Value | int:
             if isinstance(key, Symbol) or key >= len(ranges):
@@ -152,10 +152,7 @@ class _Loop:
         return given
 
     def settle(self) -> None:
-        """Compute the lazy values that the loop carries.
-
-        A value stays quantized only if the body returns it in the quantization in which it starts.
-        """
+        """Let what the loop carries be computed, unless the body returns it in the quantization in which it starts."""
         quantized = {k for k, v in enumerate(self.start) if is_quantized(v)}
         while quantized:
             body = self.subgraphs([None if k in quantized else _range(v) for k, v in enumerate(self.start)])[1]
@@ -169,8 +166,8 @@ class _Loop:
     def invariant(self) -> Ranges:
         """Ranges that hold before the first step and, if they hold before a step, after it.
 
-        Steps are tried on ranges. While a step leaves them, they are widened to the next of ``WIDTHS``; once a step
-        stays inside, they are narrowed to the ranges after that step, as long as these hold too.
+        Steps are tried on ranges. Where a step leaves them, they are widened to the next of some lengths of numbers;
+        once a step stays inside, they are narrowed to what was found, as long as that holds.
         """
         start = [_range(v) for v in self.start]
         ranges, proven = start, None
@@ -202,11 +199,11 @@ def _is_integer(node: Node) -> bool:
 
 
 WIDTHS = (0, 7, 15, 30, 31, 63)
-"""The bits to which the integers of a loop are widened, one after the other."""
+"""Bits to which the integers of a loop are widened, one after the other."""
 
 
 def _wider(before: Range, after: Range) -> Range:
-    """``after``, with each end that moved set to the end of the next width that holds it."""
+    """``after``, with each end that moved at the next width that holds it."""
     low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
     high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
     return low, high

@@ -1,8 +1,8 @@
-"""``map`` and ``scan``: the operators of all steps, or a loop over many.
+"""``map`` and ``scan``: the operators of all steps, or a loop of many.
 
-TOSA has neither. Up to ``MOST_STEPS`` steps are written out, which needs no extension. More of them, or a number that
-only run time knows, become a WHILE_LOOP that counts its steps: GATHER takes the rows that are mapped over, SCATTER
-collects the rows that the steps make.
+TOSA has neither. Up to ``MOST_STEPS`` steps are written out, which needs no extension. More of them, or as many as only
+run time says, are a WHILE_LOOP that counts its steps: GATHER takes the rows of what is mapped over, SCATTER collects
+those that are made.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 MOST_STEPS = 1024
-"""The most steps that are written out."""
+"""Steps that are written out."""
 
 
 @lowers_control(torch.ops.higher_order.map_impl)
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """The operators of all steps; of more than 1024 steps, or of a number that only run time knows, a WHILE_LOOP.
+    """The operators of all its steps; of more than 1024 steps, or of as many as run time says, a WHILE_LOOP.
 
     That needs the extension `controlflow`.
     """
@@ -51,10 +51,10 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 @lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """As `map`; each step also gets what the step before carries.
+    """As `map`; each step gets what the one before carries.
 
-    A loop carries no int64 if the target has none: it would have to fit after any number of steps, and no condition
-    bounds it, as that of a `while_loop` does. Where steps are written out, each proves what fits after it.
+    In a loop that is no int64 where the target has none: it would have to fit after any number of steps, and no
+    condition bounds it, as one of `while_loop` does. Steps that are written out prove one after the other what fits.
     """
     body, start, xs, additional = call.args
     steps, rows = _Steps(outer, body, xs), []
@@ -105,9 +105,9 @@ class _Steps:
 class _Loop:
     """The steps as a WHILE_LOOP.
 
-    It carries, in this order: the number of the step; what the scan carries; the rows that the steps made so far; the
-    tensors that are mapped over; the number of steps, if only run time knows it; and whatever else the body uses. No
-    step changes the last three.
+    It carries, in this order, the number of the step, what the scan carries, the rows that the steps made so far, what
+    is mapped over, how many steps there are if only run time says so, and what else the body uses. No step changes the
+    last three.
     """
 
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:
@@ -143,7 +143,7 @@ class _Loop:
         return self.t.held(converted(self.t, x, movable(self.t, x.dtype)))
 
     def _empty(self, row: Any) -> Value:
-        """Zeros [1,N,C] to collect rows of that type in, as SCATTER takes them."""
+        """Zeros [1,N,C] for rows of that type, as SCATTER takes them."""
         dtype = self.t.held_type(row).dtype
         shape, dtype = (1, self.steps.count, math.prod(row.shape)), movable(self.t, dtype)
         if any(map(is_dynamic, shape)):
@@ -165,7 +165,7 @@ class _Loop:
         return (*last, *stacked)
 
     def _seen(self, held: Value, like: Value) -> Value:
-        """The values that the scan carries; no more is known of them than their types."""
+        """What the scan carries, of which no more is known than its type."""
         return self.t.seen(held, like.type, range_of_type(like.dtype) if like.dtype in INTEGERS else None)
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
@@ -211,7 +211,7 @@ class _Loop:
         return self.t.seen(arrives, value.type, value.range)
 
     def _passing(self, key: Key) -> Value:
-        """A value that the loop is given and passes on."""
+        """What the loop is given to pass."""
         value = self.given(key)
         assert isinstance(value, Value)
         return self.t.held(real(self.t, value))
@@ -229,6 +229,6 @@ class _Loop:
 
 
 def _counter(value: Value, most: int) -> Value:
-    """The number of a step, at most ``most``."""
+    """The number of a step, which is ``most`` at most."""
     value.range = 0, most
     return value

@@ -1,9 +1,9 @@
 """Subgraphs of higher-order calls, lowered to graphs of their own: what ``branches`` and ``repeated`` share.
 
-An operand of the call that is constant, such as a weight, is a constant of the graph that uses it. Everything else
-arrives as an input, because graphs of TOSA do not see the values around them. Quantized values cross as their integers.
+What a call passes and is constant, such as a weight, is a constant of the graph that uses it. Everything else arrives
+as an input, because graphs of TOSA do not see the values around them. What is quantized crosses as its integers.
 
-No shape crosses either: a graph can read sizes that are known at run time from its inputs only. For a size that none of
+No shape crosses either: a graph reads sizes that are known at run time only off its inputs. For a size that none of
 them has, it gets one more input: a tensor that is as long.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Key = int | Symbol
-"""An input that a graph may take: an operand of the call, by position, or a tensor as long as a symbol says."""
+"""What a graph may take: an operand of the call by its position, or a tensor that is as long as a symbol says."""
 Given = Callable[[Key], Value | int]
-"""The value or the size that a call passes to a subgraph; Unsupported for anything else."""
+"""What a call passes to a subgraph, a size as it is; Unsupported if that is neither a tensor nor a size."""
 Wanted = Callable[[Node], bool]
 """Whether a result of a subgraph is wanted."""
 
@@ -39,15 +39,12 @@ Wanted = Callable[[Node], bool]
 class Subgraph:
     """A subgraph that is lowered to operators of its own.
 
-    ``results`` are values as rules see them, int64 too. ``inputs``: key -> the input of the graph, for each operand
-    that it uses and that is not constant.
+    ``results`` are values as rules see them, int64 too. ``inputs``: key -> the input of the graph, for what it
+    uses of what it is given and is not constant.
     """
 
     def __init__(self, outer: Interpreter, owner: Node, given: Given, only: Wanted | None = None) -> None:
-        """Lower the subgraph.
-
-        Results for which ``only`` is false are left out, and so are the calls that only they need.
-        """
+        """Without the calls that results for which ``only`` is false need alone; those results are left out."""
         self.t, self.given = outer.t, given
         self.operators: list[Operator] = []
         self.inputs: dict[Key, Value] = {}
@@ -68,7 +65,7 @@ class Subgraph:
         return seen(self.t, self.input(self.position[node]), value, value.range)
 
     def input(self, key: Key) -> Value:
-        """The input of the graph for that operand of the call, or for that size; it may be used or not."""
+        """The input of the graph for that operand of the call, used or not, or for that size."""
         if key not in self.inputs:
             given = self.given(key)
             assert isinstance(given, Value)
@@ -79,16 +76,16 @@ class Subgraph:
         return self.inputs[key]
 
     def compute(self, position: int) -> None:
-        """Compute a result that is quantized."""
+        """Let a result be computed, which is quantized."""
         with self.t.inside(self.operators):
             self.results[position] = real(self.t, self.results[position])
 
     def untold(self, keys: Iterable[Key]) -> set[Symbol]:
-        """The symbols with which it computes and that it cannot read from its inputs for ``keys``."""
+        """The symbols that it computes with and cannot read off its inputs for ``keys``."""
         return untold([self.input(key) for key in keys], sizes_of(self.operators))
 
     def graph(self, keys: Sequence[Key], passed: Sequence[Key] = ()) -> Graph:
-        """The graph with inputs for ``keys``. It returns its results, then the inputs for ``passed`` as they came."""
+        """The graph with inputs for ``keys``; it returns its results, and those of ``passed`` as they came."""
         inputs = [self.input(key) for key in keys]
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
         with self.t.inside(self.operators):
@@ -99,7 +96,7 @@ class Subgraph:
 
 
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
-    """The inputs that graphs of one operator share: ``carried``, what else they use, sizes that none of those has."""
+    """What graphs of one operator take: ``carried``, what else one of them uses, and sizes that none of those has."""
     keys = list(carried)
     keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))
     return keys + sorted({size for graph in graphs for size in graph.untold(keys)})
@@ -122,7 +119,7 @@ def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
 
 
 def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
-    """The values that a subgraph returns; it may return one that is in no tuple."""
+    """What a subgraph of these nodes returns; it may be one value that is in no tuple."""
     returned: Any = nodes[-1].args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
 
@@ -140,7 +137,7 @@ def _needed_for(values: Iterable[Any]) -> list[Node]:
 
 
 def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
-    """The value of an argument; Unsupported for what is no tensor, with a reason that begins with ``what``."""
+    """The value of an argument; Unsupported for what is no tensor, which ``what`` introduces."""
     value = argument_in(interpreter, argument, what)
     if not isinstance(value, Value):
         kind = "size" if isinstance(argument, Node) else "Python value"
@@ -149,7 +146,7 @@ def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
 
 
 def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | int:
-    """As ``value_in``, but a size or a Python int stays as it is."""
+    """As ``value_in``; a size, or an int of Python, stays what it is."""
     if type(argument) is int:
         return argument
     if not isinstance(argument, Node):
@@ -161,23 +158,23 @@ def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | i
 
 
 def is_quantized(value: Value) -> TypeGuard[Scaled]:
-    """Whether the value is quantized like an activation, so that its integers say everything."""
+    """Whether it is quantized as activations are, so that its integers say all."""
     return isinstance(value, Scaled) and value.is_small and value.constant is None
 
 
 def held(value: Value) -> Value:
-    """The form of a value in the graph, apart from int64: for a quantized value, its integers."""
+    """What the graph has for a value, but for int64: the integers of what is quantized."""
     return value.q if is_quantized(value) else value
 
 
 def crossing(t: Tosa, given: Value | int) -> Value:
-    """The value that the graph around passes in."""
+    """The value of the graph around it that a graph is given."""
     assert isinstance(given, Value)
     return t.held(held(given))
 
 
 def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
-    """The opposite of ``held``: a value in the form of ``like``, with integers in ``range``."""
+    """The way back, of a value that is as ``like`` is and whose integers are in ``range``."""
     if is_quantized(like):
         return Scaled(crossed, like.scale, like.zero_point)
     return t.seen(crossed, like.type, range)
@@ -191,7 +188,7 @@ def is_alike(first: Value, second: Value) -> bool:
 
 
 def operands_of(outer: Interpreter, listed: Any) -> Given:
-    """The operands of a call; what must be computed for them is computed in the graph around it."""
+    """What has to be computed for them belongs to the graph around the call, wherever they are asked for."""
     operators = outer.t.operators
     known: dict[Key, Value | int] = {}
 
@@ -208,17 +205,17 @@ def operands_of(outer: Interpreter, listed: Any) -> Given:
 
 
 def as_long_as(t: Tosa, size: Symbol) -> Value:
-    """A tensor [size], of an element type whose sizes every target can read."""
+    """A tensor [size], of an element type whose sizes every target reads."""
     return t.tile(t.constant(0, DType.BOOL), (atom(size),))
 
 
 def own(constant: Value) -> Value:
-    """The constant as another value: what a subgraph proves about its integers holds only if the subgraph runs."""
+    """A constant as another value, for what a subgraph proves of integers holds only if it runs."""
     return Value(constant.type, constant.constant, constant.name) if constant.dtype in INTEGERS else constant
 
 
 def expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
-    """Raise Unsupported if the target has no such operator, before anything is said about its subgraphs."""
+    """Unsupported if the target has no such operator, before anything is said of its subgraphs."""
     empty = Graph((), (), ())
     attributes = dict.fromkeys((name for name, kind in cls.attributes.items() if kind == "Graph"), empty)
     why = t.spec.why_not(cls(operands, **attributes))

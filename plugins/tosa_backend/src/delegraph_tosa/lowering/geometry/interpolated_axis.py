@@ -1,4 +1,4 @@
-"""One axis of an interpolation, whose sizes are known when it is lowered or at run time only."""
+"""One axis of an interpolation, with sizes that are known beforehand or at run time only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Axis(NamedTuple):
     scale: float | None = None
 
     def step(self, corners: bool = False) -> np.float32:
-        """Input elements per output element; with ``corners`` the outermost centres of both fall on each other."""
+        """Input elements per output element; with ``corners`` the centres of the outer ones stay."""
         if corners:
             return f32(self.size - 1) / f32(self.out - 1) if self.out > 1 else f32(0)
         if self.scale is not None and self.scale > 0:
@@ -25,7 +25,7 @@ class Axis(NamedTuple):
         return f32(self.size) / f32(self.out)
 
     def places(self, corners: bool) -> Any:
-        """The places in the input, in elements, where the centres of the outputs lie."""
+        """Where in the input the centres of the outputs lie, in elements."""
         outputs = np.arange(self.out, dtype=f32)
         step = self.step(corners)
         return outputs * step if corners else (outputs + f32(0.5)) * step - f32(0.5)

@@ -1,4 +1,4 @@
-"""Axis orders by name, and arguments of ATen that are one number or one for each axis."""
+"""Axis orders by name, and the numbers that ATen writes in several ways."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def numbers(given: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """A dimension counted from 0, where torch may count from the end. A tensor without axes takes 0 and -1."""
+    """A dimension that may count from the end, counted from 0. A tensor without axes takes 0 and -1."""
     return dim % rank if rank else 0
 
 

@@ -12,7 +12,7 @@ from ...ir.types import DType
 from ..builder import Tosa
 
 LARGEST = 1 << 20
-"""The most positions that one operator may have: a larger constant would bloat the file."""
+"""Positions that one operator may have: a larger constant would make the file explode."""
 
 
 def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
@@ -35,5 +35,5 @@ def rearranged(t: Tosa, x: Value, positions: Any) -> Value:
 
 
 def numbered(shape: tuple[int, ...]) -> Any:
-    """The positions of a tensor's elements in memory, in the shape of the tensor, to be moved as it is."""
+    """The positions of a tensor's elements in memory, in the tensor's shape, to be moved about."""
     return np.arange(math.prod(shape)).reshape(shape)

@@ -1,4 +1,4 @@
-"""Sliding windows: torch ignores what does not fill a step, TOSA wants the last window to end exactly at the edge."""
+"""Sliding windows: torch cuts off what does not fill a step, TOSA wants windows that end exactly at the edge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Window(NamedTuple):
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, size: int) -> int:
-        """How many windows torch makes of ``size`` elements; with ``ceil``, none begins behind the input."""
+        """How many windows torch makes of ``size`` elements; with ``ceil`` none of them starts behind the input."""
         room = size + self.before + self.after - self.reach
         if not self.ceil:
             return room // self.stride + 1
@@ -39,7 +39,7 @@ class Window(NamedTuple):
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def trailing(self, size: int) -> int:
-        """The padding behind ``size`` elements with which the last window ends at the edge; a negative one cuts."""
+        """The padding behind ``size`` elements with which the last window ends at the edge; negative: cut off."""
         return (self.count(size) - 1) * self.stride + self.reach - size - self.before
 
 
@@ -54,8 +54,8 @@ def windows(
 def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) -> tuple[Value, Pad]:
     """x [N,*S,C] -> (x' [N,*S',C], pad (before, after) an axis), with which TOSA's windows are torch's.
 
-    Elements that torch's rounding ignores are taken from the trailing padding first, then from the input. Where their
-    number is known at run time only, the trailing padding becomes part of the input: floats of ``fill``.
+    What torch's rounding ignores is taken off the trailing padding, and what is left of it off the input. Where it is
+    known at run time only how much that is, the trailing padding becomes part of the input: floats of ``fill``.
     """
     x, axes = _with_trailing(t, x, axes, fill)
     size, pad = list(x.shape), []
@@ -72,7 +72,7 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) 
 
 
 def _with_trailing(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None) -> tuple[Value, Sequence[Window]]:
-    """x and its windows, without trailing padding along those axes where not all of it may be used."""
+    """x and its windows without trailing padding along axes where not all of it may be used."""
     padding, moved = [0] * (2 * x.rank), list(axes)
     for axis, window in enumerate(axes, start=1):
         if window.after and is_dynamic(window.trailing(x.shape[axis])):
@@ -83,7 +83,7 @@ def _with_trailing(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
 
 
 def _with_end(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -> Value:
-    """x with ``fill`` behind ``axis``, as far as ceil_mode lets windows reach beyond it."""
+    """x with as much of ``fill`` behind ``axis`` as ceil_mode makes windows reach beyond it."""
     why = f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run time only"
     t.require(fill is not None and x.dtype in FLOATS, why)
     padding = [0] * (2 * x.rank)

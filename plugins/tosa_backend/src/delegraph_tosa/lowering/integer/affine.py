@@ -1,4 +1,4 @@
-"""Products and sums of quantized values with constants of the model that have one number a channel."""
+"""Products with, and sums of, constants of the model that have a number for each channel."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .products import deferred, real_elements
 from .sums import centred
 
 GAIN = 28
-"""Bits of the factor of a channel."""
+"""Bits of a factor of a channel."""
 
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
-    """x * by + bias; both are constants that broadcast in one shape"""
+    """x * by + bias, which are constants that broadcast in one shape"""
     return affine(t, _finer(t, x), by.shape, by, bias)
 
 
 def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
-    """x above 0, and x * slopes below; the slopes are constants that broadcast in ``shape``"""
+    """x above 0, and x * slopes below, which are constants that broadcast in ``shape``"""
     y = _finer(t, x)
 
     def gain() -> float:
@@ -38,15 +38,15 @@ def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
 
 
 def _finer(t: Tosa, x: Scaled) -> Scaled:
-    """The same value in the finest steps whose integers may still be multiplied."""
+    """The same with as many bits as may be multiplied."""
     step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
     return Scaled(centred(t, x, step), Scale(step))
 
 
 def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
-    """y * weight + bias; both are constants that broadcast in ``shape``
+    """y * weight + bias, which are constants that broadcast in ``shape``.
 
-    A step of the weight is large enough for neither the weight nor the bias, in steps of the product, to overflow.
+    One step of the weight is made so large that neither it nor the bias, in steps of the product, overflows.
     """
     if weight is None and bias is None:
         return y
@@ -69,7 +69,7 @@ def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value |
 
 
 def _in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> Value:
-    """A constant, or 1, as integers in steps of a given size."""
+    """A constant, or 1, in integers."""
 
     def load() -> Array:
         elements = np.ones(math.prod(shape)) if value is None else real_elements(value)

@@ -1,4 +1,4 @@
-"""Sums, products and comparisons of two quantized values. With one run-time operand, a call is a TABLE instead."""
+"""Sums, products and comparisons of two quantized values. What has one run-time operand is a TABLE instead."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
 
 
 def _is_apart(t: Tosa, value: Any) -> bool:
-    """Whether an operand is added as it is: it has no scale, or it hides elements."""
+    """Whether an operand has no scale, or hides elements."""
     return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
 
 
@@ -85,7 +85,7 @@ def _shifted(t: Tosa, x: Lazy, by: Any) -> Lazy:
 
 
 def _times(t: Tosa, value: Any, factor: float) -> Any:
-    """An operand times a number; a constant stays a constant."""
+    """An operand times a number: of a constant a constant."""
     if factor == 1:
         return value
     if isinstance(value, Lazy):
@@ -136,7 +136,7 @@ def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
 
 
 def _same(constant: Value) -> float | None:
-    """The number that all elements equal; None if they differ, and in the support check, which does not read them."""
+    """The number that all elements are; None if there are several, and in the support check."""
     try:
         numbers = set(real_elements(constant).flat)
     except Unsupported:
@@ -157,12 +157,12 @@ def hardswish(t: Tosa, self: Lazy) -> Any:
 
 
 def _is_int16(x: Lazy) -> bool:
-    """Whether ``x`` is int16, for which a TABLE is too coarse where the function has a kink between two entries."""
+    """Whether a function of ``x`` whose kinks lie between the entries of a TABLE is not near enough as one."""
     return isinstance(x, Scaled) and x.q.dtype is DType.INT16
 
 
 def _gate(t: Tosa, self: Lazy) -> Scaled:
-    """clamp(x + 3, 0, 6) / 6, in 28 bits"""
+    """clamp(x + 3, 0, 6) / 6, of 28 bits"""
     x = addend(t, self)
     step = max(x.size * x.scale.factor, 3.0) / 2.0 ** (BITS - 1)
     three = round(3 / step)
@@ -204,7 +204,7 @@ def _compares(packet: Any) -> None:
 
 
 def _compared(t: Tosa, value: Any) -> Scaled:
-    """An operand of a comparison; a number becomes one step of its own size."""
+    """An operand; a number is one step, of its own size."""
     if isinstance(value, Value):
         return addend(t, value)
     t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
@@ -221,7 +221,7 @@ def _chooses(*overloads: Any, larger: bool) -> None:
         return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
 
     def chosen(t: Tosa, self: Any, other: Any) -> Any:
-        """[*S], [*S] -> [*S]; chosen among the integers if both are quantized alike, else in a common scale"""
+        """[*S], [*S] -> [*S]; of what is quantized in the same way one is chosen, else of the two in one scale"""
         if _is_table(self, other):
             return NotImplemented
         if _is_constant(self) or _is_constant(other):
@@ -261,7 +261,7 @@ def sum_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype
 
 
 FACTORS = 8
-"""The most factors: more may make products so small beside the largest one that no bits of them are left."""
+"""The most of them: products of more may be so much smaller than the largest one that no bits are left of them."""
 
 
 @lowers(aten.prod.dim_int, on=Lazy)
@@ -278,11 +278,11 @@ def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | 
 
 
 KEPT = 20
-"""Bits that an element keeps even if it could be one of many in a sum, since there may be few."""
+"""Bits of an element that a sum of few may not lose because it could be one of many."""
 
 
 def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
-    """How many low bits ``count`` integers up to ``size`` must lose for their sum to have ``bits`` at most."""
+    """How many low bits ``count`` integers up to ``size`` lose, so that their sum has ``bits`` at most."""
     lost = max(0, (size * greatest(count)).bit_length() - bits)
     fine = lost == 0 or not is_dynamic(count) or size.bit_length() - lost >= KEPT
     t.require(fine, f"it sums up to {greatest(count)} elements, too many for 32 bits; torch.export.Dim takes a max")
@@ -290,7 +290,7 @@ def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
 
 
 def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[Scaled, int]:
-    """x [*S] -> its sum over ``dim`` [*S'], and the number of elements in each"""
+    """x [*S] -> its sum over ``dim`` [*S'], and of how many elements each is one"""
     found = addend(t, x)
     count = math.prod([found.shape[a] for a in axes_of(dim, found.rank)])
     lost = lost_in_sum(t, found.size, count, 31)

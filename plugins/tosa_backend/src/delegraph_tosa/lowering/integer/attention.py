@@ -1,8 +1,7 @@
 """Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them exp in 32 bits.
 
 The weights of the second product are exp(score - the largest score), and its rows are divided by their sum afterwards:
-weights that were divided before would use few of their bits. The weights have more bits than an activation, so the
-second product is two: one by their high bits and one by their low bits.
+weights that were divided before would use few of their bits. They have more than activations, so that product is two.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from .sums import Shifted
 
 aten = torch.ops.aten
 HIDDEN = -(2**30)
-"""The score of a hidden element, below all others."""
+"""A score that is hidden, below all others."""
 LOWER = 8
-"""The low bits of a weight, which have a product of their own."""
+"""Bits of a weight that are in the second product."""
 
 
 class Widths(NamedTuple):
@@ -42,13 +41,13 @@ class Widths(NamedTuple):
     total: int
 
     def of_weights(self, t: Tosa, count: int) -> int:
-        """How many bits each of ``count`` weights may have; Unsupported if these are too few."""
+        """How many bits ``count`` weights may have; Unsupported if that is too few."""
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
         t.require(bits >= self.weight - 7, f"attention to up to {count} positions has too large a sum")
         return bits
 
     def lost(self, bits: int, count: int) -> int:
-        """How many low bits the sum of so many products loses to fit into int32."""
+        """Low bits of a row of so many products that int32 cannot hold."""
         return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
 
 
@@ -91,7 +90,7 @@ def _causal(rows: int, columns: int) -> Value:
 
 
 def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:
-    """The masked scores, and which of them are seen; None if all are."""
+    """The scores with a mask, and which of them are seen; None if all are."""
     if mask is None:
         return scores, None
     if mask.dtype is DType.BOOL:
@@ -100,7 +99,7 @@ def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value 
 
 
 def _seen(t: Tosa, mask: Value) -> Value | None:
-    """Where an added mask is not minus infinity; None if it is that nowhere."""
+    """Where a mask that is added is not minus infinity; None if it nowhere is."""
     if isinstance(mask, Joined):
         parts = [_seen(t, part) for part in mask.parts]
         true = t.constant(1, DType.BOOL, (1,) * mask.rank)
@@ -141,8 +140,7 @@ class Weighing(Accumulating):
 
 
 def _divided(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
-    """(y << lost) / total, below 2**bits, by one shift: of ``reciprocal``, plus ``lost``, less the bits of the result.
-    """
+    """(y << lost) / total, which is below 2**bits: the shift that ``reciprocal`` wants would be as much too far."""
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))
     return Scaled(t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits)))

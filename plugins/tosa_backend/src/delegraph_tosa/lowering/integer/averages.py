@@ -1,8 +1,7 @@
 """Averages of quantized values.
 
-In the quantization of its operand an average is AVG_POOL2D, which rounds once. In another quantization that would round
-twice; then it is a sum, and the RESCALE of the sum divides as well. Windows of different sizes, or over three axes, are
-columns of a matrix.
+In the same quantization an average is AVG_POOL2D, which rounds once. In another one that would be rounding twice: then
+it is a sum, whose RESCALE divides as well. Windows of different sizes, or over three axes, are columns of a matrix.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from .products import WIDE, Accumulating
 
 aten = torch.ops.aten
 MOST_ENTRIES = 1 << 20
-"""The most entries of a matrix of windows: a megabyte in the file."""
+"""A matrix of windows may have so many entries: a megabyte in the file."""
 
 
 class Averaged(Lazy):
-    """Averages of windows of ``of`` over the last axes, as the rule of ``pool`` makes them."""
+    """Averages of windows of ``of``, as the rule of ``pool`` makes them over the last axes."""
 
     __slots__ = ("of", "pool", "settings", "windows")
 
@@ -45,7 +44,7 @@ class Averaged(Lazy):
         super().__init__(self.average(self.windows, Value(of.type)).shape)
 
     def average(self, t: Tosa, x: Value) -> Value:
-        """The average by the rule for floats."""
+        """The rule for floats."""
         result: Value = lowering_of(self.pool)(t, x, *self.settings)
         return result
 
@@ -58,13 +57,13 @@ class Averaged(Lazy):
         return sums.integer(t, to)
 
     def _sums(self, t: Tosa) -> Scaled:
-        """The averages as sums with a smaller scale."""
+        """The averages as sums in a smaller scale."""
         inside = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(inside, self.of.q)
         return Scaled(sums, self.of.scale.times(inside.unit).over(inside.count))
 
     def _columns(self, t: Tosa) -> Lazy:
-        """The sums as products with a matrix that has a column of zeros and ones for each window."""
+        """The same as products with a matrix, which has a column of zeros and ones for each window."""
         x, dtype = self.of.q, self.of.q.dtype
         axes = 3 if "3d" in str(self.pool) else 2
         places, results = math.prod(x.shape[-axes:]), math.prod(self.shape[-axes:])
@@ -80,7 +79,7 @@ class Averaged(Lazy):
         return Scaled(sums, scale, axis=2).moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
 
     def _shares(self, size: Shape) -> Array:
-        """The share of each element in each window's average [elements, windows]: the averages of unit vectors."""
+        """How much of each window's average each element is [elements, windows]: the averages of unit vectors."""
         places = math.prod(size)
         unit = literal(np.eye(places).reshape(places, 1, *size), DType.FP32, np.float32)
         return materialize(self.average(trial(), unit)).reshape(places, -1)
@@ -96,7 +95,7 @@ def _ones_of(shares: Any, shape: Shape, dtype: DType) -> Value:
 
 
 class Windows(Tosa):
-    """A builder on which a rule shows the windows by which it averages."""
+    """A builder on which a rule shows by which windows it averages."""
 
     def __init__(self) -> None:
         self.__dict__.update(trial().__dict__)
@@ -105,12 +104,12 @@ class Windows(Tosa):
 
     @property
     def are_averages(self) -> bool:
-        """Whether the rule made one AVG_POOL2D, and nothing else that rounds."""
+        """Whether its one AVG_POOL2D is all that rounds."""
         return len(self._pads) == 1 and not self._divides
 
     @property
     def are_equal(self) -> bool:
-        """Whether, in addition, all windows have the same number of elements."""
+        """Whether they have as many elements each, too."""
         return self.are_averages and not any(self._pads[0])
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
@@ -123,7 +122,7 @@ class Windows(Tosa):
 
 
 class Summing(Accumulating):
-    """A builder that sums where the rule averages: a depthwise convolution by ones, of ``count`` elements each."""
+    """Sums where the rule averages: a depthwise convolution by ones. ``count`` elements each."""
 
     count = 1
 
@@ -167,7 +166,7 @@ def mean(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
 
 @lowers(aten.mean.dim, on=Lazy)
 def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
-    """[*S] -> [*S']; a pool, if it is over height and width of images"""
+    """[*S] -> [*S']; over height and width of images it is a pool"""
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if self.rank == 4 and axes_of(dim, 4) == [2, 3] and not any(map(is_dynamic, self.shape[2:])):
         window = (self.shape[2:], self.shape[2:], (0, 0), False, True, None)

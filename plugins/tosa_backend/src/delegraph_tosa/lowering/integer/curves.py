@@ -1,8 +1,8 @@
 """Functions of sums and products that nothing quantizes in between, such as ``tanh(x + y)``.
 
-Such a sum is int32 of known size. Its range is cut into equal pieces. Over each piece the function is a parabola, whose
-coefficients GATHER reads. There are as few pieces as it takes to come near enough to the rules for floats, at eight or
-more places in each piece. If no number of pieces is enough and the sum has 16 bits, all its values are a constant.
+Such a sum is int32 of known size. Its range is cut into equal pieces, over each of which the function is a parabola
+whose coefficients GATHER reads. There are as few pieces as bring each of eight or more places in a piece near enough to
+what the rules for floats make of it; where none are enough, and the sum has 16 bits, all its values are a constant.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ from .sums import FINE, addend
 
 SUM = "its operand is a sum or product that nothing quantizes before"
 PIECES = (8, 10, 12)
-"""Numbers of pieces that are tried, as powers of two; more would take more than all values of 16 bits, 64 KB."""
+"""Powers of two; more of them take more than the 64 KB of all values of 16 bits."""
 MORE_PIECES = (14, 16)
 PLACES = 3
-"""Each piece is compared at two to the power of this many places at least."""
+"""Each piece is tried at two to the power of so many places at least."""
 ALL_PLACES = 16
-"""The same for the whole range.
-
-A bend between two such places, as gelu has one near 0, is less than a step of int16.
-"""
+"""The same of the whole range: what bends between two of them, as gelu does near 0, is less than a step of int16."""
 COEFFICIENT = 28
 """Bits of a coefficient."""
 
 
 def curve_of(t: Tosa, x: Lazy) -> Pointwise:
-    """A lazy value as a function of one quantized value or of one sum; Unsupported if the sum has no known size."""
+    """A lazy value as a function of one quantized value or of one sum; Unsupported if the size of that is not known."""
     found = x.pointwise()
     if found is not None:
         return found
@@ -47,7 +44,7 @@ def curve_of(t: Tosa, x: Lazy) -> Pointwise:
 
 
 class Pieces(NamedTuple):
-    """Parabolas over pieces of 2**``width`` integers from ``start``: c0 + c1 * u + c2 * u**2, 0 <= u < 1 in each."""
+    """Parabolas over pieces of 2**``width`` integers from ``start``: c0 + c1 * u + c2 * u**2, u from 0 to 1 in each."""
 
     start: int
     width: int
@@ -73,7 +70,7 @@ class Curve(Pointwise):
         return _gathered(t, index, literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]))[0]
 
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
-        """The parabolas through both ends and the middle of each piece; None if they do not come near enough."""
+        """The parabolas through both ends and the middle of each piece; None if they are not near enough."""
         start, most = range_of(self.source.q)
         count, apart = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _apart(self.source.q))
         between = 1 << (width - apart)
@@ -105,16 +102,16 @@ class Curve(Pointwise):
 
 
 def _apart(q: Value) -> int:
-    """The distance between the places at which functions of ``q`` are compared: a power of two."""
+    """How far apart the places are at which functions of ``q`` are tried: a power of two"""
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 
 
 def _is_near(distance: Array, to: Quantization) -> bool:
-    """Whether both round to the same integer for 99 % of elements, and at most one step apart for the others.
+    """Whether rounding is the same for 99 % of elements, and one step off at most.
 
-    A result that is off by some share of a step rounds to another integer in that share of cases. Sums of ``FINE`` bits
-    are quantized later, to 16 bits at most.
+    A result that is off by a share of a step is rounded to another integer in as large a share of cases. Sums of
+    ``FINE`` bits are quantized later, to 16 bits at most.
     """
     step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
     return bool(distance.max() <= step / 4 and (distance <= (1 - EQUAL) * step).mean() >= EQUAL)

@@ -1,4 +1,4 @@
-"""Quotients of quantized values. Their size is not known, so they are made in steps of the quantized result."""
+"""Quotients of quantized values, in steps of what the result is quantized to: they have no size beforehand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .fixed_point import reciprocal
 from .sums import centred
 
 MOST = 17
-"""Bits of a result before it is limited: one more than int16 has."""
+"""Bits of a result that is not limited yet: one more than int16 has."""
 
 
 class Quotient(Lazy):
-    """left / right. A number divided by 0 is infinite; 0 / 0 is 0."""
+    """left / right. What is divided by 0 is infinite; 0 / 0 is 0."""
 
     __slots__ = ("left", "right")
 
@@ -29,10 +29,9 @@ class Quotient(Lazy):
         self.left, self.right = left, right
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The result in its steps, n * m / 2**k, where m and k depend on the element; the sign is kept apart.
+        """The steps n * m / 2**k of the result have their sign apart; m and k depend on the element.
 
-        n and d are brought to 31 bits first, so that the quotient has 29 bits whatever their size, and shifted back
-        after.
+        n and d are brought to 31 bits, so that the quotient has 29 whatever their size, which are then shifted back.
         """
         t.require(to.dtype in (DType.INT8, DType.INT16), f"a quotient in {to.dtype} is not lowered")
         n, d = (centred(t, x, x.scale.factor) for x in (self.left, self.right))

@@ -21,18 +21,18 @@ from ..lazy.values import Scaled, rescale
 FRACTION = 29
 """Q29 holds numbers below 4, with room for a sign."""
 ITERATIONS = 3
-"""Newton's iterations from an error below 1/10 to one below 1e-7: each squares the error, and adds a little."""
+"""From an error below 1/10 to one below 1e-7: each one squares it, and a little more."""
 
 
 class Normalized(NamedTuple):
-    """``mantissa`` Q29, between 1 and 2, and ``shift``, by which the number that it multiplies is shifted left."""
+    """``mantissa`` Q29, between 1 and 2, and the ``shift`` by which what belongs to it has to go to the left."""
 
     mantissa: Value
     shift: Value
 
 
 def reciprocal(t: Tosa, x: Value) -> Normalized:
-    """1 / x for x int32 > 0: n / x = (n << shift) * mantissa / 2**(31 + 29); for 0 any number.
+    """Of x int32 > 0: n / x = (n << shift) * mantissa / 2**(31 + 29); of 0 something.
 
     x << shift lies in [2**30, 2**31), as a Q31 number in [1/2, 1).
     """
@@ -45,7 +45,7 @@ def reciprocal(t: Tosa, x: Value) -> Normalized:
 
 
 def inverse_root(t: Tosa, x: Value) -> Normalized:
-    """1 / sqrt(x) for x int32 > 0: n / sqrt(x) = (n << shift) * mantissa / 2**(15.5 + 29).
+    """Of x int32 > 0: n / sqrt(x) = (n << shift) * mantissa / 2**(15.5 + 29).
 
     x << 2 * shift lies in [2**29, 2**31), as a Q31 number in [1/4, 1).
     """
@@ -63,22 +63,22 @@ def _q(number: float) -> int:
 
 
 def exp_table(step: float, bits: int) -> Entries:
-    """exp(step * d) for d from -255 to 0, in ``bits`` bits."""
+    """exp(step * d) for d from -255 to 0, of so many bits."""
     found: Entries = np.rint(np.exp(step * np.arange(-255, 1)) * exp_one(bits)).astype(np.int64)
     return found
 
 
 def exp_one(bits: int) -> int:
-    """The integer that stands for 1 there: a little less, so that the upper bits fit into int8 when rounded up."""
+    """What stands for 1 in them: a little less, so that rounding up leaves the upper bits within int8."""
     return (1 << bits) - (1 << (bits - 7))
 
 
 PLACES = 16
 """Entries of a table of exp from one whole number to the next: 2**4."""
 BETWEEN = 20
-"""Bits of the position between two entries."""
+"""Bits of the steps from one entry to the next."""
 LEAST = 255 / PLACES
-"""Below minus this, exp counts as 0; it is 1.2e-7 there, which would add up in a sum."""
+"""Below minus this, exp is taken to be 0; it is 1.2e-7 there, which would add up in a sum."""
 
 
 _FITTED = np.polynomial.Chebyshev.interpolate(np.exp, 3, (0, 1 / PLACES))
@@ -87,7 +87,7 @@ _CUBIC: list[float] = _FITTED.convert(kind=np.polynomial.Polynomial).coef.tolist
 
 
 def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
-    """x int32 <= 0 -> exp(x), int32 of so many bits, at most 23
+    """x int32 <= 0 -> its exp, int32 of so many bits, at most 23.
 
     Between the entries of the table, for f below 1/16, a cubic is within 1e-8.
     """
@@ -110,10 +110,10 @@ _LN2 = round(math.log(2) * 2**LOG_FRACTION)
 
 
 def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
-    """ln(x), int32 Q24, for x int32 > 0 in steps of 1 / ``one``.
+    """Of x int32 > 0 in steps of 1 / ``one``: ln(x), int32 Q24.
 
-    x << shift lies in [2**30, 2**31): its upper 8 bits choose a middle m. The rest, f = (x - m) / m, is below 1/256, so
-    that ln(1 + f) = f - f**2 / 2.
+    x << shift lies in [2**30, 2**31): its upper 8 bits choose a middle m, and what is left, f = (x - m) / m, is below
+    1/256, so that ln(1 + f) = f - f**2 / 2.
     """
     shift = t.sub(t.clz(x), 1)
     place = t.left_shift(x, shift)

@@ -1,6 +1,6 @@
-"""Operators that move quantized values, or choose the larger ones: the rules for floats, applied to integers.
+"""What moves quantized values without changing them, or takes the larger ones: the rules for floats, on integers.
 
-Quantizing keeps the order of numbers, so the largest integer belongs to the largest number.
+Quantizing keeps the order of numbers, so the largest of some integers is the integer of the largest number.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ MOVES = (
     " upsample_nearest1d upsample_nearest2d upsample_nearest3d"
     " _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
 ).split()
-"""Operators whose results are elements of their first quantized operand, or positions of these."""
+"""Operators whose results are elements of their first quantized operand, or their places."""
 
 PUTS = aten.index_put.default, aten._unsafe_index_put.default
-"""Operators that write at indices, and may add to what is there."""
+"""They may add to what is there."""
 WRITES = (
     aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
     aten.index_copy.default, aten.masked_scatter.default, *PUTS,
 )  # fmt: skip
-"""Operators whose results are elements of several operands, at places that the other operands say."""
+"""Operators whose results are elements of several operands, put where the others say."""
 
 
 def _overloads() -> list[Any]:
@@ -72,7 +72,7 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
 
 
 def _turned(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]) -> Value:
-    """A weight that has scales for channels, with its axes reordered."""
+    """A weight with scales for channels, whose axes change places."""
     axes = list(range(x.rank))
     if overload in (aten.t.default, aten.numpy_T.default):
         axes.reverse()
@@ -90,11 +90,11 @@ def _turned(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any
 
 
 ROW_BITS = 22
-"""Bits of the scale of a row: together with those of int8 they are 30."""
+"""Bits of a row's scale: with those of int8 they are 30."""
 
 
 def _rows(t: Tosa, x: Scaled, move: Any) -> Value:
-    """Rows of a table [K,C] that has a scale a row: the integers times the row's share of the largest scale."""
+    """Rows of a table [K,C] that has a scale for each: their integers times their share of the largest scale."""
     t.require(x.q.dtype is DType.INT8, "its rows have scales of their own, which is lowered for int8 only")
 
     def load() -> Array:
@@ -110,14 +110,14 @@ def _rows(t: Tosa, x: Scaled, move: Any) -> Value:
 
 
 def _like(x: Scaled, q: Value | None) -> Value | None:
-    """A result of the rule on the integers of ``x``, in its scale; positions, and None, stay as they are."""
+    """What the rule made of the integers of ``x``; places are no such integers, and None where they cannot be had."""
     return q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
 
 
 def _later(t: Tosa, x: Lazy, move: Any) -> Any:
-    """The results for a value that is quantized afterwards; a trial says how many there are, and their shapes.
+    """The same for what is quantized afterwards; a trial says how many results there are, and their shapes.
 
-    Positions can be had in floats only; a target without floats still gets the elements.
+    Places are had in floats only; a target without them has the elements all the same.
     """
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
@@ -140,7 +140,7 @@ def _shape(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
 
 
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The results for uint8, whose order int8 has too."""
+    """The same of uint8, which int8 is in the same order."""
     results = lowering_of(overload)(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
     if isinstance(results, tuple):
         return tuple([Bytes(q) if q is not None and q.dtype is DType.INT8 else q for q in results])

@@ -25,9 +25,9 @@ aten = torch.ops.aten
 def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Scaled:
     """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps), int32 of about 30 bits.
 
-    With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. As many low bits of the
-    squares are rounded off as lets their sum have 31 bits. If eps is the larger part, 2 * ``below`` more bits are
-    rounded off for it to fit. That makes the result smaller by ``below`` bits, for which its scale makes up.
+    With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. Of the squares so many low
+    bits are rounded off that their sum has 31. Where eps is the larger part, ``below`` bits more, twice, are rounded
+    off of the squares for it to fit; the result is smaller by so many bits, which its scale takes back.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
@@ -83,7 +83,7 @@ def group_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each group of channels by itself"""
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each of the groups of channels for itself"""
     x = operand(t, input, "its input")
     parts = t.reshape(x.q, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups))
     groups = Scaled(parts, x.scale, x.zero_point)
@@ -104,7 +104,7 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each channel of each sample by itself"""
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each channel of each sample for itself"""
     if not use_input_stats:
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")

@@ -1,6 +1,6 @@
 """Convolutions and matrix products of integers: the rules for floats, on a builder that sums in int32 or int48.
 
-A sum stands for its integers times both scales. The quantize behind it makes it one RESCALE.
+A sum stands for its product of scales, and waits for the quantize that makes it one RESCALE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .sums import Shifted, addend, aligned, times
 
 aten = torch.ops.aten
 WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
-"""The type in which products of activations are summed."""
+"""What products of activations are summed in."""
 
 
 class Accumulating(Tosa):
@@ -39,7 +39,7 @@ class Accumulating(Tosa):
     """
 
     unit: Scale = Scale(1.0)
-    """The size of a step of the sums in steps of the products: a power of two, if int48 has lost low bits."""
+    """Steps of the sums in one of the results: a power of two, where sums of int48 have lost low bits."""
     terms: int | None = None
 
     def __init__(
@@ -66,7 +66,7 @@ class Accumulating(Tosa):
         return super().pad(x, padding, zero_point if number == 0 else number)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Checks nothing: the rules below give a bias of the type of the sums."""
+        """Types are those of the rules below, which give a bias in the type of the sums."""
 
     def _convolution(self, cls: type[Operator], x: Value, weight: Value, *settings: Any) -> Value:
         terms = math.prod(weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:])
@@ -77,9 +77,9 @@ class Accumulating(Tosa):
         return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """int48, which only RESCALE takes, as int32 without the bits that do not fit.
+        """int48, which nothing but RESCALE takes, as int32 without the bits that do not fit.
 
-        RESCALE of int48 by anything but a power of two has 15 bits of the factor, too few for int16.
+        RESCALE by another number than a power of two has 15 bits of it, which is too little for int16.
         """
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
@@ -95,7 +95,7 @@ class Accumulating(Tosa):
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums, with the range that so many products without a bias have."""
+        """The sums, with the range of so many products and no bias."""
         most = greatest(terms) * _farthest(left, self._left) * _farthest(right, self._right) / self.unit.factor
         sums.range = (-math.ceil(most), math.ceil(most)) if most < 1 << 31 and self._bias is None else None
         return sums
@@ -117,7 +117,7 @@ class Accumulating(Tosa):
 def _summed(
     t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any
 ) -> tuple[Value, Scale]:
-    """The sums that the rule for floats makes, and the scale of one of their steps."""
+    """The sums of the rule for floats, and what one step of them is."""
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
     steps = bias_in_steps(t, bias, scale, sums)
@@ -128,29 +128,29 @@ def _summed(
 
 
 def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
-    """Whether a constant weight can be int4, which has no zero point, in a product with ``x``."""
+    """Whether a constant weight can be of int4, which has no zero points, in a product with ``x``."""
     possible = "int4" in t.spec.extensions and x.q.dtype is DType.INT8 and weight.constant is not None
     return possible and weight.zero_point == 0 and inside(range_of(weight.q), INT4)
 
 
 def _bits(value: Value) -> int:
-    """How many bits its integers have beside the sign; for the least integer as many as for the greatest."""
+    """How many bits its integers have, beside the sign; the least one counts as the greatest."""
     low, high = range_of(value)
     return (max(-low, high, 1) - 1).bit_length()
 
 
 def _farthest(value: Value, zero_point: int) -> int:
-    """The largest distance of one of its integers from the zero point."""
+    """The largest distance of its integers from the zero point."""
     return max(abs(end - zero_point) for end in range_of(value))
 
 
 def _unit(largest: float) -> float:
-    """The least power of two in steps of which sums of int48, up to ``largest``, are below 2**30."""
+    """The least power of two in steps of which sums of int48 up to ``largest`` are below 2**30."""
     return 2.0 ** max(0, math.ceil(math.log2(largest)) - 29)
 
 
 def _unit_of(bias: Value, products: float, sign: int) -> Value:
-    """The unit, or 1 / unit, for sums of products and a bias, fp32 [1]. The bias is read when the file is written."""
+    """That unit, or 1 / it, for sums of products and a bias, fp32 [1]; the bias is read when the file is written."""
 
     def load() -> Array:
         largest = products + float(np.abs(materialize(bias)).max())
@@ -192,25 +192,25 @@ def real_elements(value: Value) -> Array:
 
 
 def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """A quantized weight; its channels lie on ``axis``, if it has a scale for each."""
+    """A quantized weight whose channels, if it has scales for them, lie on ``axis``."""
     found = operand(t, weight, "its weight")
     t.require(found.axis in (None, axis), f"its weight has scales along axis {found.axis}, not {axis}")
     return found
 
 
 def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """The weight of a convolution, which TOSA does not have in int16."""
+    """The same for a convolution, of which TOSA has no weights of int16."""
     found = _weight(t, weight, axis)
     t.require(found.q.dtype is DType.INT8, f"TOSA convolves by weights of int8 and int4 only, not {found.q.dtype}")
     return found
 
 
 INT4 = (-7, 7)
-"""The integers of int4 (specification: Supported Number Formats); -8 is not among them."""
+"""Integers of int4 (specification: Supported Number Formats), of which -8 is none."""
 
 
 def _as_int4(t: Tosa, weight: Value) -> Value:
-    """A constant of int8 as int4, which takes half a byte an element in the file."""
+    """A constant of int8 that takes half a byte each in the file."""
 
     def load() -> Array:
         elements = materialize(weight)
@@ -223,7 +223,7 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
 
 
 def _convolution(t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any) -> Lazy:
-    """The sums of a convolution; a bias that is computed at run time is added to them."""
+    """A bias that is computed at run time is added to the sums."""
     folded = bias if bias is None or bias.constant is not None else None
     y, scale = _summed(t, overload, x, weight, folded, *settings)
     axis = y.rank - (weight.rank - 1)
@@ -289,7 +289,7 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
 
 
 def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
-    """int8 as int16 without zero point, to be multiplied with int16."""
+    """int8 beside int16 as int16, without zero point."""
     if x.q.dtype is other.q.dtype or x.q.dtype is DType.INT16 or x.axis is not None:
         return x
     return Scaled(rescale(t, x, x.scale.factor, 0, DType.INT16), x.scale)
@@ -313,7 +313,7 @@ def _spreads(*overloads: Any) -> None:
 
 
 def _of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
-    """The scale of every channel; each group has the same ones."""
+    """The scale of every channel, where each group has the same ones."""
     if scale.channels == 1:
         return scale
     return Scale(scale.factor, tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]))

@@ -1,7 +1,7 @@
 """Interpolation of quantized images.
 
-RESIZE makes sums of 32 bits, weighted by whole numbers. Where RESIZE cannot express an interpolation, it is made of
-sums that are weighted in fixed point, one axis after the other.
+RESIZE gives sums of 32 bits, which are weighted with whole numbers. What it cannot express are sums that are weighted
+in fixed point, one axis after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class Resizing(Tosa):
-    """The builder ``t`` for one RESIZE of integers; ``weight`` is the sum of its weights."""
+    """The builder ``t``, for one RESIZE of integers; ``weight`` is the sum of its weights."""
 
     weight = 1
 
@@ -51,7 +51,7 @@ class Resizing(Tosa):
 
 
 class Weighing(Tosa):
-    """The builder ``t`` for weighted sums of int32, which leave some bits of room."""
+    """The builder ``t``, for weighted sums of int32, which has some bits of room."""
 
     weighs_integers = True
 
@@ -66,7 +66,7 @@ class Weighing(Tosa):
 WEIGHT = 28
 """Bits of a weight behind the point."""
 ROOM = 4
-"""Bits by which a sum over three axes with cubic weights may exceed its elements."""
+"""Bits by which a sum of cubic weights over three axes may be larger than what is weighted."""
 
 
 def _weighted(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:

@@ -1,4 +1,4 @@
-"""Values that are added where indices point, and numbers that are written there: rules for floats, on int32."""
+"""Values that are added where indices point, and numbers that are written there: the rules for floats, on int32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def _summed(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
-    """The operands in one scale, in which ``count`` values, the most that one place gets, add up within 32 bits."""
+    """Operands in one scale, in which all that is added to one place, ``count`` values at most, fits into 32 bits."""
     places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
     quantized = {k: addend(t, arguments[k]) for k in places if isinstance(arguments[k], Lazy)}
     most = (count + 1) * max(reach(t, arguments[k], -math.inf) for k in places)

@@ -1,6 +1,6 @@
 """Softmax in integers: exp by tables, the sum in 32 bits, and one division a row by Newton's iterations.
 
-No intermediate result has as few as 8 bits, so that a result of 8 bits shows no loss.
+No part of it is quantized to 8 bits, so what it loses does not show in 8 bits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
 MARGIN = 32.0
-"""How far hidden elements lie below the least of the others: their exp is 1e-14."""
+"""Distance of hidden elements from the least of the others: their exp is 1e-14."""
 _UNKNOWN = "nothing quantizes its operand before"
 
 
 class Softmax(Lazy):
-    """The softmax of ``of`` along ``axis``; its exponentials get as many bits as the result needs."""
+    """The softmax of ``of`` along ``axis``; its exponentials have as many bits as the result needs."""
 
     __slots__ = ("axis", "of")
 
@@ -53,7 +53,7 @@ class Softmax(Lazy):
 
 
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]; raises Unsupported at once if ``integer`` could not compute it"""
+    """x [*S] -> [*S]; raises Unsupported here for what ``integer`` could not compute"""
     found = Softmax(x, dim)
     t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)
     _room(t, x, found.axis)
@@ -61,9 +61,9 @@ def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
 
 
 def logits(t: Tosa, x: Lazy) -> Scaled:
-    """The operand of a softmax, with hidden elements as far below the others as int32 lets them be.
+    """What a softmax is taken of; hidden elements are as far below the others as int32 lets them be.
 
-    If all of a row is hidden, its elements are equal, as in torch after the lowest number of fp32 was added to them.
+    Where an addition hides all of a row they are equal, as those are to which the lowest number of fp32 was added.
     """
     most = x.reach(t, HIDES)
     t.require(most < math.inf, _UNKNOWN)
@@ -74,7 +74,7 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
 
 
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
-    """exp(x - the largest x along ``axis``), int32 in a scale in which a sum along the axis is below 2**30"""
+    """exp(x - the largest x along ``axis``), int32 in some scale, of which a sum along the axis is below 2**30"""
     bits, distance = min(_room(t, x, axis), bits), _distance(t, x, axis)
     if x.q.dtype is DType.INT8:
         return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, bits))
@@ -82,7 +82,7 @@ def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
 
 
 def _room(t: Tosa, x: Value, axis: int) -> int:
-    """How many bits each element may have for the sum to have 30."""
+    """How many bits each element may have, so that their sum has 30."""
     count = greatest(x.shape[axis])
     room = 30 - math.ceil(math.log2(count))
     t.require(room >= 15, f"a softmax over up to {count} elements has too large a sum")

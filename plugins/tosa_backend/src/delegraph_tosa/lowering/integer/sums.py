@@ -1,7 +1,7 @@
-"""Sums of values in different quantizations, which are brought to one scale in 32 bits first.
+"""Sums of values in different quantizations: what brings them to one scale in 32 bits.
 
-The larger of their scales is a power of two times the scale of the sum. That is fine enough for rounding not to show,
-and exact where the scales are equal.
+The larger scale is a power of two times that of the sum: so fine that what is lost does not show, and exact where the
+scales are equal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..lazy.values import BITS, Lazy, Scaled, integer, reach, real, rescale
 from ..torch_values.types import refused
 
 FINE = 27
-"""Bits of an operand that is no integer yet: a few more than fp32 has."""
+"""Bits of an operand that is no integer yet: some more than fp32 has."""
 HIDES = -1000.0
-"""A number below this, added to a score, hides it: a softmax makes it 0."""
+"""What is added to a score to hide it is less than this; a softmax makes 0 of it."""
 
 
 def addend(t: Tosa, value: Value) -> Scaled:
-    """The operand of a sum: a value with one scale, and integers of known size."""
+    """A value with one scale, and integers of known size."""
     if isinstance(value, Scaled) and not value.scale.tensors and value.size <= 1 << BITS:
         return value
     if not isinstance(value, Lazy):
@@ -41,7 +41,7 @@ def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scale
 
 
 def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
-    """The values in int32, without zero points, and their common scale."""
+    """The values in int32, without zero points, and the scale that all of them have."""
     largest = max(x.scale.factor for x in values)
     total = math.fsum(x.size * x.scale.factor for x in values) / largest
     step = largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
@@ -49,14 +49,14 @@ def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
 
 
 def centred(t: Tosa, x: Scaled, step: float) -> Value:
-    """The integers of a value in steps of ``step``, int32 without zero point."""
+    """Its integers in steps of ``step``, int32 without zero point."""
     if x.q.dtype is DType.INT32 and (x.scale.factor, x.zero_point) == (step, 0):
         return x.q
     return rescale(t, x, step, 0, DType.INT32)
 
 
 def times(t: Tosa, x: Value, factor: float) -> Scaled:
-    """x * factor, which changes the scale, or the sign, and nothing else."""
+    """x * factor, which changes the scale only, and the sign."""
     found = x if isinstance(x, Scaled) and factor > 0 else addend(t, x)
     t.require(math.isfinite(factor) and factor != 0, f"a factor of {factor} is no scale")
     if factor > 0:
@@ -67,7 +67,7 @@ def times(t: Tosa, x: Value, factor: float) -> Scaled:
 class Shifted(Lazy):
     """The sum of a value and of numbers that may be too far from zero for a common scale: masks, biases.
 
-    Numbers that would take the sum out of the range of the result are limited first.
+    Numbers that would take the sum beyond the range of the result are limited first.
     """
 
     __slots__ = ("by", "of")
@@ -93,7 +93,7 @@ class Shifted(Lazy):
 
 
 def _unless_hiding(t: Tosa, by: Value) -> float:
-    """The distance from zero of numbers that hide nothing; a guess if they are not known before the program runs."""
+    """How far from zero they are, but for those that hide; a guess where they are not known before the program runs."""
     if isinstance(by, Lazy):
         return by.reach(t, HIDES)
     if by.constant is None:

@@ -1,4 +1,4 @@
-"""The support check: rules are applied to what is known of values before the program runs, and to nothing else."""
+"""The support check: rules applied to what is known of values before the program runs, and to nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .templates import ABSENT
 
 
 class Fact(NamedTuple):
-    """What a rule may know of a value before the program runs. For equal facts it does the same."""
+    """What a rule may know of a value before the program runs. With equal facts it does the same."""
 
     type: Type
     constant: bool
@@ -41,12 +41,12 @@ class Fact(NamedTuple):
 
     @staticmethod
     def of(value: Value) -> Fact:
-        """What is known of ``value``; floats have a range only where ``saturation`` gave them one."""
+        """What is known of ``value``; floats have a range only where they were made to (``saturation``)."""
         range = None if value.dtype is DType.BOOL else range_of(value) if value.dtype in INTEGERS else value.range
         return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
-        """A value of which no more is known than this fact."""
+        """A value of which no more is known."""
         known = None if self.number is None else Literal(np.full(self.type.shape, self.number, np.float32))
         made = Value(self.type, known or (ABSENT if self.constant else None))
         made.range = self.range
@@ -72,7 +72,7 @@ Constants = Callable[[Node], Fact | None]
 
 
 def facts_of_constants(program: ExportedProgram) -> Constants:
-    """The fact of a constant placeholder, None for other nodes. Elements of ``READ`` types are read once."""
+    """The fact of a constant placeholder, None for other nodes. Elements of ``READ`` types are read, once."""
     constant, specs = constant_placeholders(program), dict(placeholders(program))
     facts: dict[Node, Fact] = {}
 
@@ -89,10 +89,7 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
 
 
 def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
-    """What is known of a constant.
-
-    Of floats only a single number is read: a limit, a factor, the number of a mask.
-    """
+    """What is known of a constant. Of floats only a single number is read: a limit, a factor, a mask's."""
     is_number = type.dtype is DType.FP32 and set(type.shape) <= {1}
     if not (is_number or type.dtype in READ) or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
         return Fact(type, True, None)
@@ -102,10 +99,10 @@ def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
 
 
 class DryRun(Interpreter):
-    """Lowers on facts only. A call is not lowered again with the same facts and arguments.
+    """Lowers on facts only. What was lowered once, with the same facts and arguments, is not lowered again.
 
-    ``arriving`` gives the range of an int64 value that is computed outside and crosses the border as int32, None if
-    nothing proves it to fit. Without it, the range is that which the uses of the value prove.
+    ``arriving`` tells what is known of an int64 value that is computed elsewhere and crosses the border as int32;
+    without it the uses tell.
     """
 
     def __init__(
@@ -156,7 +153,7 @@ class DryRun(Interpreter):
         return result
 
     def _run_control(self, node: Node) -> Result:
-        """The results of a call with subgraphs. It is not remembered as a whole; the calls in its subgraphs are."""
+        """Not remembered as a whole: what the calls in its subgraphs come to is."""
         try:
             made = apply_control(self, node)
             result = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in made])
@@ -171,7 +168,7 @@ class DryRun(Interpreter):
             raise refused(within(str(node.target), refusal.message)) from refusal
 
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """The result of a call on lazy values. It is not remembered: they know more than facts say, their integers."""
+        """Not kept: lazy values know which integers they come from, and that is more than facts say."""
         try:
             call = apply_lazy if any_lazy(arguments) else apply
             result = self.values[node] = call(self.t, rule, node, arguments)
@@ -180,7 +177,7 @@ class DryRun(Interpreter):
         return result
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
-        """The reason of a refusal, or the facts of the results."""
+        """The refusal, or the facts of the results."""
         try:
             return _summarize(self.templates.outline(self.t, rule_of(node), node, arguments))
         except Unsupported as refusal:
@@ -197,7 +194,7 @@ class DryRun(Interpreter):
 
 
 def _constant(node: Node, fact: Fact | None) -> Value | None:
-    """The value of a constant of which no more than ``fact`` is known."""
+    """A constant of which no more than ``fact`` is known."""
     if fact is None:
         return None
     return Bytes(fact.value()) if is_bytes(node.meta["val"]) else fact.value()

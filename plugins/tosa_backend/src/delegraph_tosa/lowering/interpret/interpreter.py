@@ -71,11 +71,11 @@ class Origin(NamedTuple):
 
 
 class Interpreter:
-    """Lowers a program's calls, and keeps the values that its nodes stand for.
+    """The values of a program's nodes, as far as they are known.
 
     A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
-    ``constant`` makes the value of a constant placeholder, or None for other nodes; in a subgraph it may be a size.
-    ``nodes`` are the calls to lower; ``bounds`` are the ranges of integers that follow from how these use them.
+    ``constant`` makes the value of a constant placeholder, or None for other nodes; that of a subgraph may be a size.
+    ``nodes`` are those to lower; ``bounds`` says in which ranges integers lie because of what these use them for.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Interpreter:
         self.bounds = bounds_of(nodes, indexes_of) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)
         self.values: dict[Node, Result | float] = {}
-        """The value or values of each node; a number is a size or computed from sizes."""
+        """What each node stands for; an int is a size."""
         self.templates = templates_for(t.spec)
 
     def value_of(self, node: Node) -> Value:
@@ -114,17 +114,17 @@ class Interpreter:
         return self.bounded(node, found)
 
     def _unpacked(self, node: Node) -> tuple[Any, Any]:
-        """The call from whose results ``node`` takes one, and its position; (None, None) for other nodes."""
+        """The call that ``node`` takes one of several results of, and which; (None, None) if it is no such node."""
         return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
 
     def bounded(self, node: Node, result: R) -> R:
-        """``result``, the value of ``node``, with the range that its uses prove."""
+        """What ``node`` stands for, in the range that its uses prove."""
         if node in self.bounds and isinstance(result, Value):
             result.range = meet(range_of(result), self.bounds[node])
         return result
 
     def type_of_operand(self, node: Node) -> Type:
-        """The type of an operand whose elements are not read; it still arrives if it is computed outside."""
+        """The type of a value whose elements are not read, but which arrives if it is computed elsewhere."""
         found = type_of(node.meta.get("val"), f"the input {node.name}", node)
         if node not in self.values:
             self.expect_tensor(node, self.t.held_type(found))
@@ -139,7 +139,7 @@ class Interpreter:
         return Bytes.arriving(self.t, value) if is_bytes(val) else value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
-        """Raise Unsupported unless the target has inputs of this type, in which the value of ``node`` arrives."""
+        """Raise Unsupported unless the target has inputs of this type, as which the value of ``node`` arrives."""
         if type.is_dynamic and not self.t.spec.takes_dynamic:
             raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
         why = self.t.spec.why_not_tensor(type)
@@ -168,14 +168,14 @@ class Interpreter:
         return result
 
     def arguments(self, rule: Rule, node: Node) -> list[Any]:
-        """The arguments of the rule for this call."""
+        """What the rule is called with."""
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
         if node in self.casts:
             arguments[0] = saturated(self.t, arguments[0], self.casts[node])
         return arguments
 
     def lower(self, node: Node) -> None:
-        """Lower one call. Unsupported has the node (the innermost one, in control flow) and the user's line."""
+        """Lower one call; Unsupported has the node, the innermost one of control flow, and the user's line."""
         self.t.source = origin = Origin.of(node)
         try:
             self.run(node)
@@ -185,7 +185,7 @@ class Interpreter:
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
     def enter(self, nodes: Collection[Node], given: Callable[[Node], Value | int]) -> Interpreter:
-        """An interpreter for the nodes of a subgraph, whose placeholders have the values that ``given`` returns."""
+        """An interpreter for the nodes of a subgraph, whose placeholders stand for what is ``given``."""
         inner = copy(self)
         inner.values, inner.bounds = {}, bounds_of(nodes, indexes_of)
         inner.casts = saturating_casts(nodes, inner.bounds)
@@ -204,10 +204,7 @@ class Interpreter:
         self.t.variable_write(name, self.value_of(value))
 
     def size(self, node: Node) -> float:
-        """The result of a call on sizes, which torch knows as an expression of symbols.
-
-        The operands need no operators: they are such expressions already.
-        """
+        """What a call on sizes returns: torch knows of which symbols it is made, and the operands are those already."""
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
         for operand in node.all_input_nodes:
@@ -217,7 +214,7 @@ class Interpreter:
         return found
 
     def _expect_inside(self, node: Node) -> None:
-        """Raise Unsupported for an operand that cannot enter the delegate, although only its sizes are read."""
+        """Raise Unsupported for what a call on sizes would take into the delegate, although no element is read."""
         val, producer = node.meta.get("val"), self._unpacked(node)[0]
         if not isinstance(val, torch.Tensor):
             self.value_of(node)
@@ -225,11 +222,11 @@ class Interpreter:
             self.type_of_operand(node)
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
-        """Results of the graph. One that is an input, a constant or a result already gets an IDENTITY."""
+        """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""
         return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
 
     def kept_apart(self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]) -> list[Value]:
-        """As ``returned``, for nodes with their values."""
+        """As ``returned``, of nodes and what the graph has for them."""
         taken, results = set(inputs), []
         for position, (node, value) in enumerate(returned):
             self.t.source = Origin.of(node)
@@ -268,15 +265,12 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
 
 
 def _held(value: Value) -> Value:
-    """The input of the graph that ``value`` is or is made of."""
+    """The input of the graph that a value is, or is made of."""
     return value.held if isinstance(value, Bytes) and value.held is not None else value
 
 
 def _name(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
-    """Name results as their nodes, each differently.
-
-    So a file of one delegate says which values of the program it returns.
-    """
+    """As the nodes, so that a file of one delegate says which values of the program it gives; all names differ."""
     for value, node in zip(results, nodes, strict=True):
         value.name = node.name
         while value.name in taken:
@@ -285,7 +279,7 @@ def _name(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> N
 
 
 def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
-    """Makes the value of a constant placeholder, which refers to its tensor; tied weights share one value."""
+    """Makes the value of a constant placeholder, by reference to its tensor; the same one for tied weights."""
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))
     made: dict[Any, Value] = {}
@@ -312,7 +306,7 @@ def _tensor_of(node: Node) -> Value | None:
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:
-    """The nodes that are returned to the caller."""
+    """What the caller gets."""
     specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     returned = [value for spec, value in specs if spec.kind not in STATE_WRITES]
     for position, item in enumerate(returned):

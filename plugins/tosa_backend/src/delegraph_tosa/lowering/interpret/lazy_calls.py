@@ -1,7 +1,4 @@
-"""Calls with lazy operands.
-
-Those on complex numbers and on uint8 have rules of their own. The others are quantized, and may fall back to floats.
-"""
+"""Calls with lazy operands: those on complex numbers and on uint8 have rules of their own, the others are quantized."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from ..torch_values.hints import no_operand
 from ..torch_values.types import refused
 
 LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
-"""Kinds of values whose element type TOSA lacks: only rules on that kind compute with them."""
+"""Kinds of values whose element type TOSA lacks: nothing else computes with them than their own rules."""
 
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:

@@ -1,4 +1,4 @@
-"""Calls on quantized values: computed by an integer rule if there is one, and in floats otherwise."""
+"""Calls on quantized values: by an integer rule if there is one, and in floats otherwise."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..torch_values.hints import neither
 from ..torch_values.types import refused
 
 POINTWISE = frozenset({"elementwise", "exponential", "activation", "power", "special_values", "trigonometry"})
-"""Families whose operators compute each element of the result from those at the same place."""
+"""Families of such operators."""
 
 
 def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call with quantized operands.
+    """The result of a call of which some operands are lazy.
 
-    Raises Unsupported, with both reasons, if neither an integer rule takes it nor the target has floats.
+    Unsupported if neither an integer rule takes it nor the target has floats, with both reasons.
     """
     made = len(t.operators)
     try:
@@ -47,23 +47,20 @@ def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
 
 
 def computes_in_integers(target: Any) -> bool:
-    """Whether an operator has an integer rule or becomes a table.
-
-    A quantizer may then put it between quantized values.
-    """
+    """Whether an operator has an integer rule or becomes a table: what a quantizer may put between quantized values."""
     return has_rule(target, Lazy) or (has_rule(target) and is_pointwise(target, RULES[target, Value]))
 
 
 def is_pointwise(target: Any, rule: Rule) -> bool:
-    """Whether an element of the result depends only on those at the same place; torch tags most such operators."""
+    """Whether a result's element depends on the operands' elements at the same place only; torch tags most of them."""
     return torch.Tag.pointwise in target.tags or rule.function.__module__.rpartition(".")[2] in POINTWISE
 
 
 def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
-    """A function of each element alone, whose only run-time operand is quantized: a TABLE, or a curve of a sum.
+    """A function of each element alone, whose only run-time operand is quantized, as one TABLE; of a sum, as a curve.
 
-    The rule for floats computes its entries: it is applied to all integers that there are. Truth values become a TABLE
-    of 0 and 1.
+    What it computes the rule for floats says, which is applied to all integers there are. Truth values are a TABLE of
+    0 and 1.
     """
     lazy = [a for a in arguments if isinstance(a, Lazy)]
     curves: dict[Lazy, Pointwise] = {one: curve_of(t, one) for one in lazy}
@@ -90,7 +87,7 @@ def _scalar(t: Tosa, argument: Any) -> Any:
 
 
 def _of_truth(t: Tosa, found: Pointwise) -> Value:
-    """``found``; if it computes truth values, those."""
+    """Itself, or what it computes if that is truth values."""
     dtype = found.entries(t, BYTES).dtype
     t.require(dtype in (DType.FP32, DType.BOOL), f"its result is {dtype}")
     return found if dtype is DType.FP32 else found.truth(t)

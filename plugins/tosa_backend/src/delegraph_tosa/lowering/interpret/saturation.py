@@ -1,8 +1,8 @@
-"""Floats that are cast to int64, and may stop at the ends of a range because nobody can tell the difference.
+"""Floats that are cast to int64: how far the uses of the integers tell large ones apart.
 
-An infinity becomes the least int64, which 32 bits do not hold. Often nobody sees it: the program uses the smaller of it
-and a number, or an index where a condition holds, as in T5's buckets of distances. If every use of an integer does with
-the end of a range what it does with anything beyond it, or fails there, the cast may stop at that end.
+An infinity becomes the least int64, which 32 bits do not hold. Often nobody sees it: what is used is the smaller of it
+and a number, or an index where a condition holds, as in T5's buckets of distances. If all uses of an integer do the
+same with the end of a range as with what lies beyond it, or fail there, the cast may stop at that end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..registry import RULES, indexes_of
 
 aten = torch.ops.aten
 EXACT = (-(1 << 24), 1 << 24)
-"""The range in which fp32 holds every integer."""
+"""Integers that fp32 has all of."""
 
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other}
 _CASTS |= {aten._to_copy.default, aten.type_as.default}
@@ -34,14 +34,11 @@ _MONOTONOUS = {
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), (0,)),
 }
 _PASSED = {**_CHOICES, **_MONOTONOUS}
-"""Operators that return an operand, or a number between operands -> positions of those operands."""
+"""Operators that give what they are given, or a number between; positions of those operands."""
 
 
 def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> dict[Node, Range]:
-    """The casts of floats to int64 among ``nodes`` that may stop at the ends of a range, with the ranges.
-
-    ``bounds``: what the uses of integers prove.
-    """
+    """The casts of floats to int64 among ``nodes`` that may stop at the ends of a range; ``bounds`` of those nodes."""
     casts = [n for n in nodes if n.target in _CASTS and _is_from_float(n)]
     uses = _Uses(nodes, bounds) if casts else None
     found = {n: range for n in casts if uses and (range := uses.range_of(n)) is not None}
@@ -56,7 +53,7 @@ def _is_from_float(cast: Node) -> bool:
 
 
 def saturated(t: Tosa, x: Value, range: Range) -> Value:
-    """Floats [*S] -> [*S], limited to ``range``; NaN becomes its least number."""
+    """Floats [*S] -> [*S], none of them outside of ``range``; NaN is its least number."""
     if x.dtype not in FLOATS or type(x) is not Value:
         return x
     low, high = map(float, range)
@@ -66,14 +63,14 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
 
 
 class _Uses:
-    """Finds how far the uses among ``nodes`` distinguish integers."""
+    """How far the uses among ``nodes`` distinguish integers."""
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
         self._nodes, self._bounds = set(nodes), bounds
         self._known: dict[Node, Range | None] = {}
 
     def range_of(self, node: Node) -> Range | None:
-        """The range beyond which every use treats an element like the nearest end; None if there is none."""
+        """The range beyond which all uses do with an element what they do at its end; None if there is none."""
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:
@@ -101,7 +98,7 @@ class _Uses:
 
 
 def _reads_type(user: Node, node: Node) -> bool:
-    """Whether a call reads the type and the size of ``node`` but not its elements, as full_like does."""
+    """Whether a call takes the type and the size of ``node`` and not its elements, as full_like does."""
     rule = RULES.get((user.target, Value))  # type: ignore[arg-type]
     return rule is not None and all(k in rule.types for k, a in enumerate(user.args) if a is node)
 
@@ -114,7 +111,7 @@ def _joined(ranges: Iterable[Range]) -> Range:
 
 
 def _said_of(node: Node, found: Iterable[tuple[Any, Range]], user: Node) -> Range | None:
-    """The range that a use proves for ``node``; None unless it proves one for each argument that is ``node``."""
+    """What a use says of ``node``, if it says something of every place where it has it."""
     ranges = [range for argument, range in found if argument is node]
     places = sum(a is node for a in tree_leaves((user.args, user.kwargs)))
     return _joined(ranges) if ranges and len(ranges) == places else None

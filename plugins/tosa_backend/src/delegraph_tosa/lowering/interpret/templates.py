@@ -1,9 +1,9 @@
-"""Calls that are alike are lowered once: the operators that a rule makes of some types are kept and copied.
+"""Calls that are alike are lowered once: what a rule makes of their types is kept, and copied for each of them.
 
 A rule sees types, other arguments, and which operands are constant; of floats and truth values no more is known. So it
-makes the same operators for equal ones, and networks repeat few: of the 249 calls of ViT-B/16, 20 differ. The support
-check and the lowering share the templates, and so do all lowerings of a process. A copy takes a fifth of the time of a
-rule with its type inference and checks. Templates hold types only, and no weight of any model.
+makes the same operators of equal ones, and networks repeat few: of the 249 calls of ViT-B/16, 20 differ. The support
+check and the lowering share them, and so do all lowerings of a process. A copy takes a fifth of the time of a rule with
+its type inference and checks. Templates hold types only, no weight of any model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..registry import Result, Rule, apply
 from ..torch_values.types import refused
 
 COPIED = FLOATS | {DType.BOOL}
-"""Element types of which rules see no more than the type; of integers and shapes they see ranges and entries."""
+"""Of integers and shapes more is known than their types: ranges, entries."""
 MOST = 4096
-"""The most templates that are kept; only the sweeps of the tests meet more."""
+"""Templates that are kept; the sweeps of the tests meet more."""
 
 
 def _nothing() -> Array:
@@ -36,15 +36,15 @@ ABSENT = Deferred(_nothing)
 
 
 class Template:
-    """The operators that a rule made of ``operands`` on ``t``, folded ones too, and its ``result``."""
+    """What a rule makes of ``operands``: the operators of ``t``, folded ones too, and the ``result``."""
 
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
         self._operands, self.result = list(operands), result
         self._made: dict[Value, bool] = dict.fromkeys(self._operands, True)
         self._operators: list[tuple[Operator, str]] = []
-        """The operators in order, each with its attributes as text, by which ``Tosa`` finds a folded one."""
+        """In order, each with its attributes as text, by which ``Tosa`` finds a folded one that it has."""
         self.is_usable = True
-        """Whether all that it makes are floats and truth values."""
+        """Whether what it makes are floats and truth values, too."""
         for operator in t.operators:
             for value in operator.inputs:
                 self._is_made(value)
@@ -56,7 +56,7 @@ class Template:
         self._literals = {key: v for key, v in t.literals() if v in self._made}
 
     def _is_made(self, value: Value) -> bool:
-        """Whether ``value`` depends on the operands. The folded operators through which it does are added."""
+        """Whether ``value`` depends on the operands; the folded operators that make it so are added."""
         if value not in self._made:
             constant, depends = value.constant, False
             if isinstance(constant, Folded):
@@ -76,7 +76,7 @@ class Template:
             self.is_usable = False
 
     def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:
-        """The result for other ``operands``, of equal types; the operators are appended to those of ``t``."""
+        """The same of other ``operands``, of equal types; operators are appended to those of ``t``."""
         new = dict(zip(self._operands, operands, strict=True))
         new.update([(value, t.intern(key, value)) for key, value in self._literals.items()])
         for old, attributes in self._operators:
@@ -101,7 +101,7 @@ class Templates:
         return template.copy(t, operands) if template else apply(t, rule, node, arguments)
 
     def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """A result for the support check: only its types, and which values are constant, are those of ``apply``."""
+        """A result of which only the types and what is constant are those of ``apply``."""
         template = self._find(rule, node, arguments, {})
         return template.result if template else apply(t, rule, node, arguments)
 

@@ -1,7 +1,7 @@
-"""Complex numbers, which TOSA does not have: inside of a delegate they are pairs of real ones.
+"""Complex numbers, which TOSA has not: inside of a delegate they are pairs of real ones.
 
-A Fourier transform returns a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return them, or real
-numbers (``abs``, ``view_as_real``). Any other operator is refused, and so is a border that one would cross.
+A Fourier transform gives a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return them, or real
+numbers (``abs``, ``view_as_real``); any other operator is refused, and so is a border that one crosses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Quantization in numbers: scales, the quantized types that a program asks for, and the fixed-point form of a ratio.
+"""Quantization as numbers: scales, the quantized types that a program asks for, and the fixed-point form of a ratio.
 
-real = scale * (integer - zero point), as in PyTorch. Scales of channels are tensors of the model. They, and the
-multipliers that follow from them, are read when the file is written.
+real = scale * (integer - zero point), as in PyTorch. Scales of channels are tensors of the model, which stay where they
+are until the file is written; so do the multipliers that follow from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ FP32 = np.finfo(np.float32)
 
 
 class Scale(NamedTuple):
-    """The real size of one step of an integer: a number, times one number for each index of an axis."""
+    """What one step of an integer is in real units: a number, times one number for each index of an axis.
+
+    ``tensors`` are constants of floats, [C] or [1].
+    """
 
     factor: float
     tensors: tuple[Value, ...] = ()
@@ -35,11 +38,11 @@ class Scale(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """How many numbers the scale consists of."""
+        """How many numbers it is."""
         return max([tensor.shape[0] for tensor in self.tensors], default=1)
 
     def elements(self) -> Array:
-        """The numbers, float64 [1] or [C]; this reads the tensors."""
+        """The numbers, float64 [1] or [C]; reads the tensors."""
         product: Array = np.full(self.channels, self.factor)
         for tensor in self.tensors:
             product = product * materialize(tensor).astype(np.float64)
@@ -47,7 +50,7 @@ class Scale(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """The quantization that a program asks for: integers from ``low`` to ``high`` of an element type."""
+    """What a program quantizes a tensor to: integers from ``low`` to ``high`` of an element type."""
 
     scale: float
     zero_point: int
@@ -67,7 +70,7 @@ class Quantization(NamedTuple):
 
 
 def expect_scale(scale: float) -> None:
-    """Raise Unsupported unless ``scale`` is a positive finite number in fp32, in which PyTorch computes."""
+    """Unsupported unless ``scale`` is a positive finite number of fp32, which PyTorch computes with."""
     if not (FP32.smallest_normal <= scale <= FP32.max):
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 
@@ -75,8 +78,8 @@ def expect_scale(scale: float) -> None:
 def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
     """(multiplier, shift) with ratio = multiplier / 2**shift, for RESCALE (specification: RESCALE, apply_scale).
 
-    A multiplier has ``bits`` bits, 31 or 15. As many of them are significant as ``2 <= shift <= 62`` allows. A ratio
-    that is too large for that saturates every element but 0.
+    A multiplier has ``bits`` bits, 31 or 15, as many of them significant as ``2 <= shift <= 62`` lets it have. A ratio
+    beyond that saturates whatever is not 0.
     """
     fraction, exponent = np.frexp(ratios)
     multiplier = np.rint(np.ldexp(fraction, bits)).astype(np.int64)
@@ -110,7 +113,7 @@ def _multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
 
 
 def _positive(scales: Array) -> Array:
-    """The scales that were read; Unsupported unless all are positive numbers."""
+    """Scales that were read; Unsupported unless all are positive numbers."""
     wrong = scales[~((scales > 0) & np.isfinite(scales))]
     if wrong.size:
         raise refused(f"a scale of {wrong[0]} is not a positive number")

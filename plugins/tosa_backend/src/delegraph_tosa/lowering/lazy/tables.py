@@ -1,9 +1,10 @@
-"""Functions of 8 or 16 bits, looked up in a TABLE.
+"""Functions of int8 are a TABLE, or several where the results have more bits.
 
-A function of int8 is one TABLE, or several if its results have more bits. For int16 a TABLE has an entry for every
-128th integer only, and is linear between them. Where that is too coarse, a second TABLE adds the part of each entry
-that rounding took away, and a third one the distance by which the function bends between two entries. Where the
-function is no curve, GATHER reads all its values from a constant, which costs an NPU some 40 cycles an element.
+Of int16 a TABLE has an entry for every 128th integer only, and is linear between them.
+
+Where that is too coarse, a second TABLE has what rounding took from the entries of the first, and a third one how far
+the function bends between them. Where it is no curve, all its values are a constant that GATHER reads, which costs an
+NPU some 40 cycles each.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
 
 REST = 14
-"""Bits of the second table: the rest of each entry, in 2**-14 of a step."""
+"""Bits of the second table: what an entry lost, in 2**-14 of a step."""
 EQUAL = 0.99
-"""The share of integers for which interpolation must give the wanted result; the others may be one step off."""
+"""The share of integers that interpolation has to give as they are wanted; the others may be one step off."""
 INT16_VALUES = 1 << 16
 PIECE = 128
-"""The distance between two entries."""
+"""How far apart entries are."""
 Entries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Interpolation(NamedTuple):
-    """Tables [513] that are added up: entries, their rests in 2**-REST, bends in 2**-``bits``.
+    """Tables [513] of what is added up: entries, what rounding took from them in 2**-REST, bends in 2**-``bits``.
 
-    Their unit is so many steps of the result.
+    All of that is in units of so many steps of the result.
     """
 
     unit: int
@@ -80,7 +81,7 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
 
 
 def _interpolated(table: Array) -> Array:
-    """The results of TABLE for each int16, with 7 more bits [65536]."""
+    """What TABLE gives for each int16, with 7 more bits [65536]."""
     base, place = table[:-1, None], np.arange(PIECE)
     result: Array = (base * PIECE + (table[1:, None] - base) * place).reshape(-1)
     return result
@@ -93,7 +94,7 @@ def _is_near(found: Array, wanted: Array, zero_point: int) -> bool:
 
 
 def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
-    """q int16 [*S] -> int32 [*S], and the size of its step in steps of the result."""
+    """q int16 [*S] -> int32 [*S], and how many steps of the result each of its steps is."""
 
     def looked_up(table: Array) -> Value:
         return t.table(q, literal(table, DType.INT16, np.int16))
@@ -118,7 +119,7 @@ def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
 
 
 def looked_up(t: Tosa, index: Value, entries: Entries) -> Value:
-    """index int8 [*S], 256 entries -> int32 [*S]: a TABLE has 8 bits, so one for each 8 bits of the entries."""
+    """index int8 [*S], 256 entries -> int32 [*S]: TABLE has 8 bits, so one for each 8 of theirs."""
     parts: list[Value] = []
     while not parts or np.abs(entries).max() > 0:
         upper = (entries + 128) >> 8

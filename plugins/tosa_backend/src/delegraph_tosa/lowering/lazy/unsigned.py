@@ -1,7 +1,7 @@
-"""uint8, which no tensor of TOSA has: inside of a delegate it is int8 that is 128 less.
+"""uint8, of which TOSA has no tensors: inside of a delegate it is int8 that is 128 less.
 
-RESCALE alone reads and writes unsigned numbers, so there is one at each border. Dequantized values are the same real
-numbers with a zero point that is 128 less. Other operators on uint8 are refused, but for those that move elements.
+RESCALE alone reads and writes unsigned numbers, so it stands at the border. Dequantized values are the same real
+numbers, with a zero point that is 128 less; what else takes uint8 is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HALF = 128
 
 
 class Bytes(Lazy):
-    """uint8 [*S] as ``q`` int8 [*S], 128 less; ``held`` is the input of the graph, if it is one."""
+    """uint8 [*S] as ``q`` int8 [*S], 128 less; ``held`` is what arrives, if it arrives."""
 
     __slots__ = ("held", "q")
 
@@ -33,7 +33,7 @@ class Bytes(Lazy):
 
     @staticmethod
     def arriving(t: Tosa, held: Value) -> Bytes:
-        """The value of an input of the graph, int8 with the bits of uint8."""
+        """Of an input of the graph, int8 with the bits of uint8."""
         return Bytes(_across(t, held, arrives=True), held)
 
     def leaving(self, t: Tosa) -> Value:
@@ -70,7 +70,7 @@ def is_bytes(val: Any) -> TypeGuard[torch.Tensor]:
 
 
 def type_of_bytes(val: torch.Tensor, what: str) -> Type:
-    """The type in the graph of a tensor of uint8."""
+    """The type of what the graph has for uint8."""
     return type_of(val, what, dtype=torch.int8)
 
 

@@ -1,9 +1,9 @@
 """Real numbers that are not computed: what a rule sees between a dequantize and the next quantize.
 
-``dequantize`` computes nothing. It gives a ``Lazy`` value, which is fp32 to torch and knows the integers that it stands
-for. Integer rules take and return such values. ``quantize`` asks one for its integers in the quantization of the
-program, and only then the last operators of a chain are made: RESCALE, CLAMP, TABLE. A rule that needs the real numbers
-themselves gets them from ``real``, which a target without PRO-FP refuses.
+``dequantize`` computes nothing. It gives a ``Lazy`` value, which is fp32 to torch and knows the integers it stands for.
+Integer rules take such values and return such values. ``quantize`` asks one for its integers in the quantization that
+the program wants, and only then the last operators of a chain are made: RESCALE, CLAMP, TABLE. Who needs the real
+numbers themselves gets them from ``real``, which a target without PRO-FP refuses.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .tables import gathered, interpolated, looked_up, table_sums
 
 Function = Callable[[Tosa, Value], Value]
 SMALL = (DType.INT8, DType.INT16)
-"""Element types of quantized activations; wider integers are sums and products that nothing has quantized yet."""
+"""What activations are quantized to; wider integers are sums and products that nothing has quantized yet."""
 BITS = 29
-"""The most bits beside the sign that wider integers have: RESCALE takes values below 2**(shift - 1) only."""
+"""Wider integers have at most so many bits beside the sign: RESCALE takes values below 2**(shift - 1) only."""
 
 
 class Lazy(Value):
@@ -42,7 +42,7 @@ class Lazy(Value):
         super().__init__(Type(shape, DType.FP32))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of its elements in a quantization; Unsupported if they can be had through floats only."""
+        """The integers of its elements in a quantization; Unsupported if there is no way but through floats."""
         raise NotImplementedError
 
     def real(self, t: Tosa) -> Value:
@@ -54,11 +54,11 @@ class Lazy(Value):
         return math.inf
 
     def pointwise(self) -> Pointwise | None:
-        """Itself as a function of one integer of 8 or 16 bits; None if it is no such function."""
+        """The same as a function of one integer of 8 or 16 bits; None if it is no such function."""
         return None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """Itself with elements moved or left out by ``move``, which does the same to integers and floats."""
+        """Its elements in another order or shape, or some of them; ``move`` does that to integers and floats alike."""
         return Moved(self, move, shape)
 
 
@@ -95,7 +95,7 @@ class Scaled(Lazy):
         return Scaled(move(t, self.q), self.scale, self.zero_point) if self.is_small else Moved(self, move, shape)
 
     def is_like(self, other: Scaled) -> bool:
-        """Whether ``other`` has the same integers in the same quantization."""
+        """Whether it is the same integers in the same quantization."""
         return self.q is other.q and (self.scale, self.zero_point) == (other.scale, other.zero_point)
 
     @property
@@ -160,13 +160,13 @@ class Clamped(Lazy):
 BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
 """All integers of 8 and of 16 bits."""
 KNOTS = range(-32768, 32769, 128)
-"""The integers for which a TABLE of int16 has entries; the last one is no int16 (specification: TABLE)."""
+"""Those for which a TABLE of int16 has entries; the last one is none of them (specification: TABLE)."""
 MIDDLES = range(-32704, 32768, 128)
-"""The integers in the middle between two knots."""
+"""Those between them."""
 
 
 class Pointwise(Lazy):
-    """A function of each element of ``source``, of few bits: a TABLE of what float rules compute for every integer."""
+    """A function of each element of ``source``, which is small: a TABLE of what float rules make of every integer."""
 
     __slots__ = ("function", "source")
 
@@ -176,7 +176,7 @@ class Pointwise(Lazy):
         self.constant = source.constant
 
     def of(self, function: Function) -> Pointwise:
-        """Another function of the same source."""
+        """Another function of the same."""
         return type(self)(self.source, function)
 
     def then(self, function: Function) -> Pointwise:
@@ -193,7 +193,7 @@ class Pointwise(Lazy):
         return limit(t, t.table(q, entries), *to.range)
 
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
-        """The integers for int16: interpolated where that is near enough, else read from a constant with all values."""
+        """By interpolation where that comes near enough, else from a constant with all values."""
         q = self.source.q
         wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
         steps, middles = (materialize(self.entries(t, at)).astype(np.float64) / to.scale for at in (KNOTS, MIDDLES))
@@ -209,7 +209,7 @@ class Pointwise(Lazy):
         return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
 
     def truth(self, t: Tosa) -> Value:
-        """A function whose results are truth values, as a lookup of 0 and 1."""
+        """What it computes, if that is truth values: a lookup of 0 and 1."""
         q = self.source.q
         if q.dtype is DType.INT8:
             return t.cast(t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL)
@@ -236,7 +236,7 @@ class Pointwise(Lazy):
 
 
 class Moved(Lazy):
-    """A lazy value whose elements are moved after they are quantized."""
+    """A lazy value whose elements move once they are quantized."""
 
     __slots__ = ("move", "of")
 
@@ -255,7 +255,7 @@ class Moved(Lazy):
 
 
 class Joined(Lazy):
-    """Elements of several values, which are quantized before they are joined: CONCAT, SELECT."""
+    """Elements of several values, each of which is quantized before: CONCAT, SELECT."""
 
     __slots__ = ("join", "parts")
 
@@ -280,12 +280,12 @@ def trial() -> Tosa:
 
 @cache
 def _any_target() -> TosaSpec:
-    """A target that takes everything, made when it is needed, since it reads the table of the draft."""
+    """Made when it is needed, since it reads the table of the draft."""
     return TosaSpec.parse("TOSA-1.1+FP+INT+shape")
 
 
 def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
-    """Whether one of a rule's arguments, or an element of a list among them, is a lazy value of that kind."""
+    """Whether one of a rule's arguments, or of a list of them, is a lazy value of that kind."""
     for argument in arguments:
         if isinstance(argument, kind) or (isinstance(argument, list) and any_lazy(argument, kind)):
             return True
@@ -293,7 +293,7 @@ def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
 
 
 def real(t: Tosa, value: Value) -> Value:
-    """``value``, computed if it is lazy."""
+    """A value that is computed."""
     return value.real(t) if isinstance(value, Lazy) else value
 
 
@@ -317,10 +317,7 @@ def reach(t: Tosa, value: Value, least: float) -> float:
 
 
 def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
-    """fp32 [*S] -> integers [*S], as ``quantize_per_tensor`` computes it.
-
-    Times the inverse scale, rounded to the nearest, ties to even, and limited.
-    """
+    """fp32 [*S] -> integers [*S], as ``quantize_per_tensor`` computes it: times the inverse scale, to even, limited."""
     scaled = t.clamp(t.mul(x, 1 / to.scale), float(to.low - to.zero_point), float(to.high - to.zero_point))
     y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
     found = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
@@ -329,7 +326,7 @@ def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
 
 
 def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
-    """``q`` limited to ``low`` .. ``high``; no operator if its range says that it is."""
+    """Integers between ``low`` and ``high``; no operator if they are known to be."""
     if inside(range_of(q), (low, high)):
         return q
     if q.dtype in SMALL:
@@ -343,10 +340,7 @@ def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
 
 
 def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> Value:
-    """The integers of ``x`` for another scale: one RESCALE.
-
-    It works on the last axis, so that axis changes places if ``x`` has a scale for each channel.
-    """
+    """The integers of ``x`` by another scale: one RESCALE, on the last axis if ``x`` has a scale for each channel."""
     ratio = x.scale.over(scale)
     t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
     if x.axis is None or ratio.channels == 1:
@@ -361,7 +355,7 @@ def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> 
 
 
 def _rescaled(range: Range, before: int, ratio: float, after: int, dtype: DType) -> Range:
-    """The range of the integers that a RESCALE makes."""
+    """Where the integers of a RESCALE lie."""
     low, high = range_of_type(dtype)
     ends = [(end - before) * ratio + after for end in range]
     return max(math.floor(ends[0]), low), min(math.ceil(ends[1]), high)

@@ -1,8 +1,8 @@
-"""int32 for a target without PRO-INT: within 24 bits it is exact in fp32, and computed as such where it has to be.
+"""Integers for a target without PRO-INT: within 24 bits they are exact in fp32, and run as such where they have to.
 
-With PRO-FP alone, int32 can be added, multiplied, used as an index and made by ARGMAX, but not moved, compared or
-selected. Integers that are proven to lie within 24 bits (token ids, positions, counts) are cast to fp32 for that, once,
-and back where an index, a sum or a result needs int32. Casts that nobody needs are dropped later.
+PRO-FP adds and multiplies int32, reads it as an index and makes it of a maximum's place; it neither moves nor compares
+nor selects it. What is proven to lie within 24 bits (token ids, positions, counts) is cast to fp32 for that, once, and
+back where an index, a sum or a result needs it; casts that nobody needs are dropped later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...ir.types import DType
 from .ranges import Range, inside, range_of
 
 EXACT: Range = (-(2**24), 2**24)
-"""The range in which fp32 holds every integer."""
+"""The integers between which fp32 has every one."""
 
 COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
     {
@@ -27,7 +27,7 @@ COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
 Partial sums are exact if the whole one is: they lie between zero and its bounds.
 """
 INDICES = {tosa.GATHER: 1, tosa.SCATTER: 1}
-"""Operator -> the position of the operand that stays an integer."""
+"""Which operand stays an integer."""
 
 
 def runs_as_floats(operator: Operator) -> bool:

@@ -1,6 +1,6 @@
-"""What the uses of an integer prove about it: eager raises for an index out of range, so each index is inside.
+"""What the uses of integers prove of them: an index that is out of its range is an error in eager, so it is inside.
 
-Token ids lie inside of the embedding's table, whatever the program does with them before and beside that.
+Token ids are inside of the embedding's table, whatever the program does with them before and beside that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .ranges import COUNTED, Range, inside, meet, range_of_type
 
 aten = torch.ops.aten
 Found = Iterable[tuple[Any, Range]]
-"""Arguments of a call, each with the range of its elements."""
+"""Arguments of a call, and in which range their elements are."""
 
 
 def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], Found]) -> dict[Node, Range]:
-    """Node -> the range that its elements have unless one of ``nodes`` raises; users come after what they use.
+    """Node -> the range in which its elements are unless one of ``nodes`` raises; users come after what they use.
 
     ``indexes_of``: the arguments of a call that are indices, with the ranges outside of which it raises.
     """
@@ -69,7 +69,7 @@ def _listed(node: Node, range: Range) -> Found:
 
 
 def _cast(node: Node, range: Range) -> Found:
-    """A cast to a type that holds all values of the one before."""
+    """To a type that has all values of the one before."""
     before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
     whole = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
     return [(node.args[0], range)] if whole else []
@@ -81,10 +81,7 @@ def _copied(node: Node, range: Range) -> Found:
 
 
 def _summed(sign: int) -> Callable[[Node, Range], Found]:
-    """x + c or x - c, where c is a number or a tensor of known numbers.
-
-    A sum of int64 that wraps around lands outside of ``range``, so it did not.
-    """
+    """x + c or x - c, or with a row of numbers as c. int64 that wraps around comes to where the result is not."""
 
     def rule(node: Node, range: Range) -> Found:
         if _dtype(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
@@ -106,7 +103,7 @@ def _less(x: Any, numbers: Range | None, sign: int, range: Range) -> Found:
 
 
 def _numbers(argument: Any) -> Range | None:
-    """The range of numbers that the program computes itself, whatever its inputs are; None if they depend on those."""
+    """The range of numbers that the program makes itself, whatever its inputs are, in whatever shape."""
     if type(argument) is int:
         return argument, argument
     if not isinstance(argument, Node):
@@ -161,21 +158,21 @@ PASSING: dict[Any, Callable[[Node, Range], Found]] = {
     **{overload: _summed(-1) for overload in _overloads("sub")},
     aten.copy.default: _copied,
 }
-"""Operators whose results have the elements of operands, moved or shifted: a range of the one says one of the other."""
+"""Operators whose results tell of their operands."""
 
 _MADE: dict[Any, Callable[[Node], Range | None]] = {
     **dict.fromkeys((aten.arange.default, aten.arange.start), _counting),
     **{overload: lambda node: _numbers(node.args[0]) for overload in (*_overloads("to"), *_overloads("_to_copy"))},
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _multiplied),
 }
-"""Operators that make int64 from numbers that the program knows: by counting, converting, multiplying."""
+"""Operators that make int64 of what the program knows: counted, converted, multiplied."""
 
 
 # ---- parts: what is known of each of them is known of the whole
 
 
 class Part(NamedTuple):
-    """Positions along an axis that a call takes from a tensor, and the range of the elements there."""
+    """Positions along an axis that a call takes of a tensor, and the range of what is there."""
 
     axis: int
     positions: range
@@ -183,10 +180,7 @@ class Part(NamedTuple):
 
 
 def _joined(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> Found:
-    """The tensor from which ``node`` takes a part, once the parts that are known cover all of it.
-
-    Until then the part is noted in ``parts``.
-    """
+    """What ``node`` takes a part of, if ``parts`` and this one together are all of it; else the part is noted."""
     base, dim, positions = _TAKING[node.target](node)
     if not positions:
         return []
@@ -200,7 +194,7 @@ def _joined(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> Found:
 
 
 Taken = tuple[Any, int, range]
-"""A tensor, one of its axes, and the positions that are taken along it: none, if sizes are not known."""
+"""A tensor, an axis of it, and the positions along that; of sizes that are not known, none."""
 
 
 def _selected(node: Node) -> Taken:

@@ -1,4 +1,4 @@
-"""What the condition of a loop proves about integers in its body: from ``i < n`` that ``i`` is at most ``n - 1``."""
+"""What the condition of a loop proves of integers in its body: ``i < n`` that ``i`` is at most ``n - 1``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ValueOf = Callable[[Node], Value | int]
 
 
 def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
-    """Placeholder -> the range of its elements if the subgraph, which returns one truth value, returns true.
+    """Placeholder -> the range in which its elements are if the subgraph, which returns one truth, returns true.
 
-    ``value_of`` gives the values of the subgraph's nodes.
+    ``value_of`` gives what the nodes of the subgraph stand for.
     """
     result: Any = nodes[-1].args[0]
     (truth,) = result if isinstance(result, (tuple, list)) else (result,)
@@ -33,7 +33,7 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
 
 
 def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
-    """The ranges that follow from each comparison that must be true for ``truth`` to be."""
+    """What each comparison says that has to hold for ``truth`` to."""
     truth = _same_element(truth)
     if not isinstance(truth, Node):
         return
@@ -82,7 +82,7 @@ def _is_one_integer(node: Node) -> bool:
 
 
 def _same_element(argument: Any) -> Any:
-    """The node of which ``argument``, a tensor of one element, is a view or a copy."""
+    """What ``argument``, of one element, is a view or a copy of."""
     while isinstance(argument, Node) and argument.target in _COPIES:
         argument = argument.args[0]
     return argument
@@ -94,7 +94,7 @@ _COPIES = frozenset(
     for overload in getattr(aten, name).overloads()
     if (name, overload) != ("view", "dtype")
 )
-"""Operators that return the one element that they get; of one truth value, ``all`` and ``any`` do too."""
+"""Operators that, of one element, give that element; ``all`` and ``any`` of one truth."""
 _BOTH = frozenset({aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor})
 _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), (-1, None)),
@@ -103,4 +103,4 @@ _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.ge.Scalar, aten.ge.Tensor), (None, 0)),
     **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), (0, 0)),
 }
-"""Comparison -> (b, a) with left <= right + b and left >= right + a; None where it says nothing."""
+"""Comparison -> how far below, and above, the right operand the left one ends and begins; None: no end there."""

@@ -26,7 +26,7 @@ COUNTED = INTEGERS | {DType.BOOL}
 
 @cache
 def range_of_type(dtype: DType) -> Range:
-    """All integers that a type can hold."""
+    """Everything that an integer type can hold."""
     if dtype is DType.BOOL:
         return 0, 1
     limits = np.iinfo(ARRAY_DTYPES[dtype])
@@ -45,7 +45,7 @@ def inside(inner: Range, outer: Range) -> bool:
 
 
 def meet(first: Range, second: Range) -> Range:
-    """The common part of both; the second, if they have none, as in code that always fails."""
+    """What both allow; the second where they exclude each other, as in code that always fails."""
     low, high = max(first[0], second[0]), min(first[1], second[1])
     return (low, high) if low <= high else second
 
@@ -56,10 +56,7 @@ def union(first: Range, second: Range) -> Range:
 
 
 def range_of(value: Value) -> Range:
-    """The range of an integer value.
-
-    Weights of int32 and int64 are read for it, since the range of their types says too little.
-    """
+    """The range of an integer value. Of weights, int32 and int64 are read, for such types say too little."""
     if value.range is None:
         value.range = _of_elements(value) or range_of_type(value.dtype)
     return value.range
@@ -89,7 +86,7 @@ def _same(operator: Operator) -> Range:
 
 
 def _either(*positions: int) -> Callable[[Operator], Range]:
-    """The range of the elements of some operands; of all, if none is named."""
+    """The elements of some operands, all if none is named."""
 
     def joined(operator: Operator) -> Range:
         values = [operator.inputs[p] for p in positions] if positions else operator.inputs
@@ -99,7 +96,7 @@ def _either(*positions: int) -> Callable[[Operator], Range]:
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """The range of a function that is monotonic in each of its two operands."""
+    """Of a function of two operands that rises or falls in each of them."""
 
     def spanned(operator: Operator) -> Range:
         left, right = _operands(operator)[:2]
@@ -127,7 +124,7 @@ def _negated(operator: Operator) -> Range:
 
 
 def _size_range(size: int) -> Range:
-    """The range of a size. One that is known at run time only may be 1, even where torch assumes at least 2."""
+    """The range of a size; one that is known at run time only may be 1, whatever torch takes it for."""
     low, high = sizes.range_of(size)
     return (min(low, 1), high) if sizes.is_dynamic(size) else (low, high)
 
@@ -148,7 +145,7 @@ def _cast(operator: Operator) -> Range:
 
 
 def _quotient(operator: Operator) -> Range:
-    """The range of a quotient, which is cut towards zero and so no larger than the dividend."""
+    """Cut towards zero, so no larger than the dividend."""
     low, high = range_of(operator.inputs[0])
     if range_of(operator.inputs[1])[0] > 0:
         return min(low, 0), max(high, 0)
@@ -156,14 +153,14 @@ def _quotient(operator: Operator) -> Range:
 
 
 def _bits(operator: Operator) -> Range:
-    """The range of a combination of bits: no longer than the numbers, with the sign of any of them."""
+    """Bits of numbers make no longer number; the sign comes from one of them."""
     ranges = _operands(operator)
     most = 1 << max(max(high, ~low).bit_length() for low, high in ranges)
     return (0 if min(low for low, _ in ranges) >= 0 else -most), most - 1
 
 
 def _masked(operator: Operator) -> Range:
-    """The range of AND: if one of the numbers is not negative, the result has at most its bits."""
+    """Of two numbers, one of which is not negative: its bits at most."""
     masks = [high for low, high in _operands(operator) if low >= 0]
     return (0, min(masks)) if masks else _bits(operator)
 
@@ -174,7 +171,7 @@ def _inverted(operator: Operator) -> Range:
 
 
 def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """The range of a shift by less than 32 bits; of any other, all integers of the type."""
+    """Of a shift by less than 32 bits, which is the same on 32 bits; of another one anything."""
 
     def spanned(operator: Operator) -> Range:
         amounts = range_of(operator.inputs[1])

@@ -31,7 +31,7 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
 
 
 def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
-    """The reason for what needs a target that computes with sizes at run time, such as ``wider``."""
+    """What only a target with sizes of the run time takes, such as ``wider``."""
     hint = (
         f"lower for spec={wider}, which computes with sizes, or export with static sizes (without these"
         " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
@@ -40,7 +40,7 @@ def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
 
 
 def data_dependent(text: str = f"the shape of its result depends on the data, and {_MEANT}", of: Any = None) -> Reason:
-    """The reason for a result whose number of elements depends on the data."""
+    """The result has as many elements as the data say."""
     hint = (
         "keep the shape: torch.where(mask, x, 0) or the best by torch.topk instead of x[mask] and nonzero; or do it"
         " before or after the model"
@@ -49,7 +49,7 @@ def data_dependent(text: str = f"the shape of its result depends on the data, an
 
 
 def int64_value(node: Node, why: str) -> Reason:
-    """The reason for an int64 from outside of the delegate that may not fit into 32 bits."""
+    """An int64 that is made elsewhere and that may not fit into 32 bits."""
     cast = "write .int() behind what makes it"
     if node.op == "placeholder":
         cast = f"{_from_the_start(node.name, torch.int32, '.int()')}; a mask can be bool"
@@ -58,35 +58,32 @@ def int64_value(node: Node, why: str) -> Reason:
 
 
 def _from_the_start(given: str, other: torch.dtype, cast: str) -> str:
-    """A hint to change the type of an input or a buffer outside of the model.
-
-    A cast inside of the model would itself be an operator on a type that TOSA lacks.
-    """
+    """Of an input or a buffer: a cast inside of the model is itself an operator on what TOSA does not take."""
     name = str(other).removeprefix("torch.")
     return f"let {given} be {name} from the start ({given}{cast} in the model stays on the host)"
 
 
 def cast_of_bytes(dtype: torch.dtype | None, given: str | None) -> Reason:
-    """The reason for uint8 that is converted to an integer type; ``given`` is the name of the input, if it is one."""
+    """uint8 that becomes another integer; ``given`` is the input, if it is one."""
     cast, other = _INSTEAD[torch.uint8]
     hint = _from_the_start(given, other, cast) if given else "as float32 it is taken"
     return Reason(f"uint8 is not converted to {dtype}, only to float32", hint=hint, cause="uint8")
 
 
 def int64_result(text: str) -> Reason:
-    """The reason for an int64 that the delegate computes and that may not fit into 32 bits."""
+    """An int64 that is computed here and that may not fit into 32 bits."""
     how = ".int() on its operands, or dtype=torch.int32 where it takes that"
     return Reason(text, hint=f"if its values fit into 32 bits, compute it in int32: {how}", cause="int64")
 
 
 def int64_carried(text: str) -> Reason:
-    """The reason for an int64 that a loop carries from one step to the next."""
+    """An int64 that goes from one step to the next."""
     hint = "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write while_loop with `i < n`"
     return Reason(text, hint=hint, cause="int64")
 
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
-    """The reason for an element type that TOSA lacks."""
+    """TOSA has no such elements."""
     if of is not None and _is_chosen_scale(of):
         return scale_at_run_time()
     name = str(dtype).removeprefix("torch.")
@@ -103,7 +100,7 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
 
 
 def no_operand(dtype: torch.dtype) -> Reason:
-    """The reason for an operand that a delegate can move and convert, but not compute with."""
+    """An operand that a delegate moves and converts, but does not compute with."""
     reason = no_dtype(dtype, "its operand")
     if dtype is not torch.uint8:
         return reason
@@ -119,18 +116,18 @@ def within(what: str, why: str) -> str:
 
 
 def number_crosses(text: str) -> Reason:
-    """The reason for a Python number or a size where graphs of control flow take and return tensors."""
+    """A number of Python, or a size, where graphs of control flow take and return tensors."""
     return Reason(text, hint="let it be a tensor: torch.full((), number) in place of the number")
 
 
 def number_at_run_time(text: str) -> Reason:
-    """The reason for a number that TOSA has no operators to compute from sizes, or that is computed outside."""
+    """A number of Python that is computed of sizes, in a way that TOSA has no operators for, or elsewhere."""
     hint = "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and torch.log or the like of that"
     return Reason(f"{text}; TOSA takes and returns tensors", hint=hint, cause="number", unless="static")
 
 
 def undecided(text: str) -> Reason:
-    """The reason for a rule that has to know a size, which is known at run time only."""
+    """A rule asks for a size that is known at run time only."""
     hint = (
         "export with static sizes (without these dynamic_shapes), once for each that you need (delegraph.lower_buckets)"
     )
@@ -138,23 +135,23 @@ def undecided(text: str) -> Reason:
 
 
 def by_size(text: str, instead: str) -> Reason:
-    """The reason for a call that needs other operators for each size; ``instead`` is one that does not."""
+    """A call whose operators differ from size to size; ``instead`` is one whose operators do not."""
     return Reason(text, hint=f"{instead}, or export with static sizes", cause="dynamic", unless="static")
 
 
 def untold_size(text: str) -> Reason:
-    """The reason for a part of the program that computes with a size which none of its operands has."""
+    """A part of the program computes with a size that none of its operands has."""
     hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
 def too_large(text: str) -> Reason:
-    """The reason for a constant that would have to be stored element by element."""
+    """A constant that a rule would have to spell out."""
     return Reason(text, hint="make it once, in the module's __init__, and register it as a buffer")
 
 
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
-    """The reason for what another target takes; any of ``ways``, profiles and extensions, would do."""
+    """What another target takes: ``ways`` are the profiles and extensions, any of which would do."""
     if not ways or any(names <= spec.names for names in ways):
         return text
     wider = spec.with_names(min(ways, key=lambda names: (len(names - spec.names), sorted(names))))
@@ -163,7 +160,7 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
 
 
 def scale_at_run_time() -> Reason:
-    """The reason for dynamic quantization."""
+    """Dynamic quantization."""
     hint = (
         "quantize with scales that calibration finds (delegraph.quantize), or leave these activations in floats;"
         " weights alone may be quantized"
@@ -181,10 +178,7 @@ def _chooses_scale(target: Any) -> bool:
 
 
 def neither(in_integers: str, in_floats: str) -> str:
-    """The reason for a call on quantized values that is taken neither as integers nor as floats.
-
-    The hint is that of the integer rule.
-    """
+    """A call on quantized values that neither way takes; the hint is that of the integer rule."""
     text = f"in integers: {in_integers}; in floats: {in_floats}"
     if not isinstance(in_integers, Reason):
         return text

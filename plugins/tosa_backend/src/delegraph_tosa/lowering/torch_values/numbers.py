@@ -1,4 +1,4 @@
-"""Numbers that torch computes from symbolic sizes and that are no sizes themselves: floats and truth values."""
+"""What torch computes of symbolic sizes and is no size: floats, and truth values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...ir.sizes import waits
 from .sizes import size_of_expression
 
 UNKNOWN = math.nan
-"""Stands for a number that TOSA cannot compute from sizes, such as a logarithm in the middle of a formula."""
+"""Stands for a number that TOSA cannot compute of sizes, such as a logarithm on the way from one to another."""
 _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "StrictGreaterThan": (">", False, False),
     "GreaterThan": (">=", False, False),
@@ -22,7 +22,7 @@ _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "Equality": ("==", False, False),
     "Unequality": ("==", False, True),
 }
-"""Class of sympy -> function of ``Relation``, whether its sides are swapped, whether it is negated."""
+"""Classes of sympy -> function of ``Relation``, whether the sides change places, and whether it is not so."""
 
 
 def number_of(val: torch.SymFloat | torch.SymBool) -> Any:

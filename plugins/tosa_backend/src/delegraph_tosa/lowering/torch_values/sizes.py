@@ -1,7 +1,7 @@
 """torch's symbolic sizes as sizes of the graph: the same expressions of the same symbols, with the ranges torch knows.
 
-When torch compares a dynamic size, it assumes at least 2. Rules follow the program that it traced so. Their operators
-are right for a size of 1 as well, since they are those of the general case, in which 1 is a size like any other.
+torch takes a dynamic size for at least 2 when it compares, and so do rules, which follow what it traced. What they make
+is right for a size of 1 as well: it is what broadcasting and the like do in general.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...ir.illegal import Undecided
 from ...ir.sizes import LARGEST_SIZE, is_dynamic, largest, range_of, smallest, symbol
 
 _TRIED = 1 << 12
-"""The largest size for which our rounding is compared with torch's."""
+"""Up to this size, rounding is compared with that of torch."""
 _FOLDED: dict[str, Callable[[int, int], int]] = {
     "Add": lambda x, y: x + y,
     "Mul": lambda x, y: x * y,
@@ -39,10 +39,7 @@ _CALLED: dict[str, Callable[[int, int], int]] = {
 
 
 def size_of(size: int | torch.SymInt) -> int:
-    """A size of a fake tensor.
-
-    An expression for which TOSA has no shape operators becomes a symbol of its own, which no input has.
-    """
+    """A size of a fake tensor. What TOSA has no shape operators for is a symbol by itself, which no input tells."""
     if type(size) is int:
         return size
     node = size.node  # type: ignore[union-attr]
@@ -63,7 +60,7 @@ def is_size(node: Node) -> bool:
 
 
 def sizes_in(number: Any) -> list[int]:
-    """The symbols in a symbolic number; none in anything else."""
+    """The symbols that a symbolic number is made of; none of anything else."""
     if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return []
     return [_symbol(one, number.node.shape_env.var_to_range) for one in number.node.expr.free_symbols]
@@ -87,7 +84,7 @@ def is_empty_tensor(val: torch.Tensor) -> bool:
 
 
 def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Whether a size comes from no input and may be 0: the data decide it, such as the number of non-zeros."""
+    """Whether a size is no input's, and may be 0: how many elements there are is in the data."""
     return is_dynamic_shape(shape) and any(free_unbacked_symbols(n) for n in shape)
 
 
@@ -97,7 +94,7 @@ def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
 
 
 def _of_expression(expression: Any, ranges: Any) -> int:
-    """As ``size_of_expression``. Classes of sympy are compared by name, so that nothing here has to import it."""
+    """Of a sympy expression, whose classes are known by their names here: nothing else needs sympy."""
     if isinstance(expression, int) or expression.is_Integer:
         return int(expression)
     if expression.is_Symbol:

@@ -48,8 +48,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
 def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torch.dtype | None = None) -> Type:
     """The type of a fake (or real) tensor; Unsupported if it is no tensor of positive sizes.
 
-    ``of``: the node of the operand, if it is an operand's type, for the hint. ``dtype``: the element type in the graph,
-    if it is not the tensor's.
+    ``of``: the operand that it is the type of, if it is one's. ``dtype``: what the graph has for its dtype, if another.
     """
     if not isinstance(val, torch.Tensor):
         raise refused(no_tensor(val, what))
@@ -73,7 +72,7 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torc
 
 @lru_cache(maxsize=4096)
 def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
-    """The type of a dense tensor of known sizes, one object for equal types; None if TOSA has none."""
+    """The type of a dense tensor whose sizes are numbers, one object for all of that type; None if TOSA has none."""
     found = DTYPES.get(dtype)
     return None if found is None or 0 in shape else Type(tuple(shape), found)
 
@@ -115,14 +114,14 @@ def finfo(dtype: DType) -> torch.finfo:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements in the form of constants (``ARRAY_DTYPES``), in the tensor's memory if the host has it."""
+    """The elements as constants have them (``ARRAY_DTYPES``), in the tensor's memory if that is the host's."""
     plain = tensor.detach().cpu().resolve_neg()
     array: Array = (plain.view(torch.uint16) if plain.dtype is torch.bfloat16 else plain).numpy()
     return array
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
-    """A key that is equal for tensors with the same elements in the same memory."""
+    """Equal for tensors that are the same elements of the same memory."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

@@ -1,0 +1,51 @@
+"""What delegraph itself declares, in the words in which plugins do, and which distributions have what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import PluginUnavailable
+from ..plugin import CommandSpec, Declaration, FormatSpec, ReportSpec
+from .loading import load, missing
+
+COMMANDS = (
+    CommandSpec("backends", "delegraph.cli.listing:Backends", "list the backends that are installed"),
+    CommandSpec("doctor", "delegraph.cli.listing:Doctor", "examine every plugin; exit code 1 if one is broken"),
+    CommandSpec("lower", "delegraph.cli.lowering:Lower", "lower a model and write what a backend makes of it"),
+    CommandSpec("run", "delegraph.cli.files:Run", "run a file such as .tosa on this host"),
+    CommandSpec("inspect", "delegraph.cli.files:Inspect", "show what is in a file such as .tosa"),
+    CommandSpec("completion", "delegraph.cli.completion:Completion", "print a script that completes in a shell"),
+)
+"""They are found before those of plugins, which they do not wait for."""
+
+REPORTS = (
+    ReportSpec(".txt", "delegraph.report.formats:TextReport", "as it is printed"),
+    ReportSpec(".json", "delegraph.report.formats:JsonReport", "for programs"),
+)
+OWN: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
+"""All of them. A plugin's declaration of the same name is found by ``distribution/name`` only."""
+
+
+PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
+    (FormatSpec, ".pte"): "delegraph-executorch",
+    (FormatSpec, ".tosa"): "delegraph-tosa",
+    (CommandSpec, "check"): "delegraph-devkit",
+    (CommandSpec, "new-backend"): "delegraph-devkit",
+    **{(CommandSpec, name): "delegraph-analysis" for name in ("accuracy", "compare", "diff")},
+    **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
+}
+"""What is asked for -> the distribution to install, for the error that it is not there."""
+
+
+def provided(target: str, what: str) -> Any:
+    """The object of another distribution that a name of delegraph's stands for: ``what``, for the error.
+
+    Raises PluginUnavailable, with the pip command, if that distribution is not installed.
+    """
+    package = target.partition(":")[0].partition(".")[0]
+    if missing([package]):
+        distribution = package.replace("_", "-")
+        text = f"{what} comes with {distribution}, which is not installed"
+        raise PluginUnavailable("plugin-unavailable", text, hint=f"pip install {distribution}")
+    return load(target)

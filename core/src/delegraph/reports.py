@@ -1,0 +1,49 @@
+"""What reads the result of a lowering: its report, row by row, and the forms that it is written in.
+
+A distribution declares a form of its own by ``delegraph.plugin.ReportSpec``, whose target is a ``ReportFormat``.
+"""
+
+from __future__ import annotations
+
+from .host.output_statistics import TOLERANCES, OutputStatistics
+from .host.verify import Verification
+from .report.collect import NOT_TAGGED, host_calls, left_operators, refused_by
+from .report.formats import LoweringResult, ReportFormat, SavedReport, verification_content, write_report
+from .report.model import Report
+from .report.notation import Notation, stem
+from .report.rows import (
+    SCHEMA,
+    Cause,
+    DelegateRow,
+    RefusalRow,
+    format_seconds,
+    format_size,
+    most_frequent,
+    pluralize,
+)
+
+__all__ = [
+    "NOT_TAGGED",
+    "SCHEMA",
+    "TOLERANCES",
+    "Cause",
+    "DelegateRow",
+    "LoweringResult",
+    "Notation",
+    "OutputStatistics",
+    "RefusalRow",
+    "Report",
+    "ReportFormat",
+    "SavedReport",
+    "Verification",
+    "format_seconds",
+    "format_size",
+    "host_calls",
+    "left_operators",
+    "most_frequent",
+    "pluralize",
+    "refused_by",
+    "stem",
+    "verification_content",
+    "write_report",
+]

@@ -1,0 +1,53 @@
+"""Reads the result of a lowering: pages with pictures, accuracy by operator, comparison of backends.
+
+from delegraph_analysis import compare, verify_operators
+
+lowered.report.save("report.html", {"forward": verify_operators(lowered, image)})
+print(compare(model, (image,), backends=["tosa", "xnnpack"]))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .accuracy.operators import OperatorStatistics, OperatorVerification, VerificationByOperator
+    from .accuracy.reference import compare_operators, verify_operators
+    from .comparison import Candidate, Comparison, compare
+    from .node_data import NodeData, node_data
+    from .page.report_page import render_page
+
+__all__ = [
+    "Candidate",
+    "Comparison",
+    "NodeData",
+    "OperatorStatistics",
+    "OperatorVerification",
+    "VerificationByOperator",
+    "compare",
+    "compare_operators",
+    "node_data",
+    "render_page",
+    "verify_operators",
+]
+
+_NAMES = {
+    "accuracy.operators": "OperatorStatistics OperatorVerification VerificationByOperator",
+    "accuracy.reference": "compare_operators verify_operators",
+    "comparison": "Candidate Comparison compare",
+    "node_data": "NodeData node_data",
+    "page.report_page": "render_page",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The names above import torch, which the light module does without."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value

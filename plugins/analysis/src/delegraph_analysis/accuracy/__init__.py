@@ -1,0 +1,1 @@
+"""Every value of a lowered program beside eager PyTorch and float64."""

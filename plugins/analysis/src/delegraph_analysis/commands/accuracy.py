@@ -1,0 +1,70 @@
+"""``delegraph accuracy``: every operator of a lowered model beside eager PyTorch and float64."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from delegraph.command import (
+    Outcome,
+    check_model,
+    expect_file,
+    expect_places,
+    output_path,
+    parse_options,
+    progress,
+    read_inputs,
+    read_model,
+)
+from delegraph.errors import InputError
+
+
+class AccuracyOfOperators:
+    """``delegraph accuracy``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
+        add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: one)")
+        add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        own = "compare with these inputs; each time it is given they are compared anew"
+        add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=own)
+        told = "write the report with the figures in the form of the suffix, such as .html; may be given several times"
+        add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        read = [*filter(None, [check_model(args.model)]), *args.input]
+        for path in args.input:
+            expect_file(path)
+        expect_places(args.report, read)
+        options = parse_options(args.backend, args.option)
+        with progress(f"lowering {args.model}"):
+            from delegraph import lower
+            from delegraph.reports import SavedReport, write_report
+
+            from ..accuracy.operators import VerificationByOperator
+            from ..accuracy.reference import verify_operators
+
+            given = read_model(args.model)
+            lowered = lower(**given.arguments(), backends=args.backend or None, options=options)
+        found = {}
+        with progress("comparing every operator with eager"):
+            for method in lowered.methods:
+                example = given.inputs[method], given.kwargs[method]
+                if example[0] is None and not args.input:
+                    hint = "export the program with example inputs, or give --input FILE.npz"
+                    raise InputError(
+                        "input-invalid", f"method {method} has no example inputs to run it with", hint=hint
+                    )
+                program = lowered.exported_program(method)
+                calls = [read_inputs(path, method, program, example) for path in args.input] or [example]
+                several = [verify_operators(lowered, *a, method=method, **k) for a, k in calls]
+                found[method] = VerificationByOperator.worst_of(several)
+        for path in args.report:
+            write_report(SavedReport(lowered.report, found, model=args.model), path)
+        texts = [f"method {method}, {figures}" if len(found) > 1 else str(figures) for method, figures in found.items()]
+        content = {"methods": {method: figures.to_json() for method, figures in found.items()}}
+        agrees = all(figures.agrees() for figures in found.values())
+        return Outcome("delegraph.accuracy/1", content, "\n".join(texts), 0 if agrees else 1)

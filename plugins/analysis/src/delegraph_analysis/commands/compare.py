@@ -1,0 +1,48 @@
+"""``delegraph compare``: one model for several backends, side by side."""
+
+from __future__ import annotations
+
+import argparse
+
+from delegraph import default_registry
+from delegraph.command import (
+    Outcome,
+    as_json,
+    check_model,
+    expect_places,
+    output_path,
+    parse_options,
+    progress,
+    read_model,
+)
+from delegraph.io.atomic_write import write_whole
+
+
+class Compare:
+    """``delegraph compare``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
+        add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: all)")
+        add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        add("--report", type=output_path, metavar="FILE", help="write the comparison: .json, .html, or else text")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        file = check_model(args.model)
+        backends = args.backend or [b.name for b in default_registry().usable_backends()]
+        options = parse_options(backends, args.option)
+        expect_places(filter(None, [args.report]), filter(None, [file]))
+        with progress(f"comparing {', '.join(backends)}"):
+            from ..comparison import compare
+
+            found = compare(**read_model(args.model).arguments(), backends=backends, options=options)
+        outcome = Outcome("delegraph.compare/1", found.to_json(), str(found))
+        if args.report:
+            suffix = args.report.suffix
+            html = suffix in (".html", ".htm")
+            text = found.to_html() if html else as_json(outcome) if suffix == ".json" else outcome.text
+            write_whole(args.report, f"{text}\n".encode())
+        return outcome

@@ -1,0 +1,28 @@
+"""Drawing graphs: boxes and wires, laid out in layers, as SVG for a page. It imports neither torch nor a plugin."""
+
+from delegraph.io.escape import printable, text
+
+from .condense import condense, overview
+from .picture import HEATS, Box, Picture, Wire
+from .style import STYLE, TONES, head
+from .svg import box_id, figure, frame, share, svg, swatch
+
+__all__ = [
+    "HEATS",
+    "STYLE",
+    "TONES",
+    "Box",
+    "Picture",
+    "Wire",
+    "box_id",
+    "condense",
+    "figure",
+    "frame",
+    "head",
+    "overview",
+    "printable",
+    "share",
+    "svg",
+    "swatch",
+    "text",
+]

@@ -1,0 +1,224 @@
+"""Figures of operators for Model Explorer, which shows a file of them as one column beside a graph.
+
+The form is that of ``model_explorer.node_data_builder``: graph -> node -> value, a number or a text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import delegraph
+from delegraph import LoweredProgram
+from delegraph.errors import InputError
+from delegraph.exported import EXPORTED, is_operator
+from delegraph.formats import defines
+from delegraph.io.atomic_write import write_whole
+from delegraph.reports import (
+    NOT_TAGGED,
+    DelegateRow,
+    LoweringResult,
+    Report,
+    ReportFormat,
+    Verification,
+    format_seconds,
+    format_size,
+    host_calls,
+    refused_by,
+)
+from delegraph.source import source_of
+from torch.fx import Node
+
+from .accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
+from .page.heat import degree
+
+PROGRAM = "graph"
+"""What Model Explorer calls the graph of a ``.pt2`` file; its nodes have the names that they have in the program."""
+_HEATS = ("#d5efd5", "#fee08b", "#f5a524", "#d73027")
+"""By `degree`, against the tolerance: from the least error to the largest, rounding alone would look like a fault."""
+_REFUSED = "#f4a6a0"
+_TONES = ("#9fb8ff", "#8fdcb9", "#f3a6e2", "#d6d190", "#c4a68a")
+"""Of backends, which Model Explorer shows on light paper."""
+
+NodeOf = Callable[[Any], tuple[str, str]]
+"""Debug identifier of an operator in a delegate's file -> the graph and the node that stand for it there."""
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """One column. ``values``: graph -> node -> value; ``colors``: value -> colour.
+
+    ``gradient``: colours from the least number to the greatest, for numbers without a colour of their own.
+    """
+
+    name: str
+    values: Mapping[str, Mapping[str, float | str]]
+    gradient: Sequence[str] = ()
+    colors: Mapping[float | str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the file. Infinity and NaN, which JSON lacks, are written as text."""
+        return {graph: self._graph(values) for graph, values in self.values.items()}
+
+    def _graph(self, values: Mapping[str, float | str]) -> dict[str, Any]:
+        stops = [{"stop": k / (len(self.gradient) - 1), "bgColor": c} for k, c in enumerate(self.gradient)]
+        found = {"name": self.name, "results": {node: self._value(v) for node, v in values.items()}}
+        return {**found, "gradient": stops} if stops else found
+
+    def _value(self, value: float | str) -> dict[str, Any]:
+        shown = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        color = self.colors.get(value)
+        return {"value": shown, "bgColor": color} if color else {"value": shown}
+
+
+class NodeDataReport(ReportFormat):
+    """``.nodes.json``: a file for each column, ``NAME.delegate.json``; of several methods with the method before it.
+
+    Where the program was saved as one delegate's own file, its nodes have the figures too.
+    """
+
+    @classmethod
+    def write(cls, result: LoweringResult, path: Path) -> list[Path]:
+        report = result.report
+        assert report is not None
+        written = []
+        for method in report.host:
+            found = result.verifications.get(method)
+            figures = operators_of(found) if found is not None else None
+            for column in node_data_of(report, method, figures, _node_of(result.output)):
+                parts = [path.name[: -len(".nodes.json")], *([method] if len(report.host) > 1 else []), column.name]
+                place = path.with_name(".".join([*parts, "json"]))
+                write_whole(place, f"{json.dumps(column.to_json(), indent=2)}\n".encode())
+                written.append(place)
+        return written
+
+
+def _node_of(output: Path | None) -> NodeOf | None:
+    """What the format of a saved program calls its nodes, if it says so."""
+    if output is None:
+        return None
+    chosen = delegraph.default_registry().get_format(output)
+    return chosen.node_of if defines(chosen, "node_of") else None
+
+
+def node_data(
+    lowered: LoweredProgram,
+    method: str | None = None,
+    verification: Verification | None = None,
+    file: str | os.PathLike[str] | None = None,
+) -> list[NodeData]:
+    """Columns for Model Explorer, beside the exported program of a method: delegate, source, refusal, error.
+
+    ``verification`` is what ``verify_operators`` found. ``file``: where the program is saved; its nodes have the
+    figures too. Write each column's ``to_json()`` to a file of its own. Raises InputError if the report was released,
+    OptionError if the file's format does not say what Model Explorer calls its nodes.
+    """
+    found = None if verification is None else operators_of(verification)
+    node_of = None if file is None else lowered.node_of(file)
+    return node_data_of(lowered.report, method or lowered.methods[0], found, node_of)
+
+
+def node_data_of(
+    report: Report, method: str, found: OperatorVerification | None = None, node_of: NodeOf | None = None
+) -> list[NodeData]:
+    """The columns of one method: where each operator runs, its line, why it was refused, its error if that is known.
+
+    The nodes are those of the exported program. ``node_of``: of a method that is one delegate, those of its file too.
+    Raises InputError for a report whose programs were released.
+    """
+    if method not in report.origin.programs:
+        text = f"the report has no program of the method {method!r} any more"
+        raise InputError("input-invalid", text, hint="take the node data before the report is released or pickled")
+    return _MethodColumns(report, method, found, node_of).columns()
+
+
+class _Place(NamedTuple):
+    """An operator of the lowered program: the delegate that computes it, if one does."""
+
+    row: DelegateRow | None
+    node: Node
+
+
+class _MethodColumns:
+    """Its operators, and under which nodes each of them is shown."""
+
+    def __init__(self, report: Report, method: str, found: OperatorVerification | None, node_of: NodeOf | None) -> None:
+        self.origin, self.method = report.origin, method
+        self.notation = self.origin.notation(method)
+        self.rows = {row.name: row for row in report.delegates if row.method == method}
+        self.errors = {(o.where, o.node): o for o in sorted(found.operators if found else (), key=severity)}
+        delegates = [d for d in self.origin.delegates if d.method == method and d.name in self.rows]
+        own = [d for d in delegates if "." not in d.name]  # Model Explorer does not show the graphs of branches
+        host = [n for n in host_calls(self.origin.programs[method].graph.nodes) if is_operator(n)]
+        self.places = [_Place(self.rows[d.name], n) for d in own for n in d.nodes] + [_Place(None, n) for n in host]
+        self.files: dict[int, list[tuple[str, str]]] = {}
+        if node_of is not None and len(own) == 1:
+            for identifier, handles in own[0].debug_handle_map.items():
+                for handle in handles:
+                    self.files.setdefault(handle, []).append(node_of(identifier))
+
+    def columns(self) -> list[NodeData]:
+        backends = list(dict.fromkeys(row.backend for row in self.rows.values()))
+        tones: dict[float | str, str] = {
+            _described(row): _TONES[backends.index(row.backend) % len(_TONES)] for row in self.rows.values()
+        }
+        refusals = self._texts(self._refusal)
+        kept: dict[float | str, str] = {text: _REFUSED for of_graph in refusals.values() for text in of_graph.values()}
+        columns = [
+            NodeData("delegate", self._texts(lambda place: _described(place.row)), colors=tones),
+            NodeData("source", self._texts(lambda place: str(source_of(place.node) or ""))),
+            NodeData("refusal", refusals, colors=kept),
+        ]
+        if self.errors:
+            heats: dict[float | str, str] = {_size(o): _HEATS[degree(o) - 1] for o in self.errors.values()}
+            columns.append(NodeData("error", self._values(self._error, max), colors=heats))
+        return columns
+
+    def _texts(self, say: Callable[[_Place], str]) -> Mapping[str, Mapping[str, float | str]]:
+        """Of what several operators have become, each text once."""
+        return self._values(lambda place: say(place) or None, lambda texts: "; ".join(dict.fromkeys(texts)))
+
+    def _values(
+        self, say: Callable[[_Place], Any], together: Callable[[list[Any]], float | str]
+    ) -> Mapping[str, Mapping[str, float | str]]:
+        """Graph -> node -> what is said of the operators that it stands for, put ``together``."""
+        said: dict[str, dict[str, list[Any]]] = {PROGRAM: {}}
+        for place, value in ((place, say(place)) for place in self.places):
+            for graph, node in self._shown(place.node) if value is not None else ():
+                said.setdefault(graph, {}).setdefault(node, []).append(value)
+        return {graph: {node: together(values) for node, values in of.items()} for graph, of in said.items()}
+
+    def _shown(self, node: Node) -> Iterable[tuple[str, str]]:
+        """(Graph, node) of all that stand for an operator."""
+        exported = node.meta.get(EXPORTED)
+        return [*([(PROGRAM, exported)] if exported else []), *self.files.get(node.meta.get("debug_handle", -1), ())]
+
+    def _refusal(self, place: _Place) -> str:
+        if place.row is not None:
+            return ""
+        reasons = refused_by(place.node, self.origin.reasons.get(self.method, {}), self.origin.backends)
+        return "; ".join(
+            f"{backend}: {self.notation.text(reason)}" for backend, reason in reasons if reason != NOT_TAGGED
+        )
+
+    def _error(self, place: _Place) -> float | None:
+        """By the largest value; None if it was not compared."""
+        row = self.errors.get(("host" if place.row is None else place.row.name, place.node.name))
+        return None if row is None else _size(row)
+
+
+def _size(row: OperatorStatistics) -> float:
+    return math.inf if row.figures.mismatched else row.figures.relative_error
+
+
+def _described(row: DelegateRow | None) -> str:
+    if row is None:
+        return "host"
+    seconds = f", compiled in {format_seconds(row.seconds['compile'])}" if "compile" in row.seconds else ""
+    facts = "".join(f", {k} {v}" for k, v in row.facts.items())
+    return f"{row.name} of {row.backend}: {format_size(row.bytes)}{seconds}{facts}"

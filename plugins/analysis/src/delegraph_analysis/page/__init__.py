@@ -1,0 +1,1 @@
+"""The report of a lowering as one page, and tables for pages."""

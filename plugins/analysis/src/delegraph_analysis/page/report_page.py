@@ -1,0 +1,305 @@
+"""A report as one HTML page that opens without network: pictures of the methods, and tables of all its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from delegraph.errors import InputError
+from delegraph.exported import pause_collection
+from delegraph.host import OutputStatistics, Verification
+from delegraph.reports import (
+    SCHEMA,
+    Cause,
+    DelegateRow,
+    LoweringResult,
+    Report,
+    ReportFormat,
+    format_seconds,
+    format_size,
+    most_frequent,
+    pluralize,
+)
+from delegraph.source import Source
+
+from ..accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
+from ..drawing import TONES, frame, head, share, swatch, text
+from .graphs import Drawn, Links, boxes_about, method_pictures, tones
+from .tables import cell, code, lines, link, places, table
+
+BOXES = 3000
+"""Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
+_WORST = 20
+"""Operators with the largest errors that the page lists."""
+_DEGREES = ("agrees with float64", "near its tolerance", "differs", "differs by more than ten times that")
+_HINT = (
+    "Values flow down. Point at a box or a line for types, the line of your program, and reasons. A delegate leads to \
+what is inside, an operator of the host to the reason against it. Drag to move, Ctrl and wheel or + and - to scale."
+)
+
+
+class PageReport(ReportFormat):
+    """``.html``: the page."""
+
+    @staticmethod
+    def render(result: LoweringResult) -> str:
+        assert result.report is not None
+        return render_page(result.report, result.verifications) + "\n"
+
+
+def render_page(report: Report, verifications: Mapping[str, Verification] | None = None) -> str:
+    """One page with a picture of each method; it refers to nothing outside, and runs its own script alone.
+
+    ``verifications``: by method what ``verify`` returned, which the page shows too; that of ``verify_operators``
+    colours the pictures. Two runs of one lowering differ in the times only. Raises InputError for other objects.
+    """
+    for method, found in (verifications or {}).items():
+        if not isinstance(found, Verification):
+            text = f"method {method} has {type(found).__name__}, not what verify returned"
+            raise InputError("input-invalid", text, hint="to_html({'forward': lowered.verify(...)})")
+    with pause_collection():
+        return "".join(_Page(report, verifications or {}).parts())
+
+
+class _Page:
+    """One page while it is written."""
+
+    def __init__(self, report: Report, verifications: Mapping[str, Verification]) -> None:
+        self.report, self.tones, self.room = report, tones(report), BOXES
+        self.verifications = verifications
+        self.ids = {method: f"m{k}" for k, method in enumerate(report.host)}
+
+    def parts(self) -> Iterator[str]:
+        yield head("Delegation report")
+        yield f"<body>\n<header>\n<h1>Delegation report</h1>\n<p>{text(self.report.summary())}.</p>\n"
+        yield from self._shares()
+        yield "</header>\n"
+        if len(self.report.host) > 1:
+            yield from self._contents()
+        for method in self.report.host:
+            yield f'<h2 id="{self.ids[method]}">Method {text(method)}</h2>\n'
+            yield from _MethodSection(self, method).parts()
+        yield from self._notes()
+        yield from self._times()
+        yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
+
+    def _shares(self) -> Iterator[str]:
+        """Who computes how many operators, as a bar, and its colours with the others of the page."""
+        parts = []
+        for backend, tone in self.tones.items():
+            count = sum(row.operator_count for row in self.report.delegates if row.backend == backend)
+            parts.append((f"t{tone % TONES}", count, f"{backend}: {pluralize(count, 'operator')}"))
+        left = self.report.host_operators
+        parts += [("host", left, f"host: {pluralize(left, 'operator')}")] if left else []
+        yield share(parts)
+        looks = [(classes, what) for classes, _, what in parts]
+        looks += [("host marked", "refused by a backend")] if self.report.causes else []
+        looks += [("border", "input, output")]
+        if any(operators_of(v) for v in self.verifications.values()):
+            looks += [(f"host e{k}", degree) for k, degree in enumerate(_DEGREES, start=1)]
+        items = "".join(f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks)
+        yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
+
+    def _contents(self) -> Iterator[str]:
+        """The methods with their totals, and a link to each."""
+        heads = ("method", "delegates", "operators in them", "size", "operators on the host")
+        rows = [[link(self.ids[m], m), *self._totals(m)] for m in self.report.host]
+        listed = table(heads, rows, "name", *["number"] * 4, around="short")
+        yield f'<nav aria-label="Methods">\n{listed}</nav>\n'
+
+    def _totals(self, method: str) -> tuple[str, str, str, str]:
+        rows = self.delegates(method)
+        delegated, size = sum(row.operator_count for row in rows), sum(r.bytes for r in rows)
+        return f"{len(rows):,}", f"{delegated:,}", format_size(size), f"{sum(self.report.host[method].values()):,}"
+
+    def delegates(self, method: str) -> list[DelegateRow]:
+        return [row for row in self.report.delegates if row.method == method]
+
+    def affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
+        """The pictures that are drawn: as many as there is room for, from the first on."""
+        chosen: dict[str, Drawn] = {}
+        for name, drawn in insides.items():
+            self.room -= len(drawn.picture.boxes)
+            if self.room < 0:
+                break
+            chosen[name] = drawn
+        return chosen
+
+    def _notes(self) -> Iterator[str]:
+        if self.report.notes:
+            items = "".join(f"<li>{text(note)}</li>\n" for note in self.report.notes)
+            yield f"<h2>Notes</h2>\n<ul>\n{items}</ul>\n"
+
+    def _times(self) -> Iterator[str]:
+        rows = [[text(phase), format_seconds(s)] for phase, s in self.report.seconds.items()]
+        if rows:
+            yield f"<h2>Time</h2>\n{table(('phase', 'time'), rows, 'name', 'number')}"
+
+
+class _MethodSection:
+    """The part of a page that is about one method: what is left to the host, its graph, its values, its delegates."""
+
+    def __init__(self, page: _Page, method: str) -> None:
+        self.counts, self.rows = page.report.host[method], page.delegates(method)
+        self.verified = page.verifications.get(method)
+        found = None if self.verified is None else operators_of(self.verified)
+        prefix = page.ids[method]
+        causes = [cause for cause in page.report.causes if cause.method == method]
+        self.causes = {f"{prefix}c{k}": cause for k, cause in enumerate(causes)}
+        self.values = {f"{prefix}a{k}": o for k, o in enumerate(_listed(found) if found is not None else ())}
+        by_place = {(o.where, o.node): row for row, o in reversed(self.values.items())}
+        self.pictures = method_pictures(page.report, method, prefix, found, Links(self.causes, by_place))
+        self.insides = page.affordable(self.pictures.delegates) if self.pictures else {}
+        self.boxes = self._boxes()
+
+    def _boxes(self) -> dict[str, list[str]]:
+        """Row -> boxes; of a delegate those of the overview, in which it is seen beside others."""
+        if self.pictures is None:
+            return {}
+        drawn = boxes_about([*self.pictures.graphs, *self.insides.values()])
+        over = boxes_about([self.pictures.overview] if self.pictures.overview else [])
+        return {**drawn, **{row: boxes for row, boxes in over.items() if row not in self.causes | self.values}}
+
+    def parts(self) -> Iterator[str]:
+        if self.verified is not None:
+            verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
+            error = _ratio(self.verified.relative_error)
+            yield f"<p>The outputs {verdict}; largest error {error} of the largest value.</p>\n"
+        yield from self._left()
+        yield from self._graphs()
+        yield from self._accuracy()
+        if self.rows:
+            yield f"<h3>Delegates</h3>\n{self._delegates()}"
+        if self.insides:
+            yield "<h3>Inside the delegates</h3>\n"
+            yield from (_inside(row, self.insides[row.name]) for row in self.rows if row.name in self.insides)
+        if self.insides and len(self.insides) < len(self.rows):
+            missing = len(self.rows) - len(self.insides)
+            yield f"<p>The inside of {missing:,} more is not drawn, to keep this page small.</p>\n"
+
+    def _left(self) -> Iterator[str]:
+        if not self.counts:
+            return
+        rows = [self._cause(row, cause) for row, cause in self.causes.items()]
+        operators, reasons = pluralize(sum(self.counts.values()), "operator"), pluralize(len(rows), "reason")
+        yield f"<h3>Left to the host: {operators}{f', for {reasons}' if rows else ''}</h3>\n"
+        heads = ("operators", "which", "why", "first at", "in the graph")
+        kinds = ("number", "op", "text", "text", "links")
+        shown = table(heads, rows, *kinds, ids=list(self.causes), around="short causes")
+        yield shown if rows else "<p>No backend was asked.</p>\n"
+        every = [f"{n} x {op}" for op, n in most_frequent(self.counts)]
+        yield f"<details><summary>All of them: {pluralize(sum(self.counts.values()), 'operator')}</summary>\n"
+        yield f"<p>{lines(every)}</p></details>\n"
+
+    def _cause(self, row: str, cause: Cause) -> list[str]:
+        """One row for a cause: its operators, the reason and what to do, the first line concerned, its boxes."""
+        listed = [f"{n} x {op}" for op, n in most_frequent(cause.operators)]
+        remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
+        why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (f"<ul>{remarks}</ul>" if remarks else "")
+        which = cell(listed, pluralize(len(listed), "kind"))
+        return [f"{cause.count:,}", which, why, _where(cause.source), places(self.boxes.get(row, ()))]
+
+    def _graphs(self) -> Iterator[str]:
+        if self.pictures is None:
+            yield '<p class="faint">No picture: this report was separated from its program.</p>\n'
+            return
+        for drawn in (*filter(None, [self.pictures.overview]), *self.pictures.graphs):
+            title = drawn.title.capitalize() if drawn is self.pictures.overview else f"Graph of {drawn.title}"
+            yield f'<h3 id="{drawn.id}">{text(title)}</h3>\n{_figure(drawn)}'
+        yield f'<p class="faint">{_HINT}</p>\n'
+
+    def _accuracy(self) -> Iterator[str]:
+        """How the outputs compare with eager, and the operators that differ from float64: the first, then the worst."""
+        if self.verified is None:
+            return
+        yield "<h3>Outputs beside eager</h3>\n"
+        heads = ("output", "type", "error", "SNR dB", "largest error", "largest value", "")
+        yield table(heads, map(_output, self.verified.outputs), "name", "text", *["number"] * 4, "text")
+        found = operators_of(self.verified)
+        if found is None:
+            return
+        missing = "".join(f"; {n:,} not compared: {text(why)}" for why, n in found.not_compared.items())
+        counted = f"{len(found.operators):,} values compared with float64, {len(found.differing()):,} differ{missing}"
+        yield f"<h3>Accuracy by operator</h3>\n<p>{counted}.</p>\n"
+        rows = [self._operator(row, o) for row, o in self.values.items()]
+        heads = ("operator", "in", "error", "SNR dB", "error of eager", "first at", "in the graph")
+        yield table(heads, rows, "text", "name", *["number"] * 3, "", "", ids=list(self.values))
+
+    def _operator(self, row: str, o: OperatorStatistics) -> list[str]:
+        remark = f"<br/>{text(o.figures.remark)}" if o.figures.remark else ""
+        odd = f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
+        errors = [f"{_ratio(o.figures.relative_error)}{odd}", _decibels(o.figures), _ratio(o.eager_error)]
+        name = f"{code(f'{o.node} = {o.operator}')}{remark}"
+        around = self.pictures.delegates.get(o.where) if self.pictures else None
+        boxes = self.boxes.get(row) or self.boxes.get(around.id if around else "", ())[:1]
+        return [name, text(o.where), *errors, _where(o.source), places(boxes)]
+
+    def _delegates(self) -> str:
+        """One row for each delegate. Where its inside is not drawn, its box in the graph links to this row."""
+        heads = ["delegate", "backend", "operators", "inputs", "outputs", "size", "in the graph"]
+        kinds = ["name", "name", "text", "text", "text", "number", ""]
+        extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in self.rows)]
+        drawn = {} if self.pictures is None else {name: d.id for name, d in self.pictures.delegates.items()}
+        cells = [self._delegate(row, drawn.get(row.name, ""), extra) for row in self.rows]
+        looks = {"facts": ("facts", ""), "seconds": ("time", "brief")}
+        heads += [looks[e][0] for e in extra]
+        kinds += [looks[e][1] for e in extra]
+        ids = ["" if row.name in self.insides else drawn.get(row.name, "") for row in self.rows]
+        return table(heads, cells, *kinds, ids=ids)
+
+    def _delegate(self, row: DelegateRow, id: str, extra: Sequence[str]) -> list[str]:
+        kinds = [f"{n} x {op}" for op, n in most_frequent(row.operators)]
+        cells = [
+            link(id, row.name) if row.name in self.insides else text(row.name),
+            f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>',
+            cell(kinds, pluralize(row.operator_count, "operator")),
+            cell([str(a) for a in row.inputs], pluralize(len(row.inputs), "input")),
+            cell([str(a) for a in row.outputs], pluralize(len(row.outputs), "output")),
+            format_size(row.bytes),
+            places(self.boxes.get(id, ())[:1]),
+        ]
+        shown = {
+            "facts": [f"{k}: {v}" for k, v in row.facts.items()],
+            "seconds": [f"{phase}: {format_seconds(s)}" for phase, s in row.seconds.items()],
+        }
+        return [*cells, *(lines(shown[e]) for e in extra)]
+
+
+def _listed(found: OperatorVerification) -> list[OperatorStatistics]:
+    """The first operator that differs, the worst of the others, and those whose difference is nobody's error."""
+    differing = found.differing()
+    shown = [*differing[:1], *sorted(differing[1:], key=severity, reverse=True)[:_WORST]]
+    shown = shown or [o for o in (found.worst,) if o is not None]
+    return [*shown, *(o for o in found.remarked[:_WORST] if o not in shown)]
+
+
+def _figure(drawn: Drawn) -> str:
+    return frame(drawn.picture, drawn.note, drawn.title, drawn.id)
+
+
+def _inside(row: DelegateRow, drawn: Drawn) -> str:
+    what = f"{row.name}, {row.backend}: {pluralize(row.operator_count, 'operator')}"
+    body = f'<div id="{drawn.id}">\n{_figure(drawn)}</div>'
+    return f"<details><summary>{text(what)}</summary>\n{body}</details>\n"
+
+
+def _output(o: OutputStatistics) -> list[str]:
+    verdict = o.remark or ("" if o.agrees() else "differs")
+    odd = f"{o.mismatched:,} elements differ in being finite" if o.mismatched else ""
+    tensor = f"{o.dtype}[{', '.join(map(str, o.shape))}]"
+    figures = [_ratio(o.relative_error), _decibels(o), f"{o.max_abs_error:.3g}", f"{o.max_abs_value:.3g}"]
+    return [text(o.name), code(tensor), *figures, text("; ".join(filter(None, (verdict, odd))) or "agrees")]
+
+
+def _decibels(o: OutputStatistics) -> str:
+    return "-" if o.snr is None else f"{o.snr:.1f}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "infinite"
+
+
+def _where(source: Source | None) -> str:
+    if source is None:
+        return '<span class="faint">unknown</span>'
+    return f"{text(source.place)}, in {text(source.function)}<br/>{code(source.code)}"

@@ -1,0 +1,38 @@
+"""The light module: report formats and commands of this distribution. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from delegraph.plugin import CommandSpec, ReportSpec, hookimpl
+
+_PAGE = "one page with pictures, which opens without network"
+
+
+@hookimpl
+def delegraph_reports() -> list[ReportSpec]:
+    return [
+        ReportSpec(".html", "delegraph_analysis.page.report_page:PageReport", _PAGE),
+        ReportSpec(".htm", "delegraph_analysis.page.report_page:PageReport", _PAGE),
+        ReportSpec(".junit.xml", "delegraph_analysis.junit:JUnitReport", "what passed and failed, for CI"),
+        ReportSpec(".nodes.json", "delegraph_analysis.node_data:NodeDataReport", "figures of nodes for Model Explorer"),
+    ]
+
+
+@hookimpl
+def delegraph_commands() -> list[CommandSpec]:
+    return [
+        CommandSpec(
+            "accuracy",
+            "delegraph_analysis.commands.accuracy:AccuracyOfOperators",
+            "compare every operator of a lowered model with eager and float64",
+        ),
+        CommandSpec(
+            "compare",
+            "delegraph_analysis.commands.compare:Compare",
+            "lower a model for several backends, side by side",
+        ),
+        CommandSpec(
+            "diff",
+            "delegraph_analysis.commands.diff:Diff",
+            "show what is other in one report than in another",
+        ),
+    ]

@@ -1,0 +1,362 @@
+"""Every value of a program against float64: where it begins to differ, and what is nobody's error."""
+
+import json
+from collections import Counter
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import ContractViolation, InputError
+from delegraph.host.verify import Verification
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.runtime import BackendRuntime
+from delegraph_analysis.accuracy import reference
+from delegraph_analysis.accuracy.eager_values import is_same
+from delegraph_analysis.accuracy.operators import severity
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from core.tests.conftest import COMPILED
+
+aten = torch.ops.aten
+
+
+class TellingBackend(BackendDetails):
+    """Its debug identifiers are the names of nodes."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        name = f"program {len(COMPILED)}".encode()
+        COMPILED[name] = edge_program
+        mapping = DelegateMappingBuilder()
+        for node in (n for n in edge_program.graph.nodes if n.op == "call_function"):
+            mapping.insert_delegate_mapping_entry(nodes=node, identifier=node.name)
+        return PreprocessResult(name, mapping.get_delegate_mapping())
+
+
+class Telling(torch.fx.Interpreter):
+    """Runs a program with a tanh that is a hundredth too large; tells values in a layout that is not torch's."""
+
+    def run_node(self, node):
+        value = super().run_node(node)
+        if node.target is aten.tanh.default:
+            value = value * 1.01
+        if node.target is aten.argmax.default:  # the last of those that are equal
+            value = node.args[1] * 0 + 2 - super().fetch_args_kwargs_from_env(node)[0][0].flip(1).argmax(1)
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            self.told[node.name] = (value.permute(0, 2, 3, 1) if value.dim() == 4 else value,)
+        return value
+
+
+class TellingRuntime(BackendRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        observed = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+        return lambda *args: observed(*args)[0]
+
+    @staticmethod
+    def observe(processed_bytes, compile_specs, named_data):
+        program = COMPILED[processed_bytes]
+
+        def call(*args):
+            run = Telling(program.graph_module)
+            run.told = {}
+            return tuple(run.run(*program.state_dict.values(), *args)), run.told
+
+        return call
+
+
+class SilentRuntime(BackendRuntime):
+    load = TellingRuntime.load
+
+
+def lower(model, inputs, runtime=TellingRuntime, why_not=lambda node: None):
+    registry = Registry(discover=False)
+    partitioner = CapabilityPartitioner(why_not, "TellingBackend")
+    registry.register(TellingBackend, partitioner=partitioner, runtime=runtime, name="telling")
+    program = model.eval() if isinstance(model, torch.nn.Module) else model
+    return delegraph.lower(program, inputs, backends=["telling"], registry=registry)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(2, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x).relu().tanh().sigmoid().flatten(1)
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_first_and_worst_inside_of_a_delegate(image):
+    """NHWC of these sizes, [2, 4, 4, 4], has the shape of NCHW too."""
+    lowered = lower(Net(), (image,))
+    found = lowered.verify(image, per_operator=True)
+    operators = found.operators
+    assert [o.operator.split(".")[1] for o in operators.operators] == ["conv2d", "relu", "tanh", "sigmoid", "flatten"]
+    first = operators.first
+    assert (first.operator, first.where) == ("aten.tanh.default", "lowered_module_0")
+    assert operators.worst is first and first.figures.relative_error == pytest.approx(0.01, rel=0.1)
+    assert "test_operators.py" in first.source.file and "tanh()" in first.source.code
+    assert not found.agrees() and operators.not_compared == {}
+    content = json.loads(json.dumps(found.to_json()))["operators"]
+    assert content["first"]["node"] == "tanh" and content["differing"] == 3 and len(content["values"]) == 5
+    assert "first: tanh = aten.tanh.default" in str(found)
+    page = lowered.report.to_html({"forward": found})
+    assert "Accuracy by operator" in page and ' e4"' in page and ' e1"' in page
+    assert "Accuracy by operator" not in lowered.report.to_html()
+
+
+def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
+    operators = lower(Net(), (image,), SilentRuntime).verify(image, per_operator=True).operators
+    assert [o.operator for o in operators.operators] == ["aten.flatten.using_ints"]
+    assert operators.not_compared == {"its runtime tells the border of the delegate only": 4}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}), "told Tensor under 'conv2d'"),
+        (lambda outputs, told: outputs, "returned tuple; it returns its outputs, and a mapping"),
+        (lambda outputs, told: (outputs, list(told)), "returned tuple; it returns its outputs, and a mapping"),
+    ],
+)
+def test_what_an_observed_delegate_returns_is_checked(image, returned, message):
+    """A tensor in place of a list of one was taken for its rows: nothing matched, and all seemed to be fused."""
+
+    class WrongRuntime(TellingRuntime):
+        @staticmethod
+        def observe(processed_bytes, compile_specs, named_data):
+            observed = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+            return lambda *args: returned(*observed(*args))
+
+    with pytest.raises(ContractViolation, match=message):
+        lower(Net(), (image,), WrongRuntime).verify(image, per_operator=True)
+
+
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_verifications_share_a_delegate_only_if_it_is_thread_safe(image, thread_safe):
+    opened = []
+
+    class Counting(TellingRuntime):
+        @staticmethod
+        def observe(processed_bytes, compile_specs, named_data):
+            opened.append(processed_bytes)
+            return TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+
+    Counting.thread_safe = thread_safe
+    lowered = lower(Net(), (image,), Counting)
+    assert lowered.verify(image, per_operator=True).operators == lowered.verify(image, per_operator=True).operators
+    assert len(opened) == (1 if thread_safe else 2)
+
+
+class Counting32(TorchDispatchMode):
+    """Counts calls in float32, by operator."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float32:
+            self.counts[func] += 1
+        return func(*args, **kwargs or {})
+
+
+def test_eager_is_computed_apart_only_after_a_delegate_that_differs(image):
+    """The relu of the delegate has eager's bits, its tanh has not. The module's own run is a call of each, too."""
+    taken = (aten.relu.default, aten.tanh.default)
+    why_not = lambda n: None if n.target in taken else "no"  # noqa: E731
+    lowered = lower(Chain(), (image,), why_not=why_not)
+    lowered.verify(image, per_operator=True)
+    with Counting32() as mode:
+        mode.counts = Counter()
+        operators = lowered.verify(image, per_operator=True).operators
+    assert [o.where == "host" for o in operators.operators] == [True, False, True, False, True]
+    assert [mode.counts[op] for op in (aten.sin.default, aten.cos.default, aten.exp.default)] == [2, 2, 3]
+    assert operators.first.operator == "aten.tanh.default" and operators.operators[-1].eager_error < 1e-6
+
+
+class Chain(torch.nn.Module):
+    def forward(self, x):
+        return x.sin().relu().cos().tanh().exp()
+
+
+def test_same_bits():
+    zero, nan = torch.zeros(2, 2), torch.full((), torch.nan)
+    assert is_same(zero, zero.clone().T) and is_same(nan, nan.clone()) and is_same(zero[:0], zero[:0])
+    column = torch.ones(2, 3, 4)[:, :, :1]  # flat, its elements lie apart
+    assert is_same(column, torch.ones(2, 3, 1)) and not is_same(column, torch.zeros(2, 3, 1))
+    others = (-zero, zero[0], zero.int(), zero.to("meta"), zero.to_sparse(), 0.0)
+    assert not any(is_same(zero, other) for other in others)
+
+
+def test_hosts_operators_and_their_own_errors(image):
+    lowered = lower(Net(), (image,), why_not=lambda n: None if n.target is aten.tanh.default else "no")
+    operators = lowered.verify(image, per_operator=True).operators
+    assert [o.where for o in operators.operators] == ["host", "host", "lowered_module_0", "host", "host"]
+    assert operators.first.operator == "aten.tanh.default"
+    assert [severity(o)[0] for o in operators.operators[:2]] == [False, False]
+
+
+class Tied(torch.nn.Module):
+    def forward(self, x):
+        index = x.round().argmax(1)
+        return index, x.new_zeros(3)[index] + index * 2
+
+
+def test_a_tie_is_no_error_and_what_follows_is_compared():
+    x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
+    found = lower(Tied(), (x,)).verify(x, per_operator=True)
+    (tie,) = found.operators.remarked[:1]
+    assert tie.figures.remark.startswith("a tie in aten.argmax.default: 1 positions differ")
+    assert found.operators.differing() == [] and found.agrees() and not lower(Tied(), (x,)).verify(x).agrees()
+    assert all("decides as the program did" in o.remark for o in found.outputs)
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return (x + torch.rand_like(x)).relu()
+
+
+def test_random_operators_have_one_seed_and_are_said():
+    x = torch.zeros(4)
+    lowered = lower(Noisy(), (x,), why_not=lambda n: "no" if "rand" in str(n.target) else None)
+    assert lowered.verify(x).relative_error == 0
+    found = lowered.verify(x, per_operator=True)
+    (random,) = found.operators.remarked
+    assert random.figures.remark.startswith("random") and found.operators.differing() == []
+
+
+class Largest(torch.nn.Module):
+    def forward(self, x):
+        return x.max(1)[0]
+
+
+def test_a_result_of_several_is_its_operators():
+    found = lower(Largest(), (torch.ones(2, 3),)).verify(torch.ones(2, 3), per_operator=True).operators
+    assert [o.operator for o in found.operators] == ["aten.max.dim"]
+
+
+class Attention(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class WrongAttention(Telling):
+    def run_node(self, node):
+        value = super().run_node(node)
+        return value * 1.1 if "attention" in str(node.target) else value
+
+
+def test_attention_that_drops_nothing_out_is_not_random(monkeypatch):
+    monkeypatch.setitem(globals(), "Telling", WrongAttention)
+    x = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0))
+    found = lower(Attention(), (x,)).verify(x, per_operator=True).operators
+    assert [o.operator.split(".")[1] for o in found.differing()] == ["scaled_dot_product_attention"]
+    assert found.remarked == []
+
+
+def test_what_eager_loses_itself_is_no_error():
+    class Cancelling(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1e8) - 1e8
+
+    x = torch.rand(8)
+    found = lower(Cancelling(), (x,)).verify(x, per_operator=True)
+    last = found.operators.operators[-1]
+    assert last.figures.relative_error > 0.5 and last.eager_error > 0.5 and last.agrees()
+
+
+class Loops(torch.nn.Module):
+    """Branches in a loop, and a map, with operators that the host keeps (lgamma) and such as are delegated."""
+
+    def forward(self, x):
+        def body(i, z):
+            return i + 1, torch.cond(z.sum() > 0, lambda z: torch.tanh(z.lgamma() + 1), lambda z: z.exp() + 0.5, (z,))
+
+        _, z = torch.while_loop(lambda i, z: i < 6, body, (torch.tensor(0), x))
+        return z, torch._higher_order_ops.map(lambda row: row.lgamma().sin(), x)
+
+
+@pytest.fixture(scope="module")
+def loops():
+    """The program, which torch exports in seconds, and its input."""
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    return torch.export.export(Loops().eval(), (x,)), x
+
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: (x + 1,), lambda x: (x * 2 + 3,), (x,))
+
+
+class LateRuntime(TellingRuntime):
+    """Its tanh is wrong from the third call on."""
+
+    @staticmethod
+    def observe(processed_bytes, compile_specs, named_data):
+        right = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+        has_tanh = any(n.target is aten.tanh.default for n in COMPILED[processed_bytes].graph.nodes)
+        calls = []
+
+        def call(*args):
+            calls.append(args)
+            outputs, told = right(*args)
+            factor = (1 if len(calls) >= 3 else 1 / 1.01) if has_tanh else 1
+            return tuple(o * factor for o in outputs), {k: (v[0] * factor,) for k, v in told.items() if k == "tanh"}
+
+        return call
+
+
+def test_inside_of_branches_and_loops_by_iteration(loops):
+    program, x = loops
+    lowered = lower(
+        program, None, LateRuntime, lambda n: None if n.target in (aten.tanh.default, aten.exp.default) else "no"
+    )
+    verification = lowered.verify(x, per_operator=True)
+    found = verification.operators
+    rows = {(o.where, o.node): o for o in found.operators}
+    branch = "while_loop_body_graph_0.true_graph_0"
+    tanh = next(o for o in found.operators if "tanh" in o.operator)
+    assert tanh.where.startswith(f"{branch}.lowered_module_") and tanh.where in {d.name for d in lowered.delegates}
+    assert tanh.differs_from == 3 and 3 <= tanh.iteration <= 6
+    assert found.first is tanh and f"in iteration {tanh.iteration} (it differs from 3 on)" in str(tanh)
+    kept = rows[f"host, in {branch}", "lgamma"]
+    assert kept.agrees() and kept.iteration in range(1, 7) and kept.differs_from is None
+    assert rows["host, in body_graph_0", "lgamma"].iteration in (1, 2, 3)
+    assert rows["host", "while_loop"].iteration is None
+    assert json.loads(json.dumps(tanh.to_json()))["differs_from"] == 3
+    assert ' e4"' in lowered.report.to_html({"forward": verification})
+
+
+def test_what_is_not_looked_into_is_counted(loops, monkeypatch):
+    monkeypatch.setattr(reference, "ITERATIONS", 4)
+    program, x = loops
+    found = lower(program, None, why_not=lambda n: "no").verify(x, per_operator=True).operators
+    assert set(found.not_compared) == {reference.LATER}
+    assert found.not_compared[reference.LATER] > 2 * 3
+    whole = lower(Branch(), (x,)).verify(x, per_operator=True).operators
+    assert whole.not_compared == {reference.WHOLE: 3}
+
+
+def test_worst_of_several_inputs(image):
+    lowered = lower(Net(), (image,))
+    found = [lowered.verify(scale * image, per_operator=True) for scale in (0.0, 1.0)]
+    worst = type(found[0]).worst_of(found)
+    assert worst.outputs == found[1].outputs
+    assert worst.operators.first.figures == found[1].operators.first.figures
+
+
+def test_a_runtime_of_whole_files_tells_no_values(image):
+    with pytest.raises(InputError, match="does not tell the values"):
+        lower(Net(), (image,)).verify(image, runtime="executorch", per_operator=True)
+
+
+def test_tolerance_is_that_of_the_type():
+    near, wanted = torch.tensor([1.005]), torch.tensor([1.0])
+    assert not Verification.of(near, wanted).agrees() and Verification.of(near, wanted).agrees(0.01)
+    assert Verification.of(near.half(), wanted.half()).agrees()
+    assert not Verification.of(torch.tensor([100001]), torch.tensor([100000])).agrees()

@@ -1,0 +1,114 @@
+"""``delegraph.compare``: one export, each backend alone and all in order."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import BackendNotFound, OptionError, Unsupported
+from delegraph.exported.tracing import TRACING
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph_analysis import comparison
+
+from core.tests.conftest import EchoBackend, EchoRuntime
+
+
+class MuteBackend(BackendDetails):
+    """Has no runtime."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"mute")
+
+
+class BrokenBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        raise Unsupported("unsupported", "too large\nfor it")
+
+
+class Net(torch.nn.Module):
+    exports = 0
+
+    def forward(self, x):
+        Net.exports += torch.compiler.is_exporting()
+        return (x.sin() + 1).relu() * 2
+
+
+def refuse_others(names):
+    takes = {f"aten.{name}" for name in names.split()}
+    return lambda node: "no" if takes and str(node.target).rpartition(".")[0] not in takes else None
+
+
+@pytest.fixture(scope="module")
+def found():
+    registry = Registry(discover=False)
+    kinds = ((EchoBackend, "sin add", EchoRuntime), (MuteBackend, "relu add", None), (BrokenBackend, "", None))
+    for kind, names, runtime in kinds:
+        partitioner = CapabilityPartitioner(refuse_others(names), kind.__name__)
+        registry.register(kind, partitioner=partitioner, runtime=runtime)
+    backends = ["echobackend", "mutebackend", "brokenbackend"]
+    Net.exports = 0
+    compared = delegraph.compare(Net().eval(), (torch.ones(3),), backends=backends, registry=registry)
+    assert Net.exports == 1  # whatever the number of backends
+    return registry, compared
+
+
+def test_a_row_for_each_backend_and_one_for_all(found):
+    _, compared = found
+    echo, mute, broken, together = compared.candidates
+    assert [c.backends for c in compared.candidates[:3]] == [("echobackend",), ("mutebackend",), ("brokenbackend",)]
+    assert echo.report.delegated_share == 0.5 and echo.relative_error == 0 and echo.run_seconds > 0
+    assert mute.run_seconds is None and mute.error.code == "no-runtime" and mute.bytes == 4
+    assert broken.report is None and broken.error.code == "unsupported"
+    assert together.backends == ("echobackend", "mutebackend", "brokenbackend") and together.error is not None
+    assert compared.alone == {"echobackend": {"aten.sin.default": 1}, "mutebackend": {"aten.relu.default": 1}}
+    assert compared.eager_seconds > 0
+
+
+def test_nobody_lowers_while_the_model_is_timed(found, monkeypatch):
+    timed, held = comparison._median_seconds, []
+
+    def watched(methods, calls):
+        held.append((type(next(iter(methods.values()))).__name__, TRACING.is_mine()))
+        return timed(methods, calls)
+
+    monkeypatch.setattr(comparison, "_median_seconds", watched)
+    delegraph.compare(Net().eval(), (torch.ones(3),), backends=["echobackend"], registry=found[0])
+    assert held == [("Executable", False), ("GraphModule", True)]
+
+
+def test_text_and_page(found):
+    _, compared = found
+    lines = str(compared).splitlines()
+    assert lines[1].startswith("echobackend") and "50% of 4" in lines[1]
+    assert lines[3].endswith("unsupported: too large") and lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
+    page = compared.to_html()
+    assert "Operators that only one takes" in page and "too large" in page and "<script" not in page
+
+
+def test_programs_without_inputs_are_lowered_and_not_run(found):
+    registry, _ = found
+    program = torch.export.export(Net().eval(), (torch.ones(3),))
+    program._example_inputs = None
+    (row,) = delegraph.compare(program, backends=["echobackend"], registry=registry).candidates
+    assert row.report.delegated_share == 0.5 and row.run_seconds is None and row.error is None
+
+
+def test_all_that_can_be_used_are_compared_if_none_is_named(found):
+    registry = Registry(discover=False)
+    with pytest.raises(BackendNotFound):
+        delegraph.compare(Net().eval(), torch.ones(3), registry=registry)
+    for name in ("b", "a"):
+        partitioner = CapabilityPartitioner(refuse_others(""), name)
+        registry.register(type(name, (EchoBackend,), {}), partitioner=partitioner, runtime=EchoRuntime)
+    rows = delegraph.compare(Net().eval(), torch.ones(3), registry=registry).candidates
+    assert [row.backends for row in rows] == [("a",), ("b",), ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    "backends, error", [([], OptionError), ("echobackend", OptionError), (["no"], BackendNotFound)]
+)
+def test_wrong_backends(found, backends, error):
+    with pytest.raises(error):
+        delegraph.compare(Net().eval(), (torch.ones(3),), backends=backends, registry=found[0])

@@ -1,0 +1,127 @@
+"""Node data for Model Explorer: each figure is at the node of the user's program, and of the file, that it is of.
+
+What Model Explorer calls these nodes was taken from its adapter for ``.pt2`` files, and Arm's for ``.tosa`` files;
+Model Explorer 0.1.34 shows all columns of both beside these nodes, looked at in a browser.
+"""
+
+import contextlib
+import io
+import json
+
+import delegraph
+import pytest
+import torch
+from delegraph.cli import main
+from delegraph.errors import InputError
+from delegraph_tosa.serialize import read_numbered
+from torch import nn
+
+
+class Net(nn.Module):
+    """A normalization that is decomposed, an operator that is refused between two delegates, a dropout that goes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)
+
+    def forward(self, x):
+        y = nn.functional.dropout(self.norm(self.conv(x)), 0.5, self.training)
+        return torch.linalg.inv_ex(y + 10 * torch.eye(4))[0] * 2
+
+
+X = torch.randn(1, 3, 6, 6)
+
+
+@pytest.fixture(scope="module")
+def exported():
+    torch.manual_seed(0)
+    return torch.export.export(Net().eval(), (X,))
+
+
+def results(columns, graph="graph"):
+    """Column -> node -> value, from what is written."""
+    return {c.name: {n: r["value"] for n, r in c.to_json()[graph]["results"].items()} for c in columns}
+
+
+def test_figures_are_at_the_nodes_of_the_exported_program(exported):
+    lowered = delegraph.lower(exported, backends=["tosa"])
+    verification = lowered.verify(X, per_operator=True)
+    found = verification.operators
+    shown = results(lowered.node_data(verification=verification))
+    names = {n.name: n for n in exported.graph.nodes}
+    assert all(set(column) <= set(names) for column in shown.values())
+    computing = {"conv2d", "group_norm", "add", "linalg_inv_ex", "mul_1"}
+    assert computing <= set(shown["delegate"]) and computing == set(shown["error"]) - {"eye", "mul"}
+    assert shown["delegate"]["group_norm"].startswith("lowered_module_0 of tosa: ")
+    assert shown["delegate"]["mul_1"].startswith("lowered_module_1 of tosa: ")
+    assert shown["delegate"]["linalg_inv_ex"] == "host"
+    assert shown["refusal"] == {"linalg_inv_ex": "tosa: no TOSA lowering for this operator"}
+    assert "self.norm(self.conv(x))" in shown["source"]["conv2d"]
+    of_norm = [o.figures.relative_error for o in found.operators if "norm" in (o.source.code if o.source else "")]
+    assert shown["error"]["group_norm"] in of_norm
+    colors = [r["bgColor"] for r in lowered.node_data()[0].to_json()["graph"]["results"].values() if "bgColor" in r]
+    assert len(set(colors)) == 1  # both delegates are of one backend
+    errors = lowered.node_data(verification=verification)[-1].to_json()["graph"]
+    assert {r["bgColor"] for r in errors["results"].values()} == {"#d5efd5"} and "gradient" not in errors
+    lowered.report.release()
+    with pytest.raises(InputError, match="before the report is released"):
+        lowered.node_data()
+
+
+def test_a_value_that_is_not_finite_is_written_out_and_numbers_of_several_parts_are_the_worst(exported):
+    from delegraph_analysis.node_data import NodeData
+
+    data = NodeData(
+        "error", {"graph": {"a": float("inf"), "b": 0.5}}, ("red", "green"), {float("inf"): "red"}
+    ).to_json()
+    assert json.loads(json.dumps(data, allow_nan=False))["graph"]["results"] == {
+        "a": {"value": "inf", "bgColor": "red"},
+        "b": {"value": 0.5},
+    }
+
+
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x)) * 2
+
+def net():
+    return Net().eval(), (torch.randn(1, 3, 6, 6),)
+
+def both():
+    return {"methods": {"one": net(), "two": net()}}
+"""
+
+
+def run(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = main([*map(str, words)])
+    return code, out.getvalue()
+
+
+def test_the_command_line_writes_a_file_a_column_also_for_the_nodes_of_the_file(tmp_path):
+    (tmp_path / "m.py").write_text(MODEL)
+    given = ("lower", f"{tmp_path / 'm.py'}:net", "--backend=tosa", "--report", tmp_path / "n.nodes.json")
+    code, out = run(*given, "--verify-operators", "-o", tmp_path / "m.tosa")
+    assert code == 0 and f"wrote {tmp_path / 'n.delegate.json'}, " in out
+    columns = {p.name.split(".")[1]: json.loads(p.read_text()) for p in tmp_path.glob("n.*.json")}
+    assert set(columns) == {"delegate", "source", "refusal", "error"}
+    _, numbers = read_numbered((tmp_path / "m.tosa").read_bytes())
+    nodes = {f"main/op{number}": operator.name for operator, number in numbers.items()}
+    of_file = columns["source"]["main"]["results"]
+    assert set(of_file) <= set(nodes)
+    assert {nodes[n] for n in of_file} >= {"CONV2D", "CLAMP", "MUL"}
+    assert set(columns["error"]["main"]["results"]) == set(of_file)
+    assert columns["refusal"] == {"graph": {"name": "refusal", "results": {}}}
+    assert run(*given, "--max-delegates=0")[0] == 1 and len(list(tmp_path.glob("n.*.json"))) == 4
+    run("lower", f"{tmp_path / 'm.py'}:both", "--backend=tosa", "--report", tmp_path / "b.nodes.json")
+    assert {p.name for p in tmp_path.glob("b.*.json")} == {
+        f"b.{m}.{c}.json" for m in ("one", "two") for c in ("delegate", "source", "refusal")
+    }
