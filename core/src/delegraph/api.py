@@ -123,17 +123,26 @@ def export(
 
 
 def load(
-    path: str | os.PathLike[str], registry: Registry | None = None, *, runtime: str | None = None
+    path: str | os.PathLike[str],
+    registry: Registry | None = None,
+    *,
+    runtime: str | None = None,
+    max_memory: int | None = None,
+    max_iterations: int | None = None,
 ) -> LoadedProgram:
     """Read a program that was saved; call it, or one of its methods, as it was called before.
 
     The path's suffix chooses the format. Delegates run in the runtimes of their backends, which load them with the
     first call. ``runtime`` names one that executes the whole file instead, such as ``"executorch"`` for ``.pte``.
-    Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read back, FormatError for
-    a damaged file, NoRuntime if a runtime is not there.
+    ``max_memory``, in bytes, and ``max_iterations``, of all loops of a call, bound what a file may ask for where it is
+    not trusted; what they are otherwise, the format says (``.pte``: 8 GiB and 100000).
+    Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read back or has no such
+    limit, FormatError for a damaged file, NoRuntime if a runtime is not there.
     """
     with TRACING:  # a format may trace, or read programs by torch.export.load
-        return FileFormat(path, registry or default_registry()).load(runtime)
+        return FileFormat(path, registry or default_registry()).load(
+            runtime, max_memory=max_memory, max_iterations=max_iterations
+        )
 
 
 def _from_elsewhere(program: Any, registry: Registry) -> GivenModel | None:

@@ -216,7 +216,11 @@ class ProgramFormat:
 
     @staticmethod
     def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """The methods of the program in a file, by name, each to be called as the method that was saved."""
+        """The methods of the program in a file, by name, each to be called as the method that was saved.
+
+        A format whose files say how much memory or how many iterations they take has ``max_memory: int``, in bytes, and
+        ``max_iterations: int`` as well, with defaults: ``delegraph.load`` and ``delegraph run`` pass on the user's.
+        """
         raise NotImplementedError
 
     @staticmethod

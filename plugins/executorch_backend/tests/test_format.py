@@ -88,7 +88,8 @@ def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
     assert "<rect" in page and "aten::cumsum.out" in page
     [array] = PteFormat.sample(path, 0)
     assert array.shape == (3, 4)
-    plans, stock = PteFormat.verify(path)
+    arguments, plans, stock = PteFormat.verify(path)
+    assert arguments.accepted
     assert plans.accepted is True
     assert stock.accepted is not False  # it runs in the device half, or there is no runtime here
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..command.arrays import read_array
 from ..command.outcome import Outcome, expect_file, expect_places, natural_number, output_path, progress
 from ..discovery.registry import default_registry
 from ..errors import InputError, UsageError, WriteError
@@ -90,18 +92,21 @@ class Run:
             "--max-iterations",
             type=natural_number,
             metavar="N",
-            help="iterations of all loops together (.tosa: 100000)",
+            help="iterations of all loops together (100000 unless given)",
         )
-
+        parser.add_argument(
+            "--max-memory",
+            type=natural_number,
+            metavar="BYTES",
+            help="memory that a .pte file may state (8 GiB unless given)",
+        )
         parser.add_argument("--runtime", metavar="NAME", help="execute a .pte file in this runtime, such as executorch")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         file_format = _find_format(args.file)
-        bound = {} if args.max_iterations is None else {"max_iterations": args.max_iterations}
-        if bound and "max_iterations" not in inspect.signature(file_format.kind.run).parameters:
-            raise UsageError("usage-invalid", f"the format of {args.file.suffix} files does not count iterations")
         runs_itself = args.runtime is None and file_format.defines("run")
+        bounds = _bounds(file_format, args, runs_itself)
         if runs_itself and args.method is not None:
             raise UsageError("usage-invalid", f"the format of {args.file.suffix} files has no methods to choose from")
         named = {"method": args.method} if "method" in inspect.signature(file_format.kind.sample).parameters else {}
@@ -110,12 +115,12 @@ class Run:
         if not args.input and not file_format.defines("sample"):
             text = f"the format of {args.file.suffix} files has no sample inputs"
             raise UsageError("usage-invalid", text, hint="give an .npy file for each input: --input FILE.npy")
-        inputs = [_read_array(p) for p in args.input] or file_format.sample(args.file, args.seed, **named)
+        inputs = [read_array(p) for p in args.input] or file_format.sample(args.file, args.seed, **named)
         with progress(f"running {args.file}"):
             if runs_itself:
-                outputs = file_format.run(args.file, inputs, **bound)
+                outputs = file_format.run(args.file, inputs, **bounds)
             else:
-                outputs = _call(file_format, inputs, args.runtime, args.method)
+                outputs = _call(file_format, inputs, args.runtime, args.method, bounds)
         rows = [_describe(name, value) for name, value in outputs]
         if args.output:
             _save(args.output, [value for _, value in outputs])
@@ -126,50 +131,90 @@ class Run:
         return Outcome("delegraph.run/1", content, f"inputs: {origin}\n" + table([head, *cells]))
 
 
+def _bounds(file_format: FileFormat, args: argparse.Namespace, runs_itself: bool) -> dict[str, int]:
+    """The limits that are given. Raises UsageError for one that what executes the file does not know."""
+    given = {"max_iterations": args.max_iterations, "max_memory": args.max_memory}
+    bounds = {name: value for name, value in given.items() if value is not None}
+    executes = file_format.kind.run if runs_itself else file_format.kind.read
+    known = {} if args.runtime else inspect.signature(executes).parameters
+    for name in bounds:
+        if name not in known:
+            who = f"the runtime {args.runtime}" if args.runtime else f"the format of {args.file.suffix} files"
+            what = "count iterations" if name == "max_iterations" else "bound memory"
+            raise UsageError("usage-invalid", f"{who} does not {what}")
+    return bounds
+
+
 def _find_format(path: Path) -> FileFormat:
     expect_file(path)
     return FileFormat(path, default_registry())
 
 
 def _call(
-    file_format: FileFormat, inputs: list[np.ndarray[Any, Any]], runtime: str | None, method: str | None
+    file_format: FileFormat,
+    inputs: list[np.ndarray[Any, Any]],
+    runtime: str | None,
+    method: str | None,
+    bounds: Mapping[str, int],
 ) -> list[tuple[str, Any]]:
-    """Run a file by its method, with a tensor for each array: its format only reads it, or has another runtime."""
-    import torch
+    """Run a file by its method: its format only reads it, or has another runtime."""
     from torch.utils import _pytree as pytree
 
-    loaded = file_format.load(runtime)
+    loaded = file_format.load(runtime, **bounds)
     called = loaded if method is None else loaded.method(method)
-    results = pytree.tree_leaves(called(*map(torch.from_numpy, inputs)))
-    return [(f"output_{k}", torch.as_tensor(r).detach().numpy()) for k, r in enumerate(results)]
+    plain = _plain_inputs(file_format, method, len(inputs))
+    given = [_as_argument(array, k, k in plain) for k, array in enumerate(inputs)]
+    results = pytree.tree_leaves(called(*given))
+    return [(f"output_{k}", _as_array(r)) for k, r in enumerate(results) if r is not None]
 
 
-def _read_array(path: Path) -> np.ndarray[Any, Any]:
-    import numpy as np
+def _plain_inputs(file_format: FileFormat, method: str | None, count: int) -> set[int]:
+    """Positions of the inputs that are numbers or texts; files whose format has no summary have tensors only."""
+    methods = file_format.summarize(file_format.path).methods if file_format.defines("summarize") else ()
+    wanted = method or ("forward" if any(m.name == "forward" for m in methods) else None)
+    chosen = next((m for m in methods if wanted in (None, m.name)), None)
+    listed = chosen.inputs if chosen is not None and len(chosen.inputs) == count else ()
+    return {k for k, described in enumerate(listed) if described.shape is None}
 
+
+def _as_argument(array: np.ndarray[Any, Any], position: int, plain: bool) -> Any:
+    import torch
+
+    if plain and array.size == 1:
+        return array.item()
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as e:
-        raise InputError("input-invalid", f"{path} is not a readable .npy file: {e}") from e
-    if not isinstance(array, np.ndarray):
-        text = f"{path} is an archive of arrays: {', '.join(array.files)}"
-        array.close()
-        raise InputError("input-invalid", text, hint="give an .npy file for each input, in the order of the inputs")
-    return array
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as e:
+        raise InputError("input-invalid", f"input {position} is an array that no tensor is made of: {e}") from e
+
+
+def _as_array(result: Any) -> np.ndarray[Any, Any]:
+    """A result as an array; of types that numpy lacks, its values as float32."""
+    import numpy as np
+    import torch
+
+    if isinstance(result, str):
+        return np.array(result)
+    tensor = torch.as_tensor(result).detach().resolve_conj().resolve_neg()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32).numpy()
 
 
 def _describe(name: str, value: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Name, type, shape, and statistics over the finite elements."""
+    """Name, type, shape, and statistics over the finite elements of real numbers."""
     import numpy as np
 
-    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
+    finite = value[np.isfinite(value)] if value.dtype.kind in "fc" else value
+    real = finite if value.dtype.kind in "biuf" else np.zeros(0)
     return {
         "name": name,
         "dtype": value.dtype.name,
         "shape": list(value.shape),
-        "min": float(finite.min()) if finite.size else None,
-        "max": float(finite.max()) if finite.size else None,
-        "mean": float(finite.mean(dtype=np.float64)) if finite.size else None,
+        "min": float(real.min()) if real.size else None,
+        "max": float(real.max()) if real.size else None,
+        "mean": float(real.mean(dtype=np.float64)) if real.size else None,
         "nonfinite": int(value.size - finite.size),
     }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .arrays import read_arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +26,7 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
 
     from ..exported_program import user_inputs
 
-    arrays = _read(path)
+    arrays = read_arrays(path)
     leaves, spec = pytree.tree_flatten(example)
     names = [node.name for node in user_inputs(program)]
     wanted = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -50,15 +51,3 @@ def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> An
     except TypeError as e:
         raise InputError("input-invalid", f"{path}: the array {key} is no tensor: {e}") from e
     return tensor.to(dtype) if dtype is torch.bfloat16 else tensor  # which numpy does not have
-
-
-def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
-    import zipfile
-
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
-        raise InputError("input-invalid", f"{path} is not a readable .npz file: {e}") from e

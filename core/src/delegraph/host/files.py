@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -112,24 +113,37 @@ class FileFormat:
         write_whole(self.path, content)
         return len(content)
 
-    def load(self, runtime: str | None = None) -> LoadedProgram:
+    def load(self, runtime: str | None = None, **limits: int | None) -> LoadedProgram:
         """Read the program in the file, for a runtime of the format or for this host.
 
-        Raises InputError for a file that cannot be opened, NoRuntime for a runtime that is not of this format.
+        ``limits`` that are not None go to the format's ``read``. Raises InputError for a file that cannot be opened,
+        NoRuntime for a runtime that is not of this format, OptionError for a limit that the format does not have.
         """
+        bounds = self._bounds(runtime, limits)
         try:
             self.path.open("rb").close()
         except OSError as e:
             raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
         if runtime is not None and self.path.suffix != self.registry.suffix_for(runtime):
             raise NoRuntime("no-runtime", f"the runtime {runtime!r} does not execute {self.path.suffix} files")
-        methods = self.load_in(runtime, self.path) if runtime else self.read(self.path, self._load_delegate)
+        methods = self.load_in(runtime, self.path) if runtime else self.read(self.path, self._load_delegate, **bounds)
         if not isinstance(methods, Mapping) or not methods or not all(map(callable, methods.values())):
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
             raise ContractViolation("contract-violation", text)
         call = self._work("call")
         called = {name: call.around(method) for name, method in methods.items()}
         return LoadedProgram(called, self, self._choice(called))
+
+    def _bounds(self, runtime: str | None, limits: Mapping[str, int | None]) -> dict[str, int]:
+        """The limits that are given, if what reads the file knows them."""
+        given = {name: value for name, value in limits.items() if value is not None}
+        for name, value in given.items():
+            if runtime is not None or name not in inspect.signature(self.kind.read).parameters:
+                where = f"the runtime {runtime!r} has" if runtime else f"the format of {self.path.suffix} files has"
+                raise OptionError("option-invalid", f"{where} no limit {name!r}")
+            if type(value) is not int or value < 0:
+                raise OptionError("option-invalid", f"{name} is a natural number, not {value!r}")
+        return given
 
     def bucket_table(self) -> BucketTable | None:
         """What the file says of methods that are one model for several sizes; None if it says nothing of the kind."""

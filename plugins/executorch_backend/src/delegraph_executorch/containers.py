@@ -88,7 +88,7 @@ def argument_names(container: ContainerMetadata | None) -> list[str]:
     """The names of a method's positional arguments; empty if the file does not say them."""
     listed = _stated(container, "names")
     known = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
-    return [printable(name) for name in listed] if known else []
+    return [printable(name[:500]) for name in listed] if known else []
 
 
 def _stated(container: ContainerMetadata | None, key: str) -> Any:

@@ -55,11 +55,16 @@ class PteFormat(ProgramFormat):
         write_whole(path, emitted.file)
 
     @staticmethod
-    def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """The methods, to be run in torch, each with memory of its own; delegates run in their backends' runtimes."""
+    def read(
+        path: Path, load_delegate: LoadDelegate, max_memory: int = 1 << 33, max_iterations: int = 100_000
+    ) -> Mapping[str, Callable[..., Any]]:
+        """The methods, to be run in torch, each with memory of its own; delegates run in their backends' runtimes.
+
+        A method may state ``max_memory`` bytes of memory, and a call run ``max_iterations`` rounds of its loops.
+        """
         from .run.program import HostProgram
 
-        program = HostProgram(read_program(open_bytes(path)), _data_of(path), load_delegate)
+        program = HostProgram(read_program(open_bytes(path)), _data_of(path), load_delegate, max_memory, max_iterations)
         return {name: program.method(name) for name in program.methods}
 
     @staticmethod
@@ -104,11 +109,12 @@ class PteFormat(ProgramFormat):
 
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
-        """Whether the memory plan is right, and whether ExecuTorch's runtime loads the file, if it is installed."""
-        from .run.stock import judge_loading
-        from .run.verdicts import judge_plans
+        """Whether kernels get arguments that fit, whether the memory plan is right, and whether ExecuTorch's runtime
+        loads the file, if it is installed.
+        """
+        from .run.verdicts import judge
 
-        return [judge_plans(_checked(path)), judge_loading(path)]
+        return judge(_checked(path), path)
 
 
 def data_path(path: Path, tag: str) -> Path:

@@ -63,13 +63,18 @@ def _join(memory: int, offset: int, size: int, spans: Sequence[tuple[int, int, i
 
 
 def _uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
-    """Value -> the first and the last instruction that name it."""
+    """Value -> the first and the last instruction that name it, by itself or in a list."""
     calls = [i.call for chain in plan.chains for i in chain.instructions]
     found: dict[int, tuple[int, int]] = dict.fromkeys(plan.inputs, (0, 0))
     for place, call in enumerate(calls):
-        for position in _named(plan, call):
+        for position in _named(call):
             first, _ = found.get(position, (place, place))
             found[position] = first, place
+    for position, (first, last) in list(found.items()):  # once: a long list may be an argument of every instruction
+        value = plan.values[position].value
+        for below in value.items if isinstance(value, (TensorList, OptionalTensorList)) else ():
+            earliest, latest = found.get(below, (first, last))
+            found[below] = min(first, earliest), max(last, latest)
     for position in plan.outputs:
         first, _ = found.get(position, (len(calls), 0))
         found[position] = first, len(calls)
@@ -79,11 +84,9 @@ def _uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _named(plan: ExecutionPlan, call: Call | None) -> list[int]:
+def _named(call: Call | None) -> Sequence[int]:
     if isinstance(call, (KernelCall, DelegateCall)):
-        listed = [plan.values[p].value for p in call.args]
-        below = [i for v in listed if isinstance(v, (TensorList, OptionalTensorList)) for i in v.items]
-        return [*call.args, *below]
+        return call.args
     if isinstance(call, MoveCall):
         return [call.move_from, call.move_to]
     return [call.condition] if isinstance(call, JumpFalseCall) else []

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from delegraph.io.escape import printable
+from delegraph.io.escape import LONGEST
 
 from ..program.calling import producers
 from ..program.tables import DelegateCall, ExecutionPlan, KernelCall, Tensor
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile, blob_of
 from .arena import Extent, live_extents, peak_bytes
-from .text import describe_tensor, method_lines
+from .text import describe_tensor, method_lines, shorten
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
         bytes=size,
         structure_bytes=size - sum(len(s) for s in file.segments),
         constant_bytes=len(file.segments[constants.segment_index]) if constants is not None and held else 0,
-        named_data={printable(n.key): len(file.segments[n.segment_index]) for n in program.named_data},
-        external_tensors=tuple(sorted({printable(name) for plan in program.plans for name in _external(plan)})),
+        named_data={_named(n.key): len(file.segments[n.segment_index]) for n in program.named_data},
+        external_tensors=tuple(sorted({_named(name) for plan in program.plans for name in _external(plan)})),
         backends=tuple(sorted({d.backend for m in methods for d in m.delegates})),
         kernels=tuple(sorted({name for m in methods for name in m.kernels})),
         methods=methods,
@@ -126,21 +126,24 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
 
 def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
     calls = [i.call for chain in plan.chains for i in chain.instructions]
-    kernels = Counter(printable(str(plan.operators[c.op_index])) for c in calls if isinstance(c, KernelCall))
+    operators = Counter(c.op_index for c in calls if isinstance(c, KernelCall))
+    kernels: Counter[str] = Counter()
+    for index, count in operators.items():
+        kernels[_named(str(plan.operators[index]))] += count
     called = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
     extents = live_extents(plan)
-    made = [printable(text) for text in producers(plan.container)]
+    made = [_named(text) for text in producers(plan.container)]
     return MethodFacts(
-        name=printable(plan.name),
+        name=_named(plan.name),
         inputs=_described(plan, plan.inputs),
         outputs=_described(plan, plan.outputs),
         instructions=len(calls),
         kernels=dict(sorted(kernels.items())),
         delegates=tuple(
             DelegateFacts(
-                printable(d.id),
+                _named(d.id),
                 len(blob_of(file, d)),
-                tuple(printable(s.key) for s in d.compile_specs),
+                tuple(_named(s.key) for s in d.compile_specs),
                 called[k],
                 made[k] if k < len(made) else "",
             )
@@ -152,6 +155,11 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
         state_bytes=sum(nbytes(t) for t in _tensors(plan) if t.allocation is not None and t.data_buffer_idx),
         text="\n".join(method_lines(plan)),
     )
+
+
+def _named(shown: str) -> str:
+    """A name in the file, as data and text have it."""
+    return shorten(shown, LONGEST)
 
 
 def _described(plan: ExecutionPlan, positions: Sequence[int]) -> tuple[str, ...]:

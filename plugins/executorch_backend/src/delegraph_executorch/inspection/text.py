@@ -41,20 +41,27 @@ _SHORT = {
     ScalarType.BFLOAT16: "bf16",
 }
 _ELEMENTS = 32
-"""Elements of a list that are printed."""
+"""Elements of a list that are printed, and results of one instruction."""
+_LONGEST = 200
+"""Characters of a name or a text that are printed: each instruction may have the same long one."""
 
 
 def method_lines(plan: ExecutionPlan) -> Iterator[str]:
     """A method as text: its values ``%k`` by position, tensors with type, sizes and place."""
     names = _Names(plan)
     inputs, outputs = (", ".join(map(names.typed, p)) for p in (plan.inputs, plan.outputs))
-    yield f"method {printable(plan.name)}({inputs}) -> ({outputs}) {{"
+    yield f"method {shorten(plan.name)}({inputs}) -> ({outputs}) {{"
     traces = plan.chains[0].stacktrace if plan.chains else ()
     for number, instruction in enumerate(plan.chains[0].instructions if plan.chains else ()):
         frames = traces[number].items if number < len(traces) else ()
-        place = f"  // {printable(frames[-1].filename)}:{frames[-1].line}" if frames else ""
+        place = f"  // {shorten(frames[-1].filename)}:{frames[-1].line}" if frames else ""
         yield f"  {number:4}  {names.call(instruction.call)}{place}"
     yield "}"
+
+
+def shorten(shown: str, longest: int = _LONGEST) -> str:
+    """A text of the file that prints, cut off if it is longer."""
+    return printable(shown[:longest]) + (f"... ({len(shown)} characters)" if len(shown) > longest else "")
 
 
 def describe_tensor(tensor: Tensor) -> str:
@@ -71,7 +78,7 @@ def _place(tensor: Tensor) -> str:
         state = f" from state {tensor.data_buffer_idx}" if tensor.data_buffer_idx else ""
         return f" @{tensor.allocation.memory_id}+{tensor.allocation.offset}{state}"
     if name:
-        return f" data {printable(name)!r}"
+        return f" data {shorten(name)!r}"
     return f" constant {tensor.data_buffer_idx}" if tensor.data_buffer_idx else ""
 
 
@@ -81,6 +88,7 @@ class _Names:
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
         self.described: set[int] = set()
+        self.operators = [shorten(str(operator)) for operator in plan.operators]
         calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.computed = {c.args[-1] for c in calls if isinstance(c, KernelCall) and c.args}
         self.computed |= {c.move_to for c in calls if isinstance(c, MoveCall)} | set(plan.inputs)
@@ -97,7 +105,7 @@ class _Names:
         if isinstance(call, KernelCall):
             return self._kernel(call)
         if isinstance(call, DelegateCall):
-            backend = printable(self.plan.delegates[call.delegate_index].id)
+            backend = shorten(self.plan.delegates[call.delegate_index].id)
             return f"delegate {call.delegate_index} ({backend}): {self._listed(call.args)}"
         if isinstance(call, MoveCall):
             return f"%{call.move_to} = {self.short(call.move_from)}"
@@ -110,14 +118,15 @@ class _Names:
         return f"free %{call.value}" if isinstance(call, FreeCall) else "nothing"
 
     def _kernel(self, call: KernelCall) -> str:
-        name = printable(str(self.plan.operators[call.op_index]))
+        name = self.operators[call.op_index]
         if not call.args:
             return f"{name}()"
         results = self._elements(call.args[-1])
         args = list(call.args[:-1])
         while args and (args[-1] == call.args[-1] or args[-1] in results) and "out" in name:
             args.pop()  # out variants name their results among their arguments, too
-        return f"{', '.join(map(self.introduce, results))} = {name}({self._listed(args)})"
+        rest = f", ... {len(results)} in all" if len(results) > _ELEMENTS else ""
+        return f"{self._listed(results[:_ELEMENTS])}{rest} = {name}({self._listed(args)})"
 
     def _elements(self, position: int) -> Sequence[int]:
         value = self.plan.values[position].value
@@ -146,7 +155,7 @@ class _Names:
         if isinstance(value, (Int, Bool, Double)):
             return repr(value.value)
         if isinstance(value, String):
-            return repr(printable(value.value))
+            return repr(shorten(value.value))
         if isinstance(value, (DoubleList, BoolList)):
             return repr(list(value.items[:_ELEMENTS]))
         return "none"

@@ -5,8 +5,10 @@ This follows the program on all ways through its jumps. It knows nothing of life
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from delegraph.errors import Unsupported
 
 from ..program.tables import (
     Call,
@@ -24,6 +26,10 @@ from ..serialize.check import nbytes
 _VIEW = "executorch_prim::et_view.default"
 _APPEND = "executorch_prim::et_copy_index.tensor"
 _IN_PLACE = frozenset({"aten::copy_", "aten::index_put_"})
+_MOST_TENSORS = 40_000
+"""With planned memory, of a method: which of them overlap takes a bit for each pair, 200 MB for these."""
+_MOST_WORK = 20_000_000
+"""Instructions that are looked at, again and again where loops lead back, and tensors in sets: about a minute."""
 
 
 @dataclass(frozen=True)
@@ -50,51 +56,72 @@ class _Step:
 def find_conflicts(plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> list[Conflict]:
     """Every read in a method of what is not there any more.
 
-    ``delegate_outputs``: position of each delegate call -> how many of its last arguments are outputs.
+    ``delegate_outputs``: position of each delegate call -> how many of its last arguments are outputs. Raises
+    Unsupported for a method of so many tensors, views and jumps that a proof would take gigabytes or minutes.
     """
     return _Proof(plan, delegate_outputs).conflicts()
 
 
 class _Proof:
-    """Which tensors are whole before each instruction, on every way there."""
+    """Which tensors are whole before each instruction, on every way there.
+
+    A set of tensors is an int with the bit ``1 << k`` for value k: sets of sets of Python's own took a hundred times
+    the memory.
+    """
 
     def __init__(self, plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> None:
         self.plan, self.delegate_outputs = plan, delegate_outputs
+        self.work = 0
         self.calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
         self.places = {k: p for k in range(len(plan.values)) if (p := _place(plan, k)) is not None}
+        if len(self.places) > _MOST_TENSORS:
+            raise self._too_much()
         self.overlaps = _overlaps(self.places)
         self._join_views()
         self.states = self._find_states()
-        self.written = {k for step in self.steps for k in step.writes} | self.states | {*plan.inputs}
-        self.sources: dict[int, set[int]] = {}
+        written = {k for step in self.steps for k in step.writes} | self.states | {*plan.inputs}
+        self.written = _bits(written)
+        self.sources: dict[int, int] = {}
         """What each view is in the memory of, for views that the plan made without an instruction."""
 
     def conflicts(self) -> list[Conflict]:
-        before: list[frozenset[int] | None] = [None] * (len(self.calls) + 1)
-        before[0] = frozenset(self._start())
+        joined: dict[int, int] = {}
+        """What is whole wherever a jump to an instruction comes from."""
         found: dict[tuple[int, int], Conflict] = {}
         changed = True
         while changed:  # a way back in a loop may bring fewer tensors to where it leads
             changed = False
             found.clear()
+            self._spend(len(self.steps))
+            state = self._start()
             for position, step in enumerate(self.steps):
-                state = before[position]
-                if state is not None:
-                    after = self._run(position, step, set(state), found)
-                    changed |= self._hand_on(before, position, frozenset(after))
-        final = before[len(self.calls)]
-        if final is not None:
-            for value in (*self.plan.outputs, *self.states):  # the next call needs the states
-                self._read(len(self.calls), value, set(final), found)
+                state = self._run(position, step, state & joined.get(position, -1), found)
+                call = self.calls[position]
+                if isinstance(call, JumpFalseCall):
+                    before = joined.get(call.destination, -1)
+                    joined[call.destination] = before & state
+                    changed |= call.destination <= position and before & state != before
+        end = len(self.calls)
+        state &= joined.get(end, -1)
+        for value in (*self.plan.outputs, *sorted(self.states)):  # the next call needs the states
+            self._read(end, value, state, found)
         return list(found.values())
 
-    def _start(self) -> set[int]:
+    def _spend(self, work: int) -> None:
+        self.work += work
+        if self.work > _MOST_WORK:
+            raise self._too_much()
+
+    def _too_much(self) -> Unsupported:
+        text = f"method {self.plan.name!r} is too large to prove its memory plan: {len(self.plan.values)} values"
+        return Unsupported("unsupported", f"{text}, {len(self.calls)} instructions")
+
+    def _start(self) -> int:
         """What is there before the first instruction: states, then inputs as they are set one after the other."""
-        state = set(self.states)
+        state = _bits(self.states)
         for value in self.plan.inputs:
-            state -= self.overlaps.get(value, set())
-            state.add(value)
+            state = state & ~self.overlaps.get(value, 0) | 1 << value
         return state
 
     def _find_states(self) -> set[int]:
@@ -110,43 +137,38 @@ class _Proof:
         for step in self.steps:
             for view, source in step.views:
                 self.places.pop(view, None)
-                self.overlaps.setdefault(view, set())
-                for writer in (source, *self.overlaps.get(source, ())):
-                    self.overlaps.setdefault(writer, set()).add(view)
+                for writer in self._each(self.overlaps.get(source, 0) | 1 << source):
+                    self.overlaps[writer] = self.overlaps.get(writer, 0) | 1 << view
 
-    def _hand_on(self, before: list[frozenset[int] | None], position: int, state: frozenset[int]) -> bool:
-        call = self.calls[position]
-        targets = [position + 1]
-        if isinstance(call, JumpFalseCall):
-            targets.append(call.destination)
-        changed = False
-        for target in targets:
-            known = before[target]
-            merged = state if known is None else known & state
-            changed |= merged != known and target <= position
-            before[target] = merged
-        return changed
+    def _each(self, values: int) -> Iterator[int]:
+        """The values of a set."""
+        while values:
+            low = values & -values
+            self._spend(1 + low.bit_length() // 4096)  # an operation on a long int takes as long as it is
+            yield low.bit_length() - 1
+            values ^= low
 
-    def _run(self, position: int, step: _Step, state: set[int], found: dict[tuple[int, int], Conflict]) -> set[int]:
+    def _run(self, position: int, step: _Step, state: int, found: dict[tuple[int, int], Conflict]) -> int:
         for value in step.reads:
             self._read(position, value, state, found)
-            if any(value in self.overlaps.get(w, ()) for w in step.writes):
+            if any(self.overlaps.get(w, 0) >> value & 1 for w in step.writes):
                 found[position, value] = Conflict(position, value, "whose memory it writes a result to")
         for k, value in enumerate(step.writes):
-            if any(value in self.overlaps.get(w, ()) for w in step.writes[:k]):
+            if any(self.overlaps.get(w, 0) >> value & 1 for w in step.writes[:k]):
                 found[position, value] = Conflict(position, value, "whose memory it writes another result to")
-            state -= self.overlaps.get(value, set())
-            state.add(value)
-        return state | {view for view, _ in step.views}
+            state = state & ~self.overlaps.get(value, 0) | 1 << value
+        return state | _bits(view for view, _ in step.views)
 
-    def _read(self, position: int, value: int, state: set[int], found: dict[tuple[int, int], Conflict]) -> None:
-        if value not in self.places or value in state:
+    def _read(self, position: int, value: int, state: int, found: dict[tuple[int, int], Conflict]) -> None:
+        if value not in self.places or state >> value & 1:
             return
-        if value in self.written:
+        if self.written >> value & 1:
             found[position, value] = Conflict(position, value, "whose memory was overwritten, or never written")
             return
-        sources = self.sources.setdefault(value, {k for k in state if self._holds(k, value)})
-        if not any(k in state or k not in self.places for k in sources):
+        if value not in self.sources:
+            near = self._each(self.overlaps.get(value, 0) & state)
+            self.sources[value] = _bits(k for k in near if self._holds(k, value))
+        if not any(state >> k & 1 or k not in self.places for k in self._each(self.sources[value])):
             found[position, value] = Conflict(position, value, "a view of what was overwritten, or never written")
 
     def _holds(self, owner: int, view: int) -> bool:
@@ -201,15 +223,28 @@ def _place(plan: ExecutionPlan, position: int) -> tuple[int, int, int] | None:
     return value.allocation.memory_id, start, start + nbytes(value)
 
 
-def _overlaps(places: dict[int, tuple[int, int, int]]) -> dict[int, set[int]]:
-    """Tensor -> the others whose memory has bytes of its own."""
-    found: dict[int, set[int]] = {k: set() for k in places}
-    active: list[int] = []
-    for k in sorted(places, key=places.__getitem__):
-        memory, start, _ = places[k]
-        active = [a for a in active if places[a][0] == memory and places[a][2] > start]
-        for a in active:
-            found[a].add(k)
-            found[k].add(a)
-        active.append(k)
+def _overlaps(places: dict[int, tuple[int, int, int]]) -> dict[int, int]:
+    """Tensor -> the set of the others whose memory has bytes of its own."""
+    starts = [((memory, start), 1, k) for k, (memory, start, _) in places.items()]
+    ends = [((memory, end), 0, k) for k, (memory, _, end) in places.items()]
+    found: dict[int, int] = {}
+    before: dict[int, int] = {}
+    started = active = 0
+    for _, begins, k in sorted(starts + ends):  # what ends where another starts shares nothing with it
+        if begins:
+            before[k], found[k] = started, active
+            started |= 1 << k
+            active |= 1 << k
+        else:
+            active ^= 1 << k
+            found[k] |= started & ~before.pop(k) & ~(1 << k)
     return found
+
+
+def _bits(values: Iterable[int]) -> int:
+    """Values as a set."""
+    listed = list(values)
+    made = bytearray(max(listed, default=-1) // 8 + 1)
+    for value in listed:
+        made[value // 8] |= 1 << value % 8
+    return int.from_bytes(made, "little")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from delegraph.io.escape import printable
 
 from .tables import ContainerMetadata
+
+_LONGEST = 500
+"""Characters of a name."""
 
 
 def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
@@ -28,13 +32,15 @@ def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
         content = json.loads(container.inputs) if container is not None else {}
         args, kwargs = content["structure"]["tuple"]
         roots = [*zip(content["names"], args["tuple"], strict=False), *kwargs["dict"]]
-        names = [name for root, encoded in roots for name in _leaf_names(str(root), encoded)]
+        leaves = (name for root, encoded in roots for name in _leaf_names(str(root), encoded))
+        names = list(islice(leaves, count + 1))
     except (ValueError, TypeError, LookupError, RecursionError):
         names = []
     return [printable(name) for name in names] if len(names) == count else [""] * count
 
 
 def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
+    name = name[:_LONGEST]  # all that is below has it in its own
     if encoded == "*":
         yield name
         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..program.calling import delegate_outputs
 from ..program.tables import (
     Call,
     DelegateCall,
     ExecutionPlan,
-    JumpFalseCall,
     KernelCall,
     MoveCall,
     OptionalTensorList,
@@ -28,21 +29,23 @@ def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
 def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, int]:
     """An argument is an input if something wrote it on some way to the call, not counting ways back in a loop.
 
-    A view shares its place in memory with what it is a view of, so whoever wrote that place wrote it. Such an argument
-    could be an output, too, that reuses the place; the last argument certainly is one.
+    A jump may be taken or not, so the longest way to a call leads over all instructions before it. A view shares its
+    place in memory with what it is a view of, so whoever wrote that place wrote it. Such an argument could be an
+    output, too, that reuses the place; the last argument certainly is one.
     """
-    before = [set[object]() for _ in range(len(calls) + 1)]
-    before[0] = {_place(plan, index) for index in plan.inputs}
+    known = {_place(plan, index) for index in plan.inputs}
+    opened: set[int] = set()
     outputs: dict[int, int] = {}
     for position, call in enumerate(calls):
-        known = set(before[position])
         if isinstance(call, DelegateCall):
-            unknown = [k for k, index in enumerate(call.args) if not _is_known(plan, index, known)]
-            outputs[position] = len(call.args) - min(unknown, default=len(call.args) - 1) if call.args else 0
-        known |= {_place(plan, index) for index in _touched(plan, call)}
-        if isinstance(call, JumpFalseCall) and call.destination > position:
-            before[call.destination] |= known
-        before[position + 1] |= known
+            unknown = (k for k, index in enumerate(call.args) if not _is_known(plan, index, known))
+            outputs[position] = len(call.args) - next(unknown, len(call.args) - 1) if call.args else 0
+        for index in _touched(call):
+            known.add(_place(plan, index))
+            value = plan.values[index].value
+            if isinstance(value, (TensorList, OptionalTensorList)) and index not in opened:
+                opened.add(index)  # a long list may be an argument of every instruction
+                known |= {_place(plan, below) for below in value.items}
     return outputs
 
 
@@ -58,9 +61,7 @@ def _place(plan: ExecutionPlan, index: int) -> object:
     return index
 
 
-def _touched(plan: ExecutionPlan, call: Call | None) -> list[int]:
+def _touched(call: Call | None) -> Sequence[int]:
     if isinstance(call, (KernelCall, DelegateCall)):
-        listed = [plan.values[index].value for index in call.args]
-        below = [i for v in listed if isinstance(v, (TensorList, OptionalTensorList)) for i in v.items]
-        return [*call.args, *below]
+        return call.args
     return [call.move_to] if isinstance(call, MoveCall) else []

@@ -35,7 +35,7 @@ class Data:
     def content(self, tensor: Tensor) -> torch.Tensor:
         """The bytes of a constant or of an initial state, not copied. Nobody may write to them."""
         size = nbytes(tensor)
-        content = self._external(tensor) if _is_external(tensor) else self._internal(tensor)
+        content = self._external(tensor) if is_external(tensor) else self._internal(tensor)
         if len(content) < size:
             raise FormatError("format-invalid", f"a tensor has {size} bytes, and its data {len(content)}")
         return as_tensor(content[:size])
@@ -62,7 +62,7 @@ class Data:
         return self.external[name][0]
 
 
-def _is_external(tensor: Tensor) -> bool:
+def is_external(tensor: Tensor) -> bool:
     return tensor.extra is not None and tensor.extra.location == Location.EXTERNAL
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -14,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from ..kernels import stock_kernels
 from ..serialize.check import nbytes
-from .tensors import HostTensor, arrange
+from .scalars import SCALAR_KERNELS
+from .tensors import HostTensor, arrange, reserve
 
 _SMALL = 1 << 16
 """Elements of results that are computed before their size is looked at."""
@@ -28,8 +27,8 @@ def kernel(name: str) -> Kernel:
     if name in _SPECIAL:
         return _SPECIAL[name]
     namespace, _, rest = name.partition("::")
-    if namespace == "executorch_prim" and rest in _SCALAR:
-        function = _SCALAR[rest]
+    if namespace == "executorch_prim" and rest in SCALAR_KERNELS:
+        function = SCALAR_KERNELS[rest][1]
         return lambda args: function(*args[:-1])
     if namespace != "aten" or name not in stock_kernels():
         raise Unsupported("unsupported", f"this host does not know the kernel {name}")
@@ -150,7 +149,7 @@ def _copy_row(args: Sequence[Any]) -> None:
     if not result.fits(sizes):
         raise Unsupported("unsupported", f"a result of {result} cannot have {index + 1} rows")
     if result.memory is None:  # an output that the caller gets has no place in the plan
-        result.memory = torch.zeros(nbytes(result.table), dtype=torch.uint8)
+        result.memory = reserve(nbytes(result.table))
     result.now = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
     result.now[index].copy_(row)
 
@@ -181,29 +180,4 @@ _SPECIAL: dict[str, Kernel] = {
     "dim_order_ops::_empty_dim_order.out": _empty,
     "et_copy::_h2d_copy.out": _cast,
     "et_copy::_d2h_copy.out": _cast,
-}
-_SCALAR: dict[str, Callable[..., Any]] = {
-    "add.Scalar": operator.add,
-    "sub.Scalar": operator.sub,
-    "mul.Scalar": operator.mul,
-    "floordiv.Scalar": operator.floordiv,
-    "floordiv.int": operator.floordiv,
-    "truediv.Scalar": operator.truediv,
-    "mod.Scalar": operator.mod,
-    "mod.int": operator.mod,
-    "neg.Scalar": operator.neg,
-    "eq.Scalar": operator.eq,
-    "lt.Scalar": operator.lt,
-    "le.Scalar": operator.le,
-    "gt.Scalar": operator.gt,
-    "ge.Scalar": operator.ge,
-    "ceil.Scalar": math.ceil,
-    "round.Scalar": round,
-    "trunc.Scalar": math.trunc,
-    "sym_float.Scalar": float,
-    "sym_int.Scalar": int,
-    "sym_max.Scalar": max,
-    "sym_min.Scalar": min,
-    "sym_not.Scalar": operator.not_,
-    "sym_ite.Scalar": lambda condition, then, otherwise: then if condition else otherwise,
 }

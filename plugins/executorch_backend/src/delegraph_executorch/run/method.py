@@ -34,10 +34,11 @@ from ..program.tables import (
     Value,
 )
 from ..serialize.check import nbytes
+from .arguments import expect_now, late_arguments
 from .calls import split_delegate_calls
-from .data import Data, as_tensor
+from .data import Data, as_tensor, is_external
 from .kernels import kernel
-from .tensors import HostTensor, arrange, dtype_of
+from .tensors import HostTensor, arrange, dtype_of, reserve
 
 Runner = Callable[..., tuple[Any, ...]]
 """A loaded delegate."""
@@ -50,15 +51,13 @@ class HostMethod:
         self, plan: ExecutionPlan, data: Data, delegates: Sequence[Runner], max_memory: int, max_jumps: int
     ) -> None:
         self.plan, self._max_jumps, self._delegates = plan, max_jumps, delegates
-        total = sum(plan.memory_sizes[1:])
-        if total > max_memory:
-            text = f"method {plan.name!r} plans {total} bytes of memory, and {max_memory} are allowed"
-            raise Unsupported("unsupported", text, hint="HostProgram(..., max_memory=...) allows more")
-        self._memories = [memoryview(bytearray(size)) for size in (0, *plan.memory_sizes[1:])]
+        _expect_memory(plan, max_memory)
+        self._memories = _reserve_planned(plan)
         self._values = [self._load(entry.value, data) for entry in plan.values]
         self._lists = [_list_of(entry.value) for entry in plan.values]
         self._calls: list[Call] = [i.call for i in plan.chains[0].instructions if i.call is not None]
         self._outputs_of = split_delegate_calls(plan)
+        self._late = dict(late_arguments(plan))
         self._kernels = [kernel(str(o)) for o in plan.operators]
         self._names = input_names(plan)
         tables = [plan.values[index].value for index in plan.inputs]
@@ -92,7 +91,7 @@ class HostMethod:
         made = HostTensor(table)
         if table.allocation is not None:
             start = table.allocation.offset
-            made.memory = as_tensor(self._memories[table.allocation.memory_id][start : start + nbytes(table)])
+            made.memory = as_tensor(self._memories[table.allocation.memory_id][start : start + nbytes(table)].data)
             if start % made.dtype.itemsize:
                 raise FormatError("format-invalid", f"damaged .pte file: a tensor of {made.dtype} lies at byte {start}")
             made.now = arrange(made.memory, made.dtype, table.sizes, table.dim_order)
@@ -130,13 +129,13 @@ class HostMethod:
                 jumps += 1
                 if jumps > self._max_jumps:
                     text = f"method {self.plan.name!r} ran {self._max_jumps} rounds of its loops and is not done"
-                    raise Unsupported("unsupported", text, hint="HostProgram(..., max_iterations=...) allows more")
+                    raise Unsupported("unsupported", text, hint="max_iterations allows more: load, delegraph run")
             place = target
 
     def _step(self, call: Call, place: int) -> int:
         """Run one instruction; the position of the next."""
         if isinstance(call, KernelCall):
-            self._call_kernel(call)
+            self._call_kernel(call, place)
         elif isinstance(call, DelegateCall):
             self._call_delegate(call, self._outputs_of[place])
         elif isinstance(call, MoveCall):
@@ -148,10 +147,14 @@ class HostMethod:
     def _is_true(self, value: Any) -> bool:
         if isinstance(value, HostTensor):
             return bool(value.read().all())
-        return bool(value)
+        if not isinstance(value, bool):
+            raise FormatError("format-invalid", f"a jump of method {self.plan.name!r} depends on {value!r:.80}")
+        return value
 
-    def _call_kernel(self, call: KernelCall) -> None:
+    def _call_kernel(self, call: KernelCall, place: int) -> None:
         args = [self._argument(index) for index in call.args]
+        if place in self._late:
+            expect_now(args, self._late[place], f"{self.plan.operators[call.op_index]} in method {self.plan.name!r}")
         try:
             computed = self._kernels[call.op_index](args)
         except DelegraphError:
@@ -191,10 +194,35 @@ class HostMethod:
             raise FormatError("format-invalid", f"{delegate} returned {len(results)} results; the file has {outputs}")
         for index, result in zip(call.args[count:], results, strict=True):
             value = self._values[index]
-            if isinstance(value, HostTensor):
+            if isinstance(value, HostTensor) and isinstance(result, torch.Tensor):
                 value.write(result)
-            else:
+            elif isinstance(value, (bool, int, float)) and type(result) is type(value):
                 self._values[index] = result
+            else:
+                name, wanted = self.plan.delegates[call.delegate_index].id, type(self.plan.values[index].value).__name__
+                raise FormatError("format-invalid", f"{name} returned a {type(result).__name__}, not a {wanted}")
+
+
+def _expect_memory(plan: ExecutionPlan, allowed: int) -> None:
+    """Raise Unsupported for a method that states more bytes than allowed: planned, or of results outside the plan."""
+    planned = sum(plan.memory_sizes[1:])
+    computed = {
+        k for i in plan.chains[0].instructions if isinstance(i.call, (KernelCall, DelegateCall)) for k in i.call.args
+    }
+    tensors = [v for k in computed - {*plan.inputs} if isinstance(v := plan.values[k].value, Tensor)]
+    returned = sum(nbytes(t) for t in tensors if t.allocation is None and not t.data_buffer_idx and not is_external(t))
+    if planned + returned > allowed:
+        what = f"plans {planned} bytes of memory" + (f" and {returned} of results outside of it" if returned else "")
+        text = f"method {plan.name!r} {what}, and {allowed} are allowed"
+        raise Unsupported("unsupported", text, hint="max_memory allows more: load, delegraph run")
+
+
+def _reserve_planned(plan: ExecutionPlan) -> list[Any]:
+    try:
+        return [reserve(size).numpy() for size in (0, *plan.memory_sizes[1:])]
+    except MemoryError as e:
+        text = f"method {plan.name!r} plans {sum(plan.memory_sizes[1:])} bytes of memory, which this host has not"
+        raise Unsupported("unsupported", text) from e
 
 
 def _list_of(value: Value | None) -> list[Any] | tuple[int, ...] | None:

@@ -13,11 +13,12 @@ from ..containers import argument_names, flatten_call, structure_of, unflatten_r
 from ..program.tables import BackendDelegate, ExecutionPlan
 from ..serialize.check import check_program
 from ..serialize.reader import DataFile, ProgramFile, blob_of, named_segments
+from .arguments import check_arguments
 from .data import Data
 from .method import HostMethod, Runner
 
 MAX_MEMORY = 1 << 33
-"""Bytes of planned memory that a method may have unless the caller allows another number."""
+"""Bytes of memory that a method may state, planned or for results, unless the caller allows another number."""
 MAX_ITERATIONS = 100_000
 """Rounds of its loops, all together, that a call may run unless the caller allows another number."""
 
@@ -37,6 +38,7 @@ class HostProgram:
         max_iterations: int = MAX_ITERATIONS,
     ) -> None:
         check_program(file)
+        check_arguments(file)
         self.file, self._data, self._load = file, Data.of(file, data), load_delegate
         self._limits = max_memory, max_iterations
         self._plans = {plan.name: plan for plan in file.program.plans}

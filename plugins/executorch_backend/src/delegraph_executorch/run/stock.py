@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from delegraph.errors import DelegraphError, InputError, NoRuntime
+from delegraph.errors import DelegraphError, FormatError, InputError, NoRuntime
 from delegraph.formats import Verdict
 
 from ..containers import (
@@ -20,22 +20,28 @@ from ..containers import (
 )
 from ..device import load_device_halves
 from ..program.tables import Tensor
+from ..serialize.check import check_program
 from ..serialize.reader import open_bytes, read_program
 from ..wheel import stock_runtime
+from .arguments import check_arguments
 
 
 class StockProgram:
     """A file in ExecuTorch's runtime, called as the module that it was made from.
 
-    Delegates run in the device halves that installed plugins have. Raises NoRuntime if the wheel or a backend of the
-    file is missing, InputError for a file or inputs that the runtime refuses.
+    Delegates run in the device halves that installed plugins have. The file is checked first, as where torch runs it:
+    native code trusts most of what a file says. Raises FormatError for a damaged one, NoRuntime if the wheel or a
+    backend of the file is missing, InputError for a file or inputs that the runtime refuses.
     """
 
     def __init__(self, path: str | Path, data: Sequence[str | Path] = ()) -> None:
         if len(data) > 1:
             raise InputError("input-invalid", f"the runtime takes one data file; there are {len(data)}")
         path = Path(path)
-        self._plans = {plan.name: plan for plan in read_program(open_bytes(path)).program.plans}
+        file = read_program(open_bytes(path))
+        check_program(file)
+        check_arguments(file)
+        self._plans = {plan.name: plan for plan in file.program.plans}
         load_device_halves(delegate.id for plan in self._plans.values() for delegate in plan.delegates)
         self._program = _say(path, lambda: stock_runtime().load_program(path, data_path=next(iter(data), None)))
         self._path = path
@@ -102,7 +108,7 @@ def judge_loading(path: Path) -> Verdict:
         program = StockProgram(path, sorted(path.parent.glob(f"{path.stem}.*.ptd"))[:1])
         for method in program.methods:
             program.method(method)
-    except InputError as e:
+    except (InputError, FormatError) as e:
         return Verdict(name, False, e.message)
     except DelegraphError as e:  # not the file's fault: a wheel, a compiler or a plugin that is missing or broken
         return Verdict(name, None, f"{e.message}; {e.hint}" if e.hint else e.message)

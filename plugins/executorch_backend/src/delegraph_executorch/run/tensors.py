@@ -37,7 +37,7 @@ class HostTensor:
         self.expect(value, "damaged .pte file: a tensor is computed")
         if self.now is None or self.now.shape != value.shape:
             if self.memory is None:  # what the caller gets has no place in the plan
-                self.memory = torch.zeros(nbytes(self.table), dtype=torch.uint8)
+                self.memory = reserve(nbytes(self.table))
             self.now = arrange(self.memory, self.dtype, value.shape, self.table.dim_order)
         self.now.copy_(value)
 
@@ -73,6 +73,13 @@ class HostTensor:
     def __str__(self) -> str:
         upper = "" if self.table.dynamism == Dynamism.STATIC else " at most"
         return f"{self.dtype} of sizes{upper} {list(self.table.sizes)}"
+
+
+def reserve(size: int) -> torch.Tensor:
+    """Bytes that are zero. The system gives pages of a large memory when they are first written."""
+    import numpy as np
+
+    return torch.from_numpy(np.zeros(size, np.uint8)) if size else torch.empty(0, dtype=torch.uint8)
 
 
 def dtype_of(table: Tensor) -> torch.dtype:

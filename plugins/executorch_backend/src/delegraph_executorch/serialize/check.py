@@ -34,6 +34,8 @@ from .unpack import damaged
 
 ADDRESSABLE = 1 << 47
 """Bytes that a process has addresses for, on 64-bit processors."""
+MAX_RANK = 64
+"""Dimensions that PyTorch and numpy have tensors of; ExecuTorch's kernels stop at 16."""
 
 
 def check_program(file: ProgramFile) -> None:
@@ -53,6 +55,8 @@ class _Check:
 
     def run(self) -> None:
         names = [plan.name for plan in self.program.plans]
+        if not names:
+            raise self.fault("it has no methods")
         if len(set(names)) < len(names):
             raise self.fault("two methods have one name")
         for named in self.program.named_data:
@@ -104,7 +108,10 @@ class _Check:
                     raise self.fault(f"{what} is a {type(value).__name__} and names a {type(values[index]).__name__}")
 
     def tensor(self, tensor: Tensor, plan: ExecutionPlan, what: str) -> None:
-        if any(size < 0 for size in tensor.sizes) or sorted(tensor.dim_order) != list(range(len(tensor.sizes))):
+        rank = len(tensor.sizes)
+        if rank > MAX_RANK or len(tensor.dim_order) != rank:
+            raise self.fault(f"{what} has {rank} dimensions, and {len(tensor.dim_order)} in its order")
+        if any(size < 0 for size in tensor.sizes) or sorted(tensor.dim_order) != list(range(rank)):
             raise self.fault(f"{what} has the sizes {tensor.sizes} in the order {tensor.dim_order}")
         if tensor.storage_offset:
             raise self.fault(f"{what} has an offset in its storage, which no runtime knows")
@@ -112,8 +119,8 @@ class _Check:
             size = nbytes(tensor)
         except ValueError as e:
             raise self.fault(f"{what}: {e}") from None
-        if size > ADDRESSABLE:
-            raise self.fault(f"{what} has {size} bytes, more than any memory")
+        if math.prod(max(1, s) for s in tensor.sizes) > ADDRESSABLE or size > ADDRESSABLE:  # strides count 0 as 1
+            raise self.fault(f"{what} has the sizes {tensor.sizes}, more than any memory")
         self.memory(tensor, size, plan, what)
         if tensor.extra is not None and tensor.extra.location == Location.EXTERNAL:
             if not tensor.extra.fully_qualified_name:

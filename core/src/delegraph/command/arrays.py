@@ -1,0 +1,72 @@
+"""Arrays from ``.npy`` files and archives of them, of which nothing is believed: a header may state any shape."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_UNREADABLE = (OSError, ValueError, EOFError, AttributeError, TypeError, KeyError, OverflowError, RuntimeError)
+"""What numpy, zipfile and the parsers that they call raise for damaged files."""
+
+
+def read_array(path: Path) -> np.ndarray[Any, Any]:
+    """The array of a ``.npy`` file. Raises InputError for any other, and for one shorter than it says."""
+    import numpy as np
+
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                text = f"{path} is an archive of arrays: {', '.join(_names(archive))}"
+            raise InputError("input-invalid", text, hint="give an .npy file for each input, in the order of the inputs")
+        with path.open("rb") as file:
+            _expect_whole(file, path.stat().st_size, str(path))
+        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+        return array
+    except InputError:
+        raise
+    except (*_UNREADABLE, zipfile.BadZipFile) as e:
+        raise InputError("input-invalid", f"{path} is not a readable .npy file: {e}") from e
+
+
+def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
+    """The arrays of a ``.npz`` file by name. Raises InputError for any other, and for arrays shorter than they say."""
+    import numpy as np
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as file:
+                    _expect_whole(file, member.file_size, f"{path}: {member.filename}")
+        with np.load(path, allow_pickle=False) as opened:
+            return {key: opened[key] for key in opened.files}
+    except InputError:
+        raise
+    except (*_UNREADABLE, zipfile.BadZipFile) as e:
+        raise InputError("input-invalid", f"{path} is not a readable .npz file: {e}") from e
+
+
+def _names(archive: zipfile.ZipFile) -> list[str]:
+    return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _expect_whole(file: IO[bytes], size: int, where: str) -> None:
+    """Raise InputError if a file of ``size`` bytes does not hold the elements that its header states."""
+    from numpy.lib import format as untyped
+
+    npy: Any = untyped
+    version = npy.read_magic(file)
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:  # later ones are for names of fields, which no tensor has
+        raise ValueError(f"{where} is of version {version}")
+    shape, _, dtype = readers[version](file)
+    stated, held = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if stated > held or any(size < 0 for size in shape):
+        raise InputError("input-invalid", f"{where} states an array of shape {shape}, {stated} bytes, and holds {held}")
