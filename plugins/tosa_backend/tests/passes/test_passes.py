@@ -484,7 +484,7 @@ def test_any_graph_computes_the_same(draft_and_outputs, target):
 def test_any_graph_with_what_a_pass_looks_for_computes_the_same(name):
     pattern, targets = next(named[name] for named in PATTERNS.values() if name in named)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     @given(drafts(pattern), st.sampled_from(targets))
     def computes_the_same(draft_and_outputs, target):
         draft, outputs = draft_and_outputs

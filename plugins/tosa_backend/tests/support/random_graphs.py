@@ -203,14 +203,15 @@ def padded_convolution(draw, d):
     """PAD - convolution. PAD may pad batch or channels, with another number, or so much that ``pad`` cannot hold it."""
     x = _image(draw, d, draw(st.sampled_from([2, 2, 3])))
     padding = [0, 0, *[draw(st.integers(0, 2)) for _ in range(2 * (x.rank - 2))], 0, 0]
-    where = draw(st.sampled_from(["batch or channels", "far", "far", "inside", "inside", "number"]))
+    where = draw(st.sampled_from(["batch or channels", "far", "far", "inside", "inside", "number", "number"]))
     if where == "batch or channels":
         padding[draw(st.sampled_from([0, 1, -1, -2]))] = 1
     elif where == "far":
         padding[draw(st.sampled_from([2, 3, -3, -4]))] = LARGEST_PAD + draw(st.integers(-1, 1))
     y = d.pad(x, *padding, number=1.5 if where == "number" else 0.0)
     pads = [draw(st.integers(0, 1)) for _ in range(2 * (x.rank - 2))]
-    return [_bounded(d, y), _bounded(d, _convolution(draw, d, y, pads=pads))]
+    result = _convolution(draw, d, y, pads=pads)
+    return [_bounded(d, y), result, _bounded(d, result)]
 
 
 def transposed_product(draw, d):
@@ -229,7 +230,8 @@ def transposed_product(draw, d):
     right = d.transpose(d.input(*before), *perms)
     if right.shape != (batch, depth, width):
         right = d.reshape(right, batch, depth, width)
-    return [_bounded(d, right), _bounded(d, d.matmul(_bounded(d, left), right))]
+    result = d.matmul(left, right)
+    return [_bounded(d, right), result, _bounded(d, result)]
 
 
 def _factor(draw, d, x):
@@ -257,7 +259,7 @@ def scaled_convolution(draw, d):
     for _ in range(draw(st.integers(0, 2))):
         values.append(_affine(draw, d, values[-1]))
     others = [_bounded(d, draw(st.sampled_from(values)))] if draw(st.booleans()) else []
-    return [*others, _bounded(d, values[-1])]
+    return [*others, values[-1], _bounded(d, values[-1])]
 
 
 def integer_convolution(draw, d):
@@ -376,8 +378,8 @@ def layer_behind_a_transposition(draw, d):
     pads = (0, 0, *[draw(st.sampled_from([0, 0, 0, 1]))] * 2)
     attributes = {"pad": pads, "stride": (stride,) * 2, "dilation": (1, 1), "acc_type": DType.FP32}
     for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):  # layers that share a weight
-        made.append(_bounded(d, d.op(tosa.CONV2D, y, weight, d.constant(2), d.zero(), d.zero(), **attributes)))
-    return [*_kept(draw, d, y), *made]
+        made.append(d.op(tosa.CONV2D, y, weight, d.constant(2), d.zero(), d.zero(), **attributes))
+    return [*_kept(draw, d, y), *made, _bounded(d, made[-1])]
 
 
 def repeated_matrices(draw, d):
@@ -393,7 +395,7 @@ def repeated_matrices(draw, d):
     keys = d.reshape(tiled, a * b * c, rows, depth)
     keys = d.transpose(keys, *draw(st.sampled_from([(0, 2, 1), (0, 2, 1), (0, 1, 2), (1, 0, 2), (2, 1, 0)])))
     product = d.matmul(d.input(keys.shape[0], 2, keys.shape[1]), keys)
-    return [*_kept(draw, d, draw(st.sampled_from([tiled, keys]))), _bounded(d, product)]
+    return [*_kept(draw, d, draw(st.sampled_from([tiled, keys]))), product, _bounded(d, product)]
 
 
 def many_axes(draw, d):
@@ -447,8 +449,8 @@ def parallel_layers(draw, d):
         if draw(st.integers(0, 5)) == 0:
             split = [batch * rows, 1, heads, 2]
         perms = (0, 2, 1, 3) if draw(st.integers(0, 4)) else draw(st.sampled_from([(0, 2, 3, 1), (0, 1, 3, 2)]))
-        made.append(_bounded(d, d.transpose(d.reshape(y, *split), *perms)))
-    return made
+        made.append(d.transpose(d.reshape(y, *split), *perms))
+    return [*made, _bounded(d, made[-1])]
 
 
 @st.composite
