@@ -22,7 +22,7 @@ CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
 def why_not(node: Node) -> Reason | None:
     """Why ``node`` cannot be compiled; None if it can. The partitioner asks this too, so the two never disagree.
 
-    A relu that is refused because ``of`` its convolution shares the ``cause``, and thereby its entry in the report.
+    A relu that is refused because of its convolution names that as ``of``: the report shows both as one ``cause``.
     """
     if node.target in CONVOLUTIONS:
         if [user.target for user in node.users] == [aten.relu.default]:
@@ -81,7 +81,7 @@ def _compile(node: Node) -> Iterator[tuple[str, list[Node]]]:
 
 
 def _refuse_settings(compile_specs: list[CompileSpec]) -> None:
-    """A setting that nobody reads is a mistake that nobody sees."""
+    """Raise OptionError for any setting: one that nobody reads is a mistake that nobody sees."""
     if compile_specs:
         keys = ", ".join(repr(spec.key) for spec in compile_specs)
         raise OptionError("option-invalid", f"BackendWithDelegateMappingDemo has no compile specs; it was given {keys}")

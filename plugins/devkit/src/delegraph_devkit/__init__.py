@@ -46,7 +46,7 @@ _MODULES = ("backend_under_test", "check", "configured_backend", "contract", "fa
 
 
 def __getattr__(name: str) -> Any:
-    """The kit imports torch, which the commands of this distribution do without until they need it."""
+    """Import the kit when a name of it is first used: it imports torch, and a command starts without that."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     checks = import_module(".checks", __name__)

@@ -1,4 +1,4 @@
-"""The backend that is checked, and what came of the programs that were tried on it, each once for all checks."""
+"""The backend that is checked, with the outcomes of its programs: each is tried once, for all checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BackendUnderTest(ConfiguredBackend):
 
     @cached_property
     def rehearsal(self) -> list[Outcome]:
-        """What came of the samples in another process."""
+        """The outcomes of the samples, which are tried in another process first."""
         return sweep.run(self, sweep.SAMPLES)
 
     @property
@@ -27,9 +27,9 @@ class BackendUnderTest(ConfiguredBackend):
 
     @cached_property
     def samples(self) -> list[LoweringAttempt]:
-        """The programs, each lowered once, as far as torch exports them, with what that changed in the caller's.
+        """The programs that torch can export, each lowered once, with what that changed in the caller's program.
 
-        Those that ended another process are left out: accepted_compiles is about them.
+        Programs that ended the other process are left out: accepted_compiles reports them.
         """
         attempts = []
         for program in (p for p in self.programs if p.name not in self.fatal):
@@ -50,7 +50,7 @@ class BackendUnderTest(ConfiguredBackend):
 
     @cached_property
     def sweep(self) -> sweep.Sweep:
-        """What came of all programs, or of the operators that were asked for."""
+        """The outcomes of all programs, or of the programs of the operators that were asked for."""
         rehearsed = [] if self.operators else self.rehearsal
         more = sweep.run(self, sweep.MORE, self.seconds) if self.seconds and not self.operators else []
         return sweep.Sweep([*rehearsed, *sweep.run(self, sweep.GATE), *more])

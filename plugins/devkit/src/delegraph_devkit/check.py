@@ -62,9 +62,9 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check's end: ``message`` is the failure or the reason for skipping, ``figures`` what was counted.
+    """How one check ended: ``message`` is the failure or the reason for skipping, ``figures`` what was counted.
 
-    ``warnings`` are remarks that cost nobody the verdict.
+    ``warnings`` are remarks that do not change the verdict.
     """
 
     name: str
@@ -148,7 +148,7 @@ def run_checks(
     names: Sequence[str] = (),
     around: Callable[[str], AbstractContextManager[None]] | None = None,
 ) -> CheckReport:
-    """Run all checks, or those of ``names``; each inside the context that ``around`` makes of its name."""
+    """Run all checks, or those of ``names``, each inside the context manager ``around(name)``."""
     results = []
     for name in names or CHECKS:
         with around(name) if around is not None else nullcontext():

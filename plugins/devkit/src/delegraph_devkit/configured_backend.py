@@ -36,7 +36,7 @@ GATE, QUICK_GATE = 600, 100
 """How many operators and random programs are tried besides the small ones that every backend is tried on."""
 Register = Callable[[Registry], Any]
 _FIELDS = ("name", "options", "tolerance", "gate", "seconds", "operators", "randoms", "device")
-"""What another process gets as it is."""
+"""The fields that another process gets unchanged."""
 
 
 @dataclass
@@ -63,9 +63,9 @@ class ConfiguredBackend:
     """How many random programs are among the samples."""
     device: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
-    """The variables that other processes get: those of now, before the backend did anything."""
+    """The environment variables that other processes get, as they were before the backend did anything."""
     warnings: list[str] = field(default_factory=list, repr=False)
-    """What checks noticed that is no failure."""
+    """What checks noticed and do not fail for."""
 
     @cached_property
     def registry(self) -> Registry:
@@ -82,7 +82,7 @@ class ConfiguredBackend:
 
     @cached_property
     def runtime(self) -> type[BackendRuntime] | None:
-        """What runs its blobs here, if there is something."""
+        """What runs its blobs on this host; None if there is no such runtime."""
         try:
             return self.registry.runtime_for(self.name)
         except NoRuntime:
@@ -115,7 +115,7 @@ class ConfiguredBackend:
 
     @contextmanager
     def saved(self, lowered: LoweredProgram) -> Iterator[Path]:
-        """A file of the program that the device's runtime executes, for a while. Raises Unsupported if none can be."""
+        """A file of the program for the device's runtime, which exists within the context. Raises Unsupported."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"program{self.registry.suffix_for(DEVICE)}")
             lowered.save(path)
@@ -173,12 +173,12 @@ class ConfiguredBackend:
 
 
 def _call(recipe: Recipe, function: str, *args: Any) -> Any:
-    """In another process."""
+    """Run in another process: make the backend anew, and call ``function`` with it."""
     return find_by_name(function)(ConfiguredBackend(**recipe.arguments()), *args)
 
 
 def find_device(backend: ConfiguredBackend, report: Report) -> tuple[str, str]:
-    """Run in another process: why nothing can run on the device here, or what is wrong with its half; else empty."""
+    """Run in another process: why no device can run here, and what is wrong with its half; empty if nothing is."""
     runtime = backend.needs_runtime()
     for program in backend.programs:
         report(program.name)

@@ -92,4 +92,4 @@ def _program(name: str, module: type[torch.nn.Module]) -> Program:
 
 
 CONTROL_FLOW = (_program("branches", Branches), _program("loop", Loop))
-"""Their inputs with the sign changed take the other branches."""
+"""With the signs of their inputs changed, they take the other branches."""

@@ -1,4 +1,4 @@
-"""How a check ends other than well."""
+"""How a check ends that does not pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CheckFailed(AssertionError):
 
     @property
     def script(self) -> str:
-        """Python that shows the failure as it stands; empty if it is of no program."""
+        """Python that shows the failure again, complete; empty if the failure has no program."""
         return "" if self.program is None else f"{listing(self.program).rstrip()}\n\n{self.ending}"
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Run as a script: read one distribution's declarations, and say what that imports and how long it takes.
 
 Arguments: backend, and a JSON list with the module path. The last line that it prints is a JSON object: ``heavy``, a
-module -> "file:line" that imported it, and ``seconds``. What comes before, the declarations printed.
+module -> "file:line" that imported it, and ``seconds``. Lines before it were printed by the declarations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAVY = (
 
 
 class Watch(MetaPathFinder):
-    """Finds nothing; remembers which line asked for a heavy module first."""
+    """An import hook that finds no module, and remembers which line first asked for each heavy one."""
 
     def __init__(self) -> None:
         self.importers: dict[str, str] = {}

@@ -53,7 +53,7 @@ class LoweringAttempt:
     changed: Sequence[str] = ()
     """What the lowering changed in the exported program."""
     handed_over: Sequence[HandedOver] = ()
-    """What the backend made, right after the lowering."""
+    """What the backend made, as it was right after the lowering."""
 
     @property
     def partitioned(self) -> PartitionResult | None:
@@ -101,7 +101,7 @@ class Recording(Partitioner):
 
     @staticmethod
     def of(inner: Partitioner) -> Recording:
-        """A recording that is called like the partitioner in error messages."""
+        """A recording with the name of ``inner``, which error messages show."""
         named = {"__module__": type(inner).__module__}  # by which an error finds the plugin
         recording: Recording = type(type(inner).__name__, (Recording,), named)(inner.spec)
         recording.inner = inner

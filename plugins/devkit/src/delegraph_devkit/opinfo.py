@@ -20,16 +20,16 @@ ROUNDS = (
     *((torch.bool, 0.0), (torch.int32, 0.5), (torch.bfloat16, 0.0), (torch.float32, 0.75), (torch.uint8, 0.0)),
     *((torch.float64, 0.3), (torch.int8, 0.0), (torch.float32, 0.9), (torch.float32, 0.1), (torch.float32, 0.6)),
 )
-"""Element type and place (0 first, 1 last) of the sample that each round takes of every operator."""
+"""Of each round: the element type, and which sample of every operator it takes, from 0 (first) to 1 (last)."""
 _MUTABLE = "__allow_nonbracketed_mutation_flag"
 _LARGEST = 10_000
 """Elements of the largest input: bigger samples say the same more slowly."""
 
 
 def operator_programs(operators: Collection[str] = ()) -> Iterator[Program]:
-    """All operators, or those that ``named`` finds for the names.
+    """One-operator programs of all operators, or of those that one of the names is for (``named``).
 
-    A fixed order that mixes families of operators, so that any beginning of it is a fair sample.
+    Their order is fixed and mixes families of operators, so that the first few are a fair sample.
     """
     chosen = [info for info in _table() if not operators or any(named(info, o) for o in operators)]
     for dtype, place in ROUNDS:
@@ -76,7 +76,10 @@ def _table() -> list[Any]:
 
 
 def _stand_in(module: str) -> bool:
-    """OpInfo's module imports torch's own test base, whose only use of ``expecttest`` is its TestCase."""
+    """Put a stand-in in the place of ``module`` if it is missing; whether it was.
+
+    OpInfo imports torch's own test base, which needs of ``expecttest`` the class TestCase only.
+    """
     try:
         __import__(module)
     except ModuleNotFoundError:
@@ -106,7 +109,7 @@ def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
 
 
 def _samples(info: Any, dtype: torch.dtype) -> list[Any]:
-    """All of them: a generator that is left unfinished runs its last lines when it is collected, at a bad time."""
+    """All samples, since a generator that is left unfinished runs its last lines later, whenever it is collected."""
     with undisturbed():
         torch.manual_seed(0)
         try:

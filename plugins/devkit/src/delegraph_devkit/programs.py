@@ -121,7 +121,7 @@ def _place(example: Callable[[], Example]) -> str:
 
 
 def place_text(function: Callable[..., Any]) -> str:
-    """An expression for a function of a file, which need not be on the path."""
+    """An expression that reads a function from its file, whose folder need not be on the path."""
     file, (name, *attributes) = inspect.getfile(function), function.__qualname__.split(".")
     read = f"runpy.run_path({file!r}, run_name={Path(file).stem!r})[{name!r}]"
     return ".".join([read, *attributes])

@@ -69,7 +69,7 @@ def _import_by_name(module: str, file: str) -> Any:
 
 
 def _import_by_file(module: str, file: str) -> Any:
-    """A test module, which pytest imports without its being on the path."""
+    """Import a test module from its file: pytest imports such modules without putting them on the path."""
     spec = importlib.util.spec_from_file_location(module, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} cannot be imported")

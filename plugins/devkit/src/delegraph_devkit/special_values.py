@@ -1,4 +1,4 @@
-"""Inputs that hold what devices lose: NaN, infinities, -0.0, wide integers and such as wrap around."""
+"""Inputs that hold what devices lose: NaN, infinities, -0.0, wide integers, and integers that wrap around."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _text(inputs: str, returned: str) -> str:
 
 
 def _group(name: str, inputs: str, *expressions: str) -> Program:
-    """All expressions in one program, which is soon exported, and each in one of its own, which says what failed."""
+    """All expressions as one program, which is exported quickly; its members say which of them fails."""
     members = tuple(written(f"{name}: {e}", _text(inputs, e), special=True) for e in expressions)
     return written(name, _text(inputs, f"({', '.join(expressions)},)"), special=True, members=members)
 
@@ -65,7 +65,7 @@ def _integers(dtype: str, values: str, *expressions: str) -> Program:
 
 _IMAGE_VALUES = "[nan, 1.0, -inf, -inf, 2.0, 3.0, -inf, -inf, inf, 1.0, -1.0, -2.0, -inf, 0.0, -3.0, -4.0]"
 _ROWS = "[[nan, 1.0, inf], [-inf, 2.0, -0.0], [-3.0, -2.0, -1.0], [inf, 1.0, 2.0], [-inf, -inf, -inf]]"
-"""Rows of which a softmax is NaN for another reason each, beside two of which it is not."""
+"""Two rows have a plain softmax; that of the three others is NaN, each for a reason of its own."""
 SPECIAL: tuple[Program, ...] = (
     _group("special values", f"inputs = (torch.tensor({_FLOATS}),)", *_UNARY),
     _group("special values, two", f"x = torch.tensor({_FLOATS})\ninputs = x, x.roll(3)", *_BINARY),

@@ -30,7 +30,7 @@ MEMORY = 3 << 30
 """Bytes that a job may use beyond what its process has when it starts."""
 _HEADER = struct.Struct("<Q")
 Report = Callable[[str], None]
-"""With it a job says where it is."""
+"""A job calls this to say what it is about to do."""
 
 
 @dataclass(frozen=True)

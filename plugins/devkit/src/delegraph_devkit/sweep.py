@@ -83,7 +83,7 @@ def export_fixed() -> None:
 SAMPLES = Series(f"{__name__}:SAMPLES", lambda backend: iter(backend.programs))
 GATE = Series(f"{__name__}:GATE", _gate, groups=SPECIAL, export=export_fixed, lanes=2)
 MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
-"""As GATE, for as long as there is time."""
+"""The programs after those of GATE, for as long as there is time."""
 
 
 # --- trying them
@@ -92,7 +92,7 @@ MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
 def run(backend: ConfiguredBackend, series: Series, seconds: float | None = None) -> list[Outcome]:
     """The outcomes of all programs of a series, or of those that ``seconds`` are enough for, in its order.
 
-    Raises CheckSkipped where they are to run on a device, and none can be run here.
+    Raises CheckSkipped if they have to run on a device and this host has none.
     """
     backend.needs_device()
     lanes = 1 if backend.operators else series.lanes
@@ -207,7 +207,10 @@ def raise_first(
     *series: Series,
     shown: Callable[[Program], Program] = lambda program: program,
 ) -> None:
-    """Raise CheckFailed for the first fault, if there is one, with its program of ``series`` as ``shown`` shows it."""
+    """Raise CheckFailed for the first of the faults, if any, with its program, which is found in ``series``.
+
+    ``shown`` makes of the program what the message shows.
+    """
     if not faults:
         return
     (one, fault), *others = faults

@@ -12,20 +12,19 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 RUNS = 4
-"""How often the inputs are moved; each time rounds otherwise."""
+"""How many times the inputs are moved a little, which rounds differently each time."""
 MARGIN = 8.0
-"""How many times as large as eager's own rounding error an error may be: a backend adds up in another order, and more
-than once."""
+"""An error may be this many times eager's own rounding error: a backend adds in another order, and more than once."""
 
 
 def tolerance_of(program: ExportedProgram, basis: float) -> float:
-    """``basis``, or four units of the coarsest element type that the program computes in; none for integers alone."""
+    """The larger of ``basis`` and four units of the coarsest float type in the program; 0 for integers alone."""
     floats = [d for d in element_types(program) if d.is_floating_point]
     return max([basis, *(4 * torch.finfo(d).eps for d in floats)]) if floats else 0.0
 
 
 def element_types(program: ExportedProgram) -> set[torch.dtype]:
-    """Those of all values of a program."""
+    """The element types of all values of a program."""
     values = pytree.tree_leaves([n.meta.get("val") for n in program.graph.nodes])
     return {v.dtype for v in values if isinstance(v, torch.Tensor)}
 
@@ -52,7 +51,7 @@ def rounding_errors(program: ExportedProgram, inputs: Sequence[Any]) -> list[flo
 
 
 def _run_eager(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
-    """From the initial state: the module of an exported program writes into the program's own buffers."""
+    """Run a copy in eager, since the module of an exported program writes into the program's own buffers."""
     with torch.no_grad():
         return copy.deepcopy(program).module()(*copy.deepcopy(inputs))
 

@@ -57,7 +57,7 @@ class Kind(str, Enum):
 
 FATAL = (Kind.CRASH, Kind.HANG, Kind.ESCAPED)
 UNCOMPILED = (Kind.PARTITIONER, Kind.PREPROCESS, Kind.NO_REASON, *FATAL)
-"""What accepted_compiles is about; the others are of numerics."""
+"""The kinds that accepted_compiles reports; numerics reports the others."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def partitioning_fault(one: LoweringAttempt) -> Fault | None:
 def compare_with_eager(one: LoweringAttempt, backend: ConfiguredBackend) -> tuple[float, Fault | None]:
     """The largest relative error, and what is wrong if it is beyond the tolerance or the runtime fails.
 
-    Outputs of eager that are rounding errors are not compared any closer than they are large.
+    An output of eager's that is a rounding error itself is not held to less than its own size.
     """
     assert one.lowered is not None
     try:
@@ -185,7 +185,7 @@ def _kind(found: Verification, program: ExportedProgram) -> Kind:
 
 
 def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -> Fault:
-    """The fault, as one of layout if the results are right once all inputs of delegates lie in C order."""
+    """The fault; as one of layout if the results are right once all inputs of delegates lie in C order."""
     again = backend.attempt(one.program) if fault.kind is Kind.DIFFERENT else None  # delegates are loaded once
     if again is None or again.lowered is None:
         return fault
@@ -195,7 +195,7 @@ def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -
 
 
 def aliasing_fault(one: LoweringAttempt) -> Fault | None:
-    """Whether the results of one call change with the next, which the caller sees who keeps them."""
+    """The fault if the results of one call change with the next: a caller who keeps them would see that."""
     assert one.lowered is not None
     if written_targets(one.exported):
         return None  # it may return its state itself, which is to change
@@ -252,20 +252,20 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
 
 
 def _declared_difference(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
-    """What the backend declares of the operators that it took, if this is about unusual values."""
+    """What the backend declares of an operator that it took, if the program has special values."""
     known = dict(backend.registry.spec(backend.name).known_differences) if one.program.special else {}
     taken = [operator_name(n) for d in one.lowered.delegates for n in d.nodes] if one.lowered else []
     return next((f"declared: {o} {known[o]}" for o in taken if o in known), None)
 
 
 def is_comparable(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
-    """Whether there is something to run, and results are determined by the inputs, and real."""
+    """Whether there is a runtime, and the inputs determine the results, which are real numbers."""
     random = is_random(one.exported) or any(d.is_complex for d in element_types(one.exported))
     return backend.runtime is not None and not random and (not backend.device or _fits_file(one, backend))
 
 
 def _fits_file(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
-    """Whether a program file can hold what is left to the host, which is no fault of the backend's."""
+    """Whether a program file can hold what is left to the host; if not, that is not the backend's fault."""
     assert one.lowered is not None
     try:
         with quiet(), backend.saved(one.lowered):

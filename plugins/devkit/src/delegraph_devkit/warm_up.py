@@ -13,7 +13,7 @@ RANDOM_PROGRAMS = 10
 
 
 def warm_up() -> None:
-    """Export and lower the common programs, so that forks find them exported, and torch with all that it loads late."""
+    """Export and lower the common programs, so that forks find them exported, and all of torch imported."""
     for program in (*PROGRAMS, *map(random_program, range(RANDOM_PROGRAMS))):
         if program.exported is not None:
             run_on_host(program.exported)

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 Shape = tuple[int, ...]
 RANKS, ELEMENTS = 64, 2**32
-"""The largest rank, and what a value's number of elements stays below."""
+"""The largest rank of a value; its number of elements stays below the other."""
 
 
 def refused(reason: str, **more: Any) -> Unsupported:

@@ -19,7 +19,7 @@ def to_compile_specs(max_value: float | None) -> tuple[CompileSpec, ...]:
 
 
 def from_compile_specs(compile_specs: Sequence[CompileSpec]) -> float | None:
-    """The setting; None if there is none. Raises OptionError: a setting that nobody reads is a mistake nobody sees."""
+    """The setting; None if there is none. Raises OptionError for any other, which nobody would read."""
     for unknown in (spec.key for spec in compile_specs if spec.key != KEY):
         raise OptionError("option-invalid", f"compiler-demo has the compile spec {KEY!r} and no {unknown!r}")
     if len(compile_specs) > 1:

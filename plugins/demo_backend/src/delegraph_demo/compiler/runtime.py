@@ -77,7 +77,7 @@ def _input(position: int, arg: torch.Tensor | int | float | bool, shape: Shape) 
 
 
 def _weight(constant: Constant, named_data: Mapping[str, bytes]) -> torch.Tensor:
-    """A tensor of its own: named data is read-only, and may be shared with others."""
+    """The weight as a tensor of its own: named data is read-only, and other delegates may use it too."""
     data = named_data.get(constant.key)
     if data is None:
         raise damaged(f"there is no named data {constant.key!r}")

@@ -107,7 +107,7 @@ def observed_values(backend: BackendUnderTest) -> Figures:
 
 
 def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]) -> str | None:
-    """What is wrong with a run in which delegates are observed; ``identifiers`` gets those that it tells of."""
+    """What is wrong with a run whose delegates are observed; adds their identifiers to ``identifiers``."""
 
     def call(delegate: Any, inputs: tuple[Any, ...]) -> Any:
         returned = delegate(*inputs)
@@ -130,7 +130,10 @@ def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, identifiers:
 
 
 def _unknown(one: LoweringAttempt, identifiers: list[Any]) -> str | None:
-    """An operator of the backend's own, such as a cast, need not be in the map; but some are."""
+    """What is wrong if the debug handle map has none of the identifiers.
+
+    It need not have all: operators of the backend's own, such as casts, stand for no node.
+    """
     assert one.lowered is not None
     known = {k for d in one.lowered.delegates for k in d.module.meta["debug_handle_map"] or ()}
     if not identifiers or any(i in known for i in identifiers):

@@ -1,4 +1,4 @@
-"""The delegation contract: what a backend may touch, and what becomes of what it tagged."""
+"""The delegation contract: what a backend may change, and that what it tagged is delegated, and nothing else."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def _difference(one: LoweringAttempt) -> str | None:
 
 
 def _stays(node: Node) -> bool:
-    """Whether the host computes it: what is not tagged, and constants that it has a copy of."""
+    """Whether the host computes ``node``: it is not tagged, or is a constant of which the host has a copy."""
     tag = node.meta.get("delegation_tag")
     return not tag or (isinstance(tag, tuple) and tag[0] is None)
 
 
 def _host_change(left: list[Node], there: list[Node]) -> str | None:
-    """What the host computes that it was not left with, or with other arguments.
+    """A call that the host computes although it was not left to it, or with other arguments than it was left with.
 
-    The host may decompose what it was left with; the decomposition's calls have their operator's debug handle.
+    The host may decompose a call that was left to it; the calls that come of it have its debug handle.
     """
     handles, calls = {n.meta["debug_handle"] for n in left}, {_call(n) for n in left}
     same = {(handle, target) for handle, target, _ in calls}
@@ -79,6 +79,6 @@ def _host_change(left: list[Node], there: list[Node]) -> str | None:
 
 
 def _call(node: Node) -> tuple[Any, str, str]:
-    """A call without what names its operands, which are others once their producers are delegated."""
+    """A call without the names of its operands, which change once their producers are delegated."""
     literals = pytree.tree_map(lambda a: "node" if isinstance(a, Node) else repr(a), (node.args, node.kwargs))
     return node.meta["debug_handle"], str(node.target), str(literals)

@@ -54,7 +54,7 @@ def light_declaration(backend: BackendUnderTest) -> Figures:
 
 
 def _warn_of_slow_target(backend: BackendUnderTest) -> None:
-    """The least of three times counts, as above."""
+    """Warn if the fastest of three imports takes longer than ``SLOW_TARGET``."""
     tries = 0
     while tries < 3 and (seconds := backend.run_elsewhere(import_target).result or 0.0) > SLOW_TARGET:
         tries += 1
@@ -113,7 +113,7 @@ def _wrong(option: OptionSpec) -> Iterator[tuple[Any, str]]:
 
 
 def _odd(option: OptionSpec) -> tuple[Any, ...]:
-    """Values that the declaration allows and that can still make no sense."""
+    """Values of the declared type that make no sense for most options."""
     values = {
         str: ("", "no such value", "\0", "é" * 300),
         int: (-1, 0, 2**70),
@@ -176,6 +176,6 @@ def options_run(backend: BackendUnderTest) -> Figures:
 
 
 def _others(option: OptionSpec, backend: BackendUnderTest) -> list[Any]:
-    """Values that the declaration names, without the one that all other checks use."""
+    """The values that the declaration lists, without the one with which all other checks run."""
     values = (True, False) if option.type is bool else option.choices
     return [v for v in values if v != backend.options.get(option.name, option.default)]

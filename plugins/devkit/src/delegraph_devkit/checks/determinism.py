@@ -1,4 +1,4 @@
-"""Checks that need a process of their own: equal bytes in any of them, and nothing left behind in one."""
+"""Checks that need processes of their own: each makes the same bytes, and nothing is left behind in one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ..warm_up import run_on_host
 _APART = 24
 """Bytes between two places at which blobs differ."""
 _MARKS = 3
-"""How often what is held has to grow to be a leak."""
+"""Between how many points in time a count has to grow, each time, to be a leak."""
 Made = tuple[bytes, dict[str, bytes], str, str]
 """Blob, named data, compile specs and debug handle map of a delegate."""
 
@@ -70,7 +70,7 @@ def _built(backend: BackendUnderTest, hash_seed: int) -> tuple[dict[str, list[Ma
 def build_twice(
     backend: ConfiguredBackend, skipped: set[str], report: Report
 ) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
-    """Run in another process: the samples' delegates, of two lowerings each."""
+    """Run in another process: lower each sample twice, and return the delegates of both lowerings."""
 
     def build() -> dict[str, list[Made]]:
         delegates = {}
@@ -113,7 +113,7 @@ def _where(a: Any, b: Any) -> str:
 
 
 def _places(a: bytes, b: bytes) -> list[int]:
-    """Where they begin to differ, and where they do again: the first place may be a checksum of the rest."""
+    """The first byte that differs, and the next one far from it: the first may be in a checksum of the rest."""
     differing = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [min(len(a), len(b))]
     later = [k for k in differing if k >= differing[0] + _APART]
     return [differing[0], *later[:1]]
@@ -140,7 +140,7 @@ def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
 
 
 def find_traces(backend: ConfiguredBackend, skipped: set[str], report: Report) -> tuple[list[str], int, str]:
-    """Run in another process: what differs afterwards, how many programs were lowered, and what was printed where."""
+    """Run in another process: what is different afterwards, how many programs were lowered, what was printed where."""
     programs = [p for p in backend.programs if p.name not in skipped and p.exported is not None]
     for program in programs:
         if program.name == "example" and program.exported is not None:
@@ -167,9 +167,9 @@ def find_traces(backend: ConfiguredBackend, skipped: set[str], report: Report) -
 
 
 def _lowered_once(program: Program, registry: Registry, name: str, backend: ConfiguredBackend) -> list[tuple[str, Any]]:
-    """Lower and run; weak references to the partitions that the backend was given.
+    """Lower and run as a user does; returns weak references to the partitions that the backend was given.
 
-    As a user does, with nothing around it that restores what the backend changes.
+    Nothing here restores what the backend changes.
     """
     assert program.exported is not None
     exported, inputs = program.exported
@@ -197,7 +197,7 @@ class Printed(io.StringIO):
 
 
 def _held() -> dict[str, int]:
-    """How much there is of what ends only if somebody ends it."""
+    """How many threads and open files there are, which stay until somebody ends them."""
     held = {"threads": threading.active_count()}
     with suppress(OSError):  # Linux has the folder
         held["open files"] = len(os.listdir("/proc/self/fd"))
@@ -205,7 +205,7 @@ def _held() -> dict[str, int]:
 
 
 def _growing(held: list[dict[str, int]]) -> list[str]:
-    """What grew with every few programs until the last; what a backend makes once, such as a pool, does not."""
+    """What was still growing with the last programs. What a backend makes once, such as a pool, does not."""
     marks = [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)] if held else []
     rising = [w for w in (marks[0] if marks else ()) if all(a[w] < b[w] for a, b in pairwise(marks))]
     return [f"{marks[-1][w] - marks[0][w]} more {w} than after the first program" for w in rising]
@@ -221,7 +221,7 @@ def _still_there(registry: Registry, name: str) -> list[str]:
 
 
 def _settings() -> dict[str, Any]:
-    """Everything of the process that a backend might change and has no business to."""
+    """The settings of the process that a backend could change and must not."""
     return {
         "backends in the default registry": frozenset(b.full_name for b in delegraph.backends()),
         "operators of torch": frozenset(torch._C._dispatch_get_all_op_names()),

@@ -56,7 +56,7 @@ def empty_programs(backend: BackendUnderTest) -> Figures:
 
 
 def try_empty(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """As it is."""
+    """The outcome of the program as it is; none if it cannot be lowered for any backend."""
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
         return []
@@ -67,7 +67,7 @@ EMPTY = Series(f"{__name__}:EMPTY", lambda backend: iter(NOTHING), try_empty)
 
 
 def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
-    """Those that the partitioner gives a partition."""
+    """The compile specs that the partitioner gives a partition of the samples."""
     results = (one.partitioned for one in backend.samples)
     return next((s.compile_specs for r in results if r is not None for s in r.partition_tags.values()), ())
 
@@ -103,7 +103,7 @@ def control_flow(backend: BackendUnderTest) -> Figures:
 
 
 def try_control_flow(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """As it is, and with inputs of the other sign; if that fails, the same operators without control flow."""
+    """The outcome with the inputs, and with their signs changed; of the same operators alone if those fail too."""
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
         return []
@@ -130,7 +130,7 @@ def dynamic_shapes(backend: BackendUnderTest) -> Figures:
 
 
 def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """With its first dimensions dynamic."""
+    """The outcome of the program with its first dimensions dynamic."""
     sizes = _varying_sizes(program)
     one = backend.attempt(program, dynamic=True) if sizes else None
     if one is None or one.phase is Phase.ENGINE:
@@ -141,7 +141,7 @@ def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
 
 
 def export_dynamic() -> None:
-    """Export the programs that every backend is tried on."""
+    """Export the programs that every backend is tried on, with dynamic sizes."""
     for program in PROGRAMS:
         program.batched and program.exported_dynamic  # noqa: B018 - kept by the program
 
@@ -155,7 +155,7 @@ DYNAMIC = Series(
 
 
 def _varying_sizes(program: Program) -> list[Any]:
-    """The symbolic sizes of the inputs that torch.export itself did not find to be one number."""
+    """The symbolic sizes of the inputs, without those that torch.export itself found to be one number."""
     values = [n.meta.get("val") for n in user_inputs(program.exported_dynamic[0])] if program.exported_dynamic else []
     sizes: list[Any] = [d for v in values if isinstance(v, torch.Tensor) for d in v.shape]
     sizes = [d for d in sizes if isinstance(d, torch.SymInt)]
@@ -163,7 +163,7 @@ def _varying_sizes(program: Program) -> list[Any]:
 
 
 def _fixed(sizes: list[Any]) -> str | None:
-    """Reading a symbolic size as a number makes it that number, in the caller's program too."""
+    """What is wrong if a size became a number: whoever reads a symbolic size as one fixes it for the caller too."""
     fixed = [d for d in sizes if d.node.maybe_as_int() is not None]
     return f"lowering fixed a dynamic size of the caller's program to {fixed[0]}" if fixed else None
 

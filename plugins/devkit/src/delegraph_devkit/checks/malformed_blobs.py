@@ -154,7 +154,7 @@ def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[tuple[str,
 
 
 def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
-    """The shortest first, then in an order that spreads over the blob."""
+    """The blob cut at many places: the shortest pieces first, then others in random order."""
     places = list(range(len(blob)) if len(blob) <= _LARGEST else range(0, len(blob), len(blob) // _LARGEST + 1))
     rest = places[_SHORTEST:]
     random.Random(0).shuffle(rest)

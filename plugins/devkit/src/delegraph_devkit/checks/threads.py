@@ -19,7 +19,7 @@ _THREADS, _ROUNDS = 4, 3
 
 @check
 def thread_safety(backend: BackendUnderTest) -> Figures:
-    """What a backend that declares ``thread_safe`` makes of many partitions at once is what it makes of each alone."""
+    """A backend that declares ``thread_safe`` makes the same of many partitions at once as of each alone."""
     if not backend.registry.get_backend(backend.name).thread_safe:
         raise CheckSkipped("the backend does not declare thread_safe")
     answer = backend.run_apart(compile_at_once, [one.program.name for one in backend.lowered])
@@ -37,7 +37,7 @@ def compile_at_once(backend: ConfiguredBackend, names: list[str], report: Report
     programs = {p.name: p.exported[0] for p in backend.programs if p.name in names and p.exported is not None}
 
     def compile_all(executor: ThreadPoolExecutor | None) -> list[HandedOver]:
-        """All programs as methods of one lowering."""
+        """Lower all programs as methods of one lowering."""
         report("all samples in one lowering" if executor is None else f"all samples by {_THREADS} threads")
         with quiet():
             partitioner = backend.partitioner()

@@ -1,4 +1,4 @@
-"""``delegraph check``: the conformance kit on the command line. What can be wrong with it is found before torch."""
+"""``delegraph check``: the conformance kit on the command line. Wrong names and options are found first."""
 
 from __future__ import annotations
 

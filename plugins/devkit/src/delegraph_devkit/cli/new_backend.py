@@ -59,7 +59,7 @@ def _names(text: str, backend: str | None) -> scaffold.Names:
 
 
 def _commands(backend: str, folder: Path, device: bool) -> list[str]:
-    """What installs, lowers, checks and, with a device half, runs the example there, from where the user is."""
+    """The commands that come next, from the folder of the user: install, lower, check, and run on the device."""
     place, example = os.fspath(folder), shlex.quote(os.fspath(folder / "example.py"))
     editable = place if os.sep in place else f"./{place}"  # without a slash, pip looks in its index
     commands = [
