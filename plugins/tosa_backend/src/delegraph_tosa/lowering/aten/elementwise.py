@@ -192,15 +192,10 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
     if number == 0:
         return math.copysign(math.inf, number)
     result = 1 / number
-    smallest, largest = _normal(dtype)
-    exact = math.isinf(number) or math.isnan(number) or smallest <= math.fabs(result) <= largest
+    limits = finfo(dtype)
+    exact = math.isinf(number) or math.isnan(number) or limits.tiny <= math.fabs(result) <= limits.max
     t.require(exact, f"1 / {number}, by which a division multiplies, is no normal number of {dtype}")
     return result
-
-
-def _normal(dtype: DType) -> tuple[float, float]:
-    limits = finfo(dtype)
-    return limits.tiny, limits.max
 
 
 @lowers(aten.maximum.default, aten.max.other)

@@ -82,12 +82,8 @@ def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
         for a in range(axis if batched else 0, x.rank):
             if a != axis and index.shape[a] > 1:
                 place = t.add(place, t.mul(counted(t, index.shape[a], along(x.rank, a, index.shape[a])), strides[a]))
-    return _columns(t, x, batch), t.reshape(place, (batch, math.prod(index.shape) // batch))
-
-
-def _columns(t: Tosa, x: Value, batch: int) -> Value:
-    """x as [batch,K,1]"""
-    return t.reshape(x, (batch, math.prod(x.shape) // batch, 1))
+    columns = t.reshape(x, (batch, math.prod(x.shape) // batch, 1))
+    return columns, t.reshape(place, (batch, math.prod(index.shape) // batch))
 
 
 def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:

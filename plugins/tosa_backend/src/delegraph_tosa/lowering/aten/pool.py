@@ -210,18 +210,13 @@ def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
         return avg_pooled(t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None)
     first = x.rank - len(output_size)
     for axis, out in enumerate(output_size, start=first):
-        x = x if x.shape[axis] == out else _uneven(t, x, axis, out)
+        x = x if x.shape[axis] == out else by_parts(t, x, axis, out, _mean)
     return x
 
 
 def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
     """Start and end of the ``count`` windows of ``size`` elements, which differ in size and may overlap."""
     return [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
-
-
-def _uneven(t: Tosa, x: Value, axis: int, count: int) -> Value:
-    """x [*A,L,*B] -> [*A,count,*B], averaged along ``axis``"""
-    return by_parts(t, x, axis, count, _mean)
 
 
 def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]) -> Value:

@@ -52,12 +52,8 @@ def copysign(t: Tosa, self: Value, other: Operand) -> Value:
     else:
         left, _ = promoted(t, self, 1.0)
         negative = t.constant(math.copysign(1, other) < 0, DType.BOOL, (1,) * self.rank)
-    x = _floating(t, left)  # type: ignore[arg-type]
+    x: Value = promoted(t, left, 1.0)[0]  # type: ignore[assignment]
     return t.select(negative, t.negate(t.abs(x)), t.abs(x))
-
-
-def _floating(t: Tosa, x: Value) -> Value:
-    return promoted(t, x, 1.0)[0]  # type: ignore[return-value]
 
 
 @lowers(aten.heaviside.default)

@@ -32,13 +32,9 @@ def _is_table(*operands: Any) -> bool:
     """Whether a call is a function of each element of one quantized value."""
     points = [v.pointwise() for v in operands if isinstance(v, Lazy)]
     others = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
-    if points[0] is None or not all(_is_number(v) for v in others):
+    if points[0] is None or not all(v.constant is not None and set(v.shape) <= {1} for v in others):
         return False
     return all(p is not None and p.source.is_like(points[0].source) for p in points)
-
-
-def _is_number(value: Value) -> bool:
-    return value.constant is not None and set(value.shape) <= {1}
 
 
 def _is_constant(value: Any) -> bool:

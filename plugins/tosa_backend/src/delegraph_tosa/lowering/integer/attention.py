@@ -78,15 +78,14 @@ def scaled_dot_product_attention(
     scores = Scaled(products, q.scale.times(k.scale).times(inside.unit).over(1 / factor))
     widths, count = WIDTHS[q.q.dtype], greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
-    weights = _weights(t, *_masked(t, scores, _causal(*scores.shape[-2:]) if is_causal else attn_mask), bits)
+    mask = attn_mask
+    if is_causal:  # each position sees itself and what comes before it
+        rows, columns = scores.shape[-2:]
+        mask = literal(np.tri(rows, columns, dtype=np.bool_), DType.BOOL, np.bool_)
+    weights = _weights(t, *_masked(t, scores, mask), bits)
     y = _weighted(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
     return _divided(t, y, total, v.scale, widths.value, widths.lost(bits, count))
-
-
-def _causal(rows: int, columns: int) -> Value:
-    """The constant [L,S]: each position sees itself and what comes before it."""
-    return literal(np.tri(rows, columns, dtype=np.bool_), DType.BOOL, np.bool_)
 
 
 def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:
@@ -140,7 +139,7 @@ class Weighing(Accumulating):
 
 
 def _divided(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
-    """(y << lost) / total, which is below 2**bits: the shift that ``reciprocal`` wants would be as much too far."""
+    """(y << lost) / total, below 2**bits, by one shift: ``reciprocal``'s plus ``lost``, less the bits of the result."""
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))
     return Scaled(t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits)))

@@ -128,13 +128,10 @@ class Summing(Accumulating):
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
         self.count = math.prod(kernel)
-        ones = self.once(("ones", kernel, x.shape[3]), lambda: _ones((*kernel, x.shape[3], 1)))
+        shape = (*kernel, x.shape[3], 1)
+        ones = self.once(("ones", kernel, x.shape[3]), lambda: literal(np.ones(shape), DType.INT8, np.int8))
         operands = (x, ones, self.no_bias(x), pad, stride, (1, 1))
         return self.depthwise_conv2d(*operands)
-
-
-def _ones(shape: Shape) -> Value:
-    return literal(np.ones(shape), DType.INT8, np.int8)
 
 
 def _averages(*overloads: Any) -> None:
