@@ -14,6 +14,7 @@ from delegraph import errors
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.formats import DelegateFormat, ProgramFormat
+from delegraph.host.files import FileFormat
 from delegraph.lowering import to_edge, to_edge_transform_and_lower
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import FormatSpec, hookimpl
@@ -272,8 +273,31 @@ def test_the_longest_suffix_counts():
     assert (registry.get_format("a.npu.json"), registry.get_format("a.json")) == (Inner, Outer)
 
 
+def test_the_formats_own_suffix_is_what_counts_and_what_errors_say(tmp_path):
+    """Not what follows the last dot of a name, as it happens to be written."""
+    registry = Registry(discover=False)
+    specs = [FormatSpec(".json", f"{__name__}:Outer"), FormatSpec(".Sum.json", f"{__name__}:Ran", runtimes=("sim",))]
+    registry.register(offering(*specs))
+    for name in ("a.Sum.json", "B.SUM.JSON", "c.d.sum.json"):
+        (tmp_path / name).touch()
+        file = FileFormat(tmp_path / name, registry)
+        assert file.suffix == registry.suffix_for("sim") == ".Sum.json"
+        assert file.load("sim").method("forward")() == 1
+        with pytest.raises(errors.OptionError, match=r"the format of \.Sum\.json files has no summarize"):
+            file.summarize(tmp_path / name)
+    (tmp_path / "A.JSON").touch()
+    with pytest.raises(errors.NoRuntime, match=r"'sim' does not execute \.json files"):
+        FileFormat(tmp_path / "A.JSON", registry).load("sim")
+
+
 class Outer(ProgramFormat):
     pass
+
+
+class Ran(ProgramFormat):
+    @staticmethod
+    def load_in(runtime, path):
+        return {"forward": lambda: 1}
 
 
 class Inner(ProgramFormat):
@@ -451,6 +475,7 @@ def test_to_executorch_writes_what_the_plugin_makes_of_it(registry, monkeypatch,
     file = io.BytesIO()
     made.write_to_file(file)
     made.save(tmp_path / "net.pte")
+    assert made.buffer is made.buffer  # runtimes read it in place for as long as they live
     assert made.buffer == file.getvalue() == (tmp_path / "net.pte").read_bytes() == b"program"
     methods, constants, delegates, host, options = KeepingFormat.seen
     assert (methods, constants, host, options) == (["forward"], {"size": 3}, 0, {"alignment": 16})

@@ -55,6 +55,7 @@ __all__ = [
     "placeholder_of",
     "placeholders",
     "root_call",
+    "trained_targets",
     "user_inputs",
     "why_not_valid",
     "written_targets",
@@ -79,6 +80,12 @@ def written_targets(program: ExportedProgram) -> set[str]:
     return {s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES and s.target}
 
 
+def trained_targets(program: ExportedProgram) -> list[str]:
+    """Names of the parameters whose gradients a joint program returns: the caller updates them between calls."""
+    specs = program.graph_signature.output_specs
+    return [s.target for s in specs if s.kind is OutputKind.GRADIENT_TO_PARAMETER and s.target]
+
+
 def written_values(program: ExportedProgram) -> dict[Node, Node]:
     """Placeholder of each parameter and buffer that the program writes -> its last value."""
     specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
@@ -89,8 +96,8 @@ def written_values(program: ExportedProgram) -> dict[Node, Node]:
 
 
 def constant_placeholders(program: ExportedProgram) -> set[Node]:
-    """Placeholders of parameters, buffers and constants that the program never writes."""
-    written = written_targets(program)
+    """Placeholders of parameters, buffers and constants that neither the program writes nor its caller trains."""
+    written = written_targets(program).union(trained_targets(program))
     return {n for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target not in written}
 
 

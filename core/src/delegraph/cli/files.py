@@ -108,12 +108,12 @@ class Run:
         runs_itself = args.runtime is None and file_format.defines("run")
         bounds = _bounds(file_format, args, runs_itself)
         if runs_itself and args.method is not None:
-            raise UsageError("usage-invalid", f"the format of {args.file.suffix} files has no methods to choose from")
+            raise UsageError("usage-invalid", f"the format of {file_format.suffix} files has no methods to choose from")
         named = {"method": args.method} if "method" in inspect.signature(file_format.kind.sample).parameters else {}
         for path in args.input:
             expect_file(path)
         if not args.input and not file_format.defines("sample"):
-            text = f"the format of {args.file.suffix} files has no sample inputs"
+            text = f"the format of {file_format.suffix} files has no sample inputs"
             raise UsageError("usage-invalid", text, hint="give an .npy file for each input: --input FILE.npy")
         inputs = [read_array(p) for p in args.input] or file_format.sample(args.file, args.seed, **named)
         with progress(f"running {args.file}"):
@@ -139,7 +139,7 @@ def _bounds(file_format: FileFormat, args: argparse.Namespace, runs_itself: bool
     known = {} if args.runtime else inspect.signature(executes).parameters
     for name in bounds:
         if name not in known:
-            who = f"the runtime {args.runtime}" if args.runtime else f"the format of {args.file.suffix} files"
+            who = f"the runtime {args.runtime}" if args.runtime else f"the format of {file_format.suffix} files"
             what = "count iterations" if name == "max_iterations" else "bound memory"
             raise UsageError("usage-invalid", f"{who} does not {what}")
     return bounds

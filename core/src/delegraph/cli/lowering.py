@@ -263,7 +263,7 @@ def _check_output(registry: Registry, backends: Sequence[str], output: Path | No
         return
     file_format = FileFormat(output, registry)
     if not file_format.defines("serialize") and not file_format.defines("write"):
-        raise UsageError("usage-invalid", f"the format of {output.suffix} files cannot be written")
+        raise UsageError("usage-invalid", f"the format of {file_format.suffix} files cannot be written")
     reason = file_format.why_not([registry.spec(name).backend_id for name in backends])
     if reason is not None:
         what = ", ".join(backends) or "what stays on the host"

@@ -16,6 +16,7 @@ from ..io.atomic_write import write_whole
 from ..io.blob import is_blob
 from ..io.escape import printable
 from ..io.paths import as_path
+from ..plugin import FormatSpec
 
 if TYPE_CHECKING:
     from ..program.bucket_choice import BucketChoice
@@ -70,11 +71,12 @@ class LoadedProgram:
 
 
 class FileFormat:
-    """The format that the suffix of ``path`` chooses, at work on that file."""
+    """The format that the name of ``path`` chooses, at work on that file; ``suffix`` is that of the format."""
 
     def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
         self.path, self.registry = as_path(path), registry
         self.kind: type[ProgramFormat] = registry.get_format(self.path)
+        self.suffix = registry.find(FormatSpec, os.fspath(self.path)).suffix
 
     def defines(self, ability: str) -> bool:
         """Whether the format defines a method of ``ProgramFormat``."""
@@ -83,7 +85,7 @@ class FileFormat:
     def __getattr__(self, ability: str) -> Callable[..., Any]:
         """A method of the format, whose errors name its plugin. Raises OptionError if the format leaves it out."""
         if not self.defines(ability):
-            raise OptionError("option-invalid", f"the format of {self.path.suffix} files has no {ability}")
+            raise OptionError("option-invalid", f"the format of {self.suffix} files has no {ability}")
         return self._work(ability).around(getattr(self.kind, ability))
 
     def why_not(self, backend_ids: Collection[str]) -> str | None:
@@ -124,8 +126,8 @@ class FileFormat:
             self.path.open("rb").close()
         except OSError as e:
             raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
-        if runtime is not None and self.path.suffix != self.registry.suffix_for(runtime):
-            raise NoRuntime("no-runtime", f"the runtime {runtime!r} does not execute {self.path.suffix} files")
+        if runtime is not None and self.suffix != self.registry.suffix_for(runtime):
+            raise NoRuntime("no-runtime", f"the runtime {runtime!r} does not execute {self.suffix} files")
         methods = self.load_in(runtime, self.path) if runtime else self.read(self.path, self._load_delegate, **bounds)
         if not isinstance(methods, Mapping) or not methods or not all(map(callable, methods.values())):
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
@@ -139,7 +141,7 @@ class FileFormat:
         given = {name: value for name, value in limits.items() if value is not None}
         for name, value in given.items():
             if runtime is not None or name not in inspect.signature(self.kind.read).parameters:
-                where = f"the runtime {runtime!r} has" if runtime else f"the format of {self.path.suffix} files has"
+                where = f"the runtime {runtime!r} has" if runtime else f"the format of {self.suffix} files has"
                 raise OptionError("option-invalid", f"{where} no limit {name!r}")
             if type(value) is not int or value < 0:
                 raise OptionError("option-invalid", f"{name} is a natural number, not {value!r}")

@@ -6,6 +6,7 @@ Every step makes a new manager, leaves the old one as it was, keeps the configur
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -30,6 +31,7 @@ from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
 """One pass, several, or either by method."""
+_JOINING = threading.RLock()  # reentrant: a blob may hold another program's file
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
 
 
@@ -124,7 +126,10 @@ class EdgeProgramManager(MethodPrograms):
 
 
 class ExecutorchProgramManager:
-    """What ``to_executorch`` returns: the content of a ``.pte`` file, whose weights are read when it is written."""
+    """What ``to_executorch`` returns: the content of a ``.pte`` file, whose weights are read when it is written.
+
+    ``buffer`` reads them once: from then on the file is what it was.
+    """
 
     def __init__(self, edge: EdgeProgramManager, file_format: FileFormat, options: Mapping[str, Any]) -> None:
         with TRACING:
@@ -141,8 +146,13 @@ class ExecutorchProgramManager:
 
     @property
     def buffer(self) -> bytes:
-        """The whole file. A large one is better written with ``write_to_file`` or ``save``."""
-        return join(self._content)
+        """The whole file, the same object at each access: runtimes read it in place, and this keeps it for them.
+
+        It is a copy of all weights. A large program is better written with ``write_to_file`` or ``save``.
+        """
+        with _JOINING:  # of two threads, neither may get bytes that nobody keeps
+            self._content = content = join(self._content)
+        return content
 
     def write_to_file(self, file: BinaryIO) -> None:
         """Append the content to an open binary file."""

@@ -1,7 +1,14 @@
-"""Program files that ExecuTorch wrote: read, shown, proven and run."""
+"""Program files that ExecuTorch wrote, before or now: read, shown, proven and run."""
 
 from __future__ import annotations
 
+import copy
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import delegraph
 import pytest
 import torch
 from delegraph_executorch.format import PteFormat
@@ -9,8 +16,10 @@ from delegraph_executorch.serialize.check import check_program
 from delegraph_executorch.serialize.reader import open_bytes, read_program
 from torch.utils import _pytree as pytree
 
+from ..support.cases import STATIC
 from ..support.fixtures import FIXTURES, FOLDER
-from ..support.judge import expect_equal, host_program
+from ..support.judge import expect_equal, host_program, stock_runtime
+from ..support.models import MODELS, Model
 
 
 @pytest.mark.parametrize("name", FIXTURES)
@@ -33,3 +42,55 @@ def test_run(name: str) -> None:
         with torch.no_grad():
             wanted = pytree.tree_leaves(module(*call))
         expect_equal(pytree.tree_leaves(program(*call)), wanted)
+
+
+REFUSED = {"shifted", "maxima and places", "several", "formulas", "loop", "exchanging loop", "branch in loop"}
+"""What ExecuTorch does not compile."""
+FEW = {"indexed", "exchange", "tree", "types", "item", "rows"}
+
+
+def _models() -> Iterator[Any]:
+    for name, (module, calls) in ((n, m) for n, m in STATIC.items() if n not in REFUSED):
+        make = lambda module=module, calls=calls: Model(module, calls)  # noqa: E731
+        yield pytest.param(make, id=name, marks=[] if name in FEW else pytest.mark.slow)
+    for name, make in MODELS.items():
+        yield pytest.param(make, id=f"model {name}", marks=pytest.mark.slow)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("partitioner", ["portable", "xnnpack"])
+@pytest.mark.parametrize("make", list(_models()))
+def test_what_executorch_writes_now(make: Any, partitioner: str, tmp_path: Path) -> None:
+    """Our test models, lowered by ExecuTorch: each file is shown, proven, and computes what the stock runtime does."""
+    runtime = stock_runtime()
+    torch.manual_seed(0)
+    module, calls, shapes = make()
+    (path := tmp_path / "net.pte").write_bytes(
+        written_by_executorch(module, calls[0], shapes, partitioner == "xnnpack")
+    )
+    facts = PteFormat.inspect(path)
+    assert facts.methods[0].text in str(facts) and "<svg" in PteFormat.page(path)
+    assert str(PteFormat.summarize(path))
+    assert [v for v in PteFormat.verify(path) if not v.accepted] == []
+    loaded, program = delegraph.load(path), runtime.load_program(path.read_bytes())
+    method = program.load_method("forward")
+    for call in calls:
+        flat = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in pytree.tree_leaves(call)]
+        wanted = method.execute(flat)
+        for ours, theirs in zip(loaded(*flat), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def written_by_executorch(module: torch.nn.Module, call: tuple[Any, ...], shapes: Any, xnnpack: bool) -> bytes:
+    """The file, with the initial state of all buffers, which ExecuTorch writes where it is asked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+        from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
+        exported = torch.export.export(copy.deepcopy(module).eval(), call, dynamic_shapes=shapes)
+        edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()] if xnnpack else [])
+        config = ExecutorchBackendConfig(passes=[InitializedMutableBufferPass([""])])
+        content: bytes = edge.to_executorch(config).buffer
+        return content

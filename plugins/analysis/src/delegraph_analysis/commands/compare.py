@@ -41,7 +41,7 @@ class Compare:
             found = compare(**read_model(args.model).arguments(), backends=backends, options=options)
         outcome = Outcome("delegraph.compare/1", found.to_json(), str(found))
         if args.report:
-            suffix = args.report.suffix
+            suffix = args.report.suffix.lower()
             html = suffix in (".html", ".htm")
             text = found.to_html() if html else as_json(outcome) if suffix == ".json" else outcome.text
             write_whole(args.report, f"{text}\n".encode())

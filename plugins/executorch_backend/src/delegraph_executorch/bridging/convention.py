@@ -20,6 +20,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..emit.sizes import upper_bounds
+from ..program.scalar_types import TORCH_NAMES, ScalarType
+from ..program.tables import Dynamism, Tensor
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,24 @@ def add_convention(store: NamedDataStore, backend_id: str, blob: bytes, program:
     except Unsupported:
         return
     store.add_named_data(_key(backend_id, blob), json.dumps(asdict(convention), separators=(",", ":")).encode())
+
+
+def convention_in_file(backend_id: str, blob: bytes, values: Sequence[Any], outputs: int) -> dict[str, bytes]:
+    """What a file says of how ``blob`` is called, by the values of a call, whose last ``outputs`` are results.
+
+    As named data; none where a tensor is not in C order, as the program that is made for a blob has them.
+    """
+    if any(isinstance(v, Tensor) and v.dim_order != tuple(range(len(v.sizes))) for v in values):
+        return {}
+    stated = [_value_in_file(v) for v in values]
+    convention = Convention(tuple(stated[: len(stated) - outputs]), tuple(stated[len(stated) - outputs :]))
+    return {_key(backend_id, blob): json.dumps(asdict(convention)).encode()}
+
+
+def _value_in_file(value: Any) -> Value:
+    if not isinstance(value, Tensor):
+        return Value(None)
+    return Value(TORCH_NAMES[ScalarType(value.scalar_type)], value.sizes, value.dynamism != Dynamism.STATIC)
 
 
 def convention_of(backend_id: str, blob: bytes, named_data: Mapping[str, bytes]) -> Convention:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from delegraph.errors import Unsupported
 from delegraph.exported_program import constant_tensor as tensor_of
-from delegraph.exported_program import output_values, placeholders, user_inputs, written_targets
+from delegraph.exported_program import output_values, placeholders, trained_targets, user_inputs, written_targets
 from delegraph.formats import DelegateContents
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
@@ -28,6 +29,7 @@ from .sources import stack_traces
 from .values import TensorValue, ValueTable, constant_tensor, planned_tensor
 
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+_RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT, OutputKind.GRADIENT_TO_PARAMETER)
 _VARYING = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -65,6 +67,22 @@ def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPl
     )
 
 
+def training_methods(name: str, program: ExportedProgram) -> dict[str, Any]:
+    """What a trainer asks of a joint method, by the names of constant methods: ExecuTorch's reads these.
+
+    Where gradients and parameters start among the outputs, and what the parameters are called; {} for other methods.
+    """
+    kinds = [s.kind for s in program.graph_signature.output_specs if s.kind in _RETURNED]
+    trained = trained_targets(program)
+    if not trained:
+        return {}
+    return {
+        f"__et_training_gradients_index_{name}": kinds.index(OutputKind.GRADIENT_TO_PARAMETER),
+        f"__et_training_fqn_{name}": trained,
+        f"__et_training_parameters_index_{name}": len(kinds),
+    }
+
+
 class _Method:
     def __init__(self, name: str, program: ExportedProgram, delegates: Delegates, context: Context) -> None:
         self.name, self.program, self.context = name, program, context
@@ -88,7 +106,7 @@ class _Method:
         return plan, handles
 
     def _bind_placeholders(self) -> None:
-        written = written_targets(self.program)
+        written = written_targets(self.program).union(trained_targets(self.program))
         given = {s.target for s in self.program.graph_signature.output_specs if s.kind in _WRITES}
         for node, spec in placeholders(self.program):
             if spec.kind is InputKind.USER_INPUT:
@@ -122,14 +140,23 @@ class _Method:
         return zip(self.program.graph_signature.output_specs, output_values(self.program), strict=True)
 
     def _outputs(self) -> list[Item]:
-        """What the caller gets. It is copied where it is memory that is not the method's to give away."""
+        """What the caller gets. It is copied where it is memory that is not the method's to give away.
+
+        The parameters of a joint program come last, and are not copied: a trainer updates them where they are.
+        """
         outputs: list[Item] = []
         for spec, value in self._specs():
-            if spec.kind is OutputKind.USER_OUTPUT:
+            if spec.kind in _RETURNED:
                 item = self.body.item(value)
                 taken = isinstance(item, TensorValue) and self._is_taken(item, outputs)
                 outputs.append(self._copied(item) if taken else item)
-        return outputs
+        return [*outputs, *(self._trained(target) for target in trained_targets(self.program))]
+
+    def _trained(self, target: str) -> TensorValue:
+        if target not in self.state:
+            text = f"the program returns a gradient for {target}, which is no parameter that it reads"
+            raise Unsupported("unsupported", text, hint="train it, or leave its gradient out")
+        return self.state[target]
 
     def _is_taken(self, item: TensorValue, outputs: Sequence[Item]) -> bool:
         if item.storage.home is not Home.PLANNED:
@@ -200,11 +227,11 @@ class _Method:
         return [e.storage for e in entries if isinstance(e, TensorValue)]
 
     def _release_outputs(self, outputs: Sequence[int]) -> None:
-        """Outputs that the caller brings memory for have none in the plan."""
+        """Outputs that the caller brings memory for have none in the plan; parameters that it trains keep theirs."""
         if not self.context.plan_outputs:
             for position in outputs:
                 entry = self.assembler.values.entries[position]
-                if isinstance(entry, TensorValue):
+                if isinstance(entry, TensorValue) and entry.storage.home is not Home.STATE:
                     entry.storage.home = Home.GIVEN
 
     def _container(self) -> ContainerMetadata:

@@ -20,7 +20,7 @@ from ..serialize.file import Segment, SegmentedFile, data_file, program_file
 from .context import Context
 from .dispatch import emitter_of
 from .kernel_calls import CODES
-from .method import DebugHandles, emit_constant_method, emit_method
+from .method import DebugHandles, emit_constant_method, emit_method, training_methods
 from .pool import Concatenation, Pool
 
 TENSOR_ALIGNMENT = 16
@@ -82,7 +82,9 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
         stack_traces=options.stack_traces,
     )
     emitted = {name: _emit(program, name, context) for name in program.methods}
-    constant = [emit_constant_method(name, value, context) for name, value in program.constant_methods.items()]
+    training = {k: v for m in program.methods for k, v in training_methods(m, program.exported_program(m)).items()}
+    values = {**program.constant_methods, **training}
+    constant = [emit_constant_method(name, value, context) for name, value in values.items()]
     segments = _Segments()
     constants, states = segments.add_tensors(context.constants), segments.add_tensors(context.states)
     blobs = [segments.add(content) for content in context.blobs.contents]

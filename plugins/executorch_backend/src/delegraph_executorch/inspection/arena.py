@@ -72,7 +72,7 @@ def _uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
             found[position] = first, place
     for position, (first, last) in list(found.items()):  # once: a long list may be an argument of every instruction
         value = plan.values[position].value
-        for below in value.items if isinstance(value, (TensorList, OptionalTensorList)) else ():
+        for below in value.positions if isinstance(value, (TensorList, OptionalTensorList)) else ():
             earliest, latest = found.get(below, (first, last))
             found[below] = min(first, earliest), max(last, latest)
     for position in plan.outputs:

@@ -8,6 +8,7 @@ from delegraph.io.escape import printable
 
 from ..program.scalar_types import ScalarType
 from ..program.tables import (
+    NOTHING,
     Bool,
     BoolList,
     Call,
@@ -142,6 +143,8 @@ class _Names:
 
     def short(self, position: int) -> str:
         """``%k`` for what the program may change, the value itself for what it cannot."""
+        if position == NOTHING:
+            return "none"
         value = self.plan.values[position].value
         if isinstance(value, (IntList, TensorList, OptionalTensorList)):
             rest = f", ... {len(value.items)} in all" if len(value.items) > _ELEMENTS else ""

@@ -208,7 +208,7 @@ class _Proof:
         for position in positions:
             value = self.plan.values[position].value
             if isinstance(value, (TensorList, OptionalTensorList)):
-                found += self._tensors(value.items)
+                found += self._tensors(value.positions)
             elif isinstance(value, Tensor):
                 found.append(position)
         return found

@@ -147,12 +147,25 @@ class TensorList:
 
     items: tuple[int, ...] = numbers(0, "i")
 
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return self.items
+
+
+NOTHING = -1
+"""Stands for null in an ``OptionalTensorList``, without a value: ExecuTorch writes it so."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptionalTensorList:
-    """Positions of values that are tensors or null."""
+    """Positions of values that are tensors or null, or ``NOTHING``."""
 
     items: tuple[int, ...] = numbers(0, "i")
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Those of ``items`` that name a value."""
+        return tuple(i for i in self.items if i != NOTHING)
 
 
 Value = Null | Int | Bool | Double | Tensor | String | IntList | DoubleList | BoolList | TensorList | OptionalTensorList
@@ -330,7 +343,7 @@ class Program:
     version: int = scalar(0, "I")
     plans: tuple[ExecutionPlan, ...] = tables(1, ExecutionPlan)
     constant_buffer: tuple[Buffer, ...] = tables(2, Buffer, optional=True)
-    backend_delegate_data: tuple[BackendDelegateInlineData, ...] = tables(3, BackendDelegateInlineData, optional=True)
+    backend_delegate_data: tuple[BackendDelegateInlineData, ...] = tables(3, BackendDelegateInlineData)
     segments: tuple[DataSegment, ...] = tables(4, DataSegment)
     constant_segment: SubsegmentOffsets | None = sub(5, SubsegmentOffsets)
     mutable_data_segments: tuple[SubsegmentOffsets, ...] = tables(6, SubsegmentOffsets, optional=True)

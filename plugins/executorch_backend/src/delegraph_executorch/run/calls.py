@@ -45,7 +45,7 @@ def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, in
             value = plan.values[index].value
             if isinstance(value, (TensorList, OptionalTensorList)) and index not in opened:
                 opened.add(index)  # a long list may be an argument of every instruction
-                known |= {_place(plan, below) for below in value.items}
+                known |= {_place(plan, below) for below in value.positions}
     return outputs
 
 

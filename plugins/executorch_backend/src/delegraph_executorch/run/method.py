@@ -12,6 +12,7 @@ from delegraph.errors import DelegraphError, FormatError, InputError, Unsupporte
 from ..containers import expect_fixed_inputs, input_names
 from ..program.input_sizes import input_sizes
 from ..program.tables import (
+    NOTHING,
     Bool,
     BoolList,
     Call,
@@ -181,7 +182,7 @@ class HostMethod:
             value = self._values[index]
             return None if isinstance(value, Null) else value
         if isinstance(listed, tuple):
-            return [None if isinstance(v := self._values[i], Null) else v for i in listed]
+            return [None if i == NOTHING or isinstance(v := self._values[i], Null) else v for i in listed]
         return listed
 
     def _call_delegate(self, call: DelegateCall, outputs: int) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from delegraph.backend import CompileSpec
 from delegraph.errors import InputError
 from delegraph.formats import LoadDelegate
 
+from ..bridging.convention import convention_in_file
 from ..containers import argument_names, flatten_call, structure_of, unflatten_result
-from ..program.tables import BackendDelegate, ExecutionPlan
+from ..program.calling import delegate_outputs
+from ..program.tables import BackendDelegate, Call, DelegateCall, ExecutionPlan
 from ..serialize.check import check_program
 from ..serialize.reader import DataFile, ProgramFile, blob_of, named_segments
 from .arguments import check_arguments
+from .calls import split_delegate_calls
 from .data import Data
 from .method import HostMethod, Runner
 
@@ -70,7 +73,7 @@ class HostProgram:
         """The flat outputs of a method for its flat inputs. Raises InputError if these do not fit."""
         plan = self._known(name)
         if name not in self._loaded:
-            delegates = [self._load_delegate(d) for d in plan.delegates]
+            delegates = [self._load_delegate(d, plan, k) for k, d in enumerate(plan.delegates)]
             self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, *self._limits))
         return self._loaded[name](inputs)
 
@@ -79,10 +82,21 @@ class HostProgram:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
         return self._plans[name]
 
-    def _load_delegate(self, delegate: BackendDelegate) -> Runner:
+    def _load_delegate(self, delegate: BackendDelegate, plan: ExecutionPlan, number: int) -> Runner:
+        blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
+        if delegate_outputs(plan.container) is None:  # ExecuTorch wrote the file: no blob comes with its convention
+            calls = enumerate(i.call for i in plan.chains[0].instructions)
+            place, call = next(((k, c) for k, c in calls if _calls(c, number)), (0, None))
+            if call is not None:
+                values = [plan.values[index].value for index in call.args]
+                named |= convention_in_file(delegate.id, blob, values, split_delegate_calls(plan)[place])
         specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
-        return self._load(delegate.id, bytes(blob_of(self.file, delegate)), specs, named)
+        return self._load(delegate.id, blob, specs, named)
 
     def _named_data(self) -> Mapping[str, Any]:
         return {**{key: content for key, (content, _) in self._data.external.items()}, **named_segments(self.file)}
+
+
+def _calls(call: Call | None, delegate: int) -> TypeGuard[DelegateCall]:
+    return isinstance(call, DelegateCall) and call.delegate_index == delegate

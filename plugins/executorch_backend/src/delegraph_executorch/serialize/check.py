@@ -102,7 +102,8 @@ class _Check:
                 TensorList: (Tensor,),
                 OptionalTensorList: (Tensor, Null),
             }
-            for index in value.items:
+            named = value.items if isinstance(value, IntList) else value.positions
+            for index in named:
                 self.within(index, values, f"an element of {what}")
                 if not isinstance(values[index], kinds[type(value)]):
                     raise self.fault(f"{what} is a {type(value).__name__} and names a {type(values[index]).__name__}")

@@ -1,0 +1,493 @@
+"""ExecuTorch's module names, bound to delegraph: what its own tests then import is ours.
+
+``install`` is called in a process of its own, before the first test is imported. What it binds is what delegraph offers
+under ExecuTorch's names, or in other words for the same thing. ExecuTorch's schema, deserializer, devtools and runtime
+stay its own: they are the judges, which read real files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import operator
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import delegraph
+import torch
+from delegraph import backend, lowering, partitioner
+from delegraph.delegates import LoweredBackendModule
+from delegraph_executorch.device import build_library, load_library
+from delegraph_executorch.emit import emit_program
+from torch import _C
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+TESTS = "executorch.exir.backend.test"
+"""Where ExecuTorch's demo backends are."""
+READS_NAMES = {
+    "Backend2",
+    "BackendWithCompilerDemo",
+    "BackendWithNamedDataMap",
+    "FirstBackendWithPreprocessAll",
+    "SecondBackendWithPreprocessAll",
+}
+"""Demo backends whose blobs have the names of operators as ExecuTorch's dialect writes them."""
+_registered: dict[str, contextlib.ExitStack] = {}
+
+
+def install() -> None:
+    """Bind the names, and load the device halves of the demo backends."""
+    bound: dict[str, dict[str, Any]] = {
+        "exir": _faces() | {"EdgeCompileConfig": EdgeCompileConfig, "ExecutorchBackendConfig": BackendConfig},
+        "exir.program": _faces(),
+        "exir.program._program": _faces(),
+        "exir.capture": {"EdgeCompileConfig": EdgeCompileConfig, "ExecutorchBackendConfig": BackendConfig},
+        "exir.capture._config": {"EdgeCompileConfig": EdgeCompileConfig, "ExecutorchBackendConfig": BackendConfig},
+        "exir.backend.backend_api": {
+            "to_backend": lowering.to_backend,
+            "MethodProgramsPartitionerSpec": lowering.MethodProgramsPartitionerSpec,
+            "LoweredBackendModule": LoweredModule,
+        },
+        "exir.backend.backend_details": {
+            "BackendDetails": BackendDetails,
+            "PreprocessResult": backend.PreprocessResult,
+            "CompileSpec": backend.CompileSpec,
+        },
+        "exir.backend.compile_spec_schema": {"CompileSpec": backend.CompileSpec},
+        "exir.backend.partitioner": {
+            name: getattr(partitioner, name) for name in ("DelegationSpec", "Partitioner", "PartitionResult")
+        },
+        "exir.backend.utils": {
+            "DelegateMappingBuilder": backend.DelegateMappingBuilder,
+            "tag_constant_data": partitioner.tag_constant_data,
+            "tag_mutated_buffer": partitioner.tag_mutated_buffer,
+            "is_identical_graph": lowering.is_identical_graph,
+            "is_shape_dynamic": partitioner.is_shape_dynamic,
+            "format_delegated_graph": lowering.format_delegated_graph,
+            "get_delegated_payload": lowering.get_delegated_payload,
+            "get_delegates": lowering.get_delegates,
+            "get_non_lowered_nodes": lowering.get_non_lowered_nodes,
+        },
+        "exir.backend.canonical_partitioners.all_node_partitioner": {
+            "AllNodePartitioner": partitioner.AllNodePartitioner
+        },
+        "exir.backend.canonical_partitioners.group_partitioner": {"GroupBasedPartitioner": GroupBasedPartitioner},
+        "exir.lowered_backend_module": {
+            "LoweredBackendModule": LoweredModule,
+            "get_lowered_backend_modules": lowering.get_lowered_backend_modules,
+            "get_lowered_submodules": lowering.get_lowered_submodules,
+        },
+        "exir._serialize._named_data_store": {
+            "NamedDataStore": NamedDataStore,
+            "NamedDataStoreOutput": backend.NamedDataStoreOutput,
+        },
+        "exir._serialize.data_serializer": {"DataEntry": backend.DataEntry},
+        "exir.tensor_layout": {"TensorLayout": TensorLayout},
+        "exir.emit": {"emit_program": emit},
+    }
+    modules = {name: importlib.import_module(f"executorch.{name}") for name in bound}
+    importlib.import_module("executorch.devtools")
+    for name, members in bound.items():
+        for member, ours in members.items():
+            if not hasattr(modules[name], member):
+                raise AttributeError(f"ExecuTorch's {name} has no {member}")
+            setattr(modules[name], member, ours)
+    dialect = importlib.import_module("executorch.exir.dialects._ops")
+    dialect.ops = SimpleNamespace(edge=torch.ops, backend=dialect.ops.backend)  # type: ignore[attr-defined]
+    torch.testing.FileCheck = FileCheck  # type: ignore[misc, assignment]
+    LoweredBackendModule.program = _program_of  # type: ignore[attr-defined]
+    LoweredBackendModule.buffer = _buffer_of  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:  # what is loaded stays loaded when its file goes
+        library = Path(folder, "libdemo.so")
+        build_library(Path(__file__).with_name("demo_backends.cpp"), library)
+        load_library(library)
+
+
+class FileCheck:
+    """torch's, for code in which operators have their names in torch, not those of ExecuTorch's dialect."""
+
+    _dialect = re.compile(r"executorch_exir_dialects_edge__ops_(aten|quantized_decomposed|prims)_(\w+)_([A-Za-z]+)")
+
+    def __init__(self) -> None:
+        self._checks = _C.FileCheck()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(text: str, *rest: Any, **also: Any) -> Any:
+            made = getattr(self._checks, name)(self._dialect.sub(r"torch.ops.\1.\2.\3", text), *rest, **also)
+            return self if made is not None else None
+
+        return call
+
+
+def _faces() -> dict[str, Any]:
+    return {
+        "to_edge": to_edge,
+        "to_edge_transform_and_lower": to_edge_transform_and_lower,
+        "EdgeProgramManager": EdgeProgramManager,
+        "ExecutorchProgramManager": ExecutorchProgramManager,
+    }
+
+
+# --- configurations ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class EdgeCompileConfig:
+    """ExecuTorch's fields. The order of dimensions and the exceptions of its verifier have no counterpart."""
+
+    _check_ir_validity: bool = True
+    _skip_dim_order: bool = False
+    _core_aten_ops_exception_list: list[Any] = field(default_factory=list)
+    preserve_ops: list[Any] = field(default_factory=list)
+
+    @property
+    def ours(self) -> lowering.EdgeCompileConfig:
+        return lowering.EdgeCompileConfig(tuple(self.preserve_ops), self._check_ir_validity)
+
+
+@dataclass
+class BackendConfig:
+    """ExecuTorch's fields. ``options`` are those of a ``.pte`` file; what has no counterpart is not looked at."""
+
+    passes: list[Any] = field(default_factory=list)
+    memory_planning_pass: Any = None
+    propagate_device_config: Any = None
+    to_out_var_pass: Any = None
+    dynamic_memory_planning_mode: Any = None
+    emit_stacktrace: bool = False
+    extract_delegate_segments: bool = True
+    segment_alignment: int = 128
+    constant_tensor_alignment: int | None = None
+    delegate_alignment: int | None = None
+    sym_shape_eval_pass: Any = None
+    remove_view_copy: bool = True
+    external_constants: Any = False
+    external_mutable_weights: bool = False
+    emit_mutable_buffer_names: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"stack_traces": self.emit_stacktrace}
+        planning = self.memory_planning_pass
+        if planning is not None and not isinstance(planning, Mapping):
+            found["plan_inputs"] = getattr(planning, "alloc_graph_input", True)
+            found["plan_outputs"] = getattr(planning, "alloc_graph_output", True)
+        if self.external_constants:
+            found["external_constants"] = "_default_external_constant"
+        return found
+
+
+def _ours(config: Any) -> lowering.EdgeCompileConfig | None:
+    return config.ours if isinstance(config, EdgeCompileConfig) else config
+
+
+# --- managers ---------------------------------------------------------------------------------------------------------
+
+
+class EdgeProgramManager(lowering.EdgeProgramManager):
+    """Ours, made as ExecuTorch's is."""
+
+    def __init__(
+        self,
+        edge_programs: Any,
+        constant_methods: Any = None,
+        compile_config: Any = None,
+        *ignored: Any,
+        **also_ignored: Any,
+    ) -> None:
+        programs = {"forward": edge_programs} if isinstance(edge_programs, ExportedProgram) else edge_programs
+        super().__init__(programs, constant_methods, _ours(compile_config))
+
+    def _next(self, programs: Any) -> EdgeProgramManager:
+        return EdgeProgramManager(programs, self.constant_methods, self.compile_config)
+
+    @property
+    def _edge_programs(self) -> dict[str, ExportedProgram]:
+        return self._programs
+
+    @property
+    def _named_data_store(self) -> Any:
+        return SimpleNamespace(get_named_data_store_output=lambda: self.named_data)
+
+    def to_executorch(self, config: Any = None) -> Any:
+        options = config.options if isinstance(config, BackendConfig) else dict(config or {})
+        return ExecutorchProgramManager(super().to_executorch(options), self)
+
+
+def _named(manager: lowering.EdgeProgramManager) -> EdgeProgramManager:
+    manager.__class__ = EdgeProgramManager
+    return manager  # type: ignore[return-value]
+
+
+def to_edge(programs: Any, constant_methods: Any = None, compile_config: Any = None, **ignored: Any) -> Any:
+    return _named(lowering.to_edge(programs, constant_methods, _ours(compile_config)))
+
+
+def to_edge_transform_and_lower(
+    programs: Any,
+    transform_passes: Any = None,
+    partitioner: Any = None,
+    constant_methods: Any = None,
+    compile_config: Any = None,
+    **ignored: Any,
+) -> Any:
+    return _named(
+        lowering.to_edge_transform_and_lower(
+            programs, transform_passes, partitioner, constant_methods, _ours(compile_config)
+        )
+    )
+
+
+class ExecutorchProgramManager:
+    """Ours, with the program as ExecuTorch's own deserializer reads it from the file."""
+
+    def __init__(self, ours: lowering.ExecutorchProgramManager, edge: Any) -> None:
+        self._ours, self._edge = ours, edge
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ours, name)
+
+    @property
+    def config_methods(self) -> Any:
+        return self._edge.config_methods
+
+    @property
+    def executorch_program(self) -> Any:
+        return read(self._ours.buffer).program
+
+    @property
+    def _emitter_output(self) -> Any:
+        return SimpleNamespace(program=self.executorch_program, mutable_data=read(self._ours.buffer).mutable_data)
+
+    def dump_executorch_program(self, verbose: bool = False, out: Any = None) -> None:
+        from executorch.exir.print_program import pretty_print, print_program
+
+        (pretty_print if verbose else print_program)(self.executorch_program, out=out)
+
+
+def read(content: bytes) -> Any:
+    """A file, read by ExecuTorch's own deserializer, which gives each delegate a copy of its segment; here once."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    file = deserialize_pte_binary(content)
+    program, blobs = file.program, list[bytes]()
+    for delegate in (d for plan in program.execution_plan for d in plan.delegates):
+        blob = program.backend_delegate_data[delegate.processed.index].data
+        if blob not in blobs:
+            blobs.append(blob)
+        delegate.processed.index = blobs.index(blob)
+    program.backend_delegate_data = [type(program.backend_delegate_data[0])(blob) for blob in blobs] if blobs else []
+    return file
+
+
+def emit(methods: Any, emit_stacktrace: bool = False, prim_getters: Any = None, **ignored: Any) -> Any:
+    """``exir.emit.emit_program``."""
+    manager = EdgeProgramManager(methods, prim_getters)
+    emitted = emit_program(manager)
+    file = read(emitted.file.join())
+    return SimpleNamespace(program=file.program, mutable_data=file.mutable_data)
+
+
+# --- backends and partitioners ----------------------------------------------------------------------------------------
+
+
+class BackendDetails(backend.BackendDetails, abstract=True):
+    """A subclass is registered by being defined, as ExecuTorch's are; a later one of the same name takes its place."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__name__ in READS_NAMES:
+            _write_dialect_names(cls)
+        if cls.__name__ in _registered:
+            _registered[cls.__name__].close()
+        _registered[cls.__name__] = stack = contextlib.ExitStack()
+        if cls.__name__ not in {info.backend_id for info in delegraph.backends()}:  # XNNPACK is bridged already
+            stack.enter_context(delegraph.register(cls))
+
+
+class _Operator:
+    """An operator as ExecuTorch's dialect names it."""
+
+    def __init__(self, op: Any) -> None:
+        self.op, self.__name__ = op, str(op)
+
+    def __eq__(self, other: Any) -> bool:
+        return self.op is other
+
+    def __hash__(self) -> int:
+        return hash(self.op)
+
+
+def _write_dialect_names(cls: Any) -> None:
+    for name in ("preprocess", "preprocess_multimethod"):
+        if name in vars(cls):
+            setattr(cls, name, _renaming(getattr(cls, name)))
+
+
+def _renaming(compiled: Callable[..., Any]) -> Any:
+    def preprocess(edge_program: Any, compile_specs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for program in _programs_in(edge_program):
+                stack.enter_context(_renamed(program.graph))
+            return compiled(edge_program, compile_specs)
+
+    return staticmethod(preprocess)
+
+
+def _programs_in(given: Any) -> list[ExportedProgram]:
+    return [given] if isinstance(given, ExportedProgram) else [p for listed in given.values() for p in listed]
+
+
+@contextlib.contextmanager
+def _renamed(graph: torch.fx.Graph) -> Iterator[None]:
+    targets = {n: n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+    for node, target in targets.items():
+        node.target = _Operator(target)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for node, target in targets.items():
+            node.target = target
+
+
+class GroupBasedPartitioner:
+    """ExecuTorch's class, over ``CapabilityPartitioner``."""
+
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        operator_support: Any,
+        allows_single_node_partition: bool = False,
+        non_compute_ops: Any = None,
+        allowed_single_node_partition_ops: Any = None,
+        node_groups: Any = None,
+    ) -> None:
+        self.graph_module, self.groups = graph_module, node_groups or []
+        submodules = dict(graph_module.named_modules())
+
+        def why_not(node: Node) -> str | None:
+            return None if operator_support.is_node_supported(submodules, node) else "not supported"
+
+        self.ours = partitioner.CapabilityPartitioner(
+            why_not,
+            "Group",
+            groups=lambda program: self.groups,
+            allows_single_node_partition=allows_single_node_partition,
+            non_compute_ops=_operators(non_compute_ops),
+            allowed_single_node_partition_ops=_operators(allowed_single_node_partition_ops),
+        )
+
+    def propose_partitions(self) -> list[Any]:
+        from torch.fx.passes.infra.partitioner import Partition
+
+        graph = self.graph_module.graph
+        self.ours.partition(_as_program(self.graph_module))
+        found: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            if node.op == "call_function" and "delegation_tag" in node.meta:
+                found.setdefault(node.meta.pop("delegation_tag"), []).append(node)
+        return [Partition(id=k, nodes=nodes) for k, nodes in enumerate(found.values())]
+
+
+def _as_program(module: GraphModule) -> Any:
+    """What a partitioner looks at: here every placeholder is an input."""
+    inputs = [
+        InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None) for n in module.graph.find_nodes(op="placeholder")
+    ]
+    return SimpleNamespace(
+        graph=module.graph,
+        graph_module=module,
+        graph_signature=SimpleNamespace(input_specs=inputs, output_specs=[]),
+        state_dict={},
+        constants={},
+    )
+
+
+def _operators(names: Any) -> list[Any]:
+    """``torch.ops.aten.view.default``, as torch's own partitioner names operators; other names never name one."""
+    listed = [str(name).removeprefix("torch.ops.") for name in names or ()]
+    return [operator.attrgetter(name)(torch.ops) for name in listed if name.count(".") == 2]
+
+
+class NamedDataStore(backend.NamedDataStore):
+    """Ours, with the attributes that ExecuTorch's has."""
+
+    @property
+    def buffers(self) -> list[Any]:
+        return self.get_named_data_store_output().buffers
+
+    @property
+    def pte_data(self) -> dict[str, Any]:
+        return self.get_named_data_store_output().pte_data
+
+    @property
+    def external_data(self) -> dict[str, Any]:
+        return self.get_named_data_store_output().external_data
+
+
+class TensorLayout:
+    """Ours, made with ExecuTorch's number of an element type; it is in C order always."""
+
+    def __new__(cls, scalar_type: Any, sizes: Any, dim_order: Any) -> Any:
+        from delegraph_executorch.program.scalar_types import TORCH_NAMES, ScalarType
+
+        return backend.TensorLayout(getattr(torch, TORCH_NAMES[ScalarType(int(scalar_type))]), tuple(sizes))
+
+
+# --- a lowered module on its own --------------------------------------------------------------------------------------
+
+
+def _buffer_of(module: LoweredBackendModule, *ignored: Any, **also_ignored: Any) -> bytes:
+    """The file of a lowered module alone."""
+    return to_edge(_program_that_calls(module)).to_executorch().buffer  # type: ignore[no-any-return]
+
+
+def _program_of(module: LoweredBackendModule, *ignored: Any, **also_ignored: Any) -> Any:
+    return read(_buffer_of(module)).program
+
+
+def _program_that_calls(module: LoweredBackendModule) -> ExportedProgram:
+    inner = module.original_module
+    vals = {node.name: node.meta["val"] for node in inner.graph.nodes if node.op == "placeholder"}
+    taken = [vals[argument.name] for argument in module.inputs]
+    if module.whole is None:
+        return torch.export.export(_Call(module), tuple(taken))
+    leaves: list[Any] = [torch.zeros(1)] * module.whole.in_spec.num_leaves  # type: ignore[union-attr]
+    for origin, val in zip(module.whole.takes, taken, strict=True):
+        if origin.kind == "input":
+            leaves[origin.at] = val
+    args, kwargs = pytree.tree_unflatten(leaves, module.whole.in_spec)  # type: ignore[arg-type]
+    return torch.export.export(_Call(module), args, kwargs)
+
+
+class _Made(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, LoweredBackendModule)
+
+    def __call__(
+        cls, edge_program: Any, backend_id: str, processed_bytes: bytes, compile_specs: Any, *ignored: Any
+    ) -> Any:
+        made = LoweredBackendModule(backend_id, edge_program, compile_specs)
+        made.attach(backend.PreprocessResult(processed_bytes), ("", ""))
+        return made
+
+
+class LoweredModule(metaclass=_Made):
+    """``LoweredBackendModule``, made as ExecuTorch's is."""
+
+
+class _Call(torch.nn.Module):
+    def __init__(self, module: LoweredBackendModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.module(*inputs, **named)
