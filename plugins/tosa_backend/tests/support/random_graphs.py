@@ -175,7 +175,7 @@ def _image(draw, d, axes=2):
     return d.relu(d.input(*shape)) if draw(st.booleans()) else d.input(*shape)
 
 
-def _convolution(draw, d, x, pads=None):
+def _convolution(draw, d, x, pads=None, zero=None):
     """A convolution of any class of ``x`` [N,...,C], of rows and columns or of depths too."""
     parameter = d.input if draw(st.integers(0, 5)) == 0 else d.constant
     *space, channels = x.shape[1:]
@@ -192,11 +192,23 @@ def _convolution(draw, d, x, pads=None):
         pads = pads or [draw(st.integers(0, 1)) for _ in range(2 * len(space))]
         pads = [max(p, kernel - size) for p, size in zip(pads, np.repeat(space, 2).tolist(), strict=True)]
         attributes = {"pad": tuple(pads), "stride": (1,) * len(space), "dilation": (1,) * len(space)}
-    return d.op(cls, x, weight, bias, d.zero(), d.zero(), acc_type=DType.FP32, **attributes)
+    zero = zero or d.zero()
+    return d.op(cls, x, weight, bias, zero, d.zero(), acc_type=DType.FP32, **attributes)
 
 
-LARGEST_PAD = 8192
-"""Of level 8K, MAX_KERNEL; a PAD may be larger."""
+LARGEST_PAD = LARGEST_KERNEL = 8192
+"""Of a convolution: MAX_KERNEL of level 8K. A PAD may be larger, and so may an axis that is summed."""
+
+
+def _number_at_hand(number):
+    return literal([number], DType.FP32, np.float32)
+
+
+def _number_of_operators(number):
+    """A constant that operators compute, as a rule leaves it: its number is not known yet"""
+    reshape = tosa.RESHAPE((literal([[number]], DType.FP32, np.float32), sizes((1,))))
+    reshape.outputs = (Value(Type((1,), DType.FP32), Folded(reshape)),)
+    return reshape.outputs[0]
 
 
 def padded_convolution(draw, d):
@@ -208,9 +220,10 @@ def padded_convolution(draw, d):
         padding[draw(st.sampled_from([0, 1, -1, -2]))] = 1
     elif where == "far":
         padding[draw(st.sampled_from([2, 3, -3, -4]))] = LARGEST_PAD + draw(st.integers(-1, 1))
-    y = d.pad(x, *padding, number=1.5 if where == "number" else 0.0)
+    constant = _number_at_hand if draw(st.integers(0, 3)) else _number_of_operators
+    y = d.op(tosa.PAD, x, sizes(tuple(padding)), constant(1.5 if where == "number" else 0.0))
     pads = [draw(st.integers(0, 1)) for _ in range(2 * (x.rank - 2))]
-    result = _convolution(draw, d, y, pads=pads)
+    result = _convolution(draw, d, y, pads=pads, zero=constant(0.0))
     return [_bounded(d, y), result, _bounded(d, result)]
 
 
@@ -369,7 +382,9 @@ def _kept(draw, d, x):
 
 def layer_behind_a_transposition(draw, d):
     """TRANSPOSE - RESHAPE - CONV2D, with the heads of an attention or a feature map joined, or the rows as well."""
-    shape = draw(st.tuples(*[st.integers(1, 3)] * 4))
+    shape = draw(st.lists(st.integers(1, 3), min_size=4, max_size=4))
+    if draw(st.integers(0, 7)) == 0:
+        shape[0], shape[1], shape[3] = 1, LARGEST_KERNEL + draw(st.integers(0, 1)), 1
     x = d.transpose(d.input(*shape), *draw(st.sampled_from([(0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (1, 0, 2, 3)])))
     n, a, b, c = x.shape
     y = d.reshape(x, *draw(st.sampled_from([(n, 1, a, b * c), (1, 1, n, a * b * c), (n, 1, a * b, c), (n, a, b, c)])))
@@ -387,12 +402,15 @@ def repeated_matrices(draw, d):
     shape = [draw(st.integers(1, 2)) for _ in range(5)]
     times = [1] * 5
     for axis in draw(st.lists(st.sampled_from([2, 2, 2, 1, 3, 0, 4]), min_size=1, max_size=2)):
-        times[axis] = 2
+        times[axis] = draw(st.sampled_from([2, 2, 4]))
     if draw(st.integers(0, 3)):
         shape = [1 if n > 1 else size for size, n in zip(shape, times, strict=True)]
     tiled = d.op(tosa.TILE, d.input(*shape), sizes(tuple(times)))
     a, b, c, rows, depth = tiled.shape
     keys = d.reshape(tiled, a * b * c, rows, depth)
+    if keys.shape[0] % 2 == 0 and draw(st.integers(0, 3)) == 0:  # which parts equal ones, where all are equal
+        keys = d.transpose(d.reshape(keys, 2, a * b * c // 2, rows, depth), 1, 0, 2, 3)
+        keys = d.reshape(keys, a * b * c, rows, depth)
     keys = d.transpose(keys, *draw(st.sampled_from([(0, 2, 1), (0, 2, 1), (0, 1, 2), (1, 0, 2), (2, 1, 0)])))
     product = d.matmul(d.input(keys.shape[0], 2, keys.shape[1]), keys)
     return [*_kept(draw, d, draw(st.sampled_from([tiled, keys]))), product, _bounded(d, product)]
