@@ -142,7 +142,7 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _as_written(value: Any) -> Any:
-    """A value in the containers that its structure has once it was written and read."""
+    """A value in the containers that it has after its structure was written and read back."""
     leaves, spec = pytree.tree_flatten(value)
     return pytree.tree_unflatten(leaves, pytree.tree_structure(_decode(_encode(spec))))
 

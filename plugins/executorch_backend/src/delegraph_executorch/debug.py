@@ -61,7 +61,7 @@ class DebugFile:
             raise FormatError("format-invalid", f"{path} is no debug file of a program: {e}") from e
 
     def operator_at(self, method: str, instruction: int) -> str:
-        """The operator and the line that an instruction was emitted for; empty if it is nobody's."""
+        """The operator and the line that an instruction was emitted for; empty if it was emitted for none."""
         content = self.methods[method]
         return self._describe(content, content["instructions"][instruction])
 

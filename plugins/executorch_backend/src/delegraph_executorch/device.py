@@ -25,7 +25,7 @@ from .wheel import stock_runtime, wheel_folder
 C10 = "executorch/runtime/core/portable_type/c10"
 """Folder among the wheel's headers that these include from."""
 LIBRARIES = (".so", ".dylib", ".dll")
-"""Suffixes of what is loaded as it is; everything else is built first."""
+"""Suffixes of libraries, which are loaded as they are; any other file is built first."""
 _LOADING = threading.Lock()
 
 
@@ -57,7 +57,7 @@ def load_library(library: str | Path) -> None:
 
 
 def load_device_halves(backend_ids: Iterable[str]) -> None:
-    """Load what installed plugins have for those of the backends that the runtime lacks, once a process.
+    """Load the device halves that plugins have for backends that the runtime lacks, once a process.
 
     A C++ file is built first, in a temporary folder. A backend without a device half is left to the runtime to refuse.
     Raises what ``build_library`` and ``load_library`` do, and PluginBroken for a plugin that cannot be loaded.

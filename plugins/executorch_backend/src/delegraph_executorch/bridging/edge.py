@@ -33,7 +33,7 @@ MARKS = "delegraph_executorch_marks"
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
 def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
-    """A value as ``like`` that is computed from ``after``: what ExecuTorch sees of a call that it cannot know."""
+    """A value like ``like``, computed from ``after``: ExecuTorch sees it in place of a call that it does not know."""
     raise NotImplementedError("stands for another call, and is never executed")
 
 
@@ -43,11 +43,12 @@ def _(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
 
 
 def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> ExportedProgram:
-    """A copy of a program of core ATen operators in edge dialect, all contiguous; weights that are so are shared.
+    """A copy of a program of core ATen operators in edge dialect, with contiguous tensors.
 
-    Contiguous since every tensor in a program file is: a blob that was made for other strides would read them wrongly.
-    In place of the calls in ``hidden``, and of those that are no plain operators (delegates, branches, loops), there
-    are stand-ins with the same results, made of the same inputs: no backend takes them, and what depends on what stays.
+    Every tensor in a program file is contiguous: a blob that was made for other strides would read it wrongly. Weights
+    that are contiguous already are shared. Stand-ins take the place of the calls in ``hidden`` and of those that are no
+    plain operators (delegates, branches, loops): no backend takes them, and they have the same inputs and results, so
+    that every call still depends on the same ones.
     """
     from executorch.exir import EdgeCompileConfig
     from executorch.exir.program._program import _generate_edge_program

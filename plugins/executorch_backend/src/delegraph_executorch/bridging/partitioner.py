@@ -122,7 +122,7 @@ def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
 
 
 def _clones_beside_originals(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[Node]:
-    """Clones that leave their partition, of values that leave it as well or of which another clone does."""
+    """Clones that leave their partition although the cloned value, or another clone of it, leaves it too."""
     found: set[Node] = set()
     leaving: set[Node] = set()
     for node in calls:
@@ -150,7 +150,7 @@ def _keep_marks(node: Node, pieces: Sequence[Node], known: Sequence[set[str]]) -
 
 
 def _call_of(node: Node) -> Node:
-    """The call that ``node`` takes one of several results of, or itself."""
+    """The call of whose results ``node`` takes one; ``node`` itself if it takes none."""
     return _call_of(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
 
 

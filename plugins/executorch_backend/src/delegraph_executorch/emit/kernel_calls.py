@@ -82,7 +82,7 @@ def _emit_decomposed(body: Body, node: Node, text: str) -> Result:
 
 
 def _emit_instead(body: Body, node: Node, module: GraphModule, inputs: Sequence[Node]) -> Result:
-    """Emit a graph that computes what a node does, from what ``inputs`` are."""
+    """Emit a graph in place of a node; the graph reads what ``inputs`` became."""
     nested = body.nested(module, [body.item(i) for i in inputs])
     nested.decomposing |= {node.target}
     nested.emit()

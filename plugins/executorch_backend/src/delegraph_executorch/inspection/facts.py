@@ -1,4 +1,4 @@
-"""Figures of a program file: what it needs to be loaded, how large what in it is, how its memory is used."""
+"""Figures of a program file: what a runtime needs to load it, how large its parts are, how its memory is used."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ..serialize.reader import ProgramFile
 from .facts import MethodFacts, ProgramFacts
 
 _NOTES = {"delegraph.buckets"}
-"""Named data that say something of the program, and are no constants of it."""
+"""Named data that are notes on the program, and no constants."""
 
 
 def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:

@@ -53,7 +53,7 @@ def _touch(found: dict[Storage, Lifetime], storage: Storage, place: int, end: in
 
 
 def _extend_over_loops(found: Mapping[Storage, Lifetime], loops: Iterable[tuple[int, int]]) -> None:
-    """Inner loops come after the outer ones they are in: what one extends is judged by the next as it then is."""
+    """Extend lifetimes over loops, outer loops first: an inner one sees what those around it have extended."""
     for first, last in loops:
         for lifetime in found.values():
             if lifetime.first < first <= lifetime.last:

@@ -17,7 +17,7 @@ _ORDERS: tuple[_Order, ...] = (
     lambda t: (t.first - t.last, -t.storage.nbytes, t.first),
     lambda t: (t.first, -t.storage.nbytes, t.last),
 )
-"""Greedy placement depends on the order; the smallest memory of these counts, the first of equals."""
+"""Greedy placement depends on the order: all of these are tried, and the smallest memory is taken."""
 
 
 def plan_memory(lifetimes: Iterable[Lifetime], alignment: int = ALIGNMENT) -> tuple[dict[Storage, int], list[int]]:

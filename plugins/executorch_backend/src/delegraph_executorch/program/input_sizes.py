@@ -54,7 +54,7 @@ class InputSizes(NamedTuple):
                 raise InputError("input-invalid", text, hint=_HINT)
 
     def _wanted(self, place: Place, size: int, value: int, beside: str) -> str:
-        """What the size of a place is to be, if it is not that; ``value``: what its symbol is by the first place."""
+        """What the size of a place has to be, None if it is; ``value`` is that of its symbol at the first place."""
         factor, offset = place.factor, place.offset
         low, high = self.bounds[place.symbol]
         if (size - offset) % factor:

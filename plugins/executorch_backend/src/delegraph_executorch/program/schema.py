@@ -46,7 +46,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Tables:
-    """A vector of tables. An empty one is stored unless it is ``optional``: runtimes follow the others unasked."""
+    """A vector of tables. An empty one is stored unless it is ``optional``: runtimes read the others unchecked."""
 
     cls: type[Any]
     optional: bool = False

@@ -1,4 +1,4 @@
-"""Tables of ``program`` from a flatbuffer that nobody has checked; every offset, count and enumerated value is."""
+"""Tables of ``program`` from a flatbuffer of unknown origin: every offset, count and enumerated value is checked."""
 
 from __future__ import annotations
 
