@@ -33,7 +33,7 @@ class BridgedBackend(BackendDetails, abstract=True):
 
     @classmethod
     def _translate(cls, program: ExportedProgram, result: Any) -> PreprocessResult:
-        """Their result as ours. Debug handles of calls that their passes added are left out: no call of ours has them."""
+        """Their result as ours. Debug handles that their passes added are left out: no call of ours has them."""
         processed = getattr(result, "processed_bytes", None)
         if not isinstance(processed, (bytes, bytearray, memoryview)):
             text = f"preprocess of {cls.theirs.__name__} returned {result!r:.80}, not a PreprocessResult with bytes"
