@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,11 @@ def sums(x: torch.Tensor) -> Any:
     return z.cumsum(0) + y.cumsum(0), z * 2
 
 
+def resized(x: torch.Tensor, scale: float, **kwargs: Any) -> torch.Tensor:
+    image = x.repeat(2, 2)[None, None, :5, :7] * 2
+    return functional.interpolate(image, scale_factor=scale, mode="bilinear", **kwargs)
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor], str]] = {
     "bias": (lambda x, w, b: functional.linear(x, w, b) + b, {"w": SQUARE, "b": ROW}, "a weight of another call"),
     "weight": (lambda x, w: x @ w + (x[:1] * w)[:3], {"w": SQUARE}, "a weight of another call"),
@@ -39,6 +45,15 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor], str]] = {
     "clone": (lambda x: (x + 1, (x + 1).clone(), (x * 2).clone()), {}, ""),
     "original and clone": (lambda x: (y := x + 1, y.clone(), y.clone()), {}, "its original is a result"),
     "clone for the host": (sums, {}, "its original is a result"),
+    "gelu by tanh": (lambda x: functional.gelu(x * 3, approximate="tanh") + 1, {}, "computes gelu by its exact form"),
+    "a scale factor": (lambda x: resized(x, 1.5), {}, "and not by the scale factor 1.5"),
+    "half of odd sizes": (lambda x: resized(x, 0.5), {}, "and not by the scale factor 0.5"),
+    "a scaled product": (
+        lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2),
+        {"w": SQUARE, "b": ROW},
+        "beta and alpha",
+    ),
+    "clamped by NaN": (lambda x: torch.clamp(x * 2, math.nan, 1.0), {}, "leaves out a bound that is NaN"),
 }
 
 
@@ -75,3 +90,20 @@ def test_an_input_is_no_weight_that_is_packed() -> None:
     lowered = lower(model, (ROWS, SQUARE), backends=["xnnpack"])
     assert "aten.mul.Tensor" in [op for row in lowered.report.delegates for op in row.operators]
     expect_equal(lowered(ROWS, SQUARE), model(ROWS, SQUARE))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.gelu(x),
+        lambda x: resized(x, 2),
+        lambda x: resized(x, 1.5, align_corners=True),
+        lambda x: resized(x, 1.5, recompute_scale_factor=True),
+        lambda x: torch.clamp(x, -1.0, None),
+    ],
+)
+def test_what_xnnpack_gets_right_is_delegated(function: Callable[..., Any]) -> None:
+    lowered = lower(Function(function), (ROWS,), backends=["xnnpack"])
+    names = {op for row in lowered.report.delegates for op in row.operators}
+    assert names & {"aten.gelu.default", "aten.upsample_bilinear2d.vec", "aten.clamp.default"}
+    expect_equal([lowered(ROWS)], [function(ROWS)])

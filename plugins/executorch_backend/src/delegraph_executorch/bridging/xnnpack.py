@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -16,6 +17,7 @@ with quietly():
     from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend as TheirBackend
 
 
+aten = torch.ops.aten
 _WEIGHTS_AT = {
     "addmm": (0, 2),
     **dict.fromkeys(("mm", "prelu"), (1,)),
@@ -49,13 +51,66 @@ def _weights(node: Node) -> list[Any]:
 
 def _is_prelu_of_no_image(node: Node) -> str | None:
     """The partitioner takes it whatever its rank; compiling it fails."""
-    if node.target is torch.ops.aten.prelu.default and node.meta["val"].dim() != 4:
+    if node.target is aten.prelu.default and node.meta["val"].dim() != 4:
         return "XNNPACK takes prelu of images [N, C, H, W] only"
     return None
 
 
+def _is_approximate_gelu(node: Node) -> str | None:
+    if node.target is aten.gelu.default and _argument(node, "approximate") not in (None, "none"):
+        return f"XNNPACK computes gelu by its exact form, not with approximate={_argument(node, 'approximate')!r}"
+    return None
+
+
+def _is_scaled_product(node: Node) -> str | None:
+    if node.target is aten.addmm.default and any(_argument(node, k) not in (None, 1) for k in ("beta", "alpha")):
+        return "XNNPACK leaves out beta and alpha of addmm"
+    return None
+
+
+def _is_resized_by_a_scale(node: Node) -> str | None:
+    """XNNPACK is told the sizes only; eager steps by the scale that the user gave, unless corners are aligned."""
+    if node.target not in (aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default):
+        return None
+    scales = _argument(node, "scale_factors") or (_argument(node, "scales_h"), _argument(node, "scales_w"))
+    if _argument(node, "align_corners") or not any(scales):
+        return None
+    image: Any = node.all_input_nodes[0].meta["val"]
+    for size, scale, out in zip(image.shape[2:], scales, node.meta["val"].shape[2:], strict=True):
+        exact = scale is None or float(scale).is_integer() or (isinstance(size, int) and size * scale == out)
+        if not exact:
+            return f"XNNPACK resizes by the ratio of the sizes, {out} to {size}, and not by the scale factor {scale}"
+    return None
+
+
+def _is_clamped_by_nan(node: Node) -> str | None:
+    bounds = [_argument(node, name) for name in ("min", "max")] if node.target is aten.clamp.default else []
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
+        return "XNNPACK leaves out a bound that is NaN, of which eager's result is NaN"
+    return None
+
+
+def _argument(node: Node, name: str) -> Any:
+    """An argument by its name in the schema, None if it is not given."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return given.get(name)
+
+
+_CHECKS = (
+    _has_no_dimensions,
+    _is_prelu_of_no_image,
+    _is_approximate_gelu,
+    _is_scaled_product,
+    _is_resized_by_a_scale,
+    _is_clamped_by_nan,
+)
+"""Of arguments that the partitioner does not look at, or that the compiler drops."""
+
+
 def _refuses(node: Node, constants: Collection[Node]) -> str | None:
-    return _has_no_dimensions(node) or _reads_a_packed_weight(node, constants) or _is_prelu_of_no_image(node)
+    reasons = (why for check in _CHECKS if (why := check(node)) is not None)
+    return next(reasons, None) or _reads_a_packed_weight(node, constants)
 
 
 XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, TheirPartitioner, _refuses)
