@@ -23,7 +23,7 @@ from .errors import InputError
 from .exported.tracing import TRACING
 from .exported.types import Program
 from .exported_program import written_targets
-from .host.executor import Delegates, Executable, OnMissingRuntime
+from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable
 from .host.files import FileFormat
 from .report.model import Report
 
@@ -179,8 +179,9 @@ class LoweredProgram(MethodPrograms):
         from .host.observe import ObservedExecutable
 
         start = self._methods[name]
-        run = start.instance() if observer is None else ObservedExecutable(start, observer, self.delegates)
-        return run(*args, **kwargs)
+        if observer is not None:
+            return ObservedExecutable(start, observer, self.delegates)(*args, **kwargs)
+        return SuspiciousExecutable(start._method, start._delegates)(*args, **kwargs)
 
     def _run_eager(self, name: str, args: Any, kwargs: Any) -> Any:
         """What eager PyTorch returns; what it writes is put back."""

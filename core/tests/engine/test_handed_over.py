@@ -327,3 +327,46 @@ def test_what_a_lowered_module_records_is_read_only(field):
         setattr(module, field, None)
     module.compile_specs.clear()
     assert module.compile_specs == [CompileSpec("k", b"v")]
+
+
+# --- recorded types ---------------------------------------------------------------------------------------------------
+
+
+def with_values(change):
+    """A partitioner that changes the recorded values of all nodes."""
+
+    class Changing(CapabilityPartitioner):
+        def __init__(self):
+            super().__init__(lambda node: None, "EchoBackend")
+
+        def partition(self, exported_program):
+            result = super().partition(exported_program)
+            for node in exported_program.graph.nodes:
+                if "val" in node.meta:
+                    change(node.meta)
+            return result
+
+    return Changing()
+
+
+CHANGED = {
+    "none": lambda meta: meta.update(val=None),
+    "gone": lambda meta: meta.pop("val"),
+    "dtype": lambda meta: meta.update(val=meta["val"].to(torch.float64)),
+    "rank": lambda meta: meta.update(val=meta["val"].unsqueeze(0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_a_partitioner_that_takes_recorded_types_away_is_named_by_lower(registry, change):
+    with pytest.raises(
+        ContractViolation, match=r"partitioner Changing changed the recorded type of input \(meta\['val'\]\)"
+    ):
+        delegraph.lower(nn.ReLU().eval(), (X,), backends=[with_values(change)], registry=registry)
+
+
+def test_a_partitioner_may_compute_recorded_values_anew(registry):
+    """Passes that look at a graph do; the program has its own afterwards."""
+    again = with_values(lambda meta: meta.update(val=meta["val"].clone()))
+    lowered = delegraph.lower(nn.ReLU().eval(), (X,), backends=[again], registry=registry)
+    assert torch.equal(lowered(-X), torch.zeros(3)) and len(lowered.delegates) == 1

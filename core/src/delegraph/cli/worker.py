@@ -20,8 +20,9 @@ from typing import NamedTuple, NoReturn
 
 Key = tuple[str, str]
 """Distribution and entry point's name of a plugin."""
-LIMIT = 10.0
-"""Seconds that the light module of one plugin may take to be imported; 0.5 are worth a warning already."""
+LIMIT = 30.0
+"""Seconds that the light module of one plugin may take to be imported. 0.5 are worth a warning already, and one that
+imports torch, which it should not, takes 10 on a busy machine."""
 _POLL = 0.25
 _STOPS = {s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")}  # Windows lacks some
 _RELAYED = {*_STOPS, *(s for s in signal.Signals if s.name in ("SIGUSR1", "SIGUSR2"))}

@@ -1,7 +1,7 @@
 """Errors of plugins name the plugin, what it was doing, and the user's line.
 
 delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through ``AtWork(...).around(function)``. One
-may be made ahead, entered often (that costs less than a microsecond), and by several threads at once::
+may be made ahead, entered often (that costs about a microsecond), and by several threads at once::
 
     work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward", nodes, registry)
     with work:
@@ -28,6 +28,7 @@ from ..errors import DelegraphError, PluginFailed
 from ..plugin import IN_PROCESS
 from ..source import source_of
 from .record import PluginRecord, describe
+from .torch_settings import put_back, remember
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +61,7 @@ class AtWork:
     partition; ``nodes`` the operators concerned, whose first line in the user's program is told. ``registry`` knows the
     distribution; without it that of ``attributing`` is asked.
 
+    Settings of torch that it left changed are put back, with a warning.
     A DelegraphError passes with its class and code and gains ``raised_by``. KeyboardInterrupt passes, as does what a
     signal handler of the program raises. Anything else, SystemExit included, becomes PluginFailed, whose cause it is.
     """
@@ -172,7 +174,7 @@ class _Line:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Inside, whoever watches is told that ``text`` is at work. Errors are the caller's to attribute."""
+    """Inside, ``text`` is at work, which whoever watches is told. Errors are the caller's to attribute."""
     line = _Line(text)
     _begin(line)
     try:
@@ -182,6 +184,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def _begin(work: _Named) -> None:
+    remember()
     if _watch is not None:
         _at_work.append(work)
         _tell()
@@ -191,6 +194,7 @@ def _end(work: _Named) -> None:
     if _watch is not None and work in _at_work:
         _at_work.remove(work)
         _tell()
+    put_back(work)
 
 
 def _tell() -> None:

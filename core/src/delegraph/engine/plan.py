@@ -71,6 +71,9 @@ def _check_untouched(who: str, before: Snapshot) -> None:
         raise broken(f"{who} changed the tensor {tensors[0]!r}, which is the caller's")
     if before.is_rewritten():
         raise broken(f"{who} changed the graph; it may only set meta['delegation_tag']")
+    if (node := before.put_values_back()) is not None:
+        text = f"{who} changed the recorded type of {node.name} (meta['val']); it may only set meta['delegation_tag']"
+        raise broken(text, node)
 
 
 def _tags(program: ExportedProgram, known: Mapping[str, Any], who: str) -> Tags:

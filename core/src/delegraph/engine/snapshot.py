@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import is_
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -21,6 +22,7 @@ class Snapshot:
 
     def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
         self._program, self._graph = program, _Nodes(program.graph)
+        self._values = [(n, n.meta.get("val")) for n in program.graph.nodes]
         modules = program.graph_module.named_modules()
         self._subgraphs = [(name, m, _Nodes(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
         self._tensors = _tensors(program)
@@ -33,6 +35,19 @@ class Snapshot:
         kept = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
         return not kept or _Nodes(self._program.graph) != self._graph
 
+    def put_values_back(self) -> Node | None:
+        """Give each node the recorded value that it had; the first whose type was taken away or changed, if any.
+
+        Values may be computed anew, as passes of torch do that look at a graph; that makes others of the same types.
+        """
+        changed = None
+        for node, val in self._values:
+            now = node.meta.get("val")
+            if now is not val:
+                changed = changed if changed is not None or _type_of(now) == _type_of(val) else node
+                node.meta["val"] = val
+        return changed
+
     def edited_subgraphs(self) -> list[str]:
         """Names of the changed graphs of branches and loops, which the programs of others contain too."""
         return [name for name, module, before in self._subgraphs if _Nodes(module.graph) != before]
@@ -40,6 +55,14 @@ class Snapshot:
     def written_tensors(self) -> list[str]:
         """Names of the tensors that were written since, of those that were there."""
         return [name for name, t in self._tensors.items() if is_written(t, self._states[id(t)])]
+
+
+def _type_of(val: Any) -> Any:
+    if isinstance(val, (list, tuple)):
+        return [_type_of(v) for v in val]
+    if isinstance(val, torch.Tensor):  # a size that is known at run time only has a new name each time
+        return val.dtype, [size if isinstance(size, int) else None for size in val.shape]
+    return type(val)
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:

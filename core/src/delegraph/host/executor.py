@@ -27,6 +27,7 @@ from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeho
 from ..runtime import BackendRuntime, Delegate
 from ..source import source_of
 from .graph_code import GraphCode
+from .kept_inputs import KeptInputs, versions
 from .sizes import failed_at
 
 if TYPE_CHECKING:
@@ -95,15 +96,48 @@ class LoadedDelegate:
         self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
         self._turn = Turn("loading the same delegate")
         self._run: Delegate | None = None
-        self._copies = False
+        self._copies, self._suspected = False, True
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         run = self._run or self._load()
         if not self._copies:
-            return self._check(run(*args))
+            return self._check(self._call(run, args))
         # A runtime that is not thread-safe may hand out buffers that its next call overwrites.
         with self._turn:
-            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in self._check(run(*args)))
+            results = self._check(self._call(run, args))
+            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
+
+    def suspected(self, *args: Any) -> tuple[Any, ...]:
+        """As a call, in which inputs are compared before and after. Raises ContractViolation if they differ."""
+        self._suspected = True
+        return self(*args)
+
+    def _call(self, run: Delegate, args: tuple[Any, ...]) -> Any:
+        """The results; the first call, and one after torch has counted a write to an input, compares all inputs.
+
+        The count alone says nothing: another thread may have filled another part of the same memory.
+        """
+        if not self._suspected:
+            before = versions(args)
+            results = run(*args)
+            self._suspected = versions(args) != before
+            return results
+        kept = KeptInputs.of(args)
+        results = run(*args)
+        if written := kept.put_back():
+            raise self._wrote(written[0], args[written[0]])
+        self._suspected = False
+        return results
+
+    def _wrote(self, position: int, value: torch.Tensor) -> ContractViolation:
+        module = self._module
+        name = f" ({module.inputs[position].name})" if isinstance(module, LoweredBackendModule) else ""
+        where, nodes = module.place
+        what = f"its input {position}{name}, {_type_of(value)}, at {where}"
+        text = f"the runtime of {module.backend_id} wrote to {what}; it has its values again"
+        hint = "for its authors: compute into tensors of your own, inputs are the caller's"
+        source = next(filter(None, map(source_of, nodes)), None)
+        return ContractViolation("contract-violation", text, source=source, hint=hint)
 
     def _load(self) -> Delegate:
         module, registry = self._module, self._delegates.registry
@@ -292,6 +326,14 @@ class Executable:
             layout = self._method.initial[name][1]
             self._state[name] = results[k] if layout is None else arrange(results[k], layout)
         return [results[k] if layout is None else arrange(results[k], layout) for k, layout in self._method.returned]
+
+
+class SuspiciousExecutable(Executable):
+    """A method whose delegates' inputs are compared before and after each call."""
+
+    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        assert self._delegates is not None
+        return self._delegates(module).suspected
 
 
 def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:

@@ -69,6 +69,7 @@ SAYS = {
     "crashing": "was ended by SIGABRT",
     "greedy": "raised MemoryError",
     "variable": "environment variables other than before (new: ('GOOD_BACKEND_WAS_HERE', '1'))",
+    "dtype": "changed torch's default dtype from torch.float32 to torch.float64",
     "draws": "torch's random state other than before",
     "starts_threads": " more threads than after the first program",
     "opens_files": " more open files than after the first program",

@@ -516,6 +516,10 @@ def sets_a_variable(program, result):
     os.environ["GOOD_BACKEND_WAS_HERE"] = "1"
 
 
+def sets_the_dtype(program, result):
+    torch.set_default_dtype(torch.float64)
+
+
 def draws_random_numbers(program, result):
     torch.rand(1)
 
@@ -665,6 +669,7 @@ BAD = {
     },
     "unregistering_leaves_no_trace": {
         "variable": variant(changed(sets_a_variable)),
+        "dtype": variant(changed(sets_the_dtype)),
         "draws": variant(changed(draws_random_numbers)),
         "starts_threads": variant(changed(starts_threads)),
         "opens_files": variant(changed(opens_files)),

@@ -1,0 +1,136 @@
+"""A runtime that writes its inputs is named, and the caller's tensors keep their values."""
+
+from __future__ import annotations
+
+import math
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import ContractViolation
+from delegraph.host.kept_inputs import KeptInputs, versions
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.runtime import BackendRuntime
+
+
+def by_torch(x):
+    return (x.relu_().clone(),)
+
+
+def by_numpy(x):
+    result = x.relu()
+    x.numpy()[...] = 7
+    return (result,)
+
+
+def never(x):
+    return (x.relu(),)
+
+
+def lowered(run, thread_safe=True):
+    """A relu, whose delegate is ``run``."""
+
+    class ReluBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            return PreprocessResult(b"relu")
+
+    class ReluRuntime(BackendRuntime):
+        @staticmethod
+        def load(processed_bytes, compile_specs, named_data):
+            return run
+
+    ReluRuntime.thread_safe = thread_safe
+    registry = Registry(discover=False)
+    registry.register(ReluBackend, runtime=ReluRuntime)
+    takes = CapabilityPartitioner(lambda node: None, "ReluBackend")
+    return delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=[takes], registry=registry)
+
+
+@pytest.mark.parametrize("thread_safe", [True, False])
+@pytest.mark.parametrize("run", [by_torch, by_numpy])
+def test_the_first_call_names_the_runtime(run, thread_safe):
+    program, x = lowered(run, thread_safe), torch.tensor([-1.0, math.nan, 2.0])
+    for _ in range(2):
+        with pytest.raises(ContractViolation, match=r"runtime of ReluBackend wrote to its input 0 \(input\)") as caught:
+            program(x)
+    assert "partition ReluBackend_0 of method forward" in str(caught.value)
+    assert torch.equal(x.nan_to_num(5), torch.tensor([-1.0, 5.0, 2.0]))
+
+
+@pytest.mark.parametrize("per_operator", [True, False])
+@pytest.mark.parametrize("run", [by_torch, by_numpy])
+def test_verify_names_it(run, per_operator):
+    with pytest.raises(ContractViolation, match="wrote to its input 0"):
+        lowered(run).verify(torch.tensor([-1.0, 0.0, 2.0]), per_operator=per_operator)
+
+
+def test_one_that_begins_to_write_later():
+    """Torch counts its writes, so that the call after one of them compares. By numpy, ``verify`` finds out."""
+    how = [never]
+    program, x = lowered(lambda x: how[0](x)), torch.tensor([-1.0, 0.0, 2.0])
+    program(x)
+    how[0] = by_numpy
+    program(x.clone())
+    with pytest.raises(ContractViolation, match="wrote to its input 0"):
+        program.verify(x)
+    program, how[0] = lowered(lambda x: how[0](x)), never
+    program(x)
+    how[0] = by_torch
+    program(x.clone())
+    with pytest.raises(ContractViolation, match="wrote to its input 0"):
+        program(x)
+    assert x.tolist() == [-1.0, 0.0, 2.0]
+
+
+def test_who_writes_beside_the_input_is_no_fault_of_the_runtime():
+    """As a thread does that fills the other half of a buffer during the call."""
+    buffer = torch.tensor([-1.0, 0.0, 2.0, 4.0, 5.0, 6.0])
+
+    def during(x):
+        buffer[3:] += 1
+        return (x.relu(),)
+
+    program = lowered(during)
+    for _ in range(3):
+        assert program(buffer[:3]).tolist() == [0.0, 0.0, 2.0]
+    assert buffer.tolist() == [-1.0, 0.0, 2.0, 7.0, 8.0, 9.0]
+
+
+VALUES = [
+    torch.tensor(math.nan),
+    torch.zeros(0, 3),
+    torch.arange(6, dtype=torch.int64).reshape(2, 3).t(),
+    torch.arange(12.0).reshape(3, 4)[::2, 1:3],
+    torch.tensor([1.5]).expand(4),
+    torch.tensor([True, False]),
+    torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    torch.ones(4).to(torch.bfloat16),
+    torch.ones(4).to(torch.float8_e4m3fn),
+    torch.nn.Parameter(torch.ones(2)),
+    torch.eye(3).to_sparse(),
+    torch.empty(3, device="meta"),
+    3,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: f"{type(v).__name__} {getattr(v, 'dtype', '')}")
+def test_inputs_of_any_kind_are_as_before(value):
+    kept = KeptInputs.of([value])
+    assert kept.put_back() == [] and versions([value]) == versions([value])
+
+
+def test_values_are_put_back_in_any_layout():
+    with torch.inference_mode():
+        inference = torch.tensor([1.0, 2.0])
+    rows = torch.arange(6.0).reshape(2, 3).t()
+    once = torch.tensor([1.5])
+    values, wanted = [rows, once.expand(4), inference], [rows.clone(), torch.full((4,), 1.5), torch.tensor([1.0, 2.0])]
+    kept = KeptInputs.of(values)
+    rows[1, 1] = -math.inf
+    once.fill_(2)
+    inference.numpy()[0] = 5
+    assert kept.put_back() == [0, 1, 2]
+    assert all(torch.equal(v, w) for v, w in zip(values, wanted, strict=True))
