@@ -272,7 +272,7 @@ def test_untagged_constants_arrive_at_run_time(registry):
     module, x = Middle().eval(), torch.randn(3, 4)
     only_linear = Bad(lambda p: tag(p, lambda n: n.name == "linear"))
     lowered = api.lower(module, (x,), backends=[only_linear], registry=registry)
-    assert [a.name for a in lowered.delegates[0].inputs] == ["p_a_weight", "p_a_bias", "x"]
+    assert [a.name for a in lowered.delegates[0].inputs] == ["x", "p_a_weight", "p_a_bias"]
     torch.testing.assert_close(lowered(x), module(x))
 
 

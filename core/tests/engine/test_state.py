@@ -255,8 +255,8 @@ def test_kept_by_the_delegate(name, runtime, registry):
     kinds = [s.kind for s in child.graph_signature.output_specs]
     assert kinds == sorted(kinds, key=lambda k: k is not OutputKind.BUFFER_MUTATION), "mutations come first"
     assert len(delegate.outputs) == kinds.count(OutputKind.USER_OUTPUT)
-    passed = [n.name for n in parent.graph.nodes if n.op == "placeholder" and n.users]
-    assert [a.name for a in delegate.inputs] == passed, "only what the caller passes crosses the border"
+    passed = {n.name for n in parent.graph.nodes if n.op == "placeholder" and n.users}
+    assert {a.name for a in delegate.inputs} == passed, "only what the caller passes crosses the border"
     assert parent.graph_signature.buffers_to_mutate == {} and parent.state_dict == {} and parent.constants == {}
     assert [s.kind for s in parent.graph_signature.output_specs] == [OutputKind.USER_OUTPUT] * len(delegate.outputs)
 

@@ -25,11 +25,11 @@ Tags = dict[Node, tuple[str | None, ...]]
 
 @dataclass
 class Partition:
-    """What one delegate computes. All lists are in graph order.
+    """What one delegate computes. Lists are in graph order, but for ``inputs``.
 
     ``nodes``: its calls; ``constants``: placeholders of parameters, buffers and constants that it owns; ``state``:
-    those of them that it writes, with their last values; ``inputs``: values that it gets at run time; ``outputs``:
-    values that others use. ``boundary``: dtypes in which values cross.
+    those of them that it writes, with their last values; ``inputs``: values that it gets at run time, in the order in
+    which its calls first use them; ``outputs``: values that others use. ``boundary``: dtypes in which values cross.
     """
 
     tag: str

@@ -24,6 +24,7 @@ from ..delegates.lowered_module import Argument
 from ..discovery.attribution import attributing
 from ..discovery.registry import Registry
 from ..errors import ContractViolation
+from ..exported.call_spec import VARYING
 from ..exported.functionalize.normalize import normalize
 from ..exported.gc_pause import pause_collection
 from ..exported.subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
@@ -67,7 +68,8 @@ class Lowering:
     ``transforms`` by method; one round for each backend, in order of preference; whether operators that no backend
     keeps are ``decomposed`` for it, and operators that even the last step is to ``keep`` whole; whether calls on
     constants alone that a backend refuses are computed now (``folds_constants``); an ``executor`` to compile in;
-    whether plugins that listen are told of each round (``notifies``). The second group is what steps leave for later
+    whether plugins that listen are told of each round (``notifies``); whether the one partition stands for the
+    ``whole`` program, and is called with all of its inputs. The second group is what steps leave for later
     steps and for the report. ``plans`` and ``work`` are those of the current round; ``changed`` says of a method what
     transforms made of its border.
     """
@@ -82,6 +84,7 @@ class Lowering:
     folds_constants: bool = False
     executor: Executor | None = None
     notifies: bool = False
+    whole: bool = False
 
     turn: int = 0
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -180,6 +183,10 @@ def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan
     while lowering.folds_constants and (computed := compute_constants(plan)):
         lowering.notes.append(f"{method}: {computed}")
         plan = _plan(lowering, method, rebuild(plan.program))
+    if lowering.whole:
+        inputs = [n for n in user_inputs(plan.program) if isinstance(n.meta.get("val"), VARYING)]
+        for partition in plan.partitions:
+            partition.inputs = inputs
     return plan
 
 

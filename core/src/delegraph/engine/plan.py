@@ -136,9 +136,11 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
 def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:
     """Find what crosses the partition's border."""
     inside = {*partition.nodes, *partition.constants}
-    incoming = {i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr"}
+    incoming = (i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr")
     partition.constants.sort(key=position.__getitem__)
-    partition.inputs = sorted(incoming, key=position.__getitem__)
+    # ExecuTorch's order: device halves that count positions were written for it. Graph order would also make blobs of
+    # equal layers differ, where the host happens to compute what they share in another order.
+    partition.inputs = list(dict.fromkeys(incoming))
     partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags, returned)]
 
 

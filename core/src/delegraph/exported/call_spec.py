@@ -29,7 +29,7 @@ from .input_sizes import InputSizes, input_names
 from .size_names import named
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_VARYING = (torch.Tensor, *_SYMBOLS)
+VARYING = (torch.Tensor, *_SYMBOLS)
 """What a leaf of the arguments may be that is not the same in every call."""
 
 
@@ -167,7 +167,7 @@ class ValueOrigin(NamedTuple):
 class WholeCall:
     """How a program is called that is one delegate and nothing else.
 
-    ``takes``: where the delegate's inputs come from; leaves of the caller's arguments that nothing uses are not there.
+    ``takes``: where the delegate's inputs come from; leaves that are no tensors and no sizes are not there.
     ``returns``: where the leaves of what is returned come from. ``writes``: positions of the leaves that are written in
     place, and where their new values come from. ``fixed``: name and value of those that are no tensors, by position.
     """
@@ -219,7 +219,7 @@ def whole_call(program: ExportedProgram) -> WholeCall:
         takes=tuple(origin(n) for n in calls[0].args[1:]),
         returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
         writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
-        fixed={k: (n.name, v) for n, k in leaves.items() if not isinstance(v := n.meta.get("val"), _VARYING)},
+        fixed={k: (n.name, v) for n, k in leaves.items() if not isinstance(v := n.meta.get("val"), VARYING)},
     )
 
 

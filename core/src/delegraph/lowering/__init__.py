@@ -83,7 +83,7 @@ def to_backend(target: Any, program: Any = None, compile_specs: Sequence[Compile
     The programs that are passed in are never changed.
     """
     if isinstance(target, str) and isinstance(program, ExportedProgram):
-        lowered = delegate({"forward": program}, {"forward": AllNodePartitioner(target, compile_specs)})
+        lowered = delegate({"forward": program}, {"forward": AllNodePartitioner(target, compile_specs)}, whole=True)
         call = whole_call(lowered.programs["forward"])
         module = lowered.delegates[0].module
         module.whole = call

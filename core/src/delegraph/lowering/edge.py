@@ -208,11 +208,18 @@ def to_edge_transform_and_lower(
     return edge
 
 
-def delegate(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Partitioner]) -> Lowering:
-    """Delegate what is tagged; only methods that have a partitioner take part, and nothing is decomposed."""
+def delegate(
+    programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Partitioner], whole: bool = False
+) -> Lowering:
+    """Delegate what is tagged; only methods that have a partitioner take part, and nothing is decomposed.
+
+    ``whole``: the one delegate of a method takes all inputs of its program, in their order.
+    """
     check_methods("a partitioner is", partitioners, programs)
     asked = {m: p for m, p in programs.items() if m in partitioners}
-    lowering = Lowering(default_registry(), programs=asked, rounds=[Round("", partitioners)], decomposed=False)
+    lowering = Lowering(
+        default_registry(), programs=asked, rounds=[Round("", partitioners)], decomposed=False, whole=whole
+    )
     return run(lowering, "normalize", "insert")
 
 
