@@ -41,6 +41,7 @@ __all__ = [
     "Verdict",
     "defines",
     "join",
+    "write_files",
     "write_whole",
 ]
 
@@ -207,12 +208,21 @@ class ProgramFormat:
         raise NotImplementedError
 
     @classmethod
-    def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
-        """Write ``path`` whole or not at all.
+    def files(cls, program: ProgramContents, options: Mapping[str, Any]) -> Mapping[str, bytes | Blob]:
+        """The contents of all files of a program. ``""`` is the file itself, any other name one that is beside it.
 
-        Only a format of several files defines this: it writes each with ``write_whole``.
+        ``weights.ptd`` is written as ``model.weights.ptd`` beside ``model.pte``. Only a format of several files defines
+        this; its ``serialize`` refuses a program whose one file would not hold all of it.
         """
-        write_whole(path, cls.serialize(program, options))
+        return {"": cls.serialize(program, options)}
+
+    @classmethod
+    def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
+        """Write ``path``, and the files that go beside it, each whole or not at all.
+
+        Only a format that does more than writing ``files`` defines this: it writes each file with ``write_whole``.
+        """
+        write_files(cls.files(program, options), path)
 
     @staticmethod
     def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
@@ -289,6 +299,12 @@ class ProgramFormat:
     def verify(path: Path) -> Sequence[Verdict]:
         """What other tools that are installed say about the file, for ``delegraph inspect --verify``."""
         raise NotImplementedError
+
+
+def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
+    """Write what ``ProgramFormat.files`` returned: the file itself last, so that it is not there without the others."""
+    for name in [*(n for n in files if n), ""]:
+        write_whole(path.with_name(f"{path.stem}.{name}") if name else path, files[name])
 
 
 def defines(kind: type[ProgramFormat], ability: str) -> bool:

@@ -14,6 +14,7 @@ __all__ = [
     "Source",
     "innermost",
     "source_of",
+    "stack_of",
 ]
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
@@ -46,6 +47,11 @@ def source_of(node: Any) -> Source | None:
     return _innermost(node.meta.get("stack_trace") or "")
 
 
+def stack_of(node: Any) -> tuple[Source, ...]:
+    """All frames that made ``node``, the outermost first, torch's layers included; ``source_of`` is one of them."""
+    return _stack(node.meta.get("stack_trace") or "")
+
+
 @lru_cache(maxsize=1024)
 def _relative(file: str, folder: str) -> str:
     inside = os.path.abspath(file).startswith(folder + os.sep)
@@ -56,6 +62,12 @@ def _relative(file: str, folder: str) -> str:
 def _innermost(trace: str) -> Source | None:
     frames = [(file, int(line), function, code) for file, line, function, code in _FRAME.findall(trace)]
     return innermost(frames) or innermost(frames, lambda file: not file.startswith(_GENERATED))
+
+
+@lru_cache(maxsize=4096)
+def _stack(trace: str) -> tuple[Source, ...]:
+    frames = ((file, int(line), function, code.strip()) for file, line, function, code in _FRAME.findall(trace))
+    return tuple(Source(*frame) for frame in frames if not frame[0].startswith(_GENERATED))
 
 
 def _is_users(file: str) -> bool:

@@ -90,7 +90,7 @@ class _HostProgram:
         name = next(self.names)
         self.modules[name] = module
         owner = self.graph.create_node("get_attr", name, name=name)
-        owner.meta["val"] = None
+        owner.meta = {"val": None, "debug_handle": handle}
         dtypes = partition.boundary
         args = [self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n] for n in partition.inputs]
         call = self.graph.call_function(CALL_DELEGATE, (owner, *args))

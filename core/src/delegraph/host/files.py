@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, InputError, NoRuntime, OptionError
-from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, Summary, defines
-from ..io.atomic_write import write_whole
+from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, Summary, defines, write_files
 from ..io.blob import is_blob
 from ..io.escape import printable
 from ..io.paths import as_path
@@ -95,25 +94,32 @@ class FileFormat:
     def _work(self, doing: str) -> AtWork:
         return AtWork(self.kind, doing, str(self.path), registry=self.registry)
 
-    def content(self, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The content of the file of a program."""
-        content = self.serialize(program, options)
-        if not isinstance(content, bytes) and not is_blob(content):
-            text = f"{self.kind.__name__}.serialize returned {type(content).__name__}, not bytes or a Blob"
-            raise ContractViolation("contract-violation", text)
-        return content if isinstance(content, bytes) else _AttributedBlob(content, self._work("write_to"))
+    def contents(self, program: ProgramContents, options: Mapping[str, Any]) -> dict[str, bytes | Blob]:
+        """The contents of all files of a program: ``""`` is its own, the others are written beside it."""
+        if self.defines("files"):
+            given, asked = self.files(program, options), "files"
+        else:
+            given, asked = {"": self.serialize(program, options)}, "serialize"
+        if not isinstance(given, Mapping) or "" not in given:
+            raise ContractViolation("contract-violation", f"{self.kind.__name__}.files returned no file of the program")
+        for content in given.values():
+            if not isinstance(content, bytes) and not is_blob(content):
+                text = f"{self.kind.__name__}.{asked} returned {type(content).__name__}, not bytes or a Blob"
+                raise ContractViolation("contract-violation", text)
+        work = self._work("write_to")
+        return {name: c if isinstance(c, bytes) else _AttributedBlob(c, work) for name, c in given.items()}
 
     def save(self, program: ProgramContents, options: Mapping[str, Any]) -> int:
         """Write a program to the path, whole or not at all; returns the number of bytes.
 
-        What the disk refuses is not the plugin's fault, so only a format of several files writes on its own.
+        What the disk refuses is not the plugin's fault, so the core writes what a format serialized.
         """
         if self.defines("write"):
             self.write(program, self.path, options)
             return self.path.stat().st_size
-        content = self.content(program, options)
-        write_whole(self.path, content)
-        return len(content)
+        contents = self.contents(program, options)
+        write_files(contents, self.path)
+        return len(contents[""])
 
     def load(self, runtime: str | None = None, **limits: int | None) -> LoadedProgram:
         """Read the program in the file, for a runtime of the format or for this host.

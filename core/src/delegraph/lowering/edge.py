@@ -22,9 +22,11 @@ from ..errors import InputError, OptionError, UnknownMethod
 from ..exported.subgraphs import all_nodes
 from ..exported.tracing import TRACING
 from ..exported.types import Transform
+from ..formats import write_files
 from ..host.files import FileFormat
 from ..io.atomic_write import write_whole
 from ..io.blob import join
+from ..io.paths import as_path
 from ..partitioner import Partitioner
 from ..report.collect import left_operators
 from .passes import Pass, as_transform, verify
@@ -116,6 +118,11 @@ class EdgeProgramManager(MethodPrograms):
         """
         return ExecutorchProgramManager(self, FileFormat("program.pte", default_registry()), config or {})
 
+    def save(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the program in the format of the path's suffix, with the options of that format, as ``lower`` does."""
+        with TRACING:
+            FileFormat(path, default_registry()).save(self, options)
+
     def _next(self, programs: Mapping[str, ExportedProgram]) -> EdgeProgramManager:
         return EdgeProgramManager(programs, self._constant_methods, self.compile_config)
 
@@ -126,14 +133,14 @@ class EdgeProgramManager(MethodPrograms):
 
 
 class ExecutorchProgramManager:
-    """What ``to_executorch`` returns: the content of a ``.pte`` file, whose weights are read when it is written.
+    """What ``to_executorch`` returns: a ``.pte`` file and its data files, whose weights are read when it is written.
 
-    ``buffer`` reads them once: from then on the file is what it was.
+    ``buffer`` reads those of the program file once: from then on that file is what it was.
     """
 
     def __init__(self, edge: EdgeProgramManager, file_format: FileFormat, options: Mapping[str, Any]) -> None:
         with TRACING:
-            self._edge, self._content = edge, file_format.content(edge, options)
+            self._edge, self._contents = edge, file_format.contents(edge, options)
 
     @property
     def methods(self) -> KeysView[str]:
@@ -146,21 +153,32 @@ class ExecutorchProgramManager:
 
     @property
     def buffer(self) -> bytes:
-        """The whole file, the same object at each access: runtimes read it in place, and this keeps it for them.
+        """The program file, the same object at each access: runtimes read it in place, and this keeps it for them.
 
         It is a copy of all weights. A large program is better written with ``write_to_file`` or ``save``.
         """
         with _JOINING:  # of two threads, neither may get bytes that nobody keeps
-            self._content = content = join(self._content)
+            self._contents[""] = content = join(self._contents[""])
         return content
 
+    @property
+    def data_files(self) -> list[str]:
+        """Names of the files that the program needs besides its own."""
+        return [name for name in self._contents if name]
+
     def write_to_file(self, file: BinaryIO) -> None:
-        """Append the content to an open binary file."""
-        file.write(self._content) if isinstance(self._content, bytes) else self._content.write_to(file)
+        """Append the content of the program file to an open binary file."""
+        content = self._contents[""]
+        file.write(content) if isinstance(content, bytes) else content.write_to(file)
+
+    def write_tensor_data_to_file(self, outdir: str | os.PathLike[str]) -> None:
+        """Write ``data_files`` into a folder, by their names; ``save`` puts the program's name before them."""
+        for name in self.data_files:
+            write_whole(os.path.join(outdir, name), self._contents[name])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the content to ``path``, whole or not at all."""
-        write_whole(path, self._content)
+        """Write the program and its data files, as ``model.weights.ptd`` beside ``model.pte``, each whole or not."""
+        write_files(self._contents, as_path(path))
 
 
 def to_edge(

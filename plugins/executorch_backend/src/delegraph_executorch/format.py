@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.command import provided
 from delegraph.errors import OptionError
-from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Summary, Verdict, write_whole
+from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Summary, Verdict
 
 from .inspection import ProgramFacts, collect_facts, summarize
 from .serialize.check import check_program
@@ -31,28 +31,26 @@ class PteFormat(ProgramFormat):
     @staticmethod
     def serialize(program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
         """The content of the file. Raises OptionError if there are data files, which it does not hold."""
-        from .emit import emit_program
-
-        emitted = emit_program(program, _emit_options(options))
-        if emitted.data_files:
-            text = f"this program has data outside of its file, in {', '.join(emitted.data_files)}"
-            raise OptionError("option-invalid", text, hint='save it: lowered.save("model.pte") writes all its files')
-        return emitted.file
+        files = PteFormat.files(program, options)
+        if len(files) > 1:
+            text = f"this program has data outside of its file, in {', '.join(filter(None, files))}"
+            raise OptionError("option-invalid", text, hint='save("model.pte") writes all its files')
+        return files[""]
 
     @classmethod
-    def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
-        """Data files first, so that no program is there without its data."""
+    def files(cls, program: ProgramContents, options: Mapping[str, Any]) -> Mapping[str, bytes | Blob]:
+        """The program, its data files by name, and ``debug.json`` with the option ``debug_file``."""
         from .debug import collect_debug
         from .emit import emit_program
 
         rest = dict(options)
         debug_file = rest.pop("debug_file", False)
         emitted = emit_program(program, _emit_options(rest))
-        for tag, file in emitted.data_files.items():
-            write_whole(data_path(path, tag), file)
+        files: dict[str, bytes | Blob] = {"": emitted.file}
+        files |= {f"{tag.removesuffix('.ptd')}.ptd": file for tag, file in emitted.data_files.items()}
         if debug_file:
-            write_whole(path.with_suffix(".debug.json"), collect_debug(program, emitted.debug_handles))
-        write_whole(path, emitted.file)
+            files["debug.json"] = collect_debug(program, emitted.debug_handles)
+        return files
 
     @staticmethod
     def read(
@@ -117,11 +115,6 @@ class PteFormat(ProgramFormat):
         return judge(_checked(path), path)
 
 
-def data_path(path: Path, tag: str) -> Path:
-    """Where a data file of a program is."""
-    return path.with_name(f"{path.stem}.{tag.removesuffix('.ptd')}.ptd")
-
-
 def _data_of(path: Path) -> list[Any]:
     """The data files of a program, read."""
     return [read_data(open_bytes(other)) for other in _data_paths(path)]
@@ -135,9 +128,21 @@ def _escape(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
+_THEIR_NAMES = {
+    "alloc_graph_input": "plan_inputs",
+    "alloc_graph_output": "plan_outputs",
+    "emit_stacktrace": "stack_traces",
+}
+"""Options by the names that ExecuTorch's configuration has for them."""
+
+
 def _emit_options(options: Mapping[str, Any]) -> EmitOptions:
     from .emit import EmitOptions
 
+    twice = [name for name, ours in _THEIR_NAMES.items() if name in options and ours in options]
+    if twice:
+        raise OptionError("option-invalid", f"{twice[0]} and {_THEIR_NAMES[twice[0]]} are one option")
+    options = {_THEIR_NAMES.get(name, name): value for name, value in options.items()}
     known = [field.name for field in fields(EmitOptions)]
     unknown = [name for name in options if name not in known]
     if unknown:

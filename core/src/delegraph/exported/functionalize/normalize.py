@@ -21,6 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ...errors import InputError
 from ...exported_program import (
+    CALL_DELEGATE,
     CONSTANT_KINDS,
     MUTATIONS,
     build_program,
@@ -165,6 +166,8 @@ def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Nod
         if "debug_handle" not in first.meta:
             first.meta["debug_handle"] = next(handles)
         node.meta["debug_handle"] = first.meta["debug_handle"]
+        if node.target is CALL_DELEGATE:  # what fetches the delegate is a part of its call
+            node.args[0].meta["debug_handle"] = node.meta["debug_handle"]
 
 
 class _Copy:

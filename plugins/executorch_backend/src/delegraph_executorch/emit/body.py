@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported_program import CALL_DELEGATE
 from delegraph.source import source_of
 from torch.fx import GraphModule, Node
 
+from ..memory.storage import Place
 from .assembler import Assembler
 from .context import Context, Delegates
 from .sizes import Ranges, upper_bounds
@@ -28,6 +28,9 @@ class Body:
 
     ``decomposing`` are operators that this is a part of the decomposition of, in which they must not come again.
     ``targets`` are results that others wait for: what a node computes goes there, not into memory of its own.
+    ``origins``: a tensor that was copied to the host, and the device that it comes from -> the tensor there.
+    ``inputs_on_device`` and ``results_on_device``: inputs that callers bring in the memory of the device that takes
+    them, and results that stay on the device that computes them.
     """
 
     def __init__(
@@ -44,6 +47,9 @@ class Body:
         self.of: dict[Node, Result] = {}
         self.decomposing: frozenset[Any] = frozenset()
         self.targets: dict[tuple[Node, int], Computed] = {}
+        self.origins: dict[tuple[TensorValue, Place], TensorValue] = {}
+        self.inputs_on_device: frozenset[TensorValue] = frozenset()
+        self.results_on_device: frozenset[Node] = frozenset()
 
     def nested(self, module: GraphModule, inputs: Sequence[Item], name: str = "") -> Body:
         """The body of a subgraph, the attribute ``name`` of this one, with its placeholders bound."""
@@ -78,8 +84,6 @@ class Body:
             return self._attribute(node)
         if node.target is operator.getitem:
             return self._element(node)
-        if node.target is CALL_DELEGATE:
-            return self._call_delegate(node)
         emit = self.context.emitter_of(node)
         if emit is None:
             raise unsupported(node, f"{node.target} is no operator that a program file can hold")
@@ -99,15 +103,6 @@ class Body:
     def subgraph(self, argument: Any, inputs: Sequence[Item]) -> Body:
         """The body of the module that a ``get_attr`` argument names."""
         return self.nested(getattr(self.module, argument.target), inputs, argument.target)
-
-    def _call_delegate(self, node: Node) -> Result:
-        attribute = node.args[0]
-        assert isinstance(attribute, Node)
-        index, _ = self.delegates.find(f"{self.path}{attribute.target}")
-        results = self.new_results(node)
-        items = [*(self.item(a) for a in node.args[1:]), *results]
-        self.assembler.delegate(index, [self.position(i) for i in items])
-        return list(results)
 
     def new_results(self, node: Node) -> list[Item]:
         """A value for each result of a node, by what it is in the program."""

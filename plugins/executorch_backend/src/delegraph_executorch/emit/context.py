@@ -23,19 +23,22 @@ class Context:
     ``emitter_of``: the function that emits a node in a ``Body``, None if a file can hold no such node. Branches and
     loops emit bodies, which emit nodes: the table of all these functions is handed in from above (``dispatch``).
     ``memory_of``: the memory that a node's results are planned in, from 1.
-    ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory, or the caller brings it.
     ``alignment``: bytes that planned tensors are aligned to. ``stack_traces``: whether instructions have source lines.
-    ``external``: the data file that parameters and buffers which nobody writes go to, by their names; empty for none.
+    ``file_of``: the data file that the constant of a placeholder goes to, by its name, empty for the program's own; it
+    is told whether the program returns the constant's gradient. ``plans_states`` and ``names_states``: whether buffers
+    that are written get planned memory, and whether the file has their names. ``plans_devices``: whether what delegates
+    of other devices take and return is planned in those devices' memory, with copies to and from the host's.
     """
 
     kernels: KernelSet
     emitter_of: Callable[[Node], Callable[..., Any] | None]
-    plan_inputs: bool = True
-    plan_outputs: bool = True
-    external: str = ""
+    file_of: Callable[[Node, bool], str]
     memory_of: Callable[[Node], int] = lambda node: 1
     alignment: int = ALIGNMENT
     stack_traces: bool = False
+    plans_states: bool = True
+    names_states: bool = False
+    plans_devices: bool = True
     external_data: NamedDataStore = field(default_factory=NamedDataStore)
     constants: Pool = field(default_factory=Pool)
     states: Pool = field(default_factory=Pool)
@@ -49,6 +52,10 @@ class Delegates:
         self._context = context
         self._by_name = {contents_of.name: contents_of for contents_of in contents}
         self.used: dict[str, DelegateContents] = {}
+
+    def named(self, name: str) -> DelegateContents:
+        """The delegate of a dotted attribute, used or not."""
+        return self._by_name[name]
 
     def find(self, name: str) -> tuple[int, DelegateContents]:
         """(position in the method's table, the delegate) of a dotted attribute."""

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .body import Body, Item, Result, unsupported
+from .body import Body, Item, Result
 from .kernel_calls import copy_tensor
-from .sizes import lower_bound
 from .symbolic import PRIM
 from .values import Computed, ScalarValue, TensorValue, planned_tensor, scalar_value
 
@@ -150,8 +149,10 @@ def _apart(body: Body, value: Item, carried: Sequence[Item]) -> Item:
 def _emit_rows(
     body: Body, rows: Any, results: Sequence[Item], emit_round: Callable[[Sequence[Item]], Sequence[Item]]
 ) -> None:
-    """A loop over the rows of tensors; what a round returns for one is appended to ``results``."""
-    _check_rows(body, rows[0])
+    """A loop over the rows of tensors; what a round returns for one is appended to ``results``.
+
+    Without rows, taking the first fails at run time, as eager does.
+    """
     grown = [r for r in results if isinstance(r, TensorValue)]
     for result in grown:
         result.varies = True  # it grows by a row in each round
@@ -175,14 +176,6 @@ def _emit_rows(
 
 def _row_of(tensor: TensorValue) -> TensorValue:
     return planned_tensor(tensor.dtype, tensor.sizes[1:], tensor.varies)
-
-
-def _check_rows(body: Body, rows: Node) -> None:
-    """The first row is computed before anything is counted, since without one the result would have no sizes."""
-    count = rows.meta["val"].shape[0]
-    if lower_bound(count, body.ranges) < 1:
-        text = f"a loop over the rows of {rows.name}, which may have no rows"
-        raise unsupported(rows, text, "say that it has some: torch._check(x.shape[0] > 0), or a Dim with min=1")
 
 
 CONTROL_FLOW: dict[Any, Callable[[Body, Node], Result]] = {

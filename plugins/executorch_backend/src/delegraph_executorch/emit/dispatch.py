@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from delegraph.exported_program import CALL_DELEGATE
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from .body import Body, Result
 from .control_flow import CONTROL_FLOW
+from .delegate_calls import emit_delegate
 from .kernel_calls import emit_operator
 from .symbolic import SYMBOLIC, emit_symbolic
 
 
 def emitter_of(node: Node) -> Callable[[Body, Node], Result] | None:
     """By what a node calls; None for what a program file cannot hold."""
+    if node.target is CALL_DELEGATE:
+        return emit_delegate
     if isinstance(node.target, HigherOrderOperator):
         return CONTROL_FLOW.get(node.target)
     if node.target in SYMBOLIC:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from delegraph.errors import Unsupported
@@ -29,14 +30,18 @@ def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: 
         hint = "view it with more dimensions, or bound the Dim that varies"
         raise Unsupported("unsupported", f"{text}; a program file holds up to {LARGEST}", hint=hint)
     index, extra = 0, None
-    if value.name:
+    if value.file:
         assert value.constant is not None
-        context.external_data.add_named_data(value.name, value.constant, alignment=16, external_tag=context.external)
+        context.external_data.add_named_data(value.name, value.constant, alignment=16, external_tag=value.file)
         extra = ExtraTensorInfo(fully_qualified_name=value.name, location=Location.EXTERNAL)
     elif value.constant is not None:
         index = 1 + context.constants.add(value.constant)
-    elif value.initial is not None:
+    elif value.initial is not None and value.storage.is_planned:
         index = 1 + context.states.add(value.initial)
+    if extra is None and (value.name or value.place):
+        extra = ExtraTensorInfo(fully_qualified_name=value.name, location=Location.SEGMENT)
+    if extra is not None and value.place is not None:
+        extra = replace(extra, device_type=value.place.kind, device_index=value.place.number)
     return Tensor(
         scalar_type=CODES[value.dtype],
         sizes=value.sizes,

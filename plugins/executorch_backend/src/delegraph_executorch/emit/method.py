@@ -18,7 +18,15 @@ from torch.utils import _pytree as pytree
 
 from ..containers import encode_inputs, encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
-from ..program.tables import Chain, ContainerMetadata, EValue, ExecutionPlan, FrameList, Instruction
+from ..program.tables import (
+    Chain,
+    ContainerMetadata,
+    EValue,
+    ExecutionPlan,
+    FrameList,
+    Instruction,
+    NonConstBufferDevice,
+)
 from .assembler import Assembler
 from .body import Body, Item
 from .context import Context, Delegates
@@ -42,10 +50,25 @@ class DebugHandles:
 
 
 def emit_method(
-    name: str, program: ExportedProgram, delegates: list[DelegateContents], context: Context
+    name: str,
+    program: ExportedProgram,
+    delegates: list[DelegateContents],
+    context: Context,
+    plan_inputs: bool = True,
+    plan_outputs: bool = True,
+    takes_device: bool = False,
+    gives_device: bool = False,
 ) -> tuple[ExecutionPlan, DebugHandles]:
-    """The table of a method. Raises Unsupported for what a program file, or the kernels, cannot hold."""
-    return _Method(name, program, Delegates(context, delegates), context).emit()
+    """The table of a method. Raises Unsupported for what a program file, or the kernels, cannot hold.
+
+    ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory, or the caller brings it.
+    ``takes_device`` and ``gives_device``: whether inputs that only a delegate of another device reads come from that
+    device's memory, and results of such a delegate stay there.
+    """
+    method = _Method(name, program, Delegates(context, delegates), context)
+    method.plan_inputs, method.plan_outputs = plan_inputs, plan_outputs
+    method.takes_device, method.gives_device = takes_device, gives_device
+    return method.emit()
 
 
 def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPlan:
@@ -89,12 +112,21 @@ class _Method:
         self.assembler, self.delegates = Assembler(), delegates
         ranges = program.range_constraints
         self.body = Body(program.graph_module, self.assembler, self.delegates, context, ranges)
+        self.plan_inputs = self.plan_outputs = True
+        self.takes_device = self.gives_device = False
         self.state: dict[str, TensorValue] = {}
         self.inputs: list[Item] = []
 
     def emit(self) -> tuple[ExecutionPlan, DebugHandles]:
         self._bind_placeholders()
         inputs = [self.body.position(i) for i in self.inputs]
+        if self.takes_device:
+            self.body.inputs_on_device = frozenset(i for i in self.inputs if isinstance(i, TensorValue))
+        if self.gives_device:
+            # what the method writes, or returns twice, it has to copy itself, which it can on the host only
+            values = [value for _, value in self._specs()]
+            results = (value for spec, value in self._specs() if spec.kind is OutputKind.USER_OUTPUT)
+            self.body.results_on_device = frozenset(v for v in results if isinstance(v, Node) and values.count(v) == 1)
         self.body.emit()
         self.assembler.handle = None
         outputs = self._outputs()
@@ -106,7 +138,7 @@ class _Method:
         return plan, handles
 
     def _bind_placeholders(self) -> None:
-        written = written_targets(self.program).union(trained_targets(self.program))
+        written, trained = written_targets(self.program), trained_targets(self.program)
         given = {s.target for s in self.program.graph_signature.output_specs if s.kind in _WRITES}
         for node, spec in placeholders(self.program):
             if spec.kind is InputKind.USER_INPUT:
@@ -114,26 +146,33 @@ class _Method:
                 self.inputs.append(item)
             elif spec.target in written:
                 self.body.of[node] = self.state[str(spec.target)] = self._state(spec)
+            elif spec.target in trained:
+                made = self._constant(node, spec, is_trained=True)
+                self.body.of[node] = self.state[str(spec.target)] = made if made.file else self._state(spec)
             else:
-                self.body.of[node] = self._constant(spec)
+                self.body.of[node] = self._constant(node, spec, is_trained=False)
 
     def _input(self, node: Node, written_by_program: bool) -> Item:
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor):
             return self.body.new_value(val, node) if isinstance(val, torch.SymInt | torch.SymFloat) else val
         sizes, varies = upper_bounds(val.shape, self.program.range_constraints, node)
-        planned = self.context.plan_inputs and not written_by_program
+        planned = self.plan_inputs and not written_by_program
         return planned_tensor(val.dtype, sizes, varies, Home.PLANNED if planned else Home.GIVEN)
 
-    def _constant(self, spec: InputSpec) -> TensorValue:
+    def _constant(self, node: Node, spec: InputSpec, is_trained: bool) -> TensorValue:
         made = constant_tensor(tensor_of(self.program, spec))
-        made.name = str(spec.target) if self.context.external else ""
+        made.file = self.context.file_of(node, is_trained) if _is_of_model(node, spec) else ""
+        made.name = str(spec.target) if made.file else ""
         return made
 
     def _state(self, spec: InputSpec) -> TensorValue:
         tensor = tensor_of(self.program, spec)
-        made = planned_tensor(tensor.dtype, tuple(tensor.shape), False, Home.STATE)
+        given = spec.kind is InputKind.BUFFER and not self.context.plans_states
+        home = Home.GIVEN if given else Home.STATE
+        made = planned_tensor(tensor.dtype, tuple(tensor.shape), False, home)
         made.initial = tensor
+        made.name = str(spec.target) if self.context.names_states else ""
         return made
 
     def _specs(self) -> Iterable[tuple[OutputSpec, Any]]:
@@ -161,7 +200,7 @@ class _Method:
     def _is_taken(self, item: TensorValue, outputs: Sequence[Item]) -> bool:
         if item.storage.home is not Home.PLANNED:
             return True
-        if not self.context.plan_outputs and self._has_views(item):
+        if not self.plan_outputs and self._has_views(item):
             return True
         return any(isinstance(o, TensorValue) and o.storage is item.storage for o in (*outputs, *self.inputs))
 
@@ -201,6 +240,7 @@ class _Method:
         entries = self.assembler.values.entries
         uses = [[t.storage for t in tensors] for tensors in self.assembler.tensors_used()]
         self._release_outputs(outputs)
+        devices = self._number_devices()
         lifetimes = find_lifetimes(uses, self._storages(inputs), self._storages(outputs), self.assembler.loops)
         offsets, sizes = plan_memory(lifetimes, self.context.alignment)
         values = finish_values(entries, offsets, self.context)
@@ -215,7 +255,19 @@ class _Method:
             operators=tuple(self.assembler.operators),
             delegates=self.delegates.tables(),
             memory_sizes=tuple(sizes),
+            memory_devices=devices,
         )
+
+    def _number_devices(self) -> tuple[NonConstBufferDevice, ...]:
+        """Give each device a memory behind the host's, and say which it is."""
+        storages = [t.storage for t in self.assembler.values.tensors()]
+        places = sorted({s.place for s in storages if s.place is not None and s.is_planned and s.nbytes})
+        after = max((s.memory_id for s in storages if s.place is None), default=1)
+        numbers = {place: after + k for k, place in enumerate(places, 1)}
+        for storage in storages:
+            if storage.place in numbers:
+                storage.memory_id = numbers[storage.place]
+        return tuple(NonConstBufferDevice(number, place.kind, place.number) for place, number in numbers.items())
 
     def _stack_traces(self) -> tuple[FrameList, ...]:
         if not self.context.stack_traces:
@@ -228,10 +280,10 @@ class _Method:
 
     def _release_outputs(self, outputs: Sequence[int]) -> None:
         """Outputs that the caller brings memory for have none in the plan; parameters that it trains keep theirs."""
-        if not self.context.plan_outputs:
+        if not self.plan_outputs:
             for position in outputs:
                 entry = self.assembler.values.entries[position]
-                if isinstance(entry, TensorValue) and entry.storage.home is not Home.STATE:
+                if isinstance(entry, TensorValue) and entry.storage.home is Home.PLANNED:
                     entry.storage.home = Home.GIVEN
 
     def _container(self) -> ContainerMetadata:
@@ -244,3 +296,12 @@ class _Method:
         used = self.delegates.used.values()
         outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
         return ContainerMetadata(takes, outputs)
+
+
+def _is_of_model(node: Node, spec: InputSpec) -> bool:
+    """Whether a constant has a name in the model: export numbers what it lifts out of code, and so do we what we fold.
+
+    Such numbers mean something else in each method, so a data file could not tell them apart.
+    """
+    is_attribute = node.name.startswith("c_") and "_lifted_tensor" not in node.name
+    return spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) or is_attribute

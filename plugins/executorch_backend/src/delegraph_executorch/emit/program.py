@@ -27,34 +27,78 @@ TENSOR_ALIGNMENT = 16
 """Bytes that every tensor in a segment is aligned to."""
 
 
+EXTERNAL_CONSTANTS = "_default_external_constant"
+"""The data file of ``external_constants=True``, called as ExecuTorch calls it."""
+
+
+_SWITCHES = (
+    "stack_traces",
+    "external_mutable_weights",
+    "alloc_mutable_buffers",
+    "emit_mutable_buffer_names",
+    "enable_non_cpu_memory_planning",
+)
+_BY_METHOD = ("plan_inputs", "plan_outputs", "skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
+
+
 @dataclass(frozen=True)
 class EmitOptions:
     """``kernels``: the kernels that the device's runtime has, a path of a JSON list of them, None for the stock ones.
 
-    ``plan_inputs`` and ``plan_outputs``: whether the method has memory for its inputs and outputs, or the caller.
+    ``plan_inputs`` and ``plan_outputs``: whether the method has memory for its inputs and outputs, or the caller; a
+    mapping says it by method, and methods that it leaves out have memory.
     ``memory_of``: function from a node to the memory of its results, from 1, for devices with several.
     ``alignment``: bytes that tensors in planned memory are aligned to, a power of two.
-    ``stack_traces``: whether the file has the user's line of each instruction, as runtimes and ``inspect`` show it.
-    ``external_constants``: name of a data file that gets parameters and constant buffers, by their names in the model.
+    ``stack_traces``: whether the file has the user's lines of each instruction, as runtimes and ``inspect`` show them.
+    ``external_constants``: which parameters, constant buffers and tensor attributes go to data files, by their names in
+    the model: all to one of this name (True: of ExecuTorch's name), or each to the one that a function of its
+    placeholder names, None for the program's own file. What export lifted out of the code stays in that.
+    ``external_mutable_weights``: the same, for the parameters that the program returns gradients of.
+    ``alloc_mutable_buffers``: whether the method has memory for the buffers that it writes. Without, the caller brings
+    it, with what is in it at the start, and finds the buffers by name: that needs ``emit_mutable_buffer_names``, which
+    puts their names into the file.
+    ``enable_non_cpu_memory_planning``: whether what delegates with the compile spec ``target_device`` take and return
+    is planned in that device's memory, with copies from and to the host's. ``skip_h2d_for_method_inputs`` and
+    ``skip_d2h_for_method_outputs``: whether inputs and outputs of the method are left on such a device, by method too.
     """
 
     kernels: KernelSet | str | Path | None = None
-    plan_inputs: bool = True
-    plan_outputs: bool = True
-    external_constants: str = ""
+    plan_inputs: bool | Mapping[str, bool] = True
+    plan_outputs: bool | Mapping[str, bool] = True
+    external_constants: bool | str | Callable[[Node], str | None] = ""
     memory_of: Callable[[Node], int] | None = None
     alignment: int = ALIGNMENT
     stack_traces: bool = False
+    external_mutable_weights: bool = False
+    alloc_mutable_buffers: bool = True
+    emit_mutable_buffer_names: bool = False
+    enable_non_cpu_memory_planning: bool = True
+    skip_h2d_for_method_inputs: bool | Mapping[str, bool] = False
+    skip_d2h_for_method_outputs: bool | Mapping[str, bool] = False
 
     def __post_init__(self) -> None:
-        for name in ("plan_inputs", "plan_outputs", "stack_traces"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise OptionError("option-invalid", f"{name} is True or False, not {getattr(self, name)!r}")
+        for name in _BY_METHOD:
+            given = getattr(self, name)
+            if not all(isinstance(v, bool) for v in (given.values() if isinstance(given, Mapping) else [given])):
+                raise OptionError("option-invalid", f"{name} is True or False, or that by method, not {given!r}")
         if type(self.alignment) is not int or self.alignment < 1 or self.alignment & (self.alignment - 1):
             raise OptionError("option-invalid", f"alignment is a power of two, not {self.alignment!r}")
-        name = self.external_constants
-        if not isinstance(name, str) or any(c in name for c in "/\\\0"):
-            raise OptionError("option-invalid", f"external_constants is the name of a file, not {name!r}")
+        if isinstance(self.external_constants, str):
+            check_file_name(self.external_constants)
+        elif not isinstance(self.external_constants, bool) and not callable(self.external_constants):
+            text = f"external_constants is the name of a file, a function or a bool, not {self.external_constants!r}"
+            raise OptionError("option-invalid", text)
+        if not (self.alloc_mutable_buffers or self.emit_mutable_buffer_names):
+            text = "a caller finds buffers without memory (alloc_mutable_buffers=False) by their names"
+            raise OptionError("option-invalid", text, hint="say emit_mutable_buffer_names=True as well")
+        if not self.enable_non_cpu_memory_planning:
+            for name in ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs"):
+                if getattr(self, name):
+                    text = f"{name} leaves out copies, which enable_non_cpu_memory_planning=False does not make"
+                    raise OptionError("option-invalid", text)
 
 
 @dataclass(frozen=True)
@@ -70,18 +114,20 @@ class EmittedProgram:
 def emit_program(program: ProgramContents, options: EmitOptions | None = None) -> EmittedProgram:
     """Emit all methods. Raises Unsupported, with the operator and the user's line, for what no file can hold."""
     options = options or EmitOptions()
-    kernels = kernel_set(options.kernels)
+    for option in _BY_METHOD:
+        _check_methods(option, getattr(options, option), program)
     context = Context(
-        kernels,
+        kernel_set(options.kernels),
         emitter_of,
-        options.plan_inputs,
-        options.plan_outputs,
-        options.external_constants,
+        _file_of(options),
         memory_of=options.memory_of or (lambda node: 1),
         alignment=options.alignment,
         stack_traces=options.stack_traces,
+        plans_states=options.alloc_mutable_buffers,
+        names_states=options.emit_mutable_buffer_names,
+        plans_devices=options.enable_non_cpu_memory_planning,
     )
-    emitted = {name: _emit(program, name, context) for name in program.methods}
+    emitted = {name: _emit(program, name, context, options) for name in program.methods}
     training = {k: v for m in program.methods for k, v in training_methods(m, program.exported_program(m)).items()}
     values = {**program.constant_methods, **training}
     constant = [emit_constant_method(name, value, context) for name, value in values.items()]
@@ -103,9 +149,50 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
     )
 
 
-def _emit(program: ProgramContents, name: str, context: Context) -> tuple[ExecutionPlan, DebugHandles]:
+def _emit(
+    program: ProgramContents, name: str, context: Context, options: EmitOptions
+) -> tuple[ExecutionPlan, DebugHandles]:
     delegates = [d for d in program.delegates if d.method == name]
-    return emit_method(name, program.exported_program(name), delegates, context)
+    return emit_method(
+        name,
+        program.exported_program(name),
+        delegates,
+        context,
+        _of_method(options.plan_inputs, name, True),
+        _of_method(options.plan_outputs, name, True),
+        _of_method(options.skip_h2d_for_method_inputs, name, False),
+        _of_method(options.skip_d2h_for_method_outputs, name, False),
+    )
+
+
+def _of_method(option: bool | Mapping[str, bool], method: str, usual: bool) -> bool:
+    return option.get(method, usual) if isinstance(option, Mapping) else option
+
+
+def _check_methods(option: str, given: bool | Mapping[str, bool], program: ProgramContents) -> None:
+    unknown = [m for m in given if m not in program.methods] if isinstance(given, Mapping) else []
+    if unknown:
+        text = f"{option} names a method {unknown[0]!r}; the program has {', '.join(program.methods)}"
+        raise OptionError("option-invalid", text)
+
+
+def check_file_name(name: object) -> None:
+    """Raise OptionError for what cannot be a part of the name of a data file."""
+    if not isinstance(name, str) or any(c in name for c in "/\\\0"):
+        raise OptionError("option-invalid", f"external_constants is the name of a file, not {name!r}")
+
+
+def _file_of(options: EmitOptions) -> Callable[[Node, bool], str]:
+    """The data file that a constant of the model goes to, and whether the program returns its gradient -> the name."""
+    given = options.external_constants
+    name = EXTERNAL_CONSTANTS if given is True else given or ""
+
+    def file_of(node: Node, is_trained: bool) -> str:
+        chosen = (name(node) or "") if callable(name) else name
+        check_file_name(chosen)
+        return chosen or (EXTERNAL_CONSTANTS if is_trained and options.external_mutable_weights else "")
+
+    return file_of
 
 
 class _Segments:

@@ -27,15 +27,6 @@ def upper_bounds(shape: Sequence[Any], ranges: Ranges, node: Node) -> tuple[tupl
     return sizes, any(not isinstance(s, int) and not _constant(s) for s in shape)
 
 
-def lower_bound(size: int | torch.SymInt, ranges: Ranges) -> int:
-    """The least that a size may be."""
-    if isinstance(size, int):
-        return size
-    known = {s: ranges.get(s) or size.node.shape_env.var_to_range[s] for s in size.node.expr.free_symbols}
-    lower = bound_sympy(size.node.expr, known).lower
-    return int(lower) if lower.is_Integer else 0
-
-
 def size_relations(program: ExportedProgram) -> InputSizes:
     """How the sizes of inputs go together, as far as each is a multiple of one symbol, plus a number.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..memory.storage import Home, Storage
+from ..memory.storage import Home, Place, Storage
 from ..program.tables import (
     Bool,
     BoolList,
@@ -28,8 +28,9 @@ from ..program.tables import (
 class TensorValue:
     """A tensor: its element type, its sizes (upper bounds where they vary) and its memory.
 
-    ``constant`` is its content if that is known now, ``initial`` what its memory holds before the first run. A constant
-    with a ``name`` is stored by it, in a data file.
+    ``constant`` is its content if that is known now, ``initial`` what its memory holds before the first run.
+    ``name``: what the model calls it, if the file says so. A constant with a ``file`` is stored in that data file.
+    ``place``: the device that it is on, None for the host.
     """
 
     dtype: torch.dtype
@@ -39,6 +40,8 @@ class TensorValue:
     constant: torch.Tensor | None = None
     initial: torch.Tensor | None = None
     name: str = ""
+    file: str = ""
+    place: Place | None = None
 
 
 @dataclass(eq=False)

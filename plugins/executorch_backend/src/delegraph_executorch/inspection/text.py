@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from delegraph.io.escape import printable
+from delegraph.source import innermost
 
 from ..program.scalar_types import ScalarType
 from ..program.tables import (
@@ -17,6 +18,7 @@ from ..program.tables import (
     DoubleList,
     Dynamism,
     ExecutionPlan,
+    Frame,
     FreeCall,
     Int,
     IntList,
@@ -55,9 +57,15 @@ def method_lines(plan: ExecutionPlan) -> Iterator[str]:
     traces = plan.chains[0].stacktrace if plan.chains else ()
     for number, instruction in enumerate(plan.chains[0].instructions if plan.chains else ()):
         frames = traces[number].items if number < len(traces) else ()
-        place = f"  // {shorten(frames[-1].filename)}:{frames[-1].line}" if frames else ""
-        yield f"  {number:4}  {names.call(instruction.call)}{place}"
+        yield f"  {number:4}  {names.call(instruction.call)}{_line(frames)}"
     yield "}"
+
+
+def _line(frames: Sequence[Frame]) -> str:
+    """The innermost line that is neither torch's nor Python's own; the innermost of all if there is none."""
+    listed = [(frame.filename, frame.line, frame.name, frame.context) for frame in frames]
+    found = innermost(listed) or innermost(listed, lambda file: True)
+    return "" if found is None else f"  // {shorten(found.file)}:{found.line}"
 
 
 def shorten(shown: str, longest: int = _LONGEST) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Home(enum.Enum):
@@ -15,13 +16,24 @@ class Home(enum.Enum):
     GIVEN = "given"
 
 
+class Place(NamedTuple):
+    """A device other than the host: its kind, as the file numbers it, and which one of that kind."""
+
+    kind: int
+    number: int
+
+
 @dataclass(eq=False)
 class Storage:
-    """Bytes of memory; two tensors share them exactly if they have the same object."""
+    """Bytes of memory; two tensors share them exactly if they have the same object. ``place``: whose, None: the host's.
+
+    ``memory_id`` counts the memories of the host; those of devices are numbered when the plan is made.
+    """
 
     nbytes: int
     home: Home
     memory_id: int = 1
+    place: Place | None = None
 
     @property
     def is_planned(self) -> bool:

@@ -27,8 +27,13 @@ class HostTensor:
         return dtype_of(self.table)
 
     def read(self) -> torch.Tensor:
-        """The current content. Raises FormatError if nothing was ever written."""
+        """The current content. Raises FormatError if nothing was ever written, InputError for a caller's buffer."""
         if self.now is None:
+            if self.table.allocation is None and self.table.extra is not None:
+                name = self.table.extra.fully_qualified_name
+                text = f"the buffer {name!r} has no memory in the file: its callers bring it"
+                hint = "a file that is saved without alloc_mutable_buffers=False runs here"
+                raise InputError("input-invalid", text, hint=hint)
             raise FormatError("format-invalid", "damaged .pte file: a tensor is read before it is written")
         return self.now
 

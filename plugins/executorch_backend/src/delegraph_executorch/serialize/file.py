@@ -47,7 +47,7 @@ class SegmentedFile:
             end = start + len(segment.content)
         places = tuple(DataSegment(o, len(s.content)) for o, s in zip(self._offsets, segments, strict=True))
         self._structure, self._base = finish(places)
-        self._size = self._base + end if segments else len(self._structure)
+        self._size = self._base + end if end else len(self._structure)  # empty segments alone take no place
 
     def __len__(self) -> int:
         return self._size
@@ -55,6 +55,8 @@ class SegmentedFile:
     def write_to(self, file: BinaryIO) -> None:
         """Append the bytes to ``file``."""
         file.write(self._structure)
+        if not self._base:
+            return
         position = len(self._structure)
         for segment, offset in zip(self._segments, self._offsets, strict=True):
             start = self._base + offset
