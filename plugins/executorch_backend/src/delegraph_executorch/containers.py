@@ -150,7 +150,14 @@ def _as_written(value: Any) -> Any:
 def structure_of(container: ContainerMetadata | None, side: str) -> pytree.TreeSpec | None:
     """The structure of a method's ``inputs`` or ``outputs``; None if the file does not say it in a way that we know."""
     text = getattr(container, side) if container is not None else ""
-    return decode_structure(text) if text.startswith(("{", '"')) else None
+    spec = decode_structure(text) if text.startswith(("{", '"')) else None
+    if side == "inputs" and spec is not None and not _is_of_a_call(spec):
+        raise FormatError("format-invalid", "the structure of inputs is not that of arguments and keyword arguments")
+    return spec
+
+
+def _is_of_a_call(spec: pytree.TreeSpec) -> bool:
+    return spec.type is tuple and spec.num_children == 2 and [c.type for c in spec.children()] == [tuple, dict]
 
 
 def flatten_call(

@@ -6,6 +6,7 @@ They are written by hand. ``benchmarks/damaged_files.py`` finds new ones.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import tracemalloc
@@ -19,6 +20,7 @@ import torch
 from delegraph.cli import main
 from delegraph.errors import DelegraphError, FormatError, InputError, OptionError, Unsupported
 from delegraph_executorch.format import PteFormat
+from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.program import tables as t
 from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.kernels import kernel
@@ -247,6 +249,49 @@ def test_inputs_that_no_memory_holds(sizes: tuple[int, ...], tmp_path: Path) -> 
     with pytest.raises((FormatError, Unsupported)):
         PteFormat.sample(path, 0)
     assert main(["run", str(path)]) == 1
+
+
+@pytest.mark.parametrize(
+    "structure", ["*", {"tuple": []}, {"list": ["*"]}, {"tuple": ["*", {"dict": []}]}, {"tuple": 3}]
+)
+def test_inputs_that_are_no_arguments_of_a_call(structure: Any, tmp_path: Path) -> None:
+    path = tmp_path / "structure.pte"
+    container = t.ContainerMetadata(json.dumps({"structure": structure, "names": ["x"]}), "")
+    path.write_bytes(program([tensor(2)], inputs=[0], outputs=[0], container=container))
+    with pytest.raises(FormatError, match="the structure of inputs"):
+        delegraph.load(path)
+
+
+def test_long_texts_and_lists_are_cut_where_a_file_is_shown(tmp_path: Path) -> None:
+    """Each instruction names the same long operator, list and text; the file has them once."""
+    path, count = tmp_path / "long.pte", 400
+    name = "\x01" * 40_000
+    values = [tensor(1), t.TensorList((0,) * 2000), t.String(name)]
+    path.write_bytes(program(values, [(f"acme::{name}.out", (1, 2, 0, 1))] * count, [0], [0]))
+    tracemalloc.start()
+    shown, page = str(PteFormat.inspect(path)), PteFormat.page(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "... (40010 characters)" in shown and "2000 in all" in shown
+    assert len(shown) < 1_000_000 and len(page) < 2_000_000 and peak < 16 * path.stat().st_size + (4 << 20)
+
+
+def test_a_memory_plan_is_proven_in_memory_that_grows_with_the_file() -> None:
+    """Thousands of tensors in one place, and as many jumps: what is whole where is a set for each."""
+    count = 2000
+    calls: list[Any] = []
+    for k in range(count):
+        calls += [("aten::relu.out", (k, k + 1, k + 1)), t.JumpFalseCall(count + 1, 2 * k + 2)]
+    values = [*(tensor(4, at=16 * (k % 2)) for k in range(count + 1)), t.Bool(True)]
+    plan = read_program(program(values, calls, [0], [count])).program.plans[0]
+    tracemalloc.start()
+    assert find_conflicts(plan, {}) == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    backward = [i for k in range(3000) for i in (t.JumpFalseCall(count + 1, k // 2),)]
+    plan = read_program(program(values, [*calls[:1], *backward], [0], [1])).program.plans[0]
+    assert find_conflicts(plan, {}) == []
 
 
 def test_texts_and_numbers_as_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ def program(
     inputs: Sequence[int] = (),
     outputs: Sequence[int] = (),
     memory: int = 1 << 12,
+    container: t.ContainerMetadata | None = None,
 ) -> bytes:
     """A file with one method. ``calls``: name and arguments of a kernel (``aten::add.out``), or another instruction."""
     names = list(dict.fromkeys(c[0] for c in calls if isinstance(c, tuple)))
@@ -30,7 +31,7 @@ def program(
     pairs = [name.partition(".") for name in names]
     plan = t.ExecutionPlan(
         name="forward",
-        container=t.ContainerMetadata(),
+        container=container or t.ContainerMetadata(),
         values=tuple(map(t.EValue, values)),
         inputs=tuple(inputs),
         outputs=tuple(outputs),

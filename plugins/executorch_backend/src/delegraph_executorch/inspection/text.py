@@ -45,7 +45,7 @@ _SHORT = {
 }
 _ELEMENTS = 32
 """Elements of a list that are printed, and results of one instruction."""
-_LONGEST = 200
+_LONGEST = 120
 """Characters of a name or a text that are printed: each instruction may have the same long one."""
 
 
@@ -70,7 +70,8 @@ def _line(frames: Sequence[Frame]) -> str:
 
 def shorten(shown: str, longest: int = _LONGEST) -> str:
     """A text of the file that prints, cut off if it is longer."""
-    return printable(shown[:longest]) + (f"... ({len(shown)} characters)" if len(shown) > longest else "")
+    escaped = printable(shown[: longest + 1])
+    return escaped if len(escaped) <= longest else f"{escaped[:longest]}... ({len(shown)} characters)"
 
 
 def describe_tensor(tensor: Tensor) -> str:

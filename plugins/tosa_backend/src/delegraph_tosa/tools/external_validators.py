@@ -30,6 +30,8 @@ WHOLE_UP_TO = 1 << 30
 twice."""
 LARGE = 1 << 16
 """Bytes of a constant that stands as an input in what tosa-opt gets of a larger file."""
+_SAID = 1 << 20
+"""Bytes of a tool's errors that are looked at."""
 _RUN = """
 import sys, numpy, tosa_reference_model as model
 file, arrays, level = sys.argv[1:]
@@ -142,11 +144,24 @@ def _program(name: str) -> Path | None:
 
 
 def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a tool. It asks gdb for a backtrace of every refusal, so folders with gdb are not on its path."""
+    """Run a tool. It asks gdb for a backtrace of every refusal, so folders with gdb are not on its path.
+
+    What it prints of the program is not kept: a small file whose operators share a long text prints gigabytes.
+    """
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "gdb").exists())
+    environment = os.environ | {"PATH": path}
     try:
-        return subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=SECONDS, env=os.environ | {"PATH": path}
-        )
+        with tempfile.TemporaryFile() as errors:
+            done = subprocess.run(
+                command,
+                input=text.encode(),
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                timeout=SECONDS,
+                env=environment,
+            )
+            errors.seek(0)
+            said = errors.read(_SAID).decode(errors="replace")
+        return subprocess.CompletedProcess(command, done.returncode, "", said)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"error: it took longer than {SECONDS} seconds")
