@@ -228,6 +228,16 @@ def test_lowering_for_another_backend_survives_such_a_neighbour(delegraph, site)
     assert "warning: acme-second of acme-second 1.0 is broken: importing its light module killed" in done.stderr
 
 
+def test_a_shell_completes_beside_such_a_neighbour(start, tmp_path, monkeypatch):
+    line = "delegraph lower net.py --backend g"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    for name, value in (asked | {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offers")}).items():
+        monkeypatch.setenv(name, value)
+    with start("light import", "os.abort()") as process:
+        process.communicate(timeout=300)
+    assert (process.returncode, (tmp_path / "offers").read_text().strip()) == (0, "good")
+
+
 DEADLOCK = "lock, held = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64); lock(held); lock(held)"
 HANGS = ["time.sleep(1000)", "C.sleep(1000)", DEADLOCK]
 """A wait of Python, one of C, and one of C that holds the interpreter's lock: no thread of Python runs meanwhile."""
