@@ -177,8 +177,14 @@ class ExecutorchProgramManager:
             write_whole(os.path.join(outdir, name), self._contents[name])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program and its data files, as ``model.weights.ptd`` beside ``model.pte``, each whole or not."""
-        write_files(self._contents, as_path(path))
+        """Write the program and its data files, as ``model.weights.ptd`` beside ``model.pte``, each whole or not.
+
+        Raises OptionError for a path that is not one of a ``.pte`` file.
+        """
+        target = as_path(path)
+        if target.suffix.lower() != ".pte":
+            raise OptionError("option-invalid", f"to_executorch makes a .pte file, and {target.name} is to be another")
+        write_files(self._contents, target)
 
 
 def to_edge(

@@ -242,8 +242,12 @@ def test_loops_over_rows_of_a_number_without_a_minimum(loop: str, tmp_path: Path
         delegraph.load(path)(*none)
 
 
-def test_the_program_is_written_where_it_is_asked_for() -> None:
+def test_the_program_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     program = to_edge(exported(Attributes())).to_executorch()
     stream = io.BytesIO()
     program.write_to_file(stream)
     assert stream.getvalue() == program.buffer and program.data_files == []
+    with pytest.raises(OptionError, match=r"makes a \.pte file, and net\.pt is to be another"):
+        program.save(tmp_path / "net.pt")
+    program.save(tmp_path / "net.pte")
+    assert (tmp_path / "net.pte").read_bytes() == program.buffer

@@ -24,6 +24,7 @@ from delegraph import backend, lowering, partitioner
 from delegraph.delegates import LoweredBackendModule
 from delegraph_executorch.device import build_library, load_library
 from delegraph_executorch.emit import emit_program
+from delegraph_executorch.serialize import reader
 from torch import _C
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
@@ -172,17 +173,36 @@ class BackendConfig:
     external_constants: Any = False
     external_mutable_weights: bool = False
     emit_mutable_buffer_names: bool = False
+    enable_non_cpu_memory_planning: bool = True
+    do_quant_fusion_and_const_prop: bool = False
+    run_reinplace_pass: bool = False
+    reinplace_extra_ops: Any = None
 
     @property
     def options(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"stack_traces": self.emit_stacktrace}
-        planning = self.memory_planning_pass
-        if planning is not None and not isinstance(planning, Mapping):
-            found["plan_inputs"] = getattr(planning, "alloc_graph_input", True)
-            found["plan_outputs"] = getattr(planning, "alloc_graph_output", True)
-        if self.external_constants:
-            found["external_constants"] = "_default_external_constant"
+        placement = self.propagate_device_config
+        found: dict[str, Any] = {
+            "emit_stacktrace": self.emit_stacktrace,
+            "external_constants": self.external_constants,
+            "external_mutable_weights": self.external_mutable_weights,
+            "emit_mutable_buffer_names": self.emit_mutable_buffer_names,
+            "enable_non_cpu_memory_planning": self.enable_non_cpu_memory_planning,
+            "alloc_graph_input": self._planned("alloc_graph_input"),
+            "alloc_graph_output": self._planned("alloc_graph_output"),
+            "alloc_mutable_buffers": getattr(self.memory_planning_pass, "alloc_mutable_buffers", True),
+        }
+        for name in ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs"):
+            if isinstance(placement, Mapping):
+                found[name] = {method: getattr(each, name) for method, each in placement.items()}
+            elif placement is not None:
+                found[name] = getattr(placement, name)
         return found
+
+    def _planned(self, name: str) -> bool | dict[str, bool]:
+        planning = self.memory_planning_pass
+        if isinstance(planning, Mapping):
+            return {method: getattr(each, name, True) for method, each in planning.items()}
+        return getattr(planning, name, True)
 
 
 def _ours(config: Any) -> lowering.EdgeCompileConfig | None:
@@ -265,7 +285,38 @@ class ExecutorchProgramManager:
 
     @property
     def _emitter_output(self) -> Any:
-        return SimpleNamespace(program=self.executorch_program, mutable_data=read(self._ours.buffer).mutable_data)
+        data = {name: read_data(content) for name, content in self._tensor_data.items()}
+        return SimpleNamespace(
+            program=self.executorch_program,
+            mutable_data=read(self._ours.buffer).mutable_data,
+            external_constant_buffer=[buffer for buffers, _ in data.values() for buffer in buffers],
+            external_constant_map={name: places for name, (_, places) in data.items()},
+        )
+
+    @property
+    def debug_handle_map(self) -> dict[str, dict[int, int | None]]:
+        """What the side file of a program says (``debug_file``): the handle of each instruction."""
+        handles = emit_program(self._edge).debug_handles
+        return {method: dict(enumerate(of.instructions)) for method, of in handles.items()}
+
+    @property
+    def delegate_map(self) -> dict[str, dict[int, Any]]:
+        """The same of calls of delegates: what they are, and their identifiers."""
+        emitted = emit_program(self._edge)
+        found: dict[str, dict[int, Any]] = {}
+        for plan in emitted.program.plans[: len(emitted.debug_handles)]:
+            called = enumerate(getattr(i.call, "delegate_index", None) for i in plan.chains[0].instructions)
+            maps = emitted.debug_handles[plan.name].delegates
+            found[plan.name] = {
+                k: {"name": plan.delegates[d].id, "delegate_map": maps[d]} for k, d in called if d is not None
+            }
+        return found
+
+    @property
+    def _tensor_data(self) -> dict[str, bytes]:
+        with tempfile.TemporaryDirectory() as folder:
+            self._ours.write_tensor_data_to_file(folder)
+            return {name.removesuffix(".ptd"): Path(folder, name).read_bytes() for name in self._ours.data_files}
 
     def dump_executorch_program(self, verbose: bool = False, out: Any = None) -> None:
         from executorch.exir.print_program import pretty_print, print_program
@@ -279,6 +330,8 @@ def read(content: bytes) -> Any:
 
     file = deserialize_pte_binary(content)
     program, blobs = file.program, list[bytes]()
+    if program.constant_buffer is None:  # number 0, which stands for no data, is there in what ExecuTorch emits
+        program.constant_buffer = [importlib.import_module("executorch.exir.schema").Buffer(storage=b"")]
     for delegate in (d for plan in program.execution_plan for d in plan.delegates):
         blob = program.backend_delegate_data[delegate.processed.index].data
         if blob not in blobs:
@@ -286,6 +339,12 @@ def read(content: bytes) -> Any:
         delegate.processed.index = blobs.index(blob)
     program.backend_delegate_data = [type(program.backend_delegate_data[0])(blob) for blob in blobs] if blobs else []
     return file
+
+
+def read_data(content: bytes) -> tuple[list[bytes], dict[str, int]]:
+    """(buffers of a data file, key -> which of them). ExecuTorch's reader makes a class of it that is bound to ours."""
+    file = reader.read_data(content)
+    return [bytes(segment) for segment in file.segments], {d.key: d.segment_index for d in file.data.named_data}
 
 
 def emit(methods: Any, emit_stacktrace: bool = False, prim_getters: Any = None, **ignored: Any) -> Any:
