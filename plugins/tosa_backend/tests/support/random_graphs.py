@@ -297,9 +297,9 @@ def twins(draw, d):
         "slice": lambda: d.slice(x, (draw(st.integers(0, 1)), 0), (1, 2)),
         "sum": lambda: d.op(tosa.REDUCE_SUM, x, axis=draw(st.integers(0, 1))),
         "product": lambda: d.mul(x, literal([[draw(st.sampled_from([0.0, -0.0, 0.5]))]], DType.FP32, np.float32)),
-        "shape": lambda: d.add(x, literal(np.zeros(draw(st.sampled_from([(1, 2), (2, 1)]))), DType.FP32, np.float32)),
+        "shape": lambda: d.add(x, literal(np.array([1.0, 2.0]).reshape(draw(rows_or_columns)), DType.FP32, np.float32)),
     }
-    limits = st.sampled_from(CLAMPS)
+    limits, rows_or_columns = st.sampled_from(CLAMPS), st.sampled_from([(1, 2), (2, 1)])
     make = makers[draw(st.sampled_from(sorted(makers)))]
     return [d.op(tosa.MAXIMUM, _seen(d, one), d.constant(1, 1)) for one in (make(), make())]
 
@@ -383,11 +383,14 @@ def _kept(draw, d, x):
 def layer_behind_a_transposition(draw, d):
     """TRANSPOSE - RESHAPE - CONV2D, with the heads of an attention or a feature map joined, or the rows as well."""
     shape = draw(st.lists(st.integers(1, 3), min_size=4, max_size=4))
-    if draw(st.integers(0, 7)) == 0:
-        shape[0], shape[1], shape[3] = 1, LARGEST_KERNEL + draw(st.integers(0, 1)), 1
-    x = d.transpose(d.input(*shape), *draw(st.sampled_from([(0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (1, 0, 2, 3)])))
+    perms = draw(st.sampled_from([(0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (1, 0, 2, 3)]))
+    is_far = draw(st.integers(0, 5)) == 0
+    if is_far:
+        shape, perms = [1, LARGEST_KERNEL + draw(st.integers(0, 1)), 2, 2], (0, 2, 1, 3)
+    x = d.transpose(d.input(*shape), *perms)
     n, a, b, c = x.shape
-    y = d.reshape(x, *draw(st.sampled_from([(n, 1, a, b * c), (1, 1, n, a * b * c), (n, 1, a * b, c), (n, a, b, c)])))
+    forms = [(n, 1, a, b * c), (1, 1, n, a * b * c), (n, 1, a * b, c), (n, a, b, c)]
+    y = d.reshape(x, *(forms[0] if is_far else draw(st.sampled_from(forms))))
     kernel, stride = (1, 2) if y.shape[2] > 1 and draw(st.integers(0, 3)) == 0 else (1, 1), 1
     weight, made = d.constant(2, *kernel, y.shape[-1]), []
     pads = (0, 0, *[draw(st.sampled_from([0, 0, 0, 1]))] * 2)
@@ -419,7 +422,7 @@ def repeated_matrices(draw, d):
 def many_axes(draw, d):
     """Views of up to six axes, the most that the level has, which are split and joined while they are transposed."""
     rank = draw(st.integers(4, 6))
-    x = d.input(*draw(st.lists(st.integers(1, 2), min_size=rank, max_size=rank)))
+    x = d.input(*draw(st.lists(st.sampled_from([1, 1, 2, 4]), min_size=rank, max_size=rank)))
     for _ in range(draw(st.integers(2, 4))):
         x = d.transpose(x, *draw(st.permutations(range(x.rank))))
         shape = list(x.shape)
@@ -451,6 +454,7 @@ def parallel_layers(draw, d):
     batch, rows, depth = (draw(st.integers(1, 3)) for _ in range(3))
     x = d.input(batch, rows, depth)
     weights, biases, made = [], [], []
+    form = draw(st.sampled_from([None, None, None, 0, 1, 2]))
     numbers = draw(st.lists(st.integers(1, 2), min_size=2, max_size=3))
     for heads in numbers:
         channels = heads * 2
@@ -463,12 +467,26 @@ def parallel_layers(draw, d):
         biases.append(d.constant(draw(st.sampled_from([channels, channels, 1]))))
         y = d.bare(d.reshape(x, batch, 1, rows, depth), tosa.CONV2D, weight, biases[-1])
         made += _kept(draw, d, y)
-        split = [batch, rows, heads, 2] if draw(st.integers(0, 5)) else [batch, rows, 2, heads]
-        if draw(st.integers(0, 5)) == 0:
-            split = [batch * rows, 1, heads, 2]
+        # the third is no split of channels alone
+        others = [batch, rows, 2, heads], [batch * rows, 1, heads, 2], [batch, heads, rows, 2]
+        split = [batch, rows, heads, 2] if form is None else others[form]
         perms = (0, 2, 1, 3) if draw(st.integers(0, 4)) else draw(st.sampled_from([(0, 2, 3, 1), (0, 1, 3, 2)]))
         made.append(d.transpose(d.reshape(y, *split), *perms))
     return [*made, _bounded(d, made[-1])]
+
+
+def parallel_integer_layers(draw, d):
+    """Such layers of int8, each of which may have another zero point."""
+    x, made = d.reshape(_whole(d, 1, 3, 2), 1, 1, 3, 2), []
+    attributes = {"pad": (0,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.INT32}
+    for _ in range(draw(st.integers(2, 3))):
+        weight = literal(d.random.integers(-3, 4, (4, 1, 1, 2)), DType.INT8, np.int8)
+        bias = literal(d.random.integers(-3, 4, 4), DType.INT32, np.int32)
+        zeros = [literal([number], DType.INT8, np.int8) for number in (draw(st.integers(0, 2)), 0)]
+        y = d.op(tosa.CONV2D, x, weight, bias, *zeros, **attributes)
+        heads = d.transpose(d.reshape(y, 1, 3, 2, 2), 0, 2, 1, 3)
+        made.append(d.op(tosa.CAST, heads, dtype=DType.FP32))
+    return made
 
 
 @st.composite
@@ -507,6 +525,7 @@ PATTERNS = {
         "layer behind a transposition": (layer_behind_a_transposition, (FP,)),
         "repeated matrices": (repeated_matrices, (FP,)),
         "parallel layers": (parallel_layers, (FP,)),
+        "parallel integer layers": (parallel_integer_layers, (BOTH,)),
     },
     "fold_pads": {"padded convolution": (padded_convolution, (FP,))},
     "transpose_products": {"transposed product": (transposed_product, ("TOSA-1.1+FP", "TOSA-1.1+FP", FP))},
