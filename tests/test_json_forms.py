@@ -8,8 +8,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 from delegraph import default_registry
 from delegraph.cli import main
+from delegraph_executorch.buckets import lower_buckets
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "docs/schema.json").read_text("utf-8"))
@@ -81,6 +83,7 @@ FORMS = {
     "pte": ("inspect .pte", ["inspect", "m.pte"]),
     "summary": ("inspect", ["inspect", "m.pte", "--summary"]),
     "compare": ("compare", ["compare", "m.py:small", "--backend=tosa", "--backend=demo"]),
+    "accuracy": ("accuracy", ["accuracy", "m.py:small", "--backend=tosa"]),
     "check": ("check", ["check", "demo", "--only=light_declaration"]),
     "new-backend": ("new-backend", ["new-backend", "my-npu", "npu"]),
 }  # fmt: skip
@@ -99,11 +102,9 @@ def test_what_is_printed_is_of_its_form(name, files, monkeypatch):
 
 def test_sizes_of_one_model_in_a_file(files):
     """What the file holds, and what is printed of it; a padding of -inf is no number in JSON."""
-    sizes = '{"buckets": [(torch.ones(2, n),) for n in (3, 5)], "padding": -float("inf")}'
-    (files / "sizes.py").write_text(
-        f"import torch\ndef net():\n    return {{'model': torch.nn.ReLU().eval(), **{sizes}}}\n"
-    )
-    printed("lower", f"{files / 'sizes.py'}:net", "--backend=tosa", "-o", files / "sizes.pte")
+    sizes = [(torch.ones(2, n),) for n in (3, 5)]
+    made = lower_buckets(torch.nn.ReLU().eval(), sizes, padding=-float("inf"), backends=["tosa"])
+    made.save(files / "sizes.pte")
     found = printed("inspect", files / "sizes.pte")
     validate(found, "inspect .pte")
     assert found["buckets"]["padding"] == "-inf" and len(found["buckets"]["inputs"]) == 2

@@ -14,22 +14,26 @@ SCRIPT = """
 from collections.abc import Callable
 
 import delegraph
+import delegraph_analysis as analysis
+import delegraph_quantize as quantizing
 import torch
+from delegraph_executorch import buckets
 
 model = torch.nn.ReLU().eval()
 x = torch.ones(2)
 lowered: delegraph.LoweredProgram = delegraph.lower(model, x, backends=["tosa"])
 report: delegraph.Report = delegraph.lower({"a": model}, {"a": (x,)}).report
-found: delegraph.Verification = lowered.verify(x, per_operator=True)
-print(report.delegated_share + found.relative_error, found.operators and found.operators.first)
-compared: delegraph.Comparison = delegraph.compare(model, [x], backends=["tosa"])
-print([candidate.report and candidate.report.summary() for candidate in delegraph.compare(model, x).candidates])
+found: delegraph.Verification = lowered.verify(x)
+each = analysis.verify_operators(lowered, x)
+print(report.delegated_share + found.relative_error, each.operators.first)
+compared: analysis.Comparison = analysis.compare(model, [x], backends=["tosa"])
+print([candidate.report and candidate.report.summary() for candidate in analysis.compare(model, x).candidates])
 hints: list[str] = [refusal.hint for refusal in list[delegraph.Refusal]()] + [cause.hint for cause in report.causes]
-quantized: torch.export.ExportedProgram = delegraph.quantize(model, [(x,), x], backend="tosa", progress=print)
-errors: delegraph.QuantizationErrors = delegraph.quantization_errors(model, quantized, [x], options={"tosa": {}})
+quantized: torch.export.ExportedProgram = quantizing.quantize(model, [(x,), x], backend="tosa", progress=print)
+errors: quantizing.QuantizationErrors = quantizing.quantization_errors(model, quantized, [x], options={"tosa": {}})
 print(errors.worst(2)[0].snr, delegraph.lower(quantized, options={"tosa": {"spec": "TOSA-1.0+INT"}})(x))
-sizes: delegraph.BucketedProgram = delegraph.lower_buckets(model, [x, (x,), {"input": x}], padding=0, require_full=True)
-named: list[str] = delegraph.lower_buckets(model, {"few": x}, backends=["tosa"]).methods
+sizes: buckets.BucketedProgram = buckets.lower_buckets(model, [x, (x,), {"input": x}], padding=0, require_full=True)
+named: list[str] = buckets.lower_buckets(model, {"few": x}, backends=["tosa"]).methods
 run: Callable[..., object] = delegraph.load("model.pte", runtime="executorch").method("forward")
 sizes.using(delegraph.load("model.pte")).verify(x).agrees(1e-3)
 shown: str | None = delegraph.backends()[0].summary
@@ -43,21 +47,21 @@ lowered.verfy(x)  # wrong
 report.delegate_share  # wrong
 found.relative_eror  # wrong
 lowered.save(5)  # wrong
-delegraph.compare(model, x, backends=[5])  # wrong
+analysis.compare(model, x, backends=[5])  # wrong
 compared.candidate  # wrong
 compared.candidates[0].relativ_error  # wrong
 delegraph.quantise(model, [x])  # wrong
-delegraph.quantize(model)  # wrong
-delegraph.quantize(model, [x], backends="tosa")  # wrong
-delegraph.quantization_errors(model, model, [x])  # wrong
+quantizing.quantize(model)  # wrong
+quantizing.quantize(model, [x], backends="tosa")  # wrong
+quantizing.quantization_errors(model, model, [x])  # wrong
 errors.layer  # wrong
 delegraph.load(5)  # wrong
 delegraph.load("model.pte").methd("forward")  # wrong
 delegraph.lower_bucket(model, [x])  # wrong
-delegraph.lower_buckets(model, 5)  # wrong
-delegraph.lower_buckets(model, [x], pad=0)  # wrong
-delegraph.lower_buckets(model, [x], padding="zeros")  # wrong
-delegraph.lower_buckets(model, [x], backends=[5])  # wrong
+buckets.lower_buckets(model, 5)  # wrong
+buckets.lower_buckets(model, [x], pad=0)  # wrong
+buckets.lower_buckets(model, [x], padding="zeros")  # wrong
+buckets.lower_buckets(model, [x], backends=[5])  # wrong
 sizes.bucket_for(x)  # wrong
 [refusal.hints for refusal in list[delegraph.Refusal]()]  # wrong
 report.causes[0].hints  # wrong

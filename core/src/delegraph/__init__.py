@@ -32,8 +32,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .api import export, load, lower
-    from .buckets import BucketedProgram, lower_buckets
+    from .api import Choices, export, load, lower
     from .discovery.registry import (
         Registry,
         backends,
@@ -46,15 +45,13 @@ if TYPE_CHECKING:
     from .host.verify import Verification
     from .lowered_program import LoweredProgram
     from .partitioner import Refusal
-    from .quantization.flow import quantize
-    from .quantization.layer_errors import QuantizationErrors, quantization_errors
     from .report.model import Report
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BackendNotFound",
-    "BucketedProgram",
+    "Choices",
     "ContractViolation",
     "DelegraphError",
     "DelegraphWarning",
@@ -72,7 +69,6 @@ __all__ = [
     "PluginConflict",
     "PluginIncompatible",
     "PluginUnavailable",
-    "QuantizationErrors",
     "Refusal",
     "Registry",
     "Report",
@@ -89,27 +85,26 @@ __all__ = [
     "get_runtime",
     "load",
     "lower",
-    "lower_buckets",
-    "quantization_errors",
-    "quantize",
     "register",
 ]
 
 _NAMES = {
-    "api": "export load lower",
-    "buckets": "BucketedProgram lower_buckets",
+    "api": "Choices export load lower",
     "discovery.registry": "Registry backends default_registry get_backend get_partitioner get_runtime register",
     "host.verify": "Verification",
     "lowered_program": "LoweredProgram",
     "partitioner": "Refusal",
-    "quantization.flow": "quantize",
-    "quantization.layer_errors": "QuantizationErrors quantization_errors",
     "report.model": "Report",
 }
 """Module -> the public names in it, which import it when one is first used."""
 _ELSEWHERE = {
+    "BucketedProgram": "delegraph_executorch.buckets:BucketedProgram",
     "Comparison": "delegraph_analysis:Comparison",
+    "QuantizationErrors": "delegraph_quantize:QuantizationErrors",
     "compare": "delegraph_analysis:compare",
+    "lower_buckets": "delegraph_executorch.buckets:lower_buckets",
+    "quantization_errors": "delegraph_quantize:quantization_errors",
+    "quantize": "delegraph_quantize:quantize",
 }
 """Names of earlier versions -> where another distribution has them now."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

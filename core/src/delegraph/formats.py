@@ -242,7 +242,7 @@ class ProgramFormat:
     def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
         """The data that a file holds by key, of ``ProgramContents.named_data``.
 
-        With it, ``delegraph.load`` of what ``lower_buckets`` made chooses between the methods by size.
+        ``LoadedProgram.named_data`` is this.
         """
         raise NotImplementedError
 

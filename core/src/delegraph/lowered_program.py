@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -29,7 +30,6 @@ from .report.model import Report
 
 if TYPE_CHECKING:  # what only lowers needs none of these
     from .host.verify import Verification
-    from .program.bucket_choice import BucketChoice
     from .runtime import Observer
 
 
@@ -48,7 +48,7 @@ class LoweredProgram(MethodPrograms):
     ) -> None:
         super().__init__(programs)
         self.report, self.delegates = report, delegates
-        self.buckets: BucketChoice | None = None
+        self._own_data: Mapping[str, bytes] = {}
         self._eager, self._registry, self._changed = eager, registry, changed
         loaded = Delegates(registry, on_missing_runtime)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
@@ -71,11 +71,8 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """That of all delegates, and how a call chooses between methods that are one model for several sizes."""
-        from .program.bucket_table import KEY
-
-        table = None if self.buckets is None else self.buckets.table()
-        return merged_named_data(self._programs.values(), {} if table is None else {KEY: table.to_bytes()})
+        """That of all delegates, and what ``save`` was given."""
+        return merged_named_data(self._programs.values(), self._own_data)
 
     @property
     def host_operators(self) -> int:
@@ -199,14 +196,19 @@ class LoweredProgram(MethodPrograms):
                 method = file.load(runtime).method(name)
             return method(*args, **kwargs)
 
-    def save(self, path: str | os.PathLike[str], **options: Any) -> None:
+    def save(
+        self, path: str | os.PathLike[str], named_data: Mapping[str, bytes] = MappingProxyType({}), **options: Any
+    ) -> None:
         """Write the program, whole or not at all, in the format that the path's suffix chooses.
 
-        ``options`` are that format's. A backend's own format holds one whole delegate. Raises FormatNotFound if no
-        plugin offers the format. No other thread lowers meanwhile, since a format may trace.
+        ``named_data`` is stored in the file by key, beside that of the delegates; ``options`` are that format's. A
+        backend's own format holds one whole delegate. Raises FormatNotFound if no plugin offers the format. No other
+        thread lowers meanwhile, since a format may trace.
         """
         with TRACING:
-            FileFormat(path, self._registry).save(self, options)
+            whole = copy.copy(self)
+            whole._own_data = dict(named_data)
+            FileFormat(path, self._registry).save(whole, options)
 
     def _only(self) -> str:
         if len(self._programs) > 1 and "forward" not in self._programs:

@@ -43,15 +43,6 @@ def turn(program):
 def methods():
     return {"methods": {"one": (Net().eval(), (x,)), "two": {"model": Net().eval(), "args": (x + 1,)}}}
 
-def buckets():
-    return {"model": Net().eval(), "buckets": [(x,), (torch.ones(5, 3),)]}
-
-def bucketed_methods():
-    return {"model": Net().eval(), "buckets": [(x,)], "methods": {}}
-
-def padded():
-    return {"model": Net().eval(), "args": (x,), "padding": 0}
-
 def exported():
     return export(Net().eval(), (x,))
 
@@ -127,7 +118,7 @@ def test_gates_that_are_passed(model, tmp_path, capsys):
 
 
 def test_what_a_model_file_may_return(more, capsys):
-    for function, methods in (("whole", 1), ("dynamic", 1), ("methods", 2), ("buckets", 2), ("exported", 1)):
+    for function, methods in (("whole", 1), ("dynamic", 1), ("methods", 2), ("exported", 1)):
         code, found = as_data(capsys, "lower", f"{more}:{function}", *LOWER, "--verify")
         assert found.get("code") in (None, "verification-failed"), found
         assert len(found["report"]["host"]) == methods
@@ -143,8 +134,6 @@ def test_what_a_model_file_may_return(more, capsys):
         ("nothing", "returned None;"),
         ("alone", "returned a Net;"),
         ("three", "returned a tuple of 3 (Net, tuple, dict);"),
-        ("bucketed_methods", "the dict has 'buckets' with 'methods'"),
-        ("padded", "the dict has 'padding' without 'buckets'"),
         ("misspelt", "the dict has 'arguments'; what it may have is model, args"),
         ("tensor", "example inputs are a tuple, not a Tensor"),
     ],

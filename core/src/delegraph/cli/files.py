@@ -15,7 +15,7 @@ from ..discovery.registry import default_registry
 from ..errors import InputError, UsageError, WriteError
 from ..host.files import FileFormat
 from ..io.atomic_write import write_whole
-from ..io.escape import printable, table
+from ..io.escape import table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,9 +40,6 @@ class Inspect:
         with progress(f"reading {args.file}"):
             content, shown = _inspect(file_format, args)
         texts = [shown]
-        if (buckets := file_format.bucket_table()) is not None:
-            content["buckets"] = buckets.to_json()
-            texts.append(printable(str(buckets)))
         if args.html:
             write_whole(args.html, file_format.page(args.file).encode())
             texts.append(f"wrote {args.html}")

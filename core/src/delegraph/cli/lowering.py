@@ -15,13 +15,13 @@ from ..command.outcome import Failed, Outcome, expect_file, expect_places, natur
 from ..discovery.defaults import DefaultBackends
 from ..discovery.index import BackendInfo
 from ..discovery.options import assigned_backends
+from ..discovery.own import provided
 from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
 from ..plugin import ReportSpec
 from ..report.formats import declared_for, write_report
 from .attempts import Attempt, attempt, keep_row, kept_rows, several
-from .calibration import check_calibration, quantize_given
 
 
 class Lower:
@@ -66,7 +66,7 @@ class Lower:
         chosen = _choose_backends(registry, args)
         options = parse_options(chosen.names, args.option)
         if args.quantize:
-            check_calibration(args.quantize, args.model, chosen.names)
+            provided(f"{_QUANTIZING}:check_calibration", "--quantize")(args.quantize, args.model, chosen.names)
         _check_output(registry, chosen.names, args.output)
         named = [*args.report, *filter(None, [args.output])]
         places = [_place(path, model) for path in named for model in args.model]
@@ -92,6 +92,7 @@ def _run(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, d
     return _outcome(listed[0])
 
 
+_QUANTIZING = "delegraph_quantize.command"
 _NOT_ASKED = ("model", "backend", "host_only", "option", "no_fold_constants", "rows", "verbose", "json", "debug")
 """Arguments that a row does not depend on, or that it has under a name of its own; all others say what is asked."""
 
@@ -137,11 +138,11 @@ def _lower_one(
             given = read_model(model)
         notes = [chosen.why] if chosen.why else []
         if args.quantize:
+            quantize_given = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
             notes.append(quantize_given(given, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             folds = not args.no_fold_constants
             lowered = lower(**given.arguments(), backends=backends, options=options, fold_constants=folds)
-            given.record_buckets(lowered)
         made.report = lowered.report
         made.report.notes += notes
         _check(made, lowered, given, args)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .contract import Command, Outcome, check_model, load_model, parse_options, progress, table
     from .inputs import read_inputs
     from .model import read_model
-    from .outcome import as_json, expect_file, expect_places, output_path
+    from .outcome import as_json, expect_file, expect_places, output_path, show
 
 __all__ = [
     "Command",
@@ -29,6 +29,7 @@ __all__ = [
     "provided",
     "read_inputs",
     "read_model",
+    "show",
     "table",
 ]
 
@@ -37,7 +38,7 @@ _NAMES = {
     ".contract": "Command Outcome check_model load_model parse_options progress table",
     ".inputs": "read_inputs",
     ".model": "read_model",
-    ".outcome": "as_json expect_file expect_places output_path",
+    ".outcome": "as_json expect_file expect_places output_path show",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import logging
@@ -22,7 +23,7 @@ from ..source import Source
 from .outcome import expect_file
 
 _FORM = "a function without arguments that returns (module, example_inputs), an ExportedProgram or a dict"
-_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "buckets", "padding", "transforms")
+_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
 """What the dict of a model file may hold; each of ``methods`` may hold the first four."""
 
 
@@ -35,8 +36,6 @@ class GivenModel:
     kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
     dynamic_shapes: dict[str, Any] = field(default_factory=dict)
     transforms: tuple[Any, ...] = ()
-    buckets: bool = False
-    padding: float | None = None
 
     def add(self, method: str, program: Any, inputs: Any, kwargs: Any = None, dynamic_shapes: Any = None) -> None:
         """Add a method."""
@@ -51,15 +50,6 @@ class GivenModel:
             "dynamic_shapes": self.dynamic_shapes,
         }
         return {"program": self.programs, **of_methods, "transforms": self.transforms}
-
-    def record_buckets(self, lowered: Any) -> None:
-        """Have a program whose methods are sizes of one model choose between them, also loaded from a file."""
-        from ..buckets import choose_by_size
-        from ..program.bucket_choice import Call
-
-        if self.buckets:
-            calls = {name: Call.of(args or (), self.kwargs[name]) for name, args in self.inputs.items()}
-            choose_by_size(lowered, calls, self.padding)
 
 
 def read_model(text: str) -> GivenModel:
@@ -100,32 +90,16 @@ def _given_by(returned: Any, text: str) -> GivenModel:
     given = GivenModel()
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
-        if "padding" in returned and "buckets" not in returned:
-            raise InputError("input-invalid", f"{text}: the dict has 'padding' without 'buckets', which it is for")
         given.transforms = _listed(text, returned, "transforms")
-        methods = _buckets(returned) if "buckets" in returned else returned.get("methods", {"forward": returned})
+        methods = returned.get("methods", {"forward": returned})
         if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
             wanted = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
             raise InputError("input-invalid", f"{text}: the dict has {wanted}; it is {_describe(returned)}")
-        given.buckets, given.padding = "buckets" in returned, returned.get("padding")
     else:
         methods = {"forward": returned}
     for method, one in methods.items():
         _add_method(given, text, str(method), one)
     return given
-
-
-def _buckets(returned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A method for each size, as ``delegraph.lower_buckets`` makes them."""
-    from ..buckets import bucket_calls, check_padding
-
-    extra = [key for key in returned if key not in ("model", "buckets", "padding", "transforms")]
-    if extra or "model" not in returned:
-        found = f"with {', '.join(map(repr, extra))}" if extra else "without 'model'"
-        raise InputError("input-invalid", f"the dict has 'buckets' {found}: they are the args or kwargs of 'model'")
-    check_padding(returned.get("padding"))
-    arguments = {name: call.arguments() for name, call in bucket_calls(returned["buckets"]).items()}
-    return {n: {"model": returned["model"], "args": a, "kwargs": k} for n, (a, k) in arguments.items()}
 
 
 def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
@@ -208,6 +182,9 @@ def _split(text: str) -> tuple[Path, str | None]:
     return path, function
 
 
+_QUANTIZED = "torch.ao.quantization.fx._decomposed"
+
+
 def _load_exported(path: Path) -> Any:
     import torch
 
@@ -215,6 +192,9 @@ def _load_exported(path: Path) -> Any:
         try:
             return torch.export.load(path)
         except Exception as e:  # whatever zip, JSON and torch raise for a damaged file
+            if _QUANTIZED not in sys.modules and any("quantized_decomposed" in said for said in (*logged, str(e))):
+                importlib.import_module(_QUANTIZED)  # torch registers these operators when it is asked to quantize
+                return _load_exported(path)
             why = [*logged, _in_short(e)][0]
             raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
 

@@ -138,6 +138,13 @@ def natural_number(text: str) -> int:
 natural_number.__name__ = "natural number"  # what argparse calls the value in its error
 
 
+def show(text: str) -> None:
+    """Show a line on a terminal in the place of the last one; nothing where nobody watches."""
+    if terminal.is_watched():
+        terminal.clear_line()
+        terminal.tell(text, end="")
+
+
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
     """Show what is going on, on a terminal only, and take it away again."""

@@ -33,6 +33,7 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (CommandSpec, "check"): "delegraph-devkit",
     (CommandSpec, "new-backend"): "delegraph-devkit",
     **{(CommandSpec, name): "delegraph-analysis" for name in ("accuracy", "compare", "diff")},
+    (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
 }
 """What is asked for -> the distribution to install, for the error that it is not there."""

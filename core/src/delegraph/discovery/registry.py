@@ -238,6 +238,10 @@ class Registry:
             self._resolved[key] = resolve(spec, record)
         return self._resolved[key]
 
+    def attributing(self, plugin: Any, doing: str) -> AtWork:
+        """``with registry.attributing(quantizer, "annotation"):`` what is raised inside names the plugin."""
+        return AtWork(plugin, doing, registry=self)
+
     # --- what is registered in this process
 
     def register(

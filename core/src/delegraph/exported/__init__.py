@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .call_names import EXPORTED, LEFT, count_operators, is_operator, operator_name, unpacked
+    from .decompose.tables import RECURRENT, to_core
     from .gc_pause import pause_collection
     from .opaque import Opaque
     from .randomness import is_random
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXPORTED",
     "LEFT",
+    "RECURRENT",
     "TRACING",
     "ExampleInputs",
     "Opaque",
@@ -31,6 +33,7 @@ __all__ = [
     "is_random",
     "operator_name",
     "pause_collection",
+    "to_core",
     "unpacked",
 ]
 
@@ -40,6 +43,7 @@ _NAMES = {
     "opaque": "Opaque",
     "randomness": "is_random",
     "subgraphs": "all_nodes",
+    "decompose.tables": "RECURRENT to_core",
     "tracing": "TRACING",
     "types": "ExampleInputs Program Transform",
 }

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry
@@ -17,18 +17,12 @@ from ..io.escape import printable
 from ..io.paths import as_path
 from ..plugin import FormatSpec
 
-if TYPE_CHECKING:
-    from ..program.bucket_choice import BucketChoice
-    from ..program.bucket_table import BucketTable
-
 
 class LoadedProgram:
     """A program that was read from a file: it is called as it was before it was saved."""
 
-    def __init__(
-        self, methods: Mapping[str, Callable[..., Any]], file: FileFormat, buckets: BucketChoice | None = None
-    ) -> None:
-        self._methods, self._file, self._buckets = dict(methods), file, buckets
+    def __init__(self, methods: Mapping[str, Callable[..., Any]], file: FileFormat) -> None:
+        self._methods, self._file = dict(methods), file
 
     def __repr__(self) -> str:
         return f"<LoadedProgram {printable(self._file.path.name)}: {printable(', '.join(self.methods))}>"
@@ -61,10 +55,15 @@ class LoadedProgram:
         """
         return cast(Summary, self._file.summarize(self._file.path))
 
+    @property
+    def named_data(self) -> Mapping[str, bytes | memoryview]:
+        """What the file holds by key; nothing of formats that do not say it. Raises FormatError for a damaged file."""
+        if not self._file.defines("named_data"):
+            return {}
+        return cast("Mapping[str, bytes | memoryview]", self._file.named_data(self._file.path))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ``forward``, or the only method; of one model for several sizes, that for these inputs."""
-        if self._buckets is not None:
-            return self._buckets(self.method, args, kwargs)
+        """Call ``forward``, or the only method."""
         only = self.methods[0] if len(self._methods) == 1 else "forward"
         return self.method(only)(*args, **kwargs)
 
@@ -140,7 +139,7 @@ class FileFormat:
             raise ContractViolation("contract-violation", text)
         call = self._work("call")
         called = {name: call.around(method) for name, method in methods.items()}
-        return LoadedProgram(called, self, self._choice(called))
+        return LoadedProgram(called, self)
 
     def _bounds(self, runtime: str | None, limits: Mapping[str, int | None]) -> dict[str, int]:
         """The limits that are given, if what reads the file knows them."""
@@ -152,33 +151,6 @@ class FileFormat:
             if type(value) is not int or value < 0:
                 raise OptionError("option-invalid", f"{name} is a natural number, not {value!r}")
         return given
-
-    def bucket_table(self) -> BucketTable | None:
-        """What the file says of methods that are one model for several sizes; None if it says nothing of the kind."""
-        from ..program.bucket_table import KEY, BucketTable
-
-        content = self.named_data(self.path).get(KEY) if self.defines("named_data") else None
-        return None if content is None else BucketTable.of_bytes(bytes(content))
-
-    def _choice(self, methods: Mapping[str, Any]) -> BucketChoice | None:
-        """The choice between the methods by size. Raises FormatError if the file says others of them elsewhere."""
-        table = self.bucket_table()
-        if table is None:
-            return None
-        from ..program.bucket_choice import BucketChoice  # a format that only inspects needs no torch
-        from ..program.bucket_table import damaged
-
-        choice = BucketChoice.of_table(table)
-        rows = {row.method: row for row in table.rows}
-        if not rows.keys() <= methods.keys():
-            raise damaged("it has methods that the file has not")
-        for method in self.summarize(self.path).methods if self.defines("summarize") else ():
-            # what is padded to a size of the table has to be what the method itself takes, and so for results
-            row = rows.get(method.name)
-            taken, given = ([list(t.shape or ()) for t in side] for side in (method.inputs, method.outputs))
-            if row and (taken, given) != ([leaf.get("shape", []) for leaf in row.inputs], row.results):
-                raise damaged(f"method {method.name} has other shapes")
-        return choice
 
     def _load_delegate(
         self,

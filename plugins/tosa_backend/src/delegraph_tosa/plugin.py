@@ -54,7 +54,7 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
 
 @hookimpl
 def delegraph_quantizers() -> list[QuantizerSpec]:
-    hint = "pip install 'delegraph-tosa[quantize]'"
+    hint = "pip install delegraph-quantize"
     return [QuantizerSpec("tosa", "delegraph_tosa.quantizer:TOSAQuantizer", requires=("torchao",), install_hint=hint)]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from delegraph.io.escape import LONGEST
 
+from ..buckets.table import KEY, BucketTable
 from ..program.calling import producers
 from ..program.tables import DelegateCall, ExecutionPlan, KernelCall, Tensor
 from ..serialize.check import nbytes
@@ -62,10 +63,14 @@ class ProgramFacts:
     backends: tuple[str, ...]
     kernels: tuple[str, ...]
     methods: tuple[MethodFacts, ...]
+    buckets: BucketTable | None = None
+    """Which methods are sizes of one model, if the file says so."""
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary."""
-        return asdict(self)
+        found = asdict(replace(self, buckets=None))
+        del found["buckets"]
+        return found if self.buckets is None else {**found, "buckets": self.buckets.to_json()}
 
     def __str__(self) -> str:
         """The figures, as comments before the text of the methods."""
@@ -82,6 +87,8 @@ class ProgramFacts:
             lines.append("named data: " + ", ".join(f"{key} ({size} bytes)" for key, size in self.named_data.items()))
         if self.external_tensors:
             lines.append(f"tensors in other files: {', '.join(self.external_tensors)}")
+        if self.buckets is not None:
+            lines.append(shorten(str(self.buckets)))
         for method in self.methods:
             lines += _method_lines(method)
         return lines
@@ -121,7 +128,14 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
         backends=tuple(sorted({d.backend for m in methods for d in m.delegates})),
         kernels=tuple(sorted({name for m in methods for name in m.kernels})),
         methods=methods,
+        buckets=_buckets(file),
     )
+
+
+def _buckets(file: ProgramFile) -> BucketTable | None:
+    """Raises FormatError for a table that cannot be read."""
+    held = next((n for n in file.program.named_data if n.key == KEY), None)
+    return None if held is None else BucketTable.of_bytes(bytes(file.segments[held.segment_index]))
 
 
 def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:

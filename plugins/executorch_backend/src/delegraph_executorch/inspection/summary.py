@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from delegraph.formats import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
 
+from ..buckets.table import KEY
 from ..program.calling import input_names
 from ..program.scalar_types import TORCH_NAMES, ScalarType
 from ..program.tables import Dynamism, ExecutionPlan, Location, Tensor
@@ -13,7 +14,7 @@ from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile
 from .facts import MethodFacts, ProgramFacts
 
-_NOTES = {"delegraph.buckets"}
+_NOTES = {KEY}
 """Named data that are notes on the program, and no constants."""
 
 

@@ -9,7 +9,7 @@ try:
     with quietly():
         import torchao.quantization.pt2e  # noqa: F401
 except ModuleNotFoundError as e:
-    text, hint = "TOSAQuantizer needs torchao, which is not installed", "pip install 'delegraph-tosa[quantize]'"
+    text, hint = "TOSAQuantizer needs torchao, which is not installed", "pip install delegraph-quantize"
     raise PluginUnavailable("plugin-unavailable", text, hint=hint) from e
 
 from .annotate import TOSAQuantizer

@@ -2,13 +2,13 @@
 
 import json
 
-import delegraph
 import pytest
 import torch
 from delegraph.errors import FormatError, InputError
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.program.bucket_choice import BucketChoice
-from delegraph.program.bucket_table import BucketTable
+from delegraph_executorch.buckets import lower_buckets
+from delegraph_executorch.buckets.choice import BucketChoice
+from delegraph_executorch.buckets.table import BucketTable
 from torch import nn
 
 ECHO = CapabilityPartitioner(lambda node: None, "EchoBackend")
@@ -27,7 +27,7 @@ class Rows(nn.Module):
 
 
 def buckets(registry, model, given, **more):
-    return delegraph.lower_buckets(model.eval(), given, backends=[ECHO], registry=registry, **more)
+    return lower_buckets(model.eval(), given, backends=[ECHO], registry=registry, **more)
 
 
 def sized(*sizes):
@@ -176,7 +176,7 @@ def test_wrong_buckets(registry):
             buckets(registry, Rows(), given)
     program = torch.export.export(Rows().eval(), (torch.randn(2, 4),))
     with pytest.raises(InputError, match="exported from an nn.Module, one at a time; this is ExportedProgram"):
-        delegraph.lower_buckets(program, sized(2, 3), backends=[])
+        lower_buckets(program, sized(2, 3), backends=[])
 
 
 TABLE = {

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from typing import Any, NamedTuple
 
 import torch
+from delegraph.errors import InputError
+from delegraph.exported import Program
+from delegraph.source import source_of
 from torch.utils import _pytree as pytree
-
-from ..errors import InputError
-from ..exported.types import Program
-from ..source import source_of
 
 Progress = Callable[[int, int | None], None]
 """Called after each batch: how many are done, and how many there are, if that is known."""

@@ -7,13 +7,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import delegraph
-import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
 from delegraph.errors import FormatError, InputError
-from delegraph.program.bucket_choice import BucketChoice
+from delegraph_executorch import buckets
+from delegraph_executorch.buckets.table import KEY
 from torch import nn
 
 
@@ -26,14 +25,14 @@ class Flat(nn.Module):
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("buckets") / "flat.pte"
     examples = [(torch.randn(n, 4), torch.randn(n, 1)) for n in (8, 2)]
-    program = delegraph.lower_buckets(Flat().eval(), examples, padding=0, backends=[])
+    program = buckets.lower_buckets(Flat().eval(), examples, padding=0, backends=[])
     program.save(path)
     return path, program
 
 
 def test_a_loaded_file_chooses(saved):
     path, program = saved
-    loaded = delegraph.load(path)
+    loaded = buckets.load(path)
     for n in (1, 2, 5, 8):
         x, by = torch.randn(n, 4), torch.randn(n, 1)
         torch.testing.assert_close(loaded(x, by), Flat()(x, by))
@@ -49,7 +48,8 @@ def test_a_loaded_file_chooses(saved):
 
 @pytest.mark.slow  # it imports torch anew
 def test_another_process_chooses(saved):
-    code = "import delegraph, torch, sys; print(delegraph.load(sys.argv[1])(torch.ones(5, 4), torch.ones(5, 1)).shape)"
+    code = "import sys, torch; from delegraph_executorch import buckets\n"
+    code += "print(buckets.load(sys.argv[1])(torch.ones(5, 4), torch.ones(5, 1)).shape)"
     done = subprocess.run([sys.executable, "-c", code, str(saved[0])], check=True, capture_output=True, text=True)
     assert done.stdout == "torch.Size([5, 4])\n"
 
@@ -62,10 +62,10 @@ def test_inputs_in_containers(tmp_path):
     def given(n):
         return {"x": torch.randn(n, 4), "by": {"shift": torch.randn(n, 1), "times": 3}}
 
-    program = delegraph.lower_buckets(Named().eval(), [given(2), given(8)], padding=0, backends=[])
+    program = buckets.lower_buckets(Named().eval(), [given(2), given(8)], padding=0, backends=[])
     program.save(tmp_path / "named.pte")
     inputs = given(5)
-    found, wanted = delegraph.load(tmp_path / "named.pte")(**inputs), Named()(**inputs)
+    found, wanted = buckets.load(tmp_path / "named.pte")(**inputs), Named()(**inputs)
     torch.testing.assert_close(found, wanted)
 
 
@@ -85,11 +85,11 @@ def test_a_registered_class_is_a_list_in_the_file(tmp_path):
 
     given = {n: Rows(torch.randn(n, 4), torch.randn(n, 1)) for n in (2, 5, 8)}
     examples = [(given[n],) for n in (2, 8)]
-    program = delegraph.lower_buckets(OfClass().eval(), examples, padding=0, backends=[])
+    program = buckets.lower_buckets(OfClass().eval(), examples, padding=0, backends=[])
     program.save(tmp_path / "rows.pte")
     wanted = OfClass()(given[5])
     torch.testing.assert_close(program(given[5]), wanted)
-    loaded = delegraph.load(tmp_path / "rows.pte")
+    loaded = buckets.load(tmp_path / "rows.pte")
     torch.testing.assert_close(loaded([given[5].x, given[5].by]), wanted)
 
 
@@ -105,20 +105,21 @@ def test_a_container_without_a_word_in_the_table(kind):
             x, by = given.values() if isinstance(given, dict) else given
             return torch.relu(x) + by
 
-    program = delegraph.lower_buckets(Of().eval(), [(kind(torch.ones(n, 4), torch.ones(n, 1)),) for n in (2, 8)])
+    program = buckets.lower_buckets(Of().eval(), [(kind(torch.ones(n, 4), torch.ones(n, 1)),) for n in (2, 8)])
     assert program.program.named_data.pte_data == {}
 
 
 def test_only_exact_sizes_without_padding(tmp_path):
     examples = [(torch.randn(n, 4), torch.randn(n, 1)) for n in (2, 8)]
-    delegraph.lower_buckets(Flat().eval(), examples, backends=[]).save(tmp_path / "exact.pte")
+    buckets.lower_buckets(Flat().eval(), examples, backends=[]).save(tmp_path / "exact.pte")
     with pytest.raises(InputError, match="no bucket holds") as failed:
-        delegraph.load(tmp_path / "exact.pte")(torch.randn(5, 4), torch.randn(5, 1))
+        buckets.load(tmp_path / "exact.pte")(torch.randn(5, 4), torch.randn(5, 1))
     assert "padding=0" in str(failed.value)
 
 
 def test_inspect_and_run(saved, tmp_path, capsys):
     path, _ = saved
+    assert main(["inspect", str(path)]) == 0
     assert main(["inspect", str(path), "--summary"]) == 0
     shown = capsys.readouterr().out
     assert "sizes of one model: forward_2, forward_8; a call takes the smallest that holds" in shown
@@ -126,34 +127,16 @@ def test_inspect_and_run(saved, tmp_path, capsys):
     assert main(["inspect", str(path), "--json"]) == 0
     shapes = {"forward_2": [[2, 4], [2, 1]], "forward_8": [[8, 4], [8, 1]]}
     assert json.loads(capsys.readouterr().out)["buckets"] == {"padding": 0, "inputs": shapes}
-    for name, shape in (("x", (5, 4)), ("by", (5, 1))):
-        np.save(tmp_path / f"{name}.npy", np.ones(shape, np.float32))
-    inputs = [f"--input={tmp_path / name}.npy" for name in ("x", "by")]
-    assert main(["run", str(path), *inputs, "--output", str(tmp_path)]) == 0
-    assert np.load(tmp_path / "output_0.npy").tolist() == [[2.0] * 4] * 5
-    capsys.readouterr()
     assert main(["run", str(path), "--method", "forward_8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outputs"][0]["shape"] == [8, 4]
     assert main(["run", str(path), "--method", "forward_3"]) == 1
     assert "no method 'forward_3'; methods: ['forward_8', 'forward_2']" in capsys.readouterr().err
 
 
-def test_a_model_file_with_buckets(tmp_path):
-    (tmp_path / "flat.py").write_text(
-        "import torch\n"
-        "def flat():\n"
-        "    return {'model': torch.nn.ReLU().eval(), 'buckets': [(torch.ones(n, 4),) for n in (2, 8)], 'padding': 0}\n"
-    )
-    assert main(["lower", str(tmp_path / "flat.py"), "--host-only", "-o", str(tmp_path / "flat.pte")]) == 0
-    assert delegraph.load(tmp_path / "flat.pte")(torch.ones(5, 4)).shape == (5, 4)
-
-
 def test_a_table_of_other_shapes(saved, tmp_path):
     _, program = saved
-    whole, larger = program.program, program.program.buckets.table()
+    larger = program._choice.table()
     larger.rows[0].inputs[0]["shape"] = [1 << 30, 4]
-    whole.buckets, kept = BucketChoice.of_table(larger), whole.buckets
-    whole.save(tmp_path / "other.pte")
-    whole.buckets = kept
+    program.program.save(tmp_path / "other.pte", {KEY: larger.to_bytes()})
     with pytest.raises(FormatError, match="method forward_[28] has other shapes"):
-        delegraph.load(tmp_path / "other.pte")
+        buckets.load(tmp_path / "other.pte")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from delegraph.errors import InputError
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
-from .bucket_table import LEAF, BucketTable, Row, damaged
+from .table import LEAF, BucketTable, Row, damaged
 
 Axis = tuple[int, int]
 """(Position among the flat inputs, axis of that tensor)."""

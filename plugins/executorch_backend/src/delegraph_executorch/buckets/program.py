@@ -1,33 +1,30 @@
-"""``delegraph.lower_buckets``: one model for several fixed sizes, and the choice between them at run time."""
+"""``lower_buckets``: one model for several fixed sizes; ``load`` of its file, which chooses between them as well."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import delegraph
 import torch
+from delegraph import LoweredProgram, Registry, Report, Verification
+from delegraph.errors import InputError
+from delegraph.exported import TRACING
+from delegraph.exported_program import output_values, user_inputs, written_targets
+from delegraph.formats import MethodSummary
+from delegraph.host import LoadedProgram
 
-from .api import lower
-from .engine.export import arguments_of
-from .errors import InputError
-from .exported.tracing import TRACING
-from .exported.types import Arguments
-from .exported_program import output_values, user_inputs, written_targets
-from .host.files import LoadedProgram
-from .host.verify import Verification
-from .lowered_program import LoweredProgram
-from .program.bucket_choice import BucketChoice, Call, bucket_axes
-from .report.model import Report
+from .choice import BucketChoice, Call, bucket_axes
+from .table import KEY, BucketTable, damaged
 
 if TYPE_CHECKING:
+    from delegraph import Choices
     from typing_extensions import Unpack
 
-    from .api import Choices
-
-Bucket = Arguments | Mapping[str, Any]
-"""Example inputs of one size: positional arguments, or keyword arguments by name."""
+Bucket = Sequence[Any] | torch.Tensor | Mapping[str, Any]
+"""Example inputs of one size: positional arguments (a tensor alone is one), or keyword arguments by name."""
 
 
 class BucketedProgram:
@@ -76,14 +73,67 @@ class BucketedProgram:
             return Verification.of(got, self._model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write all methods into one file; see ``LoweredProgram.save``. Loaded from there, it chooses as this does."""
-        self.program.save(path, **options)
+        """Write all methods into one file, with the choice between them; see ``LoweredProgram.save`` and ``load``."""
+        table = self._choice.table()
+        self.program.save(path, {} if table is None else {KEY: table.to_bytes()}, **options)
 
     def using(self, methods: LoadedProgram) -> BucketedProgram:
         """The same choice between the methods of another program, such as ``delegraph.load`` of the file."""
         other = copy.copy(self)
         other._methods = methods
         return other
+
+
+class LoadedBuckets:
+    """What ``load`` returns: calls of it choose a method by the sizes of their inputs."""
+
+    def __init__(self, program: LoadedProgram, choice: BucketChoice) -> None:
+        self.program, self._choice = program, choice
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods, smallest first."""
+        return self._choice.methods
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method to call with inputs of its sizes. Raises InputError if there is none of that name."""
+        return self.program.method(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._choice(self.program.method, args, kwargs)
+
+
+def load(
+    path: str | os.PathLike[str], registry: Registry | None = None, *, runtime: str | None = None
+) -> LoadedBuckets:
+    """Read the file of a ``BucketedProgram``; the arguments are those of ``delegraph.load``.
+
+    Raises InputError for a file of another program, FormatError if what it says of sizes does not fit its methods, and
+    what ``delegraph.load`` raises.
+    """
+    program = delegraph.load(path, registry, runtime=runtime)
+    content = program.named_data.get(KEY)
+    table = None if content is None else BucketTable.of_bytes(bytes(content))
+    if table is None:
+        text = f"{os.fspath(path)} does not say that its methods are sizes of one model"
+        raise InputError(
+            "input-invalid", text, hint="delegraph.load reads it; lower_buckets(...).save writes the others"
+        )
+    choice = BucketChoice.of_table(table)
+    _expect_fitting(table, program.methods, program.summary.methods)
+    return LoadedBuckets(program, choice)
+
+
+def _expect_fitting(table: BucketTable, methods: Sequence[str], described: Sequence[MethodSummary]) -> None:
+    """Raise FormatError for other methods or shapes than the file's: what is padded has to be what a method takes."""
+    rows = {row.method: row for row in table.rows}
+    if not rows.keys() <= set(methods):
+        raise damaged("it has methods that the file has not")
+    for method in described:
+        row = rows.get(method.name)
+        taken, given = ([list(t.shape or ()) for t in side] for side in (method.inputs, method.outputs))
+        if row and (taken, given) != ([leaf.get("shape", []) for leaf in row.inputs], row.results):
+            raise damaged(f"method {method.name} has other shapes")
 
 
 def lower_buckets(
@@ -108,7 +158,7 @@ def lower_buckets(
     check_padding(padding)
     calls = bucket_calls(buckets)
     arguments = {name: call.arguments() for name, call in calls.items()}
-    program = lower(
+    program = delegraph.lower(
         dict.fromkeys(calls, model),
         {name: args for name, (args, _) in arguments.items()},
         example_kwargs={name: kwargs for name, (_, kwargs) in arguments.items()},
@@ -118,14 +168,13 @@ def lower_buckets(
 
 
 def choose_by_size(program: LoweredProgram, calls: Mapping[str, Call], padding: float | None) -> BucketChoice:
-    """The choice between the methods of a program by the size of inputs; its files will hold it too.
+    """The choice between the methods of a program by the size of inputs.
 
     Raises InputError if the methods write what they would have to share.
     """
     _expect_nothing_written(program)
     taken = {name: Call(_as_taken(program, name, call.leaves), call.spec) for name, call in calls.items()}
-    program.buckets = BucketChoice(taken, {name: _result_shapes(program, name) for name in calls}, padding)
-    return program.buckets
+    return BucketChoice(taken, {name: _result_shapes(program, name) for name in calls}, padding)
 
 
 def check_padding(padding: Any) -> None:
@@ -150,7 +199,11 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
 
 
 def _call_of(bucket: Bucket) -> Call:
-    return Call.of((), bucket) if isinstance(bucket, Mapping) else Call.of(arguments_of(bucket), {})
+    if isinstance(bucket, Mapping):
+        return Call.of((), bucket)
+    if not isinstance(bucket, (torch.Tensor, tuple, list)):
+        raise InputError("input-invalid", f"example_inputs is a tuple of arguments, not {type(bucket).__name__}")
+    return Call.of((bucket,) if isinstance(bucket, torch.Tensor) else bucket, {})
 
 
 def _as_taken(program: LoweredProgram, method: str, leaves: Sequence[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ def test_layers_are_run_while_nobody_lowers(monkeypatch):
     module, note, held = net(), torch.fx.traceback.set_current_meta, []
 
     def watched(*args, **kwargs):
-        held.append(TRACING._is_owned())
+        held.append(TRACING.is_mine())
         return note(*args, **kwargs)
 
     quantized = delegraph.quantize(module, batches(1))
@@ -223,7 +224,7 @@ def test_sizes_that_vary():
         delegraph.quantization_errors(net(), program, given, options=options)
 
 
-@pytest.mark.parametrize(("given", "hint"), [(None, r"delegraph-tosa\[quantize\]"), ("best", "torchao==")])
+@pytest.mark.parametrize(("given", "hint"), [(None, r"delegraph-quantize"), ("best", "torchao==")])
 def test_without_torchao(monkeypatch, given, hint):
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(PluginUnavailable, match=f"needs torchao, which is not installed\n  hint: pip install .*{hint}"):
@@ -305,7 +306,9 @@ def test_errors_name_the_worst_layer():
     assert [row.layer for row in errors.layers] == ["relu", "linear_1", "output 0"]
     relu, linear, output = errors.layers
     assert relu.snr > 30 and errors.worst(1)[0].snr == min(relu.snr, linear.snr)
-    assert linear.source.startswith("tests/test_quantize.py:") and linear.snr == pytest.approx(output.snr, abs=1e-3)
+    assert linear.source.startswith("plugins/quantize/tests/test_quantize.py:") and linear.snr == pytest.approx(
+        output.snr, abs=1e-3
+    )
     with torch.no_grad():
         lowered = delegraph.lower(program, options=INT)
         got, wanted = (torch.cat([f(*b) for b in batches()]).double() for f in (lowered, module))
@@ -315,7 +318,10 @@ def test_errors_name_the_worst_layer():
     assert errors.worst(1)[0].layer in errors.to_text().splitlines()[-1]
     rows = errors.to_json()["layers"]
     assert rows[0]["snr"] == relu.snr
-    assert f'aria-label="{relu.snr:.1f} dB"' in errors.to_html() and "tests/test_quantize.py" in errors.to_html()
+    assert (
+        f'aria-label="{relu.snr:.1f} dB"' in errors.to_html()
+        and "plugins/quantize/tests/test_quantize.py" in errors.to_html()
+    )
     data = json.loads(errors.to_model_explorer())
     assert data["graph"]["results"]["relu"]["value"] == relu.snr
     names = {node.name for node in program.graph.nodes}
@@ -474,3 +480,30 @@ def test_calibration_files_that_do_not_fit(command, tmp_path, file, message):
     np.savez(tmp_path / "dtype.npz", x=np.zeros((1, 2, 6), "int64"))
     code, _, err = command(file)
     assert code != 0 and re.search(message, err) and err.count("error [") == 1
+
+
+COMMAND_MODEL = """
+import torch
+
+def net():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    return module.eval(), (torch.randn(1, 3, 6, 6),)
+"""
+
+
+def test_a_quantized_program_is_a_file_that_lowers_in_a_fresh_process(tmp_path):
+    (tmp_path / "net.py").write_text(COMMAND_MODEL)
+    np.savez(tmp_path / "c.npz", np.random.default_rng(0).standard_normal((4, 1, 3, 6, 6), dtype=np.float32))
+
+    def run(*words):
+        given = [sys.executable, "-m", "delegraph", *map(str, words)]
+        return subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
+
+    made = run("quantize", "net.py:net", "--backend", "tosa", "--calibration", "c.npz", "-o", "q.pt2")
+    assert made.returncode == 0 and "quantized after 4 batches" in made.stdout and "wrote q.pt2" in made.stdout, made
+    target = ("--backend", "tosa", "--require-full", "--verify")
+    lowered = run("lower", "q.pt2", *target, "-o", "q.tosa", "-v")
+    assert lowered.returncode == 0 and "needs INT" in lowered.stdout and (tmp_path / "q.tosa").exists(), lowered
+    wrong = run("quantize", "net.py:net", "--backend", "tosa", "--calibration", "c.npz", "-o", "q.onnx")
+    assert wrong.returncode == 2 and "takes a .pt2 file" in wrong.stderr

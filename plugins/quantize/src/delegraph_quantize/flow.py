@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from importlib.util import find_spec
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
 import torch
+from delegraph import Registry, default_registry, export
+from delegraph.errors import ContractViolation, InputError, OptionError, PluginUnavailable
+from delegraph.exported import RECURRENT, TRACING, Program, to_core
+from delegraph.exported_program import written_targets
+from delegraph.io.quiet import quietly
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from ..discovery.attribution import AtWork
-from ..discovery.loading import missing
-from ..discovery.registry import Registry, default_registry
-from ..engine.export import Source, export_method
-from ..errors import ContractViolation, InputError, OptionError, PluginUnavailable
-from ..exported.decompose.tables import RECURRENT, to_core
-from ..exported.tracing import TRACING
-from ..exported.types import Program
-from ..exported_program import written_targets
-from ..io.quiet import quietly
 from .calibration import Batch, Progress, calibrate, checked
 
 LAYER = "delegraph.layer"
@@ -74,7 +70,7 @@ def _quantizer_of(backend: str | None, registry: Registry) -> Any:
     if backend is None:
         (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
     kind = registry.get_quantizer(backend)
-    with AtWork(kind, "making an object", registry=registry):
+    with registry.attributing(kind, "making an object"):
         return kind()
 
 
@@ -126,7 +122,7 @@ def _prepared(exported: ExportedProgram, quantizer: Any, registry: Registry) -> 
     _unshare_weights(module)
     _name_layers(module)
     _keep_batch_norms(module)
-    with quietly(), AtWork(quantizer, "annotation", registry=registry):
+    with quietly(), registry.attributing(quantizer, "annotation"):
         prepared: GraphModule = prepare_pt2e(module, quantizer)
     if not prepared.graph.find_nodes(op="call_module"):  # observers
         text = "nothing of the program is quantized: the quantizer takes none of its calls"
@@ -241,7 +237,9 @@ def export_whole(program: Program, inputs: Batch, dynamic_shapes: Any = None) ->
     A layer of them is one call for torch, inside of which a quantizer could say nothing. A program that writes its
     buffers becomes functional: torchao takes what it reads of them for constants otherwise.
     """
-    exported = export_method("forward", Source(program, inputs.args, inputs.kwargs or None, dynamic_shapes))
+    exported = export(program, inputs.args, example_kwargs=inputs.kwargs or None, dynamic_shapes=dynamic_shapes)[
+        "forward"
+    ]
     targets = {node.target for node in exported.graph.nodes if isinstance(node.target, OpOverload)}
     table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
     if not table and not any(map(_writes_buffer, exported.graph.nodes, repeat(exported))):
@@ -263,7 +261,7 @@ def _writes_buffer(node: Node, program: ExportedProgram) -> bool:
 
 def expect_torchao() -> None:
     """Raise PluginUnavailable unless torchao can be imported; what it logs about its kernels is no matter here."""
-    if missing(["torchao"]):
+    if find_spec("torchao") is None:
         text = "quantizing needs torchao, which is not installed"
         raise PluginUnavailable("plugin-unavailable", text, hint="pip install torchao==0.18.0")
     with quietly():

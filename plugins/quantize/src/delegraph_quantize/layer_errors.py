@@ -10,20 +10,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
+from delegraph import Registry, default_registry, lower
+from delegraph.command import provided
+from delegraph.errors import InputError
+from delegraph.exported import TRACING, Program
+from delegraph.exported_program import build_program, copy_node, flat_call, output_node
+from delegraph.io.escape import table, text
+from delegraph.source import source_of
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from ..api import lower
-from ..discovery.own import provided
-from ..discovery.registry import Registry, default_registry
-from ..errors import InputError
-from ..exported.tracing import TRACING
-from ..exported.types import Program
-from ..exported_program import build_program, copy_node, flat_call, output_node
-from ..io.escape import table, text
-from ..source import source_of
 from .calibration import Batch, checked
 from .flow import LAYER, export_whole, follows_layer, is_folded, module_of
 

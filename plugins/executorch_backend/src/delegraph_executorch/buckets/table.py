@@ -10,8 +10,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import FormatError
-from ..io.escape import printable
+from delegraph.errors import FormatError
+from delegraph.io.escape import printable
 
 KEY = "delegraph.buckets"
 SCHEMA = "delegraph.buckets/1"

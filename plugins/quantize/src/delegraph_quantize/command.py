@@ -1,17 +1,60 @@
-"""``delegraph lower --quantize calibration.npz``: the file, and the bar that shows how far calibration is."""
+"""``delegraph quantize``, and what ``lower --quantize FILE`` calls: calibration files, and the bar meanwhile."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command import terminal
-from ..command.outcome import expect_file, progress
-from ..errors import FormatError, InputError, UsageError
+from delegraph.command import (
+    Outcome,
+    check_model,
+    expect_file,
+    expect_places,
+    output_path,
+    progress,
+    read_model,
+    show,
+)
+from delegraph.errors import FormatError, InputError, UsageError
+from delegraph.io.atomic_write import write_whole
 
 BAR = 20
 """Characters of the bar."""
+
+
+class QuantizeCommand:
+    """``delegraph quantize``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("model", metavar="MODEL", help="a .pt2 file, path.py[:function] (this runs it), or scheme:name")
+        add("--backend", required=True, metavar="BACKEND", help="whose quantizer is taken")
+        batches = "an .npz file, one array [batches, *input] an input"
+        add("--calibration", required=True, type=Path, metavar="FILE.npz", help=batches)
+        add("-o", "--output", required=True, type=output_path, metavar="FILE.pt2", help="where the program is written")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        if args.output.suffix != ".pt2":
+            raise UsageError("usage-invalid", f"-o takes a .pt2 file, not {args.output.name!r}")
+        check_calibration(args.calibration, [args.model], [args.backend])
+        expect_places([args.output], filter(None, [check_model(args.model), args.calibration]))
+        with progress(f"loading {args.model}"):
+            import io
+
+            import torch
+
+            given = read_model(args.model)
+        note = quantize_given(given, args.calibration, args.backend)
+        written = io.BytesIO()
+        torch.export.save(given.programs["forward"], written)
+        write_whole(args.output, bytes(written.getbuffer()))
+        content = {"note": note, "output": {"path": str(args.output), "bytes": args.output.stat().st_size}}
+        text = f"{note}\nwrote {args.output} ({args.output.stat().st_size} bytes)"
+        return Outcome("delegraph.quantize/1", content, text)
 
 
 def check_calibration(path: Path, models: Sequence[str], backends: Sequence[str]) -> None:
@@ -30,7 +73,7 @@ _HOW = "numpy.savez('calibration.npz', x=inputs): an array for each input of the
 
 def quantize_given(given: Any, path: Path, backend: str) -> str:
     """Put the quantized program in the place of the only method of a ``GivenModel``; what the report is to note."""
-    from ..quantization.flow import quantize
+    from .flow import quantize
 
     if list(given.programs) != ["forward"] or given.kwargs["forward"]:
         text = "--quantize takes a model with one method and without keyword arguments"
@@ -44,7 +87,7 @@ def quantize_given(given: Any, path: Path, backend: str) -> str:
         )
     given.add("forward", program, batches[0])
     counted = f"{len(batches)} batch" + ("es" if len(batches) > 1 else "")
-    judged = "--verify compares with the quantized program, and delegraph.quantization_errors with the model in floats"
+    judged = "--verify compares with the quantized program, and quantization_errors with the model in floats"
     return f"quantized after {counted} of {path}; {judged}"
 
 
@@ -60,10 +103,10 @@ def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> N
 
 def _argument_names(program: Any) -> list[str]:
     """What the model calls its inputs."""
+    from delegraph.exported_program import user_inputs
     from torch.export import ExportedProgram
 
-    from ..exported_program import user_inputs
-    from ..quantization.calibration import names_of
+    from .calibration import names_of
 
     if isinstance(program, ExportedProgram):
         return [node.name for node in user_inputs(program)]
@@ -104,8 +147,5 @@ def _in_order(path: Path, keys: list[str], names: Sequence[str]) -> list[str]:
 
 
 def _show_progress(done: int, total: int | None) -> None:
-    if not terminal.is_watched():
-        return
     full = BAR if not total else BAR * done // total
-    terminal.clear_line()
-    terminal.tell(f"calibrating [{'#' * full}{'.' * (BAR - full)}] {done} of {total}", end="")
+    show(f"calibrating [{'#' * full}{'.' * (BAR - full)}] {done} of {total}")

@@ -1,1 +1,0 @@
-"""The parts of a lowered program: delegates, call spec, executor, verification."""

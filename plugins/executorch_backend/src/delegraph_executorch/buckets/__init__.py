@@ -1,0 +1,21 @@
+"""One model for several fixed sizes: a method for each in one program file, and the choice between them by size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .program import BucketedProgram, LoadedBuckets, load, lower_buckets
+
+__all__ = ["BucketedProgram", "LoadedBuckets", "load", "lower_buckets"]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The names above import torch, which looking into a file does without."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import program
+
+        return getattr(program, name)

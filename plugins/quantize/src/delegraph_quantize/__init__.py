@@ -1,0 +1,35 @@
+"""Quantizes a model after training, as the integer units of a backend want it: torchao's PT2E flow in one call.
+
+from delegraph_quantize import quantize, quantization_errors
+
+program = quantize(model, batches, backend="tosa")
+print(quantization_errors(model, program, batches))
+lowered = delegraph.lower(program, backends=["tosa"])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .flow import quantize
+    from .layer_errors import LayerError, QuantizationErrors, quantization_errors
+
+__all__ = ["LayerError", "QuantizationErrors", "quantization_errors", "quantize"]
+
+_HOME = {
+    "quantize": "flow",
+    **dict.fromkeys(("LayerError", "QuantizationErrors", "quantization_errors"), "layer_errors"),
+}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The names above import torch, which the light module does without."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
