@@ -1,6 +1,6 @@
 """Which operators a program file holds, over PyTorch's own samples, in ExecuTorch's runtime.
 
-    python benchmarks/kernel_coverage.py [--types float32,int64] [--samples 1] [OPERATOR ...]
+    python benchmarks/kernel_coverage.py [--types float32,int64] [--samples 1] [--values own] [OPERATOR ...]
 
 Run it with an interpreter that has delegraph's plugins, delegraph-devkit and `executorch==1.5.1`. Each sample of
 OpInfo whose result its inputs determine is emitted, loaded, run and compared with eager; results in half precision
@@ -8,6 +8,10 @@ may instead be as near to eager's in float64 as eager's own are. *refused* is an
 *failed* is a file that the runtime does not load or run, or that ends its process; *wrong* is one that computes
 something else. The last two are listed with the reason, and are what ``delegraph_executorch.kernels.limits`` is
 for. ``--refusals`` lists the operators that are refused, each with its first reason.
+
+``--values exact`` compares integers bit by bit and float64 to eleven digits, so that a kernel shows that computes in
+float32; ``--values wide`` does so on values that float32 does not hold: floats times 1e200, int64 beyond 2**53, int32
+beyond 2**24. What fails is listed with the kernels of its file.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ def main() -> None:
     parser.add_argument("operators", nargs="*", metavar="OPERATOR")
     parser.add_argument("--types", default="float32")
     parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--values", choices=["own", "exact", "wide"], default="own")
     parser.add_argument("--refusals", action="store_true")
     parser.add_argument("--from", dest="start", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -54,7 +59,8 @@ def main() -> None:
 
 def _collect(arguments: argparse.Namespace) -> Any:
     start, done = 0, False
-    own = ["--types", arguments.types, "--samples", str(arguments.samples), *arguments.operators]
+    own = ["--types", arguments.types, "--samples", str(arguments.samples), "--values", arguments.values]
+    own += arguments.operators
     while not done:
         command = [sys.executable, "-W", "ignore", __file__, "--from", str(start), *own]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -83,15 +89,41 @@ def serve(arguments: argparse.Namespace) -> None:
         dtype = getattr(torch, name)
         if number < arguments.start or dtype not in info.supported_dtypes("cpu"):
             continue
-        program = opinfo._program(info, dtype, k / arguments.samples)
+        place = k / arguments.samples if arguments.values == "own" else (k + 1) / (arguments.samples + 1)
+        program = opinfo._program(info, dtype, place)  # the first sample is often one without dimensions
         if program is not None:
             head = {"number": number, "operator": info.formatted_name, "type": name}
             print(json.dumps(head), flush=True)
-            kind, why = judge(*program.make(1), TOLERANCES.get(name, 1e-5))
+            module, inputs = program.make(1)
+            if arguments.values == "wide":
+                inputs = _widened(module, inputs, dtype)
+            if inputs is not None:
+                exact = arguments.values != "own"
+                kind, why = judge(module, inputs, TOLERANCES.get(name, 1e-5), exact)
+            else:
+                kind, why = "not determined", "eager refuses it of such values"
             print(json.dumps({**head, "kind": kind, "why": why}), flush=True)
 
 
-def judge(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], tolerance: float) -> tuple[str, str]:
+def _widened(module: torch.nn.Module, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> Any:
+    """The inputs of a type as values that float32 does not hold: all, or only the first; None if eager raises."""
+    step = {torch.float64: 1e200, torch.int64: 2**53 + 1, torch.int32: 2**24 + 1}[dtype]
+    of_type = [k for k, t in enumerate(inputs) if t.dtype == dtype]
+    for chosen in (of_type, of_type[:1]):
+        wide = [(t * step if dtype.is_floating_point else t + t.sign() * step) for t in inputs]
+        given = tuple(wide[k] if k in chosen else t for k, t in enumerate(inputs))
+        try:
+            with torch.no_grad():
+                module(*(t.clone() for t in given))
+        except (RuntimeError, IndexError, ValueError, TypeError):  # they were indices, sizes, or out of its domain
+            continue
+        return given if chosen else None
+    return None
+
+
+def judge(
+    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], tolerance: float, exact: bool = False
+) -> tuple[str, str]:
     """(kind, reason) for one sample."""
     import delegraph
     from delegraph.errors import DelegraphError
@@ -110,7 +142,8 @@ def judge(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], tolerance: 
     except Exception as e:  # torch's own limits, of many kinds: nothing of ours was asked yet
         return "not exported", str(e)
     try:
-        content = emit_program(delegraph.lower(exported, backends=[])).file.join()
+        emitted = emit_program(delegraph.lower(exported, backends=[]))
+        content = emitted.file.join()
     except DelegraphError as e:
         return "refused", e.message
     try:
@@ -119,12 +152,20 @@ def judge(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], tolerance: 
     except RuntimeError as e:
         return "failed", str(e)
     try:
-        numbers.TOLERANCE = tolerance
-        numbers.expect_equal(got, wanted)
+        for ours, theirs in zip(got, wanted, strict=True):
+            numbers.TOLERANCE = _tolerance_of(theirs) if exact and isinstance(theirs, torch.Tensor) else tolerance
+            numbers.expect_equal([ours], [theirs])
     except AssertionError as e:
+        if exact:
+            kernels = sorted({str(o) for plan in emitted.program.plans for o in plan.operators})
+            return "wrong", f"{' '.join(kernels)}: {' '.join(str(e).split())[:150]}"
         if not _is_near_in_float64(module, inputs, got, wanted):
             return "wrong", " ".join(str(e).split())[:200]
     return "right", ""
+
+
+def _tolerance_of(wanted: torch.Tensor) -> float:
+    return {torch.float64: 1e-11, torch.float32: 1e-5}.get(wanted.dtype, 0.0)
 
 
 def _is_near_in_float64(module: torch.nn.Module, inputs: Any, got: Sequence[Any], wanted: Sequence[Any]) -> bool:

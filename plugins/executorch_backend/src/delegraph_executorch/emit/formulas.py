@@ -20,13 +20,70 @@ SORTED = 1 << 22
 """Comparisons that sorting may take: it compares all pairs along its dimension, since no kernel sorts stably."""
 
 LARGEST_POWER = 64
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def remainder(self: Any, other: Any) -> Tensor:
-    """Of integers: the rest of the division, moved to the divisor's side of zero."""
+    """The rest of the division, moved to the divisor's side of zero."""
+    if isinstance(self, Tensor) and not torch.result_type(self, other).is_floating_point:
+        return _rest(self, other)
     rest = aten.fmod.Tensor(self, other) if isinstance(other, Tensor) else aten.fmod.Scalar(self, other)
     wrong = (rest != 0) & ((rest < 0) != (other < 0))
     return torch.where(wrong, rest + other, rest)
+
+
+def fmod(self: Tensor, other: Any) -> Tensor:
+    if torch.result_type(self, other).is_floating_point:
+        raise NotImplementedError("only integers are put together from others")
+    rest = _rest(self, other)
+    moved: Tensor = torch.where((rest != 0) & ((rest < 0) != (self < 0)), rest - other, rest)
+    return moved
+
+
+def div_of_integers(self: Tensor, other: Any, *, rounding_mode: str | None) -> Tensor:
+    """Towards zero: one more than the floor where that is negative and not exact."""
+    if rounding_mode != "trunc" or torch.result_type(self, other).is_floating_point:
+        raise NotImplementedError("only divisions of integers towards zero are put together from others")
+    floor = torch.div(self, other, rounding_mode="floor")
+    quotient: Tensor = floor + ((floor < 0) & (floor * other != self)).to(floor.dtype)
+    return quotient
+
+
+def _rest(self: Tensor, other: Any) -> Tensor:
+    """What the floor of a division leaves: by -1 as by 1, for the least integer divided by -1 ends the process."""
+    if isinstance(other, Tensor):
+        other = torch.where(other == -1, 1, other)
+    elif other == -1:
+        other = 1
+    return self - torch.div(self, other, rounding_mode="floor") * other
+
+
+def whole(self: Tensor) -> Tensor:
+    """ceil, floor and trunc of integers."""
+    if self.is_floating_point():
+        raise NotImplementedError("only integers are put together from others")
+    return self.clone()
+
+
+def summed_in_float32(target: Any) -> Callable[..., Any]:
+    """Of float16 and bfloat16: the same of float32, rounded once. Else PyTorch's own decomposition."""
+
+    def widened(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        narrow = next((v.dtype for v in args if isinstance(v, Tensor) and v.dtype in _HALVES), None)
+        if narrow is None:
+            decomposition = decomposition_table.get(target)
+            if decomposition is None:
+                raise NotImplementedError("only half precision is put together from others")
+            return decomposition(*args, **kwargs)
+        results = target(*map(widened, args), **{name: widened(value) for name, value in kwargs.items()})
+        several = results if isinstance(results, tuple) else (results,)
+        rounded = tuple(r.to(narrow) if isinstance(r, Tensor) and r.dtype == torch.float32 else r for r in several)
+        return rounded if isinstance(results, tuple) else rounded[0]
+
+    return call
 
 
 def promoted(target: Any) -> Callable[..., Any]:
@@ -91,10 +148,16 @@ def softmax_of_nothing(target: Any) -> Callable[..., Tensor]:
     return call
 
 
-def sum_of_scalar(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """sum of a tensor without dimensions, along one of them all the same."""
+def sum_along_one(self: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """sum along one dimension: of a tensor that has none, or along another one as well, which has one element."""
     plain = self.dtype if self.is_floating_point() or self.is_complex() else torch.int64
-    return of_scalar(self.to(dtype or plain))
+    if not self.dim():
+        return of_scalar(self.to(dtype or plain))
+    if not dim or len(dim) > 1:
+        raise NotImplementedError("only sums along one dimension are put together from others")
+    along = dim[0] % self.dim()
+    total: Tensor = self.unsqueeze(0).sum([0, along + 1], keepdim=keepdim, dtype=dtype)
+    return total.squeeze(0) if keepdim else total
 
 
 def sort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = True) -> tuple[Tensor, Tensor]:
@@ -260,6 +323,26 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.remainder.Scalar: remainder,
     aten.remainder.Tensor: remainder,
     **{target: promoted(target) for p in (aten.add, aten.sub) for target in (p.Scalar, p.Tensor)},
+    aten.div.Scalar_mode: div_of_integers,
+    aten.div.Tensor_mode: div_of_integers,
+    aten.fmod.Scalar: fmod,
+    aten.fmod.Tensor: fmod,
+    **{target.default: whole for target in (aten.ceil, aten.floor, aten.trunc)},
+    **{
+        target: summed_in_float32(target)
+        for target in (
+            aten._native_batch_norm_legit.default,
+            aten._native_batch_norm_legit.no_stats,
+            aten.avg_pool2d.default,
+            aten.convolution.default,
+            aten.cumsum.default,
+            aten.native_layer_norm.default,
+            aten.scatter_add.default,
+            aten.var.correction,
+            aten.var.dim,
+            aten.var_mean.correction,
+        )
+    },
     aten.pow.Tensor_Scalar: pow_of_tensor,
     aten.cat.default: cat_of_nothing,
     aten.constant_pad_nd.default: crop_and_pad,
@@ -277,7 +360,7 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     **{t: softmax_of_nothing(t) for t in (aten._softmax.default, aten._log_softmax.default)},
     aten.amax.default: of_scalar,
     aten.amin.default: of_scalar,
-    aten.sum.dim_IntList: sum_of_scalar,
+    aten.sum.dim_IntList: sum_along_one,
     aten.sort.default: sort,
     aten.sort.stable: sort_stable,
     aten.median.default: median,

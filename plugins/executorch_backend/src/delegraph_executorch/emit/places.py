@@ -120,6 +120,8 @@ class _Window:
 def _scattered(node: Node, base: Node, src: Node, window: _Window) -> tuple[GraphModule, list[Node]]:
     """``base`` with the elements of ``src`` in those of its places that the window shows."""
     val = base.meta["val"]
+    if any(statically_known_true(s == 0) for s in val.stride()) and not is_contiguous_or_false(val):
+        raise unsupported(node, f"{node.target} writes by place into elements that share memory", _HINT)
     if not window.is_static or not _is_static(val):
         text = f"{node.target} writes memory by place, with sizes that are known at run time only"
         raise unsupported(node, text, _HINT)

@@ -1,7 +1,8 @@
 """What kernels of the stock runtime refuse, or get wrong, although their operators take it.
 
-Found by running PyTorch's own samples of every operator in that runtime (benchmarks/kernel_coverage.py). A program that
-met one of these would fail on the device; here its operator is put together from others, or refused with the reason.
+Found by running PyTorch's own samples of every operator in that runtime (benchmarks/kernel_coverage.py), and calls with
+numbers that float32 does not hold (benchmarks/kernel_numbers.py). A program that met one of these would fail on the
+device, or compute something else; here its operator is put together from others, or refused with the reason.
 """
 
 from __future__ import annotations
@@ -16,6 +17,26 @@ Arguments = Mapping[str, Any]
 """Arguments by name; tensors as what export recorded of them."""
 _NO_PROMOTION = frozenset({"aten::add.Scalar_out", "aten::sub.Scalar_out"})
 _FLOATS_ONLY = frozenset({"aten::remainder.Scalar_out", "aten::remainder.Tensor_out"})
+_FLOATS_EXACTLY = frozenset(
+    {"aten::ceil.out", "aten::floor.out", "aten::trunc.out", "aten::fmod.Scalar_out", "aten::fmod.Tensor_out"}
+)
+_DIVISIONS = frozenset({"aten::div.out_mode", "aten::div.Scalar_mode_out"})
+_HALVES = frozenset({torch.float16, torch.bfloat16})
+_SUM_IN_16_BITS = frozenset(
+    {
+        "aten::_native_batch_norm_legit.no_stats_out",
+        "aten::_native_batch_norm_legit.out",
+        "aten::avg_pool2d.out",
+        "aten::convolution.out",
+        "aten::cumsum.out",
+        "aten::native_layer_norm.out",
+        "aten::scatter_add.out",
+        "aten::var.correction_out",
+        "aten::var.out",
+        "aten::var_mean.correction_out",
+    }
+)
+"""Of float16 and bfloat16, where eager sums in float32 and rounds once: the sum of 5,000 ones is 4,096, or 256."""
 _POWERS = frozenset({"aten::pow.Tensor_Scalar_out", "aten::pow.Tensor_Tensor_out", "aten::pow.Scalar_out"})
 _COMPLEX = frozenset({"aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::view_as_real_copy.out"})
 """Kernels that take or give complex numbers."""
@@ -38,6 +59,12 @@ def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None
         return f"it does not promote {given['self'].dtype} to {results[0].dtype}"
     if kernel in _FLOATS_ONLY and not results[0].dtype.is_floating_point:
         return "of negative integers it is wrong"
+    if kernel in _FLOATS_EXACTLY and not results[0].dtype.is_floating_point:
+        return "of integers it is computed in floating point, which does not hold all of them"
+    if kernel in _DIVISIONS and given["rounding_mode"] == "trunc" and not results[0].dtype.is_floating_point:
+        return "of integers, towards zero, it is computed in float64, which does not hold all of them"
+    if kernel in _SUM_IN_16_BITS and results[0].dtype in _HALVES:
+        return f"it sums in {str(results[0].dtype).removeprefix('torch.')}"
     if kernel in _POWERS and not results[0].dtype.is_floating_point:
         return "of integers it is computed in floating point, which does not wrap around"
     check = _CHECKS.get(kernel)
@@ -69,6 +96,13 @@ def _rank_of_convolution(given: Arguments) -> str | None:
 
 def _index_type(given: Arguments) -> str | None:
     return None if given["index"].dtype == torch.int64 else f"its index is int64, not {given['index'].dtype}"
+
+
+def _sums_along(given: Arguments) -> str | None:
+    """Along one dimension it sums in float32, whatever the element type; along several it does not."""
+    if given["dim"] and len(given["dim"]) == 1 and given["self"].dtype in (torch.float64, torch.int64):
+        return f"along one dimension it sums {str(given['self'].dtype).removeprefix('torch.')} in float32"
+    return None
 
 
 def _onesided(given: Arguments) -> str | None:
@@ -119,7 +153,7 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     "aten::amin.out": lambda given: _needs_dimension(given) or _needs_elements(given),
     "aten::_log_softmax.out": _needs_elements,
     "aten::_softmax.out": _needs_elements,
-    "aten::sum.IntList_out": lambda given: _needs_dimension(given) if given["dim"] else None,
+    "aten::sum.IntList_out": lambda given: (_needs_dimension(given) if given["dim"] else None) or _sums_along(given),
     "aten::gather.out": _index_type,
     "aten::scatter.src_out": _index_type,
     "aten::scatter.value_out": _index_type,
@@ -128,9 +162,18 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     "aten::masked_select.out": _same_mask,
     "aten::max_pool2d_with_indices_backward.grad_input": lambda given: "it computes other gradients than PyTorch",
 }
+_IN_FLOAT32 = frozenset({torch.float64})
+"""What these compute in float32."""
 _TYPES: dict[str, tuple[str, frozenset[torch.dtype]]] = {
-    "aten::_log_softmax.out": ("self", frozenset({torch.float64})),
-    "aten::_upsample_bilinear2d_aa.out": ("self", frozenset({torch.uint8})),
+    "aten::_log_softmax.out": ("self", _IN_FLOAT32),
+    "aten::_adaptive_avg_pool2d.out": ("self", _IN_FLOAT32),
+    "aten::_native_batch_norm_legit.no_stats_out": ("input", _IN_FLOAT32),
+    "aten::_native_batch_norm_legit.out": ("input", _IN_FLOAT32),
+    "aten::native_group_norm.out": ("input", _IN_FLOAT32),
+    "aten::native_layer_norm.out": ("input", _IN_FLOAT32),
+    "aten::remainder.Scalar_out": ("self", _IN_FLOAT32),
+    "aten::remainder.Tensor_out": ("self", _IN_FLOAT32),
+    "aten::_upsample_bilinear2d_aa.out": ("self", frozenset({torch.uint8, torch.float64})),
     "aten::upsample_bilinear2d.vec_out": ("input", frozenset({torch.uint8})),
     "aten::_local_scalar_dense": ("self", frozenset({torch.float16, torch.bfloat16})),
 }
