@@ -201,6 +201,14 @@ def test_results_outside_of_the_plan_count_as_memory() -> None:
         load(content).run("forward", [torch.ones(1, 1)])
 
 
+def test_executorch_is_asked_for_more_memory_than_there_is(tmp_path: Path) -> None:
+    stock_runtime()
+    path = tmp_path / "much.pte"
+    path.write_bytes(program([tensor(4)], inputs=[0], outputs=[0], memory=1 << 46))
+    with pytest.raises((Unsupported, InputError), match=r"much\.pte"):
+        delegraph.load(path, runtime="executorch")
+
+
 def test_limits_of_memory_and_iterations_are_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "loop.pte"
     path.write_bytes(program([t.Bool(False)], [t.JumpFalseCall(0, 0)], memory=5000))
@@ -289,6 +297,13 @@ def test_a_memory_plan_is_proven_in_memory_that_grows_with_the_file() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 16 << 20
+    listed = [*values, t.TensorList((0,) * 5000), t.Int(0)]
+    end = len(listed) - 2
+    plan = read_program(
+        program(listed, [("aten::cat.out", (end, end + 1, 1, 1))] * 5000, [0], [1])
+    ).program.plans[0]
+    with pytest.raises(Unsupported, match="too large to prove its memory plan"):
+        find_conflicts(plan, {})
     backward = [i for k in range(3000) for i in (t.JumpFalseCall(count + 1, k // 2),)]
     plan = read_program(program(values, [*calls[:1], *backward], [0], [1])).program.plans[0]
     assert find_conflicts(plan, {}) == []

@@ -74,6 +74,7 @@ class _Proof:
         self.work = 0
         self.calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
+        self.operands = sum(len(step.reads) for step in self.steps)
         self.places = {k: p for k in range(len(plan.values)) if (p := _place(plan, k)) is not None}
         if len(self.places) > _MOST_TENSORS:
             raise self._too_much()
@@ -93,7 +94,7 @@ class _Proof:
         while changed:  # a way back in a loop may bring fewer tensors to where it leads
             changed = False
             found.clear()
-            self._spend(len(self.steps))
+            self._spend(len(self.steps) + self.operands)
             state = self._start()
             for position, step in enumerate(self.steps):
                 state = self._run(position, step, state & joined.get(position, -1), found)
@@ -208,6 +209,7 @@ class _Proof:
         for position in positions:
             value = self.plan.values[position].value
             if isinstance(value, (TensorList, OptionalTensorList)):
+                self._spend(10 * len(value.items))  # each instruction that has the list keeps its elements
                 found += self._tensors(value.positions)
             elif isinstance(value, Tensor):
                 found.append(position)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from delegraph.errors import DelegraphError, FormatError, InputError, NoRuntime
+from delegraph.errors import DelegraphError, FormatError, InputError, NoRuntime, Unsupported
 from delegraph.formats import Verdict
 
 from ..containers import (
@@ -99,6 +99,8 @@ def _say(path: Path, work: Callable[[], Any]) -> Any:
         return work()
     except RuntimeError as e:
         raise InputError("input-invalid", f"ExecuTorch's runtime refuses {path.name}: {e}") from e
+    except MemoryError as e:  # it takes all planned memory when a method is loaded
+        raise Unsupported("unsupported", f"{path.name} states more memory than ExecuTorch's runtime gets here") from e
 
 
 def judge_loading(path: Path) -> Verdict:
