@@ -24,6 +24,13 @@ def stock_runtime() -> Any:
     return Runtime.get()
 
 
+def in_c_order(given: Any) -> Any:
+    """A tensor as the runtime takes it. Its strides are those of C order even where it has no elements: PyTorch and
+    numpy let them be anything there, and the runtime ends the process.
+    """
+    return given.contiguous() if given.numel() else given.new_empty(given.shape)
+
+
 def wheel_folder() -> Path:
     """Where the wheel is installed, found without importing it. Raises NoRuntime if it is missing."""
     spec = find_spec("executorch")

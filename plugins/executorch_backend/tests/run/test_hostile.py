@@ -65,6 +65,7 @@ WRONG = {
     "no arguments": program([tensor(4)], [("aten::relu.out", ())]),
     "a view without sizes": program([tensor(4), tensor(2, 2)], [("executorch_prim::et_view.default", (0, 1))]),
     "a tensor moved to a number": program([tensor(4), t.Int(1)], [t.MoveCall(0, 1)]),
+    "a result that is a number": program([tensor(4), t.Int(2)], [("aten::relu.out", (0, 1, 1))]),
     "a jump on a number": program([t.Int(1)], [t.JumpFalseCall(0, 0)]),
     "a jump on floats": program([tensor(4)], [t.JumpFalseCall(0, 0)]),
     "text plus text": program([t.String("a"), t.Int(0)], [("executorch_prim::add.Scalar", (0, 0, 1))]),
@@ -209,6 +210,15 @@ def test_executorch_is_asked_for_more_memory_than_there_is(tmp_path: Path) -> No
         delegraph.load(path, runtime="executorch")
 
 
+def test_arrays_without_elements_reach_executorch_in_c_order(tmp_path: Path) -> None:
+    """Strides of 0, as numpy's have, ended the process."""
+    stock_runtime()
+    path = tmp_path / "empty.pte"
+    path.write_bytes(program([tensor(0, 4), tensor(0, 4, at=64)], [("aten::relu.out", (0, 1, 1))], [0], [1]))
+    given = torch.from_numpy(np.zeros((0, 4), np.float32))
+    assert delegraph.load(path, runtime="executorch")(given)[0].shape == (0, 4)
+
+
 def test_limits_of_memory_and_iterations_are_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "loop.pte"
     path.write_bytes(program([t.Bool(False)], [t.JumpFalseCall(0, 0)], memory=5000))
@@ -299,9 +309,7 @@ def test_a_memory_plan_is_proven_in_memory_that_grows_with_the_file() -> None:
     assert peak < 16 << 20
     listed = [*values, t.TensorList((0,) * 5000), t.Int(0)]
     end = len(listed) - 2
-    plan = read_program(
-        program(listed, [("aten::cat.out", (end, end + 1, 1, 1))] * 5000, [0], [1])
-    ).program.plans[0]
+    plan = read_program(program(listed, [("aten::cat.out", (end, end + 1, 1, 1))] * 5000, [0], [1])).program.plans[0]
     with pytest.raises(Unsupported, match="too large to prove its memory plan"):
         find_conflicts(plan, {})
     backward = [i for k in range(3000) for i in (t.JumpFalseCall(count + 1, k // 2),)]

@@ -15,7 +15,7 @@ from ..emit.kernel_calls import CODES
 from ..program import tables
 from ..program.tables import AllocationDetails, Chain, DelegateCall, Dynamism, EValue, Instruction, Int, Tensor
 from ..serialize.file import Segment, program_file
-from ..wheel import stock_runtime
+from ..wheel import in_c_order, stock_runtime
 from .convention import Convention, Value, convention_of
 
 ALIGNMENT = 16
@@ -59,7 +59,7 @@ class BridgedRuntime(BackendRuntime):
 
 def _plain(given: torch.Tensor | float) -> torch.Tensor | float:
     """What ExecuTorch's runtime takes: no Parameter, and C order."""
-    return given.detach().contiguous() if isinstance(given, torch.Tensor) else given
+    return in_c_order(given.detach()) if isinstance(given, torch.Tensor) else given
 
 
 def one_delegate_program(

@@ -168,8 +168,12 @@ class _Arguments:
         for call in self.calls:
             if isinstance(call, MoveCall):
                 self.varying.add(call.move_to)
-            elif isinstance(call, (KernelCall, DelegateCall)):
-                self.varying |= {k for k in call.args[-1:]} if isinstance(call, KernelCall) else {*call.args}
+            elif isinstance(call, DelegateCall):
+                self.varying |= {*call.args}
+            elif isinstance(call, KernelCall):
+                known = self.signatures[call.op_index]
+                if known is None or known[-1] is _RESULT:  # others return the tensors that they were given
+                    self.varying |= {*call.args[-1:]}
         self.varying = {k for k in self.varying if isinstance(self.values[k], _SIMPLE)}
         lists = ((k, v) for k, v in enumerate(self.values) if isinstance(v, IntList))
         self.varying |= {k for k, v in lists if not self.varying.isdisjoint(v.items)}

@@ -22,7 +22,7 @@ from ..device import load_device_halves
 from ..program.tables import Tensor
 from ..serialize.check import check_program
 from ..serialize.reader import open_bytes, read_program
-from ..wheel import stock_runtime
+from ..wheel import in_c_order, stock_runtime
 from .arguments import check_arguments
 
 
@@ -91,7 +91,7 @@ def _lay_out(given: Any, described: Any) -> Any:
     order = list(described.dim_order)
     if sorted(order) != list(range(given.dim())):
         return given  # of another rank, which is the runtime's to refuse
-    return given.permute(order).contiguous().permute([order.index(k) for k in range(len(order))])
+    return in_c_order(given.permute(order)).permute([order.index(k) for k in range(len(order))])
 
 
 def _say(path: Path, work: Callable[[], Any]) -> Any:
