@@ -55,7 +55,8 @@ def _rest(self: Tensor, other: Any) -> Tensor:
         other = torch.where(other == -1, 1, other)
     elif other == -1:
         other = 1
-    return self - torch.div(self, other, rounding_mode="floor") * other
+    rest: Tensor = self - torch.div(self, other, rounding_mode="floor") * other
+    return rest
 
 
 def whole(self: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import delegraph
 import torch
 import torch.nn.functional as F
 
@@ -40,3 +43,24 @@ FAMILY.cases("bilinear-inner", lambda x: aten.upsample_bilinear2d(x, [12, 10], F
 
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+
+
+def test_beside_an_infinity() -> None:
+    """RESIZE repeats the pixel at the border; eager weighs its neighbour with 0 there, which is NaN of an infinity."""
+    function = lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")  # noqa: E731
+    x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    lowered = delegraph.lower(Call(function).eval(), (x,), backends=["tosa"])
+    x[0, 0, 1, 1] = torch.inf
+    ours, eager = lowered(x), function(x)
+    differ = ~torch.isclose(ours, eager, equal_nan=True)
+    assert differ.any() and eager[differ].isnan().all() and ours[differ].isfinite().all()
+    assert not differ[..., 1:-1, 1:-1].any()
+
+
+class Call(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
