@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
-from ...ir.graph import Literal, Value
+from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
-from ...ir.types import ARRAY_DTYPES, DType, Type
+from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted
 from ..registry import lowers
+from .comparison import lower_triangle
 from .linear import batched_product
 from .reduce import softmax_of
 
@@ -63,11 +63,7 @@ def repeated(t: Tosa, x: Value, query: Value) -> Value:
 
 def _causal(t: Tosa, rows: int, columns: int) -> Value:
     """[L,S] that hides from a position what comes after it. It sees itself, so no row is hidden whole."""
-    if is_dynamic(rows) or is_dynamic(columns):
-        position, seen = t.numbers(rows, DType.FP32), t.numbers(columns, DType.FP32)
-        return t.select(t.greater(seen, t.reshape(position, (rows, 1))), t.constant(-inf, DType.FP32, (1, 1)), 0.0)
-    after = np.triu(np.full((rows, columns), -inf, ARRAY_DTYPES[DType.FP32]), 1)
-    return Value(Type((rows, columns), DType.FP32), Literal(after))
+    return t.select(lower_triangle(t, (rows, columns)), 0.0, t.constant(-inf, DType.FP32, (1, 1)))
 
 
 def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Literal, Value, literal
 from ...ir.sizes import is_dynamic
-from ...ir.types import DType
+from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Operand, Tosa
 from ..lazy.values import Joined, trial
 from ..promotion import converted, promoted
@@ -127,26 +129,43 @@ def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value
 
 def triangle(t: Tosa, x: Value, kept: Value) -> Value:
     """x [*S,H,W] where ``kept`` [H,W] is true, else 0"""
-    mask = t.ranked(kept, x.rank)
+    mask, x = t.ranked(kept, x.rank), _single(t, x) if kept.constant is None else x
     return t.logical_and(mask, x) if x.dtype is DType.BOOL else t.select(mask, x, 0)
 
 
-def _lower(t: Tosa, x: Value, diagonal: int) -> Value:
-    """[H,W] for x [*S,H,W]: whether an element is not above the diagonal"""
-    rows, columns = x.shape[-2:]
+def _single(t: Tosa, x: Value) -> Value:
+    """A constant [*S] that holds one number everywhere as [1,...]: a file need not have it for each element."""
+    if not isinstance(x.constant, Literal) or not x.constant.materialize().size:
+        return x
+    elements = x.constant.materialize()
+    number = elements.flat[0]
+    if x.dtype not in (DType.BOOL, DType.FP32, DType.INT32) or not (elements == number).all():
+        return x
+    return t.constant(number.item(), x.dtype, (1,) * x.rank)
+
+
+def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
+    """bool [H,W] for the shape [*S,H,W]: whether an element is not above the diagonal.
+
+    Positions that are compared, so that no file has a constant of that size if it is large: then the device compares.
+    """
+    rows, columns = shape[-2:]
     if is_dynamic(rows) or is_dynamic(columns):
         row = t.reshape(t.numbers(rows, DType.FP32), (rows, 1))
         return t.greater_equal(t.add(row, diagonal), t.numbers(columns, DType.FP32))
-    return literal(np.tri(rows, columns, diagonal), DType.BOOL, np.bool_)
+    dtype = DType.FP32 if "FP" in t.spec.profiles else DType.INT32
+    places = np.arange(rows)[:, None] + diagonal, np.arange(columns)[None]
+    row, column = (literal(of_axis, dtype, ARRAY_DTYPES[dtype]) for of_axis in places)
+    return t.greater_equal(row, column)
 
 
 @lowers(aten.tril.default)
 def tril(t: Tosa, self: Value, diagonal: int) -> Value:
     """[*S,H,W] -> [*S,H,W]; 0 above the diagonal"""
-    return triangle(t, self, _lower(t, self, diagonal))
+    return triangle(t, self, lower_triangle(t, self.shape, diagonal))
 
 
 @lowers(aten.triu.default)
 def triu(t: Tosa, self: Value, diagonal: int) -> Value:
     """[*S,H,W] -> [*S,H,W]; 0 below the diagonal"""
-    return triangle(t, self, t.logical_not(_lower(t, self, diagonal - 1)))
+    return triangle(t, self, t.logical_not(lower_triangle(t, self.shape, diagonal - 1)))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
 from ...ir.sizes import greatest
 from ...ir.types import DType
 from ..aten.attention import repeated, transposed
+from ..aten.comparison import lower_triangle
 from ..aten.linear import batched_product
 from ..builder import Tosa
 from ..lazy.quantization import Scale
@@ -78,10 +78,7 @@ def scaled_dot_product_attention(
     scores = Scaled(products, q.scale.times(k.scale).times(inside.unit).over(1 / factor))
     widths, count = WIDTHS[q.q.dtype], greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
-    mask = attn_mask
-    if is_causal:  # each position sees itself and what comes before it
-        rows, columns = scores.shape[-2:]
-        mask = literal(np.tri(rows, columns, dtype=np.bool_), DType.BOOL, np.bool_)
+    mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
     weights = _weights(t, *_masked(t, scores, mask), bits)
     y = _weighted(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
