@@ -46,6 +46,7 @@ __all__ = [
     "constant_placeholders",
     "constant_tensor",
     "copy_node",
+    "copy_program",
     "flat_arguments",
     "flat_call",
     "leaf_names",
@@ -137,6 +138,15 @@ def _append(graph: Graph, new: Node, like: Node) -> Node:
     graph._find_nodes_lookup_table.insert(new)
     graph._len += 1
     return new
+
+
+def copy_program(program: ExportedProgram) -> ExportedProgram:
+    """A copy whose graph may be changed. Tensors, delegates and the graphs of branches and loops are shared."""
+    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Node]()
+    for node in program.graph.nodes:
+        copies[node] = copy_node(graph, node, copies.__getitem__)
+    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
+    return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
 
 
 def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:

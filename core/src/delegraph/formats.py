@@ -134,7 +134,15 @@ class ProgramContents(Protocol):
     def exported_program(self, name: str = "forward") -> ExportedProgram:
         """A method: functional, with debug handles and with calls of ``exported_program.CALL_DELEGATE``.
 
-        Its ``call_spec`` says how callers pass arguments and get results.
+        What the host computes are the calls of the user's model, such as ``aten.layer_norm``. Its ``call_spec`` says
+        how callers pass arguments and get results.
+        """
+        ...
+
+    def core_program(self, name: str = "forward", keep: Collection[Any] = ()) -> ExportedProgram:
+        """The same in core ATen, for runtimes that have kernels of those operators only, and of some to ``keep``.
+
+        An ``EdgeProgramManager`` gives the program as it is, which is in core ATen as far as its user wants it so.
         """
         ...
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from .backend import NamedDataStoreOutput
@@ -20,6 +21,7 @@ from .delegates.delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .delegates.lowered_module import LoweredBackendModule
 from .discovery.own import provided
 from .discovery.registry import Registry
+from .engine.decompose import in_core_aten
 from .errors import InputError
 from .exported.tracing import TRACING
 from .exported.types import Program
@@ -73,6 +75,14 @@ class LoweredProgram(MethodPrograms):
     def named_data(self) -> NamedDataStoreOutput:
         """That of all delegates, and what ``save`` was given."""
         return merged_named_data(self._programs.values(), self._own_data)
+
+    def core_program(self, name: str = "forward", keep: Collection[OpOverload] = ()) -> ExportedProgram:
+        """A copy of a method's program with what the host computes in core ATen, apart from operators to ``keep``.
+
+        That is what runtimes on devices have kernels for. ``exported_program`` has them as the model calls them, and so
+        does a call of this program.
+        """
+        return in_core_aten(self.exported_program(name), keep)
 
     @property
     def host_operators(self) -> int:

@@ -3,9 +3,9 @@
 import delegraph.api as api
 import pytest
 import torch
-from delegraph.engine import constants
-from delegraph.exported_program import add_constant, user_inputs
-from delegraph.partitioner import CapabilityPartitioner
+from delegraph.exported import constant_values
+from delegraph.exported_program import add_constant, placeholders, user_inputs
+from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from torch import nn
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ class Written(nn.Module):
     def forward(self, x):
         before = torch.exp(self.count)
         self.count += 1
-        large = torch.ones(constants.LARGEST // 4 + 1).cumsum(0)[0]
+        large = torch.ones(constant_values.LARGEST // 4 + 1).cumsum(0)[0]
         return x * before + torch.rand(4) + torch.exp(torch.empty(4).zero_()) * 0, x + large
 
 
@@ -95,6 +95,93 @@ def test_what_raises_when_it_is_computed_raises_when_the_program_runs(echo_regis
     assert made.report.host == {"forward": {"aten.embedding.default": 1}}
     with pytest.raises(IndexError):
         made(X)
+
+
+class Swin(nn.Module):
+    """Small tables that become large: a bias by relative position, dequantized weights; and masks made of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(127))
+        self.eighths = nn.Parameter(torch.randint(-128, 127, (64, 64), dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        weights = self.eighths.to(torch.float32) * 0.125
+        hidden = torch.full((64, 64), 2.0).triu(1) + torch.arange(64)
+        places = torch.arange(64)[:, None] - torch.arange(64) + 63
+        return x @ self.table[places] @ (weights + hidden)
+
+
+class Normed(nn.Module):
+    """Weights that are as large computed as they are stored, twice; and a table of which one part is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)) for _ in range(2))
+        self.table, self.part = nn.Embedding(64, 64), torch.arange(8)
+
+    def forward(self, x):
+        return (
+            self.second(self.first(x)),
+            x[:, :1] + self.table(self.part + 1)[:, 0],
+            self.second.parametrizations.weight.original1,
+        )
+
+
+def test_what_would_be_larger_is_left_to_the_host(echo_registry):
+    x = torch.randn(2, 64)
+    made = lowered(echo_registry, Swin(), x, takes=("mm", "matmul"))
+    assert not made.report.notes and made.verify(x).relative_error < 1e-5
+    stored = made.exported_program()
+    assert sum(t.nbytes for t in (*stored.state_dict.values(), *stored.constants.values())) == 127 * 4 + 64 * 64
+
+
+def test_what_is_smaller_than_what_it_comes_from_is_computed(echo_registry):
+    """A weight that the program needs besides does not go away, and so its norm is computed by the host."""
+    made = lowered(echo_registry, Normed(), torch.randn(8, 64), takes=("linear",))
+    kept = {spec.target for node, spec in placeholders(made.exported_program()) if node.users}
+    gone = {f"first.parametrizations.weight.original{k}" for k in (0, 1)} | {"table.weight"}
+    assert not gone & kept and "second.parametrizations.weight.original1" in kept
+    assert made.verify(torch.randn(8, 64)).relative_error < 1e-6
+
+
+class TagsAll(Partitioner):
+    """Tags by name, and cannot be asked."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def partition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function" and any(name in str(node.target) for name in self.names):
+                node.meta["delegation_tag"] = "all"
+        return PartitionResult(exported_program, {"all": DelegationSpec("EchoBackend", [])})
+
+
+def test_a_partitioner_that_only_tags_does_not_get_calls_on_constants(echo_registry):
+    """It would compute the weight with every call; and what it takes layers by is that their weights are constant."""
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)).eval()
+    made = api.lower(
+        module, (torch.randn(2, 64),), backends=[TagsAll("mul", "div", "permute", "addmm")], registry=echo_registry
+    )
+    assert made.report.delegates[0].operators.keys() <= {"aten.addmm.default", "aten.permute.default"}
+    assert made.verify(torch.randn(2, 64)).relative_error < 1e-6
+
+
+def test_a_weight_that_is_stored_once_for_two_users_does_not_go_away(echo_registry):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(32, 64), nn.Linear(64, 32, bias=False)
+            self.head.weight = self.table.weight
+            self.ids = torch.arange(32)
+
+        def forward(self, x):
+            return self.head(x + self.table(self.ids))
+
+    made = lowered(echo_registry, Tied(), torch.randn(32, 64))
+    assert "aten.embedding.default" in made.report.host["forward"]
 
 
 def test_a_transform_may_add_a_constant(echo_registry):

@@ -1,54 +1,59 @@
-"""Calls on constants alone that a backend leaves to the host are computed now, and become constants of the program.
+"""Calls on constants alone that a backend leaves to the host are computed now, where that makes no file larger.
 
 A backend that takes such calls gets them: it may compute them when it compiles, or on the device. What it refuses would
-cut its partitions apart, or be computed again with every call of the program.
+be computed again with every call of the program. A value is computed now if it is at most as large as what goes away
+with it: the calls, and the constants that only they read. So an embedding of known positions becomes a constant, and
+a mask made of numbers, which is a few calls in a file, does not become a table of megabytes.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from ..exported.call_names import is_operator
-from ..exported_program import add_constant, constant_placeholders, constant_tensor, has_effect, placeholders
-from ..io.weights import why_no_bytes
+from ..exported.constant_values import ConstantValues, ancestors, constant_calls, elements_read
+from ..exported.shared_memory import near
+from ..exported.union_find import find_root
+from ..exported_program import (
+    CONSTANT_KINDS,
+    add_constant,
+    constant_placeholders,
+    constant_tensor,
+    has_effect,
+    placeholders,
+)
 from ..report.rows import format_size, pluralize
 from .partition import Plan
 
-LARGEST = 16 * 2**20
-"""Bytes of one value that is computed now, and of each on the way to it."""
 TOGETHER = 64 * 2**20
 """Bytes of all values that are computed now for one plan."""
+CALL = 128
+"""Bytes that a call takes at least in a program file, with the description of its result."""
+SHARE = 128
+"""Values that are small beside a constant that stays may take this part of the bytes of all constants, together."""
 aten = torch.ops.aten
-_BY_SHAPE = frozenset(
-    {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default}
-    | {aten.new_ones.default, aten.new_full.default}
-)
-"""Operators that read the shape of their first operand, and none of its elements."""
 
 
-def compute_constants(plan: Plan) -> str:
-    """Put constants in the place of calls that ``plan`` leaves to the host and that need nothing but constants.
+def compute_constants(plan: Plan, taken_too: bool) -> str:
+    """Put constants in the place of calls that need nothing but constants and that ``plan`` leaves to the host.
 
+    ``taken_too``: also of those that the backend takes, for one that cannot be asked, and so never said that it
+    computes them when it compiles: it would do so with every call, and see no constant weights behind them.
     Returns what was done, for the report, and "" if there was nothing to do. The program then has to be planned again.
     """
     program, given = plan.program, constant_placeholders(plan.program)
     every = [n for n in program.graph.nodes if n.op == "call_function"]
-    calls = [n for n in every if None in plan.tags.get(n, (None,))]
-    if not calls or not any(given.issuperset(_needed(n)) for n in every):  # most programs
+    calls = every if taken_too else [n for n in every if None in plan.tags.get(n, (None,))]
+    if not calls or not any(given.issuperset(elements_read(n)) for n in every):  # most programs
         return ""
-    known = _constant_calls(program, given)
+    known = constant_calls(program)
     left = known.intersection(calls)
-    values, replaced = _Values(program), list[torch.Tensor]()
-    for node in (n for n in calls if n in left and _is_end(n, left)):
+    values, replaced = ConstantValues(program), list[torch.Tensor]()
+    for node in _worth_computing([n for n in calls if n in left and _is_end(n, left)], _sizes(program)):
         value = values.of(node)
         if value is not None and value.nbytes + sum(v.nbytes for v in replaced) <= TOGETHER:
             constant = add_constant(program, value, f"{node.name}_computed")
@@ -61,9 +66,62 @@ def compute_constants(plan: Plan) -> str:
     return f"{count} on constants alone computed while lowering, {format_size(sum(v.nbytes for v in replaced))}"
 
 
-def _needed(node: Node) -> list[Node]:
-    """The operands whose elements a call reads."""
-    return node.all_input_nodes[1:] if node.target in _BY_SHAPE else node.all_input_nodes
+def _sizes(program: ExportedProgram) -> dict[Node, int]:
+    """Bytes of each constant of a program; 0 for those whose memory others share, which a file has once."""
+    tensors = {n: constant_tensor(program, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
+    shared = {n for pair in near(tensors) for n in pair if tensors[n].numel()}
+    return {n: 0 if n in shared else t.numel() * t.element_size() for n, t in tensors.items()}
+
+
+def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[Node]:
+    """Those of ``ends`` whose values take no more bytes than the calls and constants that nobody needs any more then.
+
+    Ends that share a call or a constant are weighed together first, since that may go away with all of them only.
+    Then small ones for which nothing goes away, such as the norms of a weight. ``sizes``: bytes of constants.
+    """
+    chosen: set[Node] = set()
+    gone: set[Node] = set()
+    for group in _connected(ends):
+        for tried in (group, *([end] for end in group)):
+            if chosen.issuperset(tried):
+                continue
+            freed = _unneeded(tried, gone)
+            if sum(map(_bytes, tried)) <= sum(sizes.get(n, CALL * is_operator(n)) for n in freed):
+                chosen.update(tried)
+                gone |= freed
+    room = sum(sizes.values()) // SHARE
+    for end in sorted(set(ends) - chosen, key=lambda end: (_bytes(end), end)):
+        if _bytes(end) <= room and _bytes(end) < sum(sizes.get(n, 0) for n in ancestors(end)):
+            chosen.add(end)
+            room -= _bytes(end)
+    return [end for end in ends if end in chosen]
+
+
+def _connected(ends: Sequence[Node]) -> list[list[Node]]:
+    """``ends`` in groups: two that need the same node are in one."""
+    parent: dict[Node, Node] = {}
+    for end in ends:
+        parent.setdefault(end, end)
+        for node in ancestors(end):
+            parent[find_root(parent, parent.setdefault(node, node))] = find_root(parent, end)
+    groups: dict[Node, list[Node]] = {}
+    for end in ends:
+        groups.setdefault(find_root(parent, end), []).append(end)
+    return list(groups.values())
+
+
+def _unneeded(ends: Sequence[Node], gone: Collection[Node]) -> set[Node]:
+    """What nobody needs once ``ends`` are constants, beyond what is ``gone`` already."""
+    unneeded: set[Node] = set(ends)
+    for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users before what they use
+        if all(user in unneeded or user in gone for user in node.users):
+            unneeded.add(node)
+    return unneeded.difference(gone)
+
+
+def _bytes(node: Node) -> int:
+    val = node.meta["val"]
+    return int(val.numel() * val.element_size())
 
 
 def _is_end(node: Node, left: Collection[Node]) -> bool:
@@ -80,81 +138,6 @@ def _replace(node: Node, constant: Node) -> None:
         copy.meta.update(node.meta)
         node.replace_all_uses_with(copy, lambda user: user.op == "output")
     node.replace_all_uses_with(constant)
-
-
-def _constant_calls(program: ExportedProgram, given: Collection[Node]) -> set[Node]:
-    """Calls whose results follow from the program alone: pure, the same every time, on the CPU, of known size."""
-    calls: set[Node] = set()
-    for node in program.graph.nodes:
-        if node.op == "call_function" and all(i in given or i in calls for i in _needed(node)) and _is_repeatable(node):
-            calls.add(node)
-    return calls
-
-
-def _is_repeatable(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    op: Any = node.target
-    if not isinstance(op, OpOverload) or op.namespace != "aten" or op._schema.is_mutable or "empty" in op._schema.name:
-        return False
-    if torch.Tag.nondeterministic_seeded in op.tags or node.is_impure():
-        return False
-    return all(_is_storable(val) for val in (*pytree.tree_leaves(node.meta.get("val")), *_shapes_read(node)))
-
-
-def _shapes_read(node: Node) -> Iterator[Any]:
-    if node.target in _BY_SHAPE:
-        yield node.args[0].meta["val"]  # type: ignore[union-attr]
-
-
-def _is_storable(val: Any) -> bool:
-    """A plain tensor on the CPU whose size is known, and is not too large."""
-    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.device.type != "cpu":
-        return False
-    return all(type(size) is int for size in val.shape) and val.numel() * val.element_size() <= LARGEST
-
-
-class _Values:
-    """The values of constant calls of a program, each computed once, when it is asked for, and kept in ``by_node``."""
-
-    def __init__(self, program: ExportedProgram) -> None:
-        self._program, self._specs = program, dict(placeholders(program))
-        self.by_node: dict[Node, Any] = {}
-
-    def of(self, node: Node) -> torch.Tensor | None:
-        """The value of a constant call; None if it cannot be computed here, as where weights are fake."""
-        try:
-            with torch.no_grad():
-                for each in self._ancestors(node):
-                    self.by_node[each] = self._compute(each)
-        except (RuntimeError, ValueError, IndexError, TypeError):  # it raises the same when the program runs
-            return None
-        value: torch.Tensor = self.by_node[node]
-        expected = node.meta["val"]
-        return value if value.shape == expected.shape and value.dtype is expected.dtype else None
-
-    def _ancestors(self, node: Node) -> list[Node]:
-        """The calls and placeholders that ``node`` needs and that are not computed yet, then itself."""
-        needed: set[Node] = set()
-        waiting = [node]
-        while waiting:
-            one = waiting.pop()
-            if one not in needed and one not in self.by_node:
-                needed.add(one)
-                waiting += _needed(one)
-        return [n for n in self._program.graph.nodes if n in needed]
-
-    def _compute(self, node: Node) -> Any:
-        if node.op == "placeholder":
-            tensor = constant_tensor(self._program, self._specs[node])
-            if isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
-                raise ValueError(f"the elements of {node.name} are not there")
-            return tensor.detach()
-        shaped: dict[Any, Any] = {}
-        for val in _shapes_read(node):
-            shaped[node.args[0]] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype)
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: shaped.get(n, self.by_node.get(n)))
-        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _erase_unused(program: ExportedProgram, known: Collection[Node]) -> int:

@@ -1,9 +1,9 @@
 """Step 2 of a lowering: decomposition on demand.
 
 What a backend keeps stays whole. Every other call that has a decomposition is traced alone, under fake tensors; the
-decomposition takes its place, and the backend is asked about the new calls. At the end, what no backend took is
-decomposed to core ATen, which every host has. The program is never retraced as a whole, and where a backend refuses
-nothing, nothing is done.
+decomposition takes its place, and the backend is asked about the new calls. What no backend takes any part of is whole
+in the end, and called as eager PyTorch calls it; who needs it in core ATen, such as a program file, asks for that. The
+program is never retraced as a whole, and where a backend refuses nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from ..exported.call_names import LEFT, operator_name
 from ..exported.decompose.inline import Inlining
 from ..exported.decompose.tables import beyond_core, to_core
 from ..exported.decompose.trace import LINEAR, Decomposition, Tracer
+from ..exported.gc_pause import pause_collection
 from ..exported.subgraphs import rewrite_subgraphs
-from ..exported_program import build_program, name_outputs, output_values, root_call
+from ..exported.tracing import TRACING
+from ..exported_program import build_program, copy_program, name_outputs, output_values, root_call
 from ..partitioner import Partitioner, Support
+from .composites import Composites
 from .partition import Plan
 from .plan import Answer, ask, make_plan
 
@@ -49,11 +52,23 @@ class Decomposer:
 
     def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
         """The plan of ``partitioner`` once everything that neither it nor one of ``later`` keeps was decomposed."""
-        return make_plan(self.ask(program, partitioner, later))
+        composites = Composites()
+        return make_plan(composites.restore(self.ask(program, partitioner, later, composites)))
 
-    def ask(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Answer:
-        """What ``partitioner`` answers about the program of which the plan is made."""
-        program = self._decompose_for_tags(program, partitioner, later)
+    def ask(
+        self,
+        program: ExportedProgram,
+        partitioner: Partitioner,
+        later: Sequence[Partitioner] = (),
+        composites: Composites | None = None,
+    ) -> Answer:
+        """What ``partitioner`` answers about the program of which the plan is made.
+
+        ``composites`` remembers what had to be decomposed before it could be asked.
+        """
+        composites = composites or Composites()
+        self.tracer.begin(program)
+        program = self._decompose_for_tags(program, partitioner, later, composites)
         # A call is attempted once. New calls may be refused in turn, so the loop ends when there are none.
         attempted: set[Node] = set()
         while True:
@@ -62,13 +77,14 @@ class Decomposer:
             left = [n for n in _calls(program) if n not in answer.tags and n not in whole]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
             attempted.update(left)
-            if not left or not self._decompose_left(program, partitioner, later, left):
+            if not left or not self._decompose_left(program, partitioner, later, left, composites):
                 return answer
             program = rebuild(program)
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-        """``program``, subgraphs too, with what no backend took in core ATen; operators in ``keep`` stay whole."""
+        """``program``, subgraphs too, with what the host computes in core ATen; operators in ``keep`` stay whole."""
         rewrite_subgraphs(program, lambda subgraph: self.finish(subgraph, keep))
+        self.tracer.begin(program)
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
         for node in nodes:
             node.meta[LEFT] = (node.meta.get("debug_handle", 0), node.name, operator_name(node))
@@ -77,29 +93,43 @@ class Decomposer:
         return rebuild(program) if changed else program
 
     def _decompose_for_tags(
-        self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner]
+        self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], composites: Composites
     ) -> ExportedProgram:
         """A partitioner that only tags cannot be asked, so it sees core ATen and what it, or a later one, keeps."""
-        composites = [] if _support(who) else [n for n in _calls(program) if to_core(n.target)]
-        if not composites:
+        whole = [] if support_of(who) else [n for n in _calls(program) if to_core(n.target)]
+        if not whole:
             return program
         reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
-        changed = [n for n in composites if not reducer.keeps(n) and reducer.decompose(n)]
+        changed = [n for n in whole if not reducer.keeps(n) and reducer.decompose(n, composites)]
         return rebuild(program) if changed else program
 
     def _decompose_left(
-        self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], left: Sequence[Node]
+        self,
+        program: ExportedProgram,
+        who: Partitioner,
+        later: Sequence[Partitioner],
+        left: Sequence[Node],
+        composites: Composites,
     ) -> bool:
         """Decompose what ``who`` left behind and none of ``later`` keeps; returns whether anything changed."""
         others, _ = _kept(program, later)
         unwanted = [n for n in left if not others(n)]
-        support = _support(who)
+        support = support_of(who)
         if support is None:
             reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
-            return any([reducer.decompose(n) for n in unwanted])
+            return any([reducer.decompose(n, composites) for n in unwanted])
         keeps = AtWork(who, "support check").around(_Answers(support))
         attempts = _Attempts(self.tracer, lambda node: keeps(node) or others(node), self._useless)
         return any([attempts.decompose(n) for n in unwanted])
+
+
+def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
+    """A copy of ``program``, subgraphs too, with what the host computes in core ATen, apart from operators in ``keep``.
+
+    Operators that torch cannot decompose for their arguments stay whole.
+    """
+    with TRACING, pause_collection():
+        return Decomposer().finish(copy_program(program), keep)
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
@@ -120,7 +150,7 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tupl
     answers: list[Keeps] = []
     whole: set[Any] = set()
     for who in partitioners:
-        work, support = AtWork(who, "support check"), _support(who)
+        work, support = AtWork(who, "support check"), support_of(who)
         with work:
             if support:
                 keeps: Keeps = _Answers(support, program)
@@ -137,7 +167,7 @@ def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None
     return node.target in operators and (wanted is None or wanted(node))
 
 
-def _support(who: Partitioner) -> Support | None:
+def support_of(who: Partitioner) -> Support | None:
     """What can be asked about single nodes, where a partitioner has it; the others only tag."""
     support = getattr(who, "support", None)
     return support if isinstance(support, Support) else None
@@ -177,8 +207,8 @@ class _Reducer:
     def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any], at_once: bool = False) -> None:
         self.tracer, self.keeps, self.whole, self.at_once = tracer, keeps, whole, at_once
 
-    def decompose(self, node: Node) -> bool:
-        """Put the decomposition of ``node`` in its place; False if it has none."""
+    def decompose(self, node: Node, composites: Composites | None = None) -> bool:
+        """Put the decomposition of ``node`` in its place, of which ``composites`` is told; False if it has none."""
         decomposition = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
         decomposition = decomposition or self.tracer.decompose(node, to_core(node.target), self.whole)
         if decomposition is None:
@@ -187,6 +217,8 @@ class _Reducer:
         for call in inlining.calls:
             if not self.keeps(call):
                 self.decompose(call)
+        if composites is not None:
+            composites.add(inlining)
         inlining.commit()
         return True
 

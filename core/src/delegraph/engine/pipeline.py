@@ -39,7 +39,7 @@ from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
 from .compile import compile_all
 from .constants import compute_constants
-from .decompose import Decomposer, rebuild
+from .decompose import Decomposer, rebuild, support_of
 from .export import Source, export_method
 from .extract import begin_work
 from .insert import insert_delegates
@@ -66,12 +66,12 @@ class Lowering:
 
     The first group is what the face sets: ``sources`` for the export step or, where that is skipped, ``programs``;
     ``transforms`` by method; one round for each backend, in order of preference; whether operators that no backend
-    keeps are ``decomposed`` for it, and operators that even the last step is to ``keep`` whole; whether calls on
-    constants alone that a backend refuses are computed now (``folds_constants``); an ``executor`` to compile in;
-    whether plugins that listen are told of each round (``notifies``); whether the one partition stands for the
-    ``whole`` program, and is called with all of its inputs. The second group is what steps leave for later
-    steps and for the report. ``plans`` and ``work`` are those of the current round; ``changed`` says of a method what
-    transforms made of its border.
+    keeps are ``decomposed`` for it; whether what the host computes is to be ``in_core_aten``, apart from operators to
+    ``keep`` whole; whether calls on constants alone that a backend refuses are computed now (``folds_constants``); an
+    ``executor`` to compile in; whether plugins that listen are told of each round (``notifies``); whether the one
+    partition stands for the ``whole`` program, and is called with all of its inputs. The second group is what steps
+    leave for later steps and for the report. ``plans`` and ``work`` are those of the current round; ``changed`` says of
+    a method what transforms made of its border.
     """
 
     registry: Registry
@@ -80,6 +80,7 @@ class Lowering:
     transforms: Mapping[str, Sequence[Transform]] = field(default_factory=dict)
     rounds: Sequence[Round] = ()
     decomposed: bool = True
+    in_core_aten: bool = False
     keep: Collection[object] = ()
     folds_constants: bool = False
     executor: Executor | None = None
@@ -179,8 +180,8 @@ def _partition(lowering: Lowering) -> None:
 
 def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     """The plan of a method's program, without calls on constants alone that the backend left to the host."""
-    plan = _plan(lowering, method, program)
-    while lowering.folds_constants and (computed := compute_constants(plan)):
+    plan, asked = _plan(lowering, method, program), lowering.rounds[lowering.turn].partitioners[method]
+    while lowering.folds_constants and (computed := compute_constants(plan, taken_too=support_of(asked) is None)):
         lowering.notes.append(f"{method}: {computed}")
         plan = _plan(lowering, method, rebuild(plan.program))
     if lowering.whole:
@@ -239,7 +240,8 @@ def _insert(lowering: Lowering) -> None:
 
 def _finish(lowering: Lowering) -> None:
     decomposer = lowering.decomposer
-    lowering.programs = {m: decomposer.finish(p, lowering.keep) for m, p in lowering.programs.items()}
+    if lowering.in_core_aten:
+        lowering.programs = {m: decomposer.finish(p, lowering.keep) for m, p in lowering.programs.items()}
     lowering.notes += decomposer.notes
     lowering.notes += random_notes(lowering.programs, lowering.delegates)
 
@@ -269,7 +271,7 @@ STEPS = (
     Step("compile", _compile, each_round=True, alone=False),
     # programs, plans, work -> programs that call the modules, which now have their blobs
     Step("insert", _insert, each_round=True),
-    # programs -> the same, with what no backend took in core ATen
+    # programs -> the same, with what no backend took in core ATen where a face wants it so; the last notes
     Step("finish", _finish),
 )
 

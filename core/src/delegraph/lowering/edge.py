@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import KeysView, Mapping, Sequence
+from collections.abc import Collection, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -74,6 +74,10 @@ class EdgeProgramManager(MethodPrograms):
     def config_methods(self) -> KeysView[str]:
         """Names of the methods that only return a constant."""
         return self._constant_methods.keys()
+
+    def core_program(self, name: str = "forward", keep: Collection[OpOverload] = ()) -> ExportedProgram:
+        """The program of a method: what the host computes in it is in core ATen, as far as it is to be."""
+        return self.exported_program(name)
 
     @property
     def not_core(self) -> dict[str, list[str]]:
@@ -225,6 +229,7 @@ def to_edge_transform_and_lower(
         programs=methods,
         transforms=_transforms(passes, config),
         rounds=[Round(f"choice {k + 1}", {m: p[k] for m, p in lists.items() if k < len(p)}) for k in ranks],
+        in_core_aten=True,
         keep=config.preserve_ops,
     )
     edge = EdgeProgramManager(run(lowering, "normalize").programs, constant_methods, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import Node
@@ -28,9 +29,9 @@ class Inlining:
 
     def __init__(self, node: Node, decomposition: Decomposition) -> None:
         self.node, self.graph, self.calls = node, node.graph, list[Node]()
-        self._previous, self._single = node.prev, decomposition.single
+        self._previous, self.single = node.prev, decomposition.single
         results = decomposition.results
-        used = {0} if self._single else {u.args[1] for u in node.users if u.target is operator.getitem}
+        used = {0} if self.single else {u.args[1] for u in node.users if u.target is operator.getitem}
         needed = decomposition.needed_for(r for k, r in enumerate(results) if k in used)
         copies = dict(zip(decomposition.placeholders, decomposition.inputs_of(node), strict=True))
         with self.graph.inserting_before(node):
@@ -49,15 +50,27 @@ class Inlining:
             self.calls.append(copy)
         return copy
 
+    def inserted(self) -> Iterator[Node]:
+        """What stands for the call now, also what calls in it were decomposed to."""
+        node = self._previous.next
+        while node is not self._anchor:
+            yield node
+            node = node.next
+
+    def results(self) -> tuple[Any, ...]:
+        """The values that stand for the results of the call, by position; of those that are used."""
+        # The anchor knows the results of now: calls among them may have been inlined in turn.
+        values: Any = self._anchor.args
+        return tuple(values)
+
     def commit(self) -> None:
         """Let users of the call use the results instead, and erase the call."""
-        # The anchor knows the results of now: calls among them may have been inlined in turn.
-        results: Any = self._anchor.args
-        users = [(self.node, 0)] if self._single else [(u, u.args[1]) for u in self.node.users]
+        results = self.results()
+        users: list[tuple[Node, Any]] = [(self.node, 0)] if self.single else [(u, u.args[1]) for u in self.node.users]
         for user, k in users:
             user.replace_all_uses_with(results[k])
             self.graph.erase_node(user)
-        if not self._single:
+        if not self.single:
             self.graph.erase_node(self.node)
         self.graph.erase_node(self._anchor)
 

@@ -15,6 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import _check_valid_to_preserve, _special_op_to_preserve_cia
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.export import ExportedProgram
 from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx import Graph, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -23,9 +24,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _
 from torch.utils import _pytree as pytree
 
 from ...source import source_of
+from ..constant_values import ConstantValues
 from ..functionalize.writes import functionalize
 from ..randomness import is_random
 from ..tracing import unlogged
+from .attention import SEEN_ROWS, is_attention, sees_every_row
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
 
 aten = torch.ops.aten
@@ -95,6 +98,11 @@ class Tracer:
     def __init__(self) -> None:
         self.failures: list[str] = []
         self._known: dict[Hashable, Decomposition | str] = {}
+        self._constants: ConstantValues | None = None
+
+    def begin(self, program: ExportedProgram) -> None:
+        """The calls that are decomposed next are those of ``program``."""
+        self._constants = ConstantValues(program)
 
     def decompose(self, node: Node, how: Decompose | None, whole: frozenset[Any] = LINEAR) -> Decomposition | None:
         """The decomposition of ``node`` by the function ``how``; None if it cannot take its place.
@@ -103,9 +111,10 @@ class Tracer:
         """
         if how is None:
             return None
-        key = ("step", whole, self.signature(node))
+        table = self._simpler_parts(node)
+        key = ("step", whole, len(table), self.signature(node))
         first = key not in self._known
-        result = self._recall(key, node, how, whole, None)
+        result = self._recall(key, node, how, whole, table)
         if first and isinstance(result, str) and to_core(node.target):
             source = source_of(node)
             where = f" ({source.place})" if source else ""
@@ -117,8 +126,14 @@ class Tracer:
         how = to_core(node.target)
         if how is None:
             return None
-        result = self._recall(("core", whole, self.signature(node)), node, how, whole, core_table(whole))
+        table = self._simpler_parts(node)
+        key = ("core", whole, len(table), self.signature(node))
+        result = self._recall(key, node, how, whole, {**core_table(whole), **table} if table else core_table(whole))
         return result if isinstance(result, Decomposition) and result.can_replace(node) else None
+
+    def _simpler_parts(self, node: Node) -> Table:
+        """What parts of ``node`` may be decomposed to, other than torch does it, because of what is known of a mask."""
+        return SEEN_ROWS if is_attention(node.target) and sees_every_row(node, self._constants) else {}
 
     def signature(self, node: Node) -> Hashable:
         """Everything that a decomposition may depend on, also which operands are the same value, as in ``x * x``."""
@@ -129,7 +144,7 @@ class Tracer:
         return (node.target, id(_fake_mode(node)), str(spec), same, *(_key(leaf) for leaf in flat))
 
     def _recall(
-        self, key: Hashable, node: Node, how: Decompose, whole: frozenset[Any], table: Table | None
+        self, key: Hashable, node: Node, how: Decompose, whole: frozenset[Any], table: Table
     ) -> Decomposition | str:
         """What tracing gave, now or before: a decomposition, or why there is none."""
         if key not in self._known:
@@ -139,7 +154,7 @@ class Tracer:
                 self._known[key] = str(e)
         return self._known[key]
 
-    def _trace_exactly(self, node: Node, how: Decompose, whole: frozenset[Any], table: Table | None) -> Decomposition:
+    def _trace_exactly(self, node: Node, how: Decompose, whole: frozenset[Any], table: Table) -> Decomposition:
         """A trace that holds for every call of the signature."""
         mode = _fake_mode(node)
         if mode is None:
@@ -211,7 +226,7 @@ def _as_cast(node: Node) -> Decomposition | None:
     return Decomposition(graph, single=True)
 
 
-def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: Table | None) -> Decomposition:
+def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: Table) -> Decomposition:
     """Trace one step of the decomposition.
 
     What it calls stays whole, unless ``table`` has it, or torch itself decomposes it because it is not in ``whole``.

@@ -155,7 +155,7 @@ def _emit(
     delegates = [d for d in program.delegates if d.method == name]
     return emit_method(
         name,
-        program.exported_program(name),
+        program.core_program(name),
         delegates,
         context,
         _of_method(options.plan_inputs, name, True),

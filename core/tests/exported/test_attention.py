@@ -1,0 +1,84 @@
+"""Attention that is decomposed looks for rows that see nothing only where there may be some."""
+
+import delegraph.lowering as lowering
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+N = 8
+LOWER = torch.ones(N, N, dtype=torch.bool).tril()
+BLIND = LOWER & (torch.arange(N)[:, None] != 3)
+
+
+class Attends(nn.Module):
+    def __init__(self, mask, causal=False, batched=True):
+        super().__init__()
+        self.mask, self.causal, self.batched = mask, causal, batched
+
+    def forward(self, x, given=None):
+        x = x if self.batched else x[0]
+        return F.scaled_dot_product_attention(x, x, x, given if given is not None else self.mask, is_causal=self.causal)
+
+
+class Computed(Attends):
+    """The mask is made of numbers."""
+
+    def forward(self, x):
+        seen = torch.arange(N)[:, None] >= torch.arange(N)
+        return F.scaled_dot_product_attention(x, x, x, torch.where(seen, 0.0, -torch.inf))
+
+
+X = torch.randn(1, 2, N, 4)
+MASKS = {
+    "none": (Attends(None), (X,)),
+    "causal": (Attends(None, causal=True), (X,)),
+    "bool": (Attends(LOWER), (X,)),
+    "added": (Attends(torch.zeros(N, N).masked_fill(~LOWER, -torch.inf)), (X,)),
+    "finite": (Attends(torch.zeros(N, N).masked_fill(~LOWER, torch.finfo(torch.float32).min)), (X,)),
+    "computed": (Computed(None), (X,)),
+    "three dimensions": (Attends(LOWER, batched=False), (X,)),
+}
+HIDDEN = {
+    "blind": (Attends(BLIND), (X,)),
+    "all but infinitely": (Attends(torch.full((N, N), torch.finfo(torch.float32).min)), (X,)),
+    "given": (Attends(None), (X, LOWER)),
+}
+
+
+def decomposed(module, inputs):
+    edge = lowering.to_edge(torch.export.export(module.eval(), inputs))
+    program = edge.exported_program()
+    return {str(n.target) for n in program.graph.nodes if n.op == "call_function"}, program.module()
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_where_every_row_sees_something_nothing_looks_for_hidden_ones(name):
+    module, inputs = MASKS[name]
+    operators, run = decomposed(module, inputs)
+    assert "aten._softmax.default" in operators and not {"aten.any.dim", "aten.eq.Scalar"} & operators
+    torch.testing.assert_close(run(*inputs), module(*inputs))
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_rows_that_see_nothing_are_zeros(name):
+    module, inputs = HIDDEN[name]
+    operators, run = decomposed(module, inputs)
+    assert "aten.any.dim" in operators
+    torch.testing.assert_close(run(*inputs), module(*inputs))
+
+
+def test_two_calls_of_one_shape_with_different_masks_are_told_apart():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen, self.blind = LOWER, BLIND
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, self.seen), F.scaled_dot_product_attention(
+                x, x, x, self.blind
+            )
+
+    operators, run = decomposed(Two(), (X,))
+    assert "aten.any.dim" in operators
+    torch.testing.assert_close(run(X), Two()(X))
