@@ -97,7 +97,7 @@ def _lay_out(given: Any, described: Any) -> Any:
 def _say(path: Path, work: Callable[[], Any]) -> Any:
     try:
         return work()
-    except RuntimeError as e:
+    except (RuntimeError, KeyError) as e:  # it knows names of methods up to their first NUL
         raise InputError("input-invalid", f"ExecuTorch's runtime refuses {path.name}: {e}") from e
     except MemoryError as e:  # it takes all planned memory when a method is loaded
         raise Unsupported("unsupported", f"{path.name} states more memory than ExecuTorch's runtime gets here") from e
