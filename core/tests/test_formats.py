@@ -477,6 +477,8 @@ def test_to_executorch_writes_what_the_plugin_makes_of_it(registry, monkeypatch,
     made.save(tmp_path / "net.pte")
     assert made.buffer is made.buffer  # runtimes read it in place for as long as they live
     assert made.buffer == file.getvalue() == (tmp_path / "net.pte").read_bytes() == b"program"
+    with pytest.raises(errors.OptionError, match=r"to_executorch makes a \.pte file, and net\.pt is to be another"):
+        made.save(tmp_path / "net.pt")
     methods, constants, delegates, host, options = KeepingFormat.seen
     assert (methods, constants, host, options) == (["forward"], {"size": 3}, 0, {"alignment": 16})
     assert [d[:3] for d in delegates] == [("forward", "lowered_module_0", "EchoBackend")]

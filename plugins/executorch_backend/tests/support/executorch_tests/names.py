@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 TESTS = "executorch.exir.backend.test"
 """Where ExecuTorch's demo backends are."""
 READS_NAMES = {
-    "Backend2",
+    "Backend2Demo",
     "BackendWithCompilerDemo",
     "BackendWithNamedDataMap",
     "FirstBackendWithPreprocessAll",
@@ -72,7 +72,7 @@ def install() -> None:
             "tag_mutated_buffer": partitioner.tag_mutated_buffer,
             "is_identical_graph": lowering.is_identical_graph,
             "is_shape_dynamic": partitioner.is_shape_dynamic,
-            "format_delegated_graph": lowering.format_delegated_graph,
+            "format_delegated_graph": format_delegated_graph,
             "get_delegated_payload": lowering.get_delegated_payload,
             "get_delegates": lowering.get_delegates,
             "get_non_lowered_nodes": lowering.get_non_lowered_nodes,
@@ -243,7 +243,19 @@ class EdgeProgramManager(lowering.EdgeProgramManager):
 
 
 def _named(manager: lowering.EdgeProgramManager) -> EdgeProgramManager:
+    """As ExecuTorch's class, with nodes called as ExecuTorch's dialect calls them: ``aten_add_tensor_1``."""
     manager.__class__ = EdgeProgramManager
+    for name in manager.methods:
+        program = manager.exported_program(name)
+        renamed = {}
+        for node in program.graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload):
+                before = node.name
+                node._rename(str(node.target).replace(".", "_").lower())
+                renamed[before] = node.name
+        for spec in program.graph_signature.output_specs:
+            if getattr(spec.arg, "name", None) in renamed:
+                spec.arg.name = renamed[spec.arg.name]  # type: ignore[union-attr]
     return manager  # type: ignore[return-value]
 
 
@@ -322,6 +334,13 @@ class ExecutorchProgramManager:
         from executorch.exir.print_program import pretty_print, print_program
 
         (pretty_print if verbose else print_program)(self.executorch_program, out=out)
+
+
+def format_delegated_graph(module: GraphModule) -> str:
+    """Ours, with ExecuTorch's names of operators."""
+    return lowering.format_delegated_graph(module).replace(
+        "torch.ops.aten.", "executorch.exir.dialects.edge._ops.aten."
+    )
 
 
 def read(content: bytes) -> Any:
