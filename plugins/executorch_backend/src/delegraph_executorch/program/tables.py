@@ -342,7 +342,7 @@ class Program:
 
     version: int = scalar(0, "I")
     plans: tuple[ExecutionPlan, ...] = tables(1, ExecutionPlan)
-    constant_buffer: tuple[Buffer, ...] = tables(2, Buffer, optional=True)
+    constant_buffer: tuple[Buffer, ...] = tables(2, Buffer)
     backend_delegate_data: tuple[BackendDelegateInlineData, ...] = tables(3, BackendDelegateInlineData)
     segments: tuple[DataSegment, ...] = tables(4, DataSegment)
     constant_segment: SubsegmentOffsets | None = sub(5, SubsegmentOffsets)
