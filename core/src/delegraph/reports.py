@@ -8,7 +8,7 @@ from __future__ import annotations
 from .host.output_statistics import TOLERANCES, OutputStatistics
 from .host.verify import Verification
 from .report.collect import NOT_TAGGED, host_calls, left_operators, refused_by
-from .report.formats import LoweringResult, ReportFormat, SavedReport, verification_content, write_report
+from .report.formats import LoweringResult, ReportFormat, verification_content
 from .report.model import Report
 from .report.notation import Notation, stem
 from .report.rows import (
@@ -21,6 +21,7 @@ from .report.rows import (
     most_frequent,
     pluralize,
 )
+from .report.saving import SavedReport, write_report
 
 __all__ = [
     "NOT_TAGGED",

@@ -20,7 +20,7 @@ from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
 from ..plugin import ReportSpec
-from ..report.formats import declared_for, write_report
+from ..report.saving import declared_for, write_report
 from .attempts import Attempt, attempt, keep_row, kept_rows, several
 
 

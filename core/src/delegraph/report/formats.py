@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..discovery.attribution import AtWork
-from ..discovery.registry import Registry, default_registry
 from ..io.atomic_write import write_whole
 from ..io.escape import printable
-from ..plugin import ReportSpec
 
 if TYPE_CHECKING:
     from ..errors import DelegraphError
@@ -111,38 +106,3 @@ def _without_infinities(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_infinities(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@dataclass(frozen=True)
-class SavedReport:
-    """What ``Report.save`` knows of a lowering: a ``LoweringResult``."""
-
-    report: Report
-    verifications: Mapping[str, Verification] = field(default_factory=dict)
-    output: Path | None = None
-    verbose: bool = False
-    model: str = ""
-    gates: Mapping[str, DelegraphError | None] = field(default_factory=dict)
-    error: DelegraphError | None = None
-    seconds: float = 0.0
-
-
-def declared_for(path: Path) -> str:
-    """The name by which the format of ``path`` is declared: that of its suffix; a file without one gets text."""
-    return path.name if path.suffix else ".txt"
-
-
-def write_report(
-    result: LoweringResult, path: str | os.PathLike[str], registry: Registry | None = None
-) -> Sequence[Path]:
-    """Write ``result`` in the form that the suffix of ``path`` chooses; returns the files.
-
-    Raises FormatNotFound for a suffix that no plugin declares, with what to install, or WriteError.
-    """
-    place = Path(path)
-    chosen = registry or default_registry()
-    form: type[ReportFormat] = chosen.get(ReportSpec, declared_for(place))
-    if result.report is None and not form.tells_failures:
-        return []
-    with AtWork(form, "write", registry=chosen):
-        return form.write(result, place)

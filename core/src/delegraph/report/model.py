@@ -130,7 +130,7 @@ class Report:
         ``verifications``: by method what ``verify`` returned, which is written too. Raises FormatNotFound, with what to
         install, for a suffix that nobody declares.
         """
-        from .formats import SavedReport, write_report
+        from .saving import SavedReport, write_report
 
         write_report(SavedReport(self, dict(verifications or {})), path)
 

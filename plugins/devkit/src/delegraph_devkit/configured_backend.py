@@ -25,7 +25,7 @@ from .subprocesses import Answer, Report, find_by_name, fork_server
 from .warm_up import RANDOM_PROGRAMS
 
 if TYPE_CHECKING:
-    from delegraph.lowered_program import LoweredProgram
+    from delegraph import LoweredProgram
     from delegraph.runtime import BackendRuntime
 
 TOLERANCE = 1e-4

@@ -21,7 +21,7 @@ from torch.fx import Node
 from .programs import Exported, Program, undisturbed
 
 if TYPE_CHECKING:
-    from delegraph.lowered_program import LoweredProgram
+    from delegraph import LoweredProgram
 
 HandedOver = tuple[bytes, list[CompileSpec], dict[str, Any]]
 """Blob, compile specs and named data of a delegate."""

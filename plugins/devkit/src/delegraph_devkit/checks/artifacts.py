@@ -15,7 +15,7 @@ from ..tolerance import tolerance_of
 from ..trial import is_comparable
 
 if TYPE_CHECKING:
-    from delegraph.delegates.delegates import DelegateInfo
+    from delegraph.delegates import DelegateInfo
 
 
 @check
