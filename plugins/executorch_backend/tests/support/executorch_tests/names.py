@@ -350,7 +350,7 @@ def read(content: bytes) -> Any:
 
     file = deserialize_pte_binary(content)
     program, blobs = file.program, list[bytes]()
-    if program.constant_buffer is None:  # number 0, which stands for no data, is there in what ExecuTorch emits
+    if not program.constant_buffer:  # number 0, which stands for no data, is there in what ExecuTorch emits
         program.constant_buffer = [importlib.import_module("executorch.exir.schema").Buffer(storage=b"")]
     for delegate in (d for plan in program.execution_plan for d in plan.delegates):
         blob = program.backend_delegate_data[delegate.processed.index].data
