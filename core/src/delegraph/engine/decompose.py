@@ -23,6 +23,7 @@ from ..exported.decompose.inline import Inlining
 from ..exported.decompose.tables import beyond_core, to_core
 from ..exported.decompose.trace import LINEAR, Decomposition, Tracer
 from ..exported.gc_pause import pause_collection
+from ..exported.schema import is_view
 from ..exported.subgraphs import rewrite_subgraphs
 from ..exported.tracing import TRACING
 from ..exported_program import build_program, copy_program, name_outputs, output_values, root_call
@@ -272,7 +273,7 @@ class _Attempt(Inlining):
             self._constant.add(call)
         if attempts.keeps(call):
             # a delegate that holds only views, or constants, is no gain
-            self.gains |= call not in self._constant and not _is_view(call)
+            self.gains |= call not in self._constant and not is_view(call)
             return
         inner = attempts.attempt(call)
         if inner is not None and inner.is_worthwhile:
@@ -283,8 +284,3 @@ class _Attempt(Inlining):
         self.complete = False
         if inner is not None:
             inner.undo()
-
-
-def _is_view(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(a.alias_info is not None for a in schema.arguments)

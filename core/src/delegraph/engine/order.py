@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ..delegates.delegates import DelegateInfo
 from ..errors import ContractViolation
-from ..exported.randomness import is_random
+from ..exported.schema import is_random
 from ..exported.subgraphs import all_nodes, subgraphs_of
 from .partition import Partition, Plan, Unit
 

@@ -21,6 +21,7 @@ from ..errors import Unsupported
 from ..exported_program import output_node, user_inputs
 from ..source import source_of
 from .opaque import Opaque
+from .schema import is_view
 
 aten = torch.ops.aten
 READ_MEMORY = frozenset(
@@ -174,7 +175,7 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
             seen.add((node, computed))
             if node in inputs and computed:
                 pinned.setdefault(node, reader)
-            waiting += [(given, reader, computed or not _is_view(node)) for given in node.all_input_nodes]
+            waiting += [(given, reader, computed or not is_view(node)) for given in node.all_input_nodes]
     return pinned
 
 
@@ -209,11 +210,6 @@ def sees_layout(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in _VALUES_ONLY
 
 
-def _is_view(node: Node) -> bool:
-    arguments = node.target._schema.arguments if isinstance(node.target, OpOverload) else []
-    return bool(arguments) and arguments[0].alias_info is not None
-
-
 def _ancestors(nodes: list[Node]) -> set[Node]:
     ancestors: set[Node] = set()
     waiting = list(nodes)
@@ -227,7 +223,7 @@ def _ancestors(nodes: list[Node]) -> set[Node]:
 
 def memory_root(value: Node) -> Node:
     """What ``value`` is a view of, as far as the graph shows; itself if it is none."""
-    while _is_view(value):
+    while is_view(value):
         value = value.all_input_nodes[0]
     return value
 

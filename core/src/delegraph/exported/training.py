@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
-from typing import Any
 
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -12,6 +11,7 @@ from torch.fx import Node
 
 from ..source import source_of
 from .call_names import operator_name
+from .schema import bound_arguments
 from .subgraphs import all_nodes
 
 _MODES = ("train", "training", "use_input_stats", "dropout_p")
@@ -32,10 +32,9 @@ def training_note(program: ExportedProgram) -> str | None:
 
 
 def _is_in_training(node: Node) -> bool:
-    if not isinstance(node.target, OpOverload):
+    if not isinstance(node.target, OpOverload) or not _has_mode(node.target):
         return False
-    positions = _positions(node.target)
-    given = {name: _given(node, name, k) for name, k in positions.items()}
+    given = bound_arguments(node)
     if not any(given.get(name) for name in _MODES):
         return False
     # A norm without running statistics computes with those of the batch in evaluation, too, and an LSTM without dropout
@@ -44,13 +43,6 @@ def _is_in_training(node: Node) -> bool:
     return not by_batch and given.get("dropout", given.get("p")) != 0
 
 
-def _given(node: Node, name: str, position: int) -> Any:
-    return node.args[position] if position < len(node.args) else node.kwargs.get(name)
-
-
 @cache
-def _positions(op: OpOverload) -> dict[str, int]:
-    """Position of each argument that says something of training, for operators that have a mode."""
-    names = [a.name for a in op._schema.arguments]
-    wanted = (*_MODES, "running_mean", "dropout", "p")
-    return {n: k for k, n in enumerate(names) if n in wanted} if any(mode in names for mode in _MODES) else {}
+def _has_mode(op: OpOverload) -> bool:
+    return any(argument.name in _MODES for argument in op._schema.arguments)

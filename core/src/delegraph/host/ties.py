@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from ..exported.schema import bound_arguments
 from .output_statistics import TOLERANCES
 
 _PICKS = {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median", "nanmedian", "mode"}
@@ -56,7 +57,7 @@ def why_tied(node: Node, got: torch.Tensor, eager: torch.Tensor, source: Any) ->
 
 def _picked(node: Node, source: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
     """The elements at these positions; None if there are none such."""
-    dim = _argument(node, "dim")
+    dim = bound_arguments(node).get("dim")
     if dim is None:
         source, dim = source.reshape(-1), 0
         positions = positions.reshape(-1)
@@ -65,11 +66,3 @@ def _picked(node: Node, source: torch.Tensor, positions: torch.Tensor) -> torch.
     if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < source.shape[dim]:
         return None
     return source.gather(dim, positions)
-
-
-def _argument(node: Node, name: str) -> Any:
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {a.name: a.default_value for a in arguments} | dict(
-        zip((a.name for a in arguments), node.args, strict=False)
-    )
-    return (given | node.kwargs).get(name)

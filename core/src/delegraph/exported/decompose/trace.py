@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from ...source import source_of
 from ..constant_values import ConstantValues
 from ..functionalize.writes import functionalize
-from ..randomness import is_random
+from ..schema import is_random
 from ..tracing import unlogged
 from .attention import SEEN_ROWS, is_attention, sees_every_row
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core

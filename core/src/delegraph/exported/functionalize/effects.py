@@ -12,6 +12,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from ..schema import bound_arguments
+
 aten = torch.ops.aten
 
 _UNDECLARED_ALIASES = frozenset(
@@ -19,17 +21,15 @@ _UNDECLARED_ALIASES = frozenset(
 )
 """Composite operators that may return their argument, or a view of it, which their schemas do not say."""
 
-_STATISTICS: dict[Any, tuple[int, ...]] = {aten.batch_norm.default: (3, 4), aten.instance_norm.default: (3, 4)}
-"""Operator -> positions of ``running_mean`` and ``running_var``: it writes them, and its schema does not say so."""
-_TRAINING = 5
-"""Position of the argument of these operators that says whether they write: ``training``, ``use_input_stats``."""
+_STATISTICS: dict[Any, str] = {aten.batch_norm.default: "training", aten.instance_norm.default: "use_input_stats"}
+"""Operators that write their running statistics, which their schemas do not say -> the argument that makes them."""
 
 
 class Effects(NamedTuple):
-    """What a schema says of memory: positions of arguments that are written, and that results may alias."""
+    """What a schema says of memory: names of arguments that are written, and that results may alias."""
 
-    writes: tuple[int, ...]
-    views: tuple[int, ...]
+    writes: tuple[str, ...]
+    views: tuple[str, ...]
 
 
 @cache
@@ -37,38 +37,38 @@ def effects(target: Any) -> Effects:
     """Effects by the schema of ``target``; none if it is no operator."""
     if not isinstance(target, OpOverload):
         return Effects((), ())
-    infos = [(k, a.alias_info) for k, a in enumerate(target._schema.arguments) if a.alias_info is not None]
-    writes = tuple(k for k, info in infos if info.is_write)
-    undeclared = target._schema.name in _UNDECLARED_ALIASES
-    views = range(len(target._schema.arguments)) if undeclared else (k for k, _ in infos)
-    return Effects(writes, tuple(views))
+    arguments = target._schema.arguments
+    aliased = [a for a in arguments if a.alias_info is not None]
+    views = arguments if target._schema.name in _UNDECLARED_ALIASES else aliased
+    return Effects(tuple(a.name for a in aliased if a.alias_info.is_write), tuple(a.name for a in views))
 
 
-def written_positions(node: Node) -> tuple[int, ...]:
-    """Positions of the arguments that a call writes: those that the schema names, or running statistics."""
-    positions = _STATISTICS.get(node.target)
-    if positions is None:
+def written_names(node: Node) -> tuple[str, ...]:
+    """Names of the arguments that a call writes: those that the schema says, or running statistics."""
+    if node.target not in _STATISTICS:
         return effects(node.target).writes
-    return positions if node.args[_TRAINING] and node.args[positions[0]] is not None else ()
+    given = bound_arguments(node)
+    writes = given[_STATISTICS[node.target]] and given["running_mean"] is not None
+    return ("running_mean", "running_var") if writes else ()
 
 
 def written_arguments(node: Node) -> list[Node]:
     """The tensors that a call writes."""
-    return _nodes_at(node, written_positions(node))
+    return _nodes_named(node, written_names(node))
 
 
 def aliased_arguments(node: Node) -> list[Node]:
     """Arguments whose memory the results of ``node`` may share, as far as its operator tells."""
     if isinstance(node.target, OpOverload):
-        return _nodes_at(node, effects(node.target).views)
+        return _nodes_named(node, effects(node.target).views)
     return [a for a in node.args[:1] if isinstance(a, Node)] if node.op == "call_function" else []
 
 
-def _nodes_at(node: Node, positions: tuple[int, ...]) -> list[Node]:
-    """The nodes among arguments, each of which may be passed by position or by name, alone or in a list."""
-    schema = node.target._schema.arguments if isinstance(node.target, OpOverload) else ()
-    given = (node.args[k] if k < len(node.args) else node.kwargs.get(schema[k].name) for k in positions)
-    return [n for a in given for n in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(n, Node)]
+def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
+    """The nodes among the arguments of these names, each of which may be one or a list of several."""
+    given = bound_arguments(node) if names else {}
+    lists = (v if isinstance(v := given[name], (list, tuple)) else [v] for name in names)
+    return [n for values in lists for n in values if isinstance(n, Node)]
 
 
 @cache

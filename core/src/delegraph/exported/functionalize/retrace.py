@@ -33,7 +33,7 @@ from ...exported_program import (
 from ..opaque import Opaque
 from ..subgraphs import all_nodes, subgraphs_of
 from .aliases import families
-from .effects import written_arguments, written_positions
+from .effects import written_arguments, written_names
 from .writes import Reason
 
 _CANNOT = "the program cannot be made functional"
@@ -168,7 +168,7 @@ def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
     writers: list[Node] = []
     for node in program.graph.nodes:
         writers += written_arguments(node)
-        if any(written_positions(n) for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)):
+        if any(written_names(n) for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)):
             writers += node.all_input_nodes
     may_be_written = {n for family in families(program.graph.nodes, writers) for n in family}
     specs = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]

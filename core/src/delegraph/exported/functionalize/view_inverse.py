@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..schema import bound_arguments
 from .aliases import LIST_VIEWS
 
 aten = torch.ops.aten
@@ -138,15 +139,7 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
     if view.target is operator.getitem:
         return _inverse_of_item(view, base, new)
     inverse = _INVERSES.get(view.target)
-    return inverse(_arguments(view), base, new) if inverse else None
-
-
-def _arguments(node: Node) -> dict[str, Any]:
-    """Arguments of a call by name, defaults included."""
-    target: Any = node.target
-    schema = target._schema.arguments
-    by_position = {a.name: given for a, given in zip(schema, node.args, strict=False)}
-    return {**{a.name: a.default_value for a in schema}, **node.kwargs, **by_position}
+    return inverse(bound_arguments(view), base, new) if inverse else None
 
 
 def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
@@ -155,7 +148,7 @@ def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
     k: Any = view.args[1]
     if call.target not in LIST_VIEWS:
         return None
-    dim, vals = _arguments(call)["dim"], call.meta["val"]
+    dim, vals = bound_arguments(call)["dim"], call.meta["val"]
     k = k % len(vals)
     if call.target is aten.unbind.int:
         return aten.select_scatter.default, (base, new, dim, k)

@@ -27,7 +27,7 @@ from torch.fx import Graph, Node
 from ...source import Source, source_of
 from ..layouts import dense_order, memory_root, sees_layout
 from .aliases import Aliases, Unproven
-from .effects import effects, functional_form, written_arguments, written_positions
+from .effects import effects, functional_form, written_arguments, written_names
 from .view_inverse import NEED_PACKED, insert_inverse, insert_inverse_by_elements, is_plain
 
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     """Make ``graph`` functional, in place; ``state`` are its placeholders of parameters and buffers."""
     mutations = Mutations()
     nodes = list(graph.nodes)
-    writers = {n: written_arguments(n) for n in nodes if written_positions(n)}
+    writers = {n: written_arguments(n) for n in nodes if written_names(n)}
     if not writers:
         return mutations
     _walk(graph, nodes, writers, state, mutations)

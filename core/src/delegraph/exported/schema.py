@@ -1,0 +1,38 @@
+"""What the schema of an operator says of a call: which argument is what, whether it gives a view, or random numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+
+def bound_arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a call of an operator by name, in the order of the schema, defaults included."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in schema}
+    return given | dict(zip(given, node.args, strict=False)) | node.kwargs
+
+
+def is_view(node: Node) -> bool:
+    """Whether a call returns its first argument or a view of it, as far as the schema says."""
+    arguments = node.target._schema.arguments if isinstance(node.target, OpOverload) else []
+    return bool(arguments) and arguments[0].alias_info is not None
+
+
+def is_random(node: Node) -> bool:
+    """Whether a call draws random numbers itself. Attention and dropout do not where nothing is dropped out."""
+    if not isinstance(node.target, OpOverload) or not _is_seeded(node.target):
+        return False
+    given = bound_arguments(node)
+    of_dropout = given.get("p") if "dropout" in node.target._schema.name else None
+    chance = given.get("dropout_p", given.get("dropout", of_dropout))
+    return given.get("train", given.get("training")) is not False and chance != 0
+
+
+@cache
+def _is_seeded(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
