@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import random
@@ -505,14 +506,13 @@ class Case:
         from delegraph.cli import main as command
 
         def run() -> None:
-            reading, writing = os.pipe()
-            os.dup2(writing, 2)
-            sys.stderr = os.fdopen(2, "w", closefd=False)
-            os.set_blocking(reading, False)
-            command(list(words))
-            sys.stderr.flush()
-            said = os.read(reading, 1 << 16).decode(errors="replace") if select.select([reading], [], [], 0)[0] else ""
-            os.close(reading), os.close(writing)
+            errors, before = io.StringIO(), sys.stderr
+            sys.stderr = errors
+            try:
+                command(list(words))
+            finally:
+                sys.stderr = before
+            said = errors.getvalue()
             for code in ("[internal]", "[plugin-failed]", "[contract-violation]"):
                 if code in said:
                     self.faults.append(f"foreign: command {words[0]}: {said.partition(chr(10))[0][:150]}")
