@@ -182,6 +182,7 @@ def test_rows_of_another_task_do_not_count(model, tmp_path, capsys):
         assert run(capsys, *given, *gates)[0] == 1
         first, second = map(json.loads, rows.read_text().splitlines())
         assert (first["gates"], second["gates"]) == ({}, {"min-delegated": False, "max-delegates": False})
+    assert run(capsys, *given, "--max-delegates", "0")[0] == 1, "0 is a limit too"
     assert run(capsys, *given, "--report", tmp_path / "report.txt")[0] == 0 and (tmp_path / "report.txt").exists()
     model.write_text("raise SystemExit")
     assert run(capsys, *given)[0] == 1, "another file"

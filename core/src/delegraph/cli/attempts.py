@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,31 +38,6 @@ class Attempt:
     def output(self) -> Path | None:
         """Where the program was saved."""
         return None if self.written is None else Path(self.written["path"])
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Attempt:
-        """What an earlier call wrote down, but for the report. A row has the words of one failed gate."""
-        made = cls(row["model"], written=row["output"], reports=row["reports"], seconds=row["seconds"])
-        if row["error"] is not None:
-            made.error = DelegraphError(row["error"]["code"], row["error"]["message"], hint=row["error"]["hint"])
-        failed = [name for name, held in row["gates"].items() if not held]
-        made.gates = dict.fromkeys(row["gates"])
-        made.gates |= {name: DelegraphError("gate-failed", f"{name} failed, as {failed[0]} did") for name in failed}
-        made.gates |= {name: made.error for name in failed[:1]}
-        return made
-
-    def gate(self, name: str, check: Callable[[], None]) -> None:
-        """Note whether ``check`` raises."""
-        try:
-            check()
-            self.gates[name] = None
-        except DelegraphError as e:
-            self.gates[name] = e
-
-    def raise_first(self) -> None:
-        """Raise the error of the first gate that failed."""
-        for error in filter(None, self.gates.values()):
-            raise error
 
     def content(self) -> dict[str, Any]:
         """The fields of ``delegraph.lower/1``, and of ``delegraph.error/1`` where a report exists."""
@@ -158,11 +133,11 @@ def kept_rows(path: Path, settings: Mapping[str, Mapping[str, Any]]) -> dict[str
     return rows
 
 
-def keep_row(path: Path, made: Attempt, settings: Mapping[str, Any]) -> None:
+def keep_row(path: Path, row: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Add a line, at once: if the next MODEL ends the process, this one is not lost."""
-    row = json.loads(as_json(Outcome("delegraph.lower-row/1", {**made.row(), "settings": settings}, "")))
+    content = json.loads(as_json(Outcome("delegraph.lower-row/1", {**row, "settings": settings}, "")))
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(content) + "\n")
     except OSError as e:
         raise WriteError("write-failed", f"cannot add to {path}: {e.strerror or e}") from e

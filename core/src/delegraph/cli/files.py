@@ -20,18 +20,19 @@ from ..io.escape import table
 if TYPE_CHECKING:
     import numpy as np
 
+    Array = np.ndarray[Any, Any]
+
 
 class Inspect:
     """``delegraph inspect``."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, metavar="FILE")
-        parser.add_argument("--summary", action="store_true", help="one screen: what it is, takes, returns and holds")
-        parser.add_argument("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
-        parser.add_argument(
-            "--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses"
-        )
+        add = parser.add_argument
+        add("file", type=Path, metavar="FILE")
+        add("--summary", action="store_true", help="one screen: what it is, takes, returns and holds")
+        add("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
+        add("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -72,32 +73,17 @@ class Run:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, metavar="FILE")
-        parser.add_argument(
-            "--method", metavar="NAME", help="of several: forward, or what fits the inputs, unless given"
-        )
-        parser.add_argument(
-            "--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input"
-        )
-        parser.add_argument(
-            "--output", type=Path, metavar="DIR", help="folder that gets output_0.npy, output_1.npy, ..."
-        )
-        parser.add_argument(
-            "--seed", type=natural_number, default=0, help="of random inputs, which are used without --input"
-        )
-        parser.add_argument(
-            "--max-iterations",
-            type=natural_number,
-            metavar="N",
-            help="iterations of all loops together (100000 unless given)",
-        )
-        parser.add_argument(
-            "--max-memory",
-            type=natural_number,
-            metavar="BYTES",
-            help="memory that a .pte file may state (8 GiB unless given)",
-        )
-        parser.add_argument("--runtime", metavar="NAME", help="execute a .pte file in this runtime, such as executorch")
+        add = parser.add_argument
+        add("file", type=Path, metavar="FILE")
+        add("--method", metavar="NAME", help="of several: forward, or what fits the inputs, unless given")
+        add("--input", action="append", default=[], type=Path, metavar="FILE.npy", help="one for each input")
+        add("--output", type=Path, metavar="DIR", help="folder that gets output_0.npy, output_1.npy, ...")
+        add("--seed", type=natural_number, default=0, help="of random inputs, which are used without --input")
+        iterations = "iterations of all loops together (100000 unless given)"
+        add("--max-iterations", type=natural_number, metavar="N", help=iterations)
+        memory = "memory that a .pte file may state (8 GiB unless given)"
+        add("--max-memory", type=natural_number, metavar="BYTES", help=memory)
+        add("--runtime", metavar="NAME", help="execute a .pte file in this runtime, such as executorch")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -117,7 +103,7 @@ class Run:
             if runs_itself:
                 outputs = file_format.run(args.file, inputs, **bounds)
             else:
-                outputs = _call(file_format, inputs, args.runtime, args.method, bounds)
+                outputs = _call_method(file_format, inputs, args.runtime, args.method, bounds)
         rows = [_describe(name, value) for name, value in outputs]
         if args.output:
             _save(args.output, [value for _, value in outputs])
@@ -130,16 +116,18 @@ class Run:
 
 def _bounds(file_format: FileFormat, args: argparse.Namespace, runs_itself: bool) -> dict[str, int]:
     """The limits that are given. Raises UsageError for one that what executes the file does not know."""
-    given = {"max_iterations": args.max_iterations, "max_memory": args.max_memory}
-    bounds = {name: value for name, value in given.items() if value is not None}
+    bounds = {name: value for name in _BOUNDS if (value := getattr(args, name)) is not None}
     executes = file_format.kind.run if runs_itself else file_format.kind.read
     known = {} if args.runtime else inspect.signature(executes).parameters
     for name in bounds:
         if name not in known:
             who = f"the runtime {args.runtime}" if args.runtime else f"the format of {file_format.suffix} files"
-            what = "count iterations" if name == "max_iterations" else "bound memory"
-            raise UsageError("usage-invalid", f"{who} does not {what}")
+            raise UsageError("usage-invalid", f"{who} does not {_BOUNDS[name]}")
     return bounds
+
+
+_BOUNDS = {"max_iterations": "count iterations", "max_memory": "bound memory"}
+"""A limit of what a file may take -> what it has to be able to do that executes the file."""
 
 
 def _find_format(path: Path) -> FileFormat:
@@ -147,12 +135,8 @@ def _find_format(path: Path) -> FileFormat:
     return FileFormat(path, default_registry())
 
 
-def _call(
-    file_format: FileFormat,
-    inputs: list[np.ndarray[Any, Any]],
-    runtime: str | None,
-    method: str | None,
-    bounds: Mapping[str, int],
+def _call_method(
+    file_format: FileFormat, inputs: list[Array], runtime: str | None, method: str | None, bounds: Mapping[str, int]
 ) -> list[tuple[str, Any]]:
     """Run a file by its method: its format only reads it, or has another runtime."""
     from torch.utils import _pytree as pytree
@@ -174,7 +158,7 @@ def _plain_inputs(file_format: FileFormat, method: str | None, count: int) -> se
     return {k for k, described in enumerate(listed) if described.shape is None}
 
 
-def _as_argument(array: np.ndarray[Any, Any], position: int, plain: bool) -> Any:
+def _as_argument(array: Array, position: int, plain: bool) -> Any:
     import torch
 
     if plain and array.size == 1:
@@ -185,7 +169,7 @@ def _as_argument(array: np.ndarray[Any, Any], position: int, plain: bool) -> Any
         raise InputError("input-invalid", f"input {position} is an array that no tensor is made of: {e}") from e
 
 
-def _as_array(result: Any) -> np.ndarray[Any, Any]:
+def _as_array(result: Any) -> Array:
     """A result as an array; of types that numpy lacks, its values as float32."""
     import numpy as np
     import torch
@@ -199,7 +183,7 @@ def _as_array(result: Any) -> np.ndarray[Any, Any]:
         return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32).numpy()
 
 
-def _describe(name: str, value: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _describe(name: str, value: Array) -> dict[str, Any]:
     """Name, type, shape, and statistics over the finite elements of real numbers."""
     import numpy as np
 
@@ -220,7 +204,7 @@ def _format_number(value: float | int | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _save(folder: Path, arrays: list[np.ndarray[Any, Any]]) -> None:
+def _save(folder: Path, arrays: list[Array]) -> None:
     import numpy as np
 
     try:

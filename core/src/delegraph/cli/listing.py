@@ -28,15 +28,11 @@ class Backends:
     def run(args: argparse.Namespace) -> Outcome:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DelegraphWarning)  # the list shows it
-            registry = default_registry()
-            infos = registry.backends()
+            infos = default_registry().backends()
         told = (Status.OK, Status.CONFLICT)
-        silent = [p for p in registry.plugins() if p.status not in told and not p.faults]
-        content = {
-            "backends": [_backend_json(i) for i in infos],
-            "plugins_without_backends": [_plugin_json(p) for p in silent],
-        }
-        return Outcome("delegraph.backends/1", content, _listing(infos, silent, args.verbose))
+        silent = [p for p in default_registry().plugins() if p.status not in told and not p.faults]
+        content = {"backends": [*map(_backend_json, infos)], "plugins_without_backends": [*map(_plugin_json, silent)]}
+        return Outcome("delegraph.backends/1", content, _table_of_backends(infos, silent, args.verbose))
 
 
 class Doctor:
@@ -44,12 +40,8 @@ class Doctor:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--timeout",
-            type=_seconds,
-            metavar="SECONDS",
-            help="time that one plugin may take to be imported (default 60)",
-        )
+        allowed = "time that one plugin may take to be imported (default 60)"
+        parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=allowed)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -70,18 +62,18 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"  # what argparse calls the value in its error
 
 
-def _listing(infos: list[BackendInfo], silent: list[PluginRecord], verbose: bool) -> str:
+def _table_of_backends(infos: list[BackendInfo], silent: list[PluginRecord], verbose: bool) -> str:
     if not infos and not silent:
         return "no backends are installed; try: pip install delegraph-tosa"
     if verbose:
-        shown = [_described(i) for i in infos]
+        shown = [_describe_backend(i) for i in infos]
     else:
         rows = [[i.name, str(i.status), f"{i.distribution} {i.version}".strip(), i.error or i.summary] for i in infos]
         shown = [table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows])] if rows else []
     return "\n".join([*shown, *(printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in silent)])
 
 
-def _described(info: BackendInfo) -> str:
+def _describe_backend(info: BackendInfo) -> str:
     facts = [
         ["from", f"{info.distribution} {info.version}".strip()],
         ["location", info.location],
@@ -92,12 +84,12 @@ def _described(info: BackendInfo) -> str:
         *([["problem", info.error], ["what to do", info.hint]] if info.error else []),
         ["options", "" if info.options else "none"],
     ]
-    options = table([_option(o) for o in info.options]).splitlines()
+    options = table([_describe_option(o) for o in info.options]).splitlines()
     lines = [*("  " + line for line in table(facts).splitlines()), *("    " + line for line in options)]
     return "\n".join([printable(f"{info.name}  [{info.status}]  {info.summary}".rstrip()), *lines])
 
 
-def _option(option: OptionSpec) -> list[str]:
+def _describe_option(option: OptionSpec) -> list[str]:
     """Name, type, default, and choices or what it is for; an option without a default is left to the backend."""
     default = "no default" if option.default is None else f"default {option.default!r}"
     choices = [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []
@@ -105,12 +97,8 @@ def _option(option: OptionSpec) -> list[str]:
 
 
 def _backend_json(info: BackendInfo) -> dict[str, Any]:
-    return {
-        **vars(info),
-        "status": info.status.value,
-        "full_name": info.full_name,
-        "options": [vars(o) for o in info.options],
-    }
+    options = [vars(o) for o in info.options]
+    return {**vars(info), "status": info.status.value, "full_name": info.full_name, "options": options}
 
 
 def _plugin_json(plugin: PluginRecord) -> dict[str, Any]:

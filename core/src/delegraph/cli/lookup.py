@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,14 +25,11 @@ BUILT_IN = {spec.name: spec for spec in COMMANDS}
 
 def list_commands() -> list[tuple[str, str]]:
     """What can be typed, and its summary. Imports the plugins' light modules, and no target."""
-    own = [(spec.name, spec.summary) for spec in BUILT_IN.values()]
-    declared = default_registry().declared(CommandSpec)
-    named = Counter([*BUILT_IN, *(spec.name for spec, _ in declared)])
-    others = [
-        (spec.name if named[spec.name] == 1 else _full_name(spec, record), f"{spec.summary} ({record.owner})".lstrip())
-        for spec, record in declared
-    ]
-    return own + others
+    found = [(spec.name, spec.summary) for spec in COMMANDS]
+    for spec, record, rivals in _declared_commands():
+        name = _full_name(spec, record) if rivals else spec.name
+        found.append((name, f"{spec.summary} ({record.owner})".lstrip()))
+    return found
 
 
 def find_command(name: str) -> type[Command] | _PluginCommand:
@@ -50,14 +46,18 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
 
 def list_collisions() -> Iterator[str]:
     """A sentence for each name that several commands have."""
-    owners = {name: ["delegraph itself"] for name in BUILT_IN}
-    declared = default_registry().declared(CommandSpec)
-    for spec, record in declared:
-        owners.setdefault(spec.name, []).append(record.address)
-    for spec, record in declared:
-        if others := [owner for owner in owners[spec.name] if owner != record.address]:
+    for spec, record, rivals in _declared_commands():
+        if others := [rival for rival in rivals if rival != record.address]:
             also = " and ".join(others)
             yield f"{record.address} has a command {spec.name!r}, and so has {also}; it is {_full_name(spec, record)}"
+
+
+def _declared_commands() -> Iterator[tuple[CommandSpec, PluginRecord, list[str]]]:
+    """The commands of plugins, each with who else has one of its name."""
+    declared = default_registry().declared(CommandSpec)
+    for spec, record in declared:
+        own = ["delegraph itself"] if spec.name in BUILT_IN else []
+        yield spec, record, own + [r.address for s, r in declared if s.name == spec.name and s is not spec]
 
 
 def _full_name(spec: CommandSpec, record: PluginRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class Lower:
             provided(f"{_QUANTIZING}:check_calibration", "--quantize")(args.quantize, args.model, chosen.names)
         _check_output(registry, chosen.names, args.output)
         named = [*args.report, *filter(None, [args.output])]
-        places = [_place(path, model) for path in named for model in args.model]
+        places = [_of_model(path, model) for path in named for model in args.model]
         read = [*filter(None, models), *args.input, *filter(None, [args.quantize])]
         expect_places([*places, *filter(None, [args.rows])], read)
         for path in args.report:
@@ -78,18 +78,17 @@ class Lower:
 
 
 def _run(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]) -> Outcome:
+    if len(args.model) == 1 and not args.rows:
+        return _outcome(_lower_one(args.model[0], args, chosen, options))
     settings = {model: _settings(model, args, chosen, options) for model in args.model}
     known = kept_rows(args.rows, settings) if args.rows else {}
-    attempts = {model: Attempt.of_row(row) for model, row in known.items()}
+    rows = dict(known)
     for model in args.model:
-        if model not in known:
-            attempts[model] = _lower_one(model, args, chosen, options)
+        if model not in known:  # its row is kept and nothing else: the programs of all MODELs may not fit into memory
+            rows[model] = _lower_one(model, args, chosen, options).row()
             if args.rows:
-                keep_row(args.rows, attempts[model], settings[model])
-    listed = [attempts[model] for model in args.model]
-    if len(args.model) > 1 or args.rows:
-        return several([known.get(a.model) or a.row() for a in listed])
-    return _outcome(listed[0])
+                keep_row(args.rows, rows[model], settings[model])
+    return several([rows[model] for model in args.model])
 
 
 _QUANTIZING = "delegraph_quantize.command"
@@ -110,10 +109,15 @@ def _settings(
         "asked": {
             flag: str(given)
             for flag, given in vars(args).items()
-            if flag not in _NOT_ASKED and not callable(given) and given not in (None, False, [])
+            if flag not in _NOT_ASKED and not callable(given) and _is_given(given)
         },
         "file": state and {"bytes": state.st_size, "modified": state.st_mtime_ns},
     }
+
+
+def _is_given(value: Any) -> bool:
+    """Whether an argument was given, such as ``--max-delegates 0``, which equals the False of a flag that was not."""
+    return value is not False and value not in (None, [])
 
 
 def _outcome(one: Attempt) -> Outcome:
@@ -147,32 +151,31 @@ def _lower_one(
         made.report.notes += notes
         _check(made, lowered, given, args)
         if args.output:
-            made.written = _save(lowered, _place(args.output, model))
+            output = _of_model(args.output, model)
+            with progress(f"writing {output}"):
+                size = FileFormat(output, default_registry()).save(lowered, {})
+            made.written = {"path": str(output), "bytes": size}
     for path in args.report:
-        made.reports += map(str, write_report(made, _place(path, model)))
+        made.reports += map(str, write_report(made, _of_model(path, model)))
     return made
 
 
 def _check(made: Attempt, lowered: Any, given: Any, args: argparse.Namespace) -> None:
     """Figures first, so that they are there whichever gate fails. Raises the first of the errors."""
-    report = lowered.report
-    if args.verify or args.verify_operators or args.input:
+    verifies = bool(args.verify or args.verify_operators or args.input)
+    if verifies:
         with progress("comparing with eager"):
             made.verifications = {m: _verify(lowered, m, given, args) for m in lowered.methods}
-        made.gate("verify", lambda: _expect_agreement(made.verifications, args.tolerance))
-    if args.require_full:
-        made.gate("require-full", report.expect_full)
-    if args.min_delegated is not None:
-        made.gate("min-delegated", lambda: _expect_share(report, args.min_delegated))
-    if args.max_delegates is not None:
-        made.gate("max-delegates", lambda: _expect_few(report, args.max_delegates))
-    made.raise_first()
-
-
-def _save(lowered: Any, output: Path) -> dict[str, Any]:
-    with progress(f"writing {output}"):
-        size = FileFormat(output, default_registry()).save(lowered, {})
-    return {"path": str(output), "bytes": size}
+    asked = vars(args) | {"verify": verifies}
+    for name, check in _GATES.items():
+        if _is_given(asked[name.replace("-", "_")]):
+            try:
+                check(made, args)
+                made.gates[name] = None
+            except DelegraphError as e:
+                made.gates[name] = e
+    for error in filter(None, made.gates.values()):
+        raise error
 
 
 def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> Any:
@@ -186,26 +189,37 @@ def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> 
     return type(found[0]).worst_of(found)
 
 
-def _expect_agreement(verifications: dict[str, Any], tolerance: float | None) -> None:
-    for method, verification in verifications.items():
-        if not verification.agrees(tolerance):
-            within = "the tolerance of its type" if tolerance is None else f"{tolerance:g}"
-            what = f"method {method} of the lowered program" if len(verifications) > 1 else "the lowered program"
+def _expect_agreement(made: Any, args: argparse.Namespace) -> None:
+    for method, verification in made.verifications.items():
+        if not verification.agrees(args.tolerance):
+            within = "the tolerance of its type" if args.tolerance is None else f"{args.tolerance:g}"
+            what = f"method {method} of the lowered program" if len(made.verifications) > 1 else "the lowered program"
             text = f"{what} does not agree with eager PyTorch within {within}; {verification}"
             hint = "nothing was written; --verify-operators says where it begins, --tolerance what is accepted"
             raise DelegraphError("verification-failed", text, hint=hint)
 
 
-def _expect_share(report: Any, wanted: float) -> None:
-    if report.delegated_share < wanted:
-        text = f"{report.delegated_share:.1%} of the operators are delegated, and --min-delegated asks for {wanted:.1%}"
+def _expect_share(made: Any, args: argparse.Namespace) -> None:
+    share, wanted = made.report.delegated_share, args.min_delegated
+    if share < wanted:
+        text = f"{share:.1%} of the operators are delegated, and --min-delegated asks for {wanted:.1%}"
         raise DelegraphError("gate-failed", text, hint="the report says what was left to the host, and why")
 
 
-def _expect_few(report: Any, accepted: int) -> None:
-    if len(report.delegates) > accepted:
-        text = f"there are {len(report.delegates)} delegates, and --max-delegates accepts {accepted}"
+def _expect_few(made: Any, args: argparse.Namespace) -> None:
+    count = len(made.report.delegates)
+    if count > args.max_delegates:
+        text = f"there are {count} delegates, and --max-delegates accepts {args.max_delegates}"
         raise DelegraphError("gate-failed", text, hint="the report says what lies between them, and why")
+
+
+_GATES: Mapping[str, Callable[[Any, argparse.Namespace], None]] = {
+    "verify": _expect_agreement,
+    "require-full": lambda made, args: made.report.expect_full(),
+    "min-delegated": _expect_share,
+    "max-delegates": _expect_few,
+}
+"""What a lowered program may be asked to hold, by flag: raises the error of an Attempt that does not."""
 
 
 def _share(text: str) -> float:
@@ -231,7 +245,7 @@ def _expect_names(args: argparse.Namespace) -> None:
         raise UsageError("usage-invalid", text, hint="what is written is named by function or file; give each once")
 
 
-def _place(path: Path, model: str) -> Path:
+def _of_model(path: Path, model: str) -> Path:
     """Where something of this model goes: ``{}`` in the name is the model's."""
     return path.with_name(path.name.replace("{}", _name(model))) if "{}" in path.name else path
 

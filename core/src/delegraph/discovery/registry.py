@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from importlib_metadata import EntryPoint
 
-from ..errors import (
-    DelegraphWarning,
-    NoRuntime,
-    OptionError,
-    PluginBroken,
-    PluginConflict,
-    PluginUnavailable,
-)
+from ..errors import DelegraphWarning, NoRuntime, OptionError, PluginBroken, PluginConflict, PluginUnavailable
 from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, FormatSpec, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork, working
 from .defaults import DefaultBackends, choose_default, none_usable

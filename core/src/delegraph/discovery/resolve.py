@@ -7,15 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import PluginBroken
-from ..plugin import (
-    API_VERSION,
-    IN_PROCESS,
-    BackendSpec,
-    Declaration,
-    OptionSpec,
-    PartitionerSpec,
-    RuntimeSpec,
-)
+from ..plugin import API_VERSION, IN_PROCESS, BackendSpec, Declaration, OptionSpec, PartitionerSpec, RuntimeSpec
 from .attribution import working
 from .loading import exits_raise, load
 from .record import PluginRecord, advice, describe, without
