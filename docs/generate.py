@@ -6,11 +6,14 @@ import inspect
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for quantize, too
 from delegraph import errors
+from delegraph.report.facts import COUNT, Fact, Kind
+from delegraph.report.model import Report
+from delegraph.report.rows import Cause, DelegateRow, MethodRow, RefusalRow
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
@@ -262,7 +265,32 @@ def _first_paragraph(documented: object) -> str:
     return " ".join(text.split("\n\n")[0].split()).replace("``", "`").replace("|", "\\|")
 
 
+PLACE_OF_CAUSE = Fact("cause", Kind({**COUNT.schema, "description": "Its place in `causes`."}))
+"""What a refusal has besides in a report, where causes have places."""
+REPORT_FORMS: dict[str, Sequence[Fact]] = {
+    "report facts": Report.FACTS,
+    "method": MethodRow.FACTS,
+    "delegate": DelegateRow.FACTS,
+    "cause": Cause.FACTS,
+    "refusal": (*RefusalRow.FACTS, PLACE_OF_CAUSE),
+}
+"""Definitions of schema.json that follow from the facts of a report; their descriptions are written there."""
+
+
+def schema_page() -> str:
+    """schema.json, the forms of a report made anew; all others are written by hand."""
+    page = json.loads((FOLDER / "schema.json").read_text())
+    for name, facts in REPORT_FORMS.items():
+        form = {"type": "object", "properties": {f.name: f.kind.schema for f in facts}}
+        form["required"] = [f.name for f in facts]
+        if name != "report facts":  # `report` and `written report` close it, each with what it has besides
+            form["additionalProperties"] = False
+        page["$defs"][name] = {k: v for k, v in page["$defs"].get(name, {}).items() if k == "description"} | form
+    return json.dumps(page, indent=2) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "schema.json": schema_page,
     "errors.md": errors_page,
     "op-support.md": support_page,
     "tosa-legality.md": legality_page,

@@ -81,7 +81,7 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["errors.md", "op-support.md"])
+@pytest.mark.parametrize("name", ["errors.md", "op-support.md", "schema.json"])
 def test_a_generated_page_is_current(name):
     assert (ROOT / "docs" / name).read_text() == generator().PAGES[name](), "run python docs/generate.py"
 

@@ -8,19 +8,11 @@ from __future__ import annotations
 from .host.output_statistics import TOLERANCES, OutputStatistics
 from .host.verify import Verification
 from .report.collect import NOT_TAGGED, host_calls, left_operators, refused_by
+from .report.facts import Fact, Told, format_seconds, format_size, list_counts, most_frequent, pluralize
 from .report.formats import LoweringResult, ReportFormat, verification_content
-from .report.model import Report
+from .report.model import SCHEMA, Report
 from .report.notation import Notation, stem
-from .report.rows import (
-    SCHEMA,
-    Cause,
-    DelegateRow,
-    RefusalRow,
-    format_seconds,
-    format_size,
-    most_frequent,
-    pluralize,
-)
+from .report.rows import Cause, DelegateRow, MethodRow, RefusalRow
 from .report.saving import SavedReport, write_report
 
 __all__ = [
@@ -29,18 +21,22 @@ __all__ = [
     "TOLERANCES",
     "Cause",
     "DelegateRow",
+    "Fact",
     "LoweringResult",
+    "MethodRow",
     "Notation",
     "OutputStatistics",
     "RefusalRow",
     "Report",
     "ReportFormat",
     "SavedReport",
+    "Told",
     "Verification",
     "format_seconds",
     "format_size",
     "host_calls",
     "left_operators",
+    "list_counts",
     "most_frequent",
     "pluralize",
     "refused_by",

@@ -26,7 +26,7 @@ from ..exported_program import (
     has_effect,
     placeholders,
 )
-from ..report.rows import format_size, pluralize
+from ..report.facts import format_size, pluralize
 from .partition import Plan
 
 TOGETHER = 64 * 2**20

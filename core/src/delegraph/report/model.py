@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any
 from ..discovery.own import provided
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
-from .rows import SCHEMA, Cause, DelegateRow, RefusalRow, ReportOrigin, Rows, format_seconds, pluralize
+from .facts import COUNT, COUNTS, SECONDS, TEXTS, Fact, Kind, Told, array_of, by_name, list_seconds, pluralize, row_as
+from .rows import Cause, DelegateRow, MethodRow, RefusalRow, ReportOrigin, Rows
 
 if TYPE_CHECKING:
     from ..host.verify import Verification
 
-
+SCHEMA = "delegraph.report/1"
 _LONGEST_CELL = 20_000
 """Characters of a report in a notebook."""
 
 
-class Report:
+def _refusals_by_cause(report: Report) -> list[dict[str, Any]]:
+    return [{**row.to_json(), "cause": k} for k, cause in enumerate(report.causes) for row in cause.refusals]
+
+
+class Report(Told):
     """What one lowering did; ``print`` it, or take ``to_json()``, or ``save`` it.
 
     ``rows`` are made when the report is first read. Until ``release`` it keeps the programs alive, for its pictures.
@@ -55,6 +60,11 @@ class Report:
     def host(self) -> dict[str, dict[str, int]]:
         """Method -> operator -> how many of it were left to the host."""
         return self.rows.host
+
+    @property
+    def methods(self) -> dict[str, MethodRow]:
+        """A row for each method, by name."""
+        return {m: MethodRow(m, [r for r in self.delegates if r.method == m], left) for m, left in self.host.items()}
 
     @property
     def causes(self) -> list[Cause]:
@@ -110,20 +120,6 @@ class Report:
     def delegated_operators(self) -> int:
         return sum(row.operator_count for row in self.delegates)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values; the form is stable within its ``schema``."""
-        return {
-            "schema": SCHEMA,
-            "delegated_operators": self.delegated_operators,
-            "host_operators": self.host_operators,
-            "delegates": [row.to_json() for row in self.delegates],
-            "host": {m: dict(sorted(counts.items())) for m, counts in self.host.items()},
-            "causes": [cause.to_json() for cause in self.causes],
-            "refusals": [{**r.to_json(), "cause": k} for k, cause in enumerate(self.causes) for r in cause.refusals],
-            "notes": list(self.notes),
-            "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
-        }
-
     def save(self, path: str | os.PathLike[str], verifications: Mapping[str, Verification] | None = None) -> None:
         """Write it in the form that the suffix chooses: ``.txt``, ``.json``, or one that a plugin declares.
 
@@ -167,24 +163,33 @@ class Report:
 
     def _lines(self, verbose: bool) -> Iterator[str]:
         yield self.summary()
-        for method in self.host:
+        for method in self.methods.values():
             yield from self._method(method, verbose)
         yield from (f"note: {text}" for text in self.notes)
-        yield _times(self.seconds)
+        yield from self.details()
 
-    def _method(self, method: str, verbose: bool) -> Iterator[str]:
-        yield f"{method}:"
-        for row in (row for row in self.delegates if row.method == method):
+    def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
+        yield f"{method.name}:"
+        yield from (f"  {line}" for line in method.details())
+        for row in method.delegates:
             yield f"  {row}"
             if verbose:
                 yield from (f"      {line}" for line in row.details())
-                yield from [f"      {_times(row.seconds)}"] if row.seconds else []
-        causes = [cause for cause in self.causes if cause.method == method]
-        if self.host[method]:
-            operators = pluralize(sum(self.host[method].values()), "operator")
+        causes = [cause for cause in self.causes if cause.method == method.name]
+        if method.left:
+            operators = pluralize(method.host_operators, "operator")
             yield "  left to the host:" + ("" if causes else f" {operators}; no backend was asked")
         yield from (f"    {cause}" for cause in causes)
 
-
-def _times(seconds: Mapping[str, float]) -> str:
-    return "time: " + ", ".join(f"{phase} {format_seconds(s)}" for phase, s in seconds.items())
+    FACTS = (
+        Fact("schema", Kind({"const": SCHEMA}), value=lambda report: SCHEMA),
+        Fact("delegated_operators", COUNT),
+        Fact("host_operators", COUNT),
+        Fact("delegates", array_of(row_as("delegate"))),
+        Fact("host", by_name(COUNTS)),
+        Fact("causes", array_of(row_as("cause"))),
+        Fact("refusals", Kind(array_of(row_as("refusal")).schema), value=_refusals_by_cause),
+        Fact("notes", TEXTS),
+        Fact("seconds", SECONDS, "time", entries=list_seconds),
+        Fact("methods", by_name(row_as("method"))),
+    )

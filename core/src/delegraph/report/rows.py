@@ -1,23 +1,38 @@
-"""The rows of a report, what its pictures are drawn from, and how it shows numbers."""
+"""The rows of a report, each with the list of its facts, and what rows and pictures are made from."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..delegates.lowered_module import Argument
 from ..partitioner.contract import Reason
 from ..source import Source
+from .facts import (
+    COUNT,
+    COUNTS,
+    SECONDS,
+    TEXT,
+    TEXTS,
+    Fact,
+    Told,
+    by_name,
+    format_size,
+    list_counts,
+    list_seconds,
+    most_frequent,
+    optional,
+    pluralize,
+    row_as,
+)
 from .notation import Notation
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from ..delegates.delegates import DelegateInfo
-
-SCHEMA = "delegraph.report/1"
 
 Reasons = dict[tuple[str, int, str], str]
 """(Backend, debug handle, operator) -> why the backend refused it, which may be a ``Reason``.
@@ -28,8 +43,15 @@ WhatIf = Callable[[str, str, Reason], "frozenset[int] | None"]
 """(Method, backend, reason) -> handles that the backend refuses where the reason does not hold; None: not known."""
 
 
+def _count_operators(counts: Mapping[str, int]) -> str:
+    return pluralize(sum(counts.values()), "operator")
+
+
+_PLACE = row_as("place", lambda source: {"file": source.file, "line": source.line, "code": source.code})
+
+
 @dataclass(frozen=True)
-class DelegateRow:
+class DelegateRow(Told):
     """One delegate: where it is called, its backend, what it computes (operator -> count), its border and size.
 
     ``seconds``: what each phase of the lowering took for this delegate alone; empty where that was not measured.
@@ -50,28 +72,22 @@ class DelegateRow:
     def operator_count(self) -> int:
         return sum(self.operators.values())
 
-    def details(self) -> Iterator[str]:
-        """Lines on operators and border, which the one-line form leaves out."""
-        yield "operators: " + ", ".join(f"{n} x {op}" for op, n in most_frequent(self.operators))
-        yield "inputs: " + (", ".join(map(str, self.inputs)) or "none")
-        yield "outputs: " + (", ".join(map(str, self.outputs)) or "none")
-
-    def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
-        border = {"inputs": [str(a) for a in self.inputs], "outputs": [str(a) for a in self.outputs]}
-        named = {k: getattr(self, k) for k in ("method", "name", "backend", "producer", "bytes")}
-        counts = {"operators": dict(sorted(self.operators.items())), "facts": dict(self.facts)}
-        return {**named, **border, **counts, "seconds": {k: round(v, 6) for k, v in self.seconds.items()}}
+    FACTS = (
+        *(Fact(name, TEXT) for name in ("method", "name", "backend", "producer")),
+        Fact("bytes", COUNT, "size", format_size),
+        Fact("inputs", TEXTS, "inputs", lambda border: pluralize(len(border), "input"), TEXTS.plain),
+        Fact("outputs", TEXTS, "outputs", lambda border: pluralize(len(border), "output"), TEXTS.plain),
+        Fact("operators", COUNTS, "operators", _count_operators, list_counts, first=True),
+        Fact("facts", by_name(TEXT), "facts", lambda facts: ", ".join(f"{k} {v}" for k, v in facts.items())),
+        Fact("seconds", SECONDS, "time", entries=list_seconds),
+    )
 
     def __str__(self) -> str:
-        border = f"{pluralize(len(self.inputs), 'input')}, {pluralize(len(self.outputs), 'output')}"
-        facts = "".join(f", {k} {v}" for k, v in self.facts.items())
-        size = f"{pluralize(self.operator_count, 'operator')}, {format_size(self.bytes)}, {border}{facts}"
-        return f"{self.name}  {self.backend} ({self.producer})  {size}"
+        return f"{self.name}  {self.backend} ({self.producer})  {self.in_short()}"
 
 
 @dataclass(frozen=True)
-class RefusalRow:
+class RefusalRow(Told):
     """Operators of one kind that stayed on the host for one reason: how many, and the first of them."""
 
     method: str
@@ -81,14 +97,15 @@ class RefusalRow:
     count: int
     source: Source | None
 
-    def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
-        named = {k: getattr(self, k) for k in ("method", "operator", "backend", "reason", "count")}
-        return {**named, "source": _place(self.source)}
+    FACTS = (
+        *(Fact(name, TEXT) for name in ("method", "operator", "backend", "reason")),
+        Fact("count", COUNT),
+        Fact("source", optional(_PLACE)),
+    )
 
 
 @dataclass(frozen=True)
-class Cause:
+class Cause(Told):
     """What keeps operators from a backend, and all operators that it keeps, a row for each kind and reason.
 
     ``reason`` is that of the operator at which it begins; what only passes it on has its own in ``refusals``. ``hint``:
@@ -124,10 +141,14 @@ class Cause:
         """The first line of the user's program that is concerned."""
         return next((row.source for row in self.refusals if row.source), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
-        named = {k: getattr(self, k) for k in ("method", "backend", "reason", "hint", "behind", "count", "frees")}
-        return {**named, "operators": dict(sorted(self.operators.items())), "source": _place(self.source)}
+    # text and page tell these in sentences: ``remarks`` and ``__str__``
+    FACTS = (
+        *(Fact(name, TEXT) for name in ("method", "backend", "reason", "hint", "behind")),
+        Fact("count", COUNT),
+        Fact("frees", optional(COUNT)),
+        Fact("operators", COUNTS),
+        Fact("source", optional(_PLACE)),
+    )
 
     @property
     def remarks(self) -> list[str]:
@@ -147,12 +168,32 @@ class Cause:
         lines = [f"first at {self.source}"] if self.source else []
         lines += self.remarks
         if len(listed) > 1:
-            lines.append(", ".join(f"{n} x {op}" for op, n in listed))
+            lines.append(", ".join(list_counts(self.operators)))
         return "\n      ".join([f"{shown}  {self.backend}: {self.reason}", *lines])
 
 
-def _place(source: Source | None) -> dict[str, Any] | None:
-    return None if source is None else {"file": source.file, "line": source.line, "code": source.code}
+@dataclass(frozen=True)
+class MethodRow(Told):
+    """One method: its delegates, and operator -> how many of it were left to the host."""
+
+    name: str
+    delegates: Sequence[DelegateRow]
+    left: Mapping[str, int]
+
+    @property
+    def delegated_operators(self) -> int:
+        return sum(row.operator_count for row in self.delegates)
+
+    @property
+    def host_operators(self) -> int:
+        return sum(self.left.values())
+
+    FACTS = (
+        Fact("delegates", COUNT, "delegates", "{:,}".format, value=lambda m: len(m.delegates)),
+        Fact("delegated_operators", COUNT, "operators in them", "{:,}".format),
+        Fact("bytes", COUNT, "size", format_size, value=lambda m: sum(row.bytes for row in m.delegates)),
+        Fact("host_operators", COUNT, "operators on the host", "{:,}".format),
+    )
 
 
 @dataclass
@@ -189,26 +230,3 @@ class ReportOrigin:
 
     def __reduce__(self) -> tuple[type[ReportOrigin], tuple[()]]:
         return ReportOrigin, ()
-
-
-def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Operators with their counts, the most frequent first."""
-    return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
-
-
-def pluralize(count: int, noun: str) -> str:
-    """``1 operator``, ``2 operators``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def format_size(count: int) -> str:
-    """A number of bytes, in the largest unit of which there is at least one."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return pluralize(count, "byte")
-
-
-def format_seconds(seconds: float) -> str:
-    """A time, in seconds from one second on and in milliseconds below."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

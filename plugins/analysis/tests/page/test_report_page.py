@@ -22,8 +22,9 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph.report.facts import COUNT, TEXTS, Fact
 from delegraph.report.model import Report
-from delegraph.report.rows import Cause, RefusalRow, Rows
+from delegraph.report.rows import Cause, DelegateRow, MethodRow, RefusalRow, Rows
 from delegraph.source import Source
 from delegraph_analysis.drawing import STYLE, TONES, Box, Picture, Wire, condense, svg, text
 from delegraph_analysis.drawing.condense import LARGEST, STRETCHES
@@ -214,7 +215,7 @@ def test_names_from_the_model_are_never_markup():
     assert row["why"] == f"CapabilityPartitioner: {SHOWN}"
     assert row["first at"] == f"/{SHOWN}:7, in {SHOWN} {SHOWN}"
     [delegate] = rows_of(root, ["delegate"])
-    assert delegate["facts"] == f"{SHOWN}: {SHOWN}"
+    assert delegate["facts"] == f"{SHOWN} {SHOWN}"
 
 
 @given(st.text(), st.text())
@@ -256,7 +257,7 @@ def rows_of(root, heads):
 
 
 def test_every_delegate_has_a_row(report):
-    rows = rows_of(tree(report.to_html()), ["delegate", "backend", "operators", "inputs", "outputs", "size"])
+    rows = rows_of(tree(report.to_html()), ["delegate", "backend", "operators", "size", "inputs", "outputs"])
     assert len(rows) == len(report.delegates) == 5 and {d.backend for d in report.delegates} == {"first", "second"}
     for row, delegate in zip(rows, sorted(report.delegates, key=lambda d: d.method), strict=True):
         assert row["delegate"] == delegate.name
@@ -266,7 +267,7 @@ def test_every_delegate_has_a_row(report):
             assert f"{count} x {name}" in row["operators"]
         for border in ("inputs", "outputs"):
             assert all(str(a) in row[border] for a in getattr(delegate, border))
-        assert all(f"{k}: {v}" in row["facts"].replace(SHOWN, EVIL) for k, v in delegate.facts.items())
+        assert all(f"{k} {v}" in row["facts"].replace(SHOWN, EVIL) for k, v in delegate.facts.items())
 
 
 def test_every_refusal_has_its_count_its_reasons_and_its_first_line(report):
@@ -286,10 +287,37 @@ def test_times_of_a_delegate_are_shown_where_they_were_measured():
     row = report.delegates[1]
     object.__setattr__(row, "seconds", {"extract": 0.0012, "preprocess": 0.1234567})
     [shown] = [r for r in rows_of(tree(report.to_html()), ["delegate"]) if r["time"]]
-    assert (shown["delegate"], shown["time"]) == (row.name, "extract: 1.2 ms preprocess: 123.5 ms")
+    assert (shown["delegate"], shown["time"]) == (row.name, "extract 1.2 ms preprocess 123.5 ms")
     assert report.to_json()["delegates"][1]["seconds"] == {"extract": 0.0012, "preprocess": 0.123457}
     assert "      time: extract 1.2 ms, preprocess 123.5 ms\n" in report.to_text(verbose=True)
     assert "extract 1.2 ms, pre" not in str(report)
+
+
+def test_a_new_fact_is_listed_once_and_read_everywhere(monkeypatch):
+    """Of a delegate, a method and the whole report: in text, in JSON and on the page, by one entry of a list each."""
+    report = lowered().report
+    widest = Fact("widest", COUNT, "widest value", "{:,} bytes".format, value=lambda row: 1234)
+    shapes = Fact("shapes", TEXTS, "shapes", entries=list, value=lambda row: ["[2, 3]", "[4]"])
+    for told, fact in ((DelegateRow, widest), (MethodRow, shapes), (Report, shapes)):
+        monkeypatch.setattr(told, "FACTS", (*told.FACTS, fact))
+    found, root = report.to_json(), tree(report.to_html())
+    assert {row["widest"] for row in found["delegates"]} == {1234} and found["shapes"] == ["[2, 3]", "[4]"]
+    assert all(row["shapes"] == ["[2, 3]", "[4]"] for row in found["methods"].values())
+    assert f"{report.delegates[0]}".endswith(", 1,234 bytes")
+    assert str(report).count("\n  shapes: [2, 3], [4]\n") == len(report.methods) and "\nshapes: [2, 3]" in str(report)
+    assert rows_of(root, ["delegate"])[0]["widest value"] == "1,234 bytes"
+    assert [words(e) for e in root.iter("h2")][-1] == "Shapes" and "shapes: [2, 3], [4]" in words(root)
+
+
+def test_totals_of_a_method(report):
+    for name, row in report.methods.items():
+        delegates = [d for d in report.delegates if d.method == name]
+        assert report.to_json()["methods"][name] == {
+            "delegates": len(delegates),
+            "delegated_operators": sum(d.operator_count for d in delegates),
+            "bytes": sum(d.bytes for d in delegates),
+            "host_operators": sum(row.left.values()),
+        }
 
 
 def test_verbose_text_has_operators_and_border():

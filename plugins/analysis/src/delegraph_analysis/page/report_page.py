@@ -12,12 +12,12 @@ from delegraph.reports import (
     SCHEMA,
     Cause,
     DelegateRow,
+    Fact,
     LoweringResult,
+    MethodRow,
     Report,
     ReportFormat,
-    format_seconds,
-    format_size,
-    most_frequent,
+    list_counts,
     pluralize,
 )
 from delegraph.source import Source
@@ -25,7 +25,7 @@ from delegraph.source import Source
 from ..accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
 from ..drawing import TONES, frame, head, share, swatch, text
 from .graphs import Drawn, Links, boxes_about, method_pictures, tones
-from .tables import cell, code, lines, link, places, table
+from .tables import cell, code, fact_cell, fact_class, lines, link, places, table
 
 BOXES = 3000
 """Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
@@ -76,11 +76,11 @@ class _Page:
         yield "</header>\n"
         if len(self.report.host) > 1:
             yield from self._contents()
-        for method in self.report.host:
-            yield f'<h2 id="{self.ids[method]}">Method {text(method)}</h2>\n'
-            yield from _MethodSection(self, method).parts()
+        for row in self.report.methods.values():
+            yield f'<h2 id="{self.ids[row.name]}">Method {text(row.name)}</h2>\n'
+            yield from _MethodSection(self, row).parts()
         yield from self._notes()
-        yield from self._times()
+        yield from self._facts()
         yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
 
     def _shares(self) -> Iterator[str]:
@@ -102,18 +102,10 @@ class _Page:
 
     def _contents(self) -> Iterator[str]:
         """The methods with their totals, and a link to each."""
-        heads = ("method", "delegates", "operators in them", "size", "operators on the host")
-        rows = [[link(self.ids[m], m), *self._totals(m)] for m in self.report.host]
-        listed = table(heads, rows, "name", *["number"] * 4, around="short")
+        facts = MethodRow.readable()
+        rows = [[link(self.ids[m], m), *(fact_cell(f, row) for f in facts)] for m, row in self.report.methods.items()]
+        listed = table(("method", *(f.label for f in facts)), rows, "name", *["number"] * len(facts), around="short")
         yield f'<nav aria-label="Methods">\n{listed}</nav>\n'
-
-    def _totals(self, method: str) -> tuple[str, str, str, str]:
-        rows = self.delegates(method)
-        delegated, size = sum(row.operator_count for row in rows), sum(r.bytes for r in rows)
-        return f"{len(rows):,}", f"{delegated:,}", format_size(size), f"{sum(self.report.host[method].values()):,}"
-
-    def delegates(self, method: str) -> list[DelegateRow]:
-        return [row for row in self.report.delegates if row.method == method]
 
     def affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
         """The pictures that are drawn: as many as there is room for, from the first on."""
@@ -130,17 +122,21 @@ class _Page:
             items = "".join(f"<li>{text(note)}</li>\n" for note in self.report.notes)
             yield f"<h2>Notes</h2>\n<ul>\n{items}</ul>\n"
 
-    def _times(self) -> Iterator[str]:
-        rows = [[text(phase), format_seconds(s)] for phase, s in self.report.seconds.items()]
-        if rows:
-            yield f"<h2>Time</h2>\n{table(('phase', 'time'), rows, 'name', 'number')}"
+    def _facts(self) -> Iterator[str]:
+        """What is known of the whole lowering, each under a heading of its own."""
+        for fact in self.report.readable():
+            entries = fact.entries(fact.of(self.report)) if fact.entries else ()
+            if entries:
+                items = "".join(f"<li>{text(entry)}</li>\n" for entry in entries)
+                yield f"<h2>{text(fact.label.capitalize())}</h2>\n<ul>\n{items}</ul>\n"
 
 
 class _MethodSection:
     """The part of a page that is about one method: what is left to the host, its graph, its values, its delegates."""
 
-    def __init__(self, page: _Page, method: str) -> None:
-        self.counts, self.rows = page.report.host[method], page.delegates(method)
+    def __init__(self, page: _Page, row: MethodRow) -> None:
+        method, self.row = row.name, row
+        self.counts, self.rows = row.left, row.delegates
         self.verified = page.verifications.get(method)
         found = None if self.verified is None else operators_of(self.verified)
         prefix = page.ids[method]
@@ -161,6 +157,7 @@ class _MethodSection:
         return {**drawn, **{row: boxes for row, boxes in over.items() if row not in self.causes | self.values}}
 
     def parts(self) -> Iterator[str]:
+        yield from (f"<p>{text(line)}</p>\n" for line in self.row.details())
         if self.verified is not None:
             verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
             error = _ratio(self.verified.relative_error)
@@ -187,13 +184,13 @@ class _MethodSection:
         kinds = ("number", "op", "text", "text", "links")
         shown = table(heads, rows, *kinds, ids=list(self.causes), around="short causes")
         yield shown if rows else "<p>No backend was asked.</p>\n"
-        every = [f"{n} x {op}" for op, n in most_frequent(self.counts)]
+        every = list_counts(self.counts)
         yield f"<details><summary>All of them: {pluralize(sum(self.counts.values()), 'operator')}</summary>\n"
         yield f"<p>{lines(every)}</p></details>\n"
 
     def _cause(self, row: str, cause: Cause) -> list[str]:
         """One row for a cause: its operators, the reason and what to do, the first line concerned, its boxes."""
-        listed = [f"{n} x {op}" for op, n in most_frequent(cause.operators)]
+        listed = list_counts(cause.operators)
         remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
         why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (f"<ul>{remarks}</ul>" if remarks else "")
         which = cell(listed, pluralize(len(listed), "kind"))
@@ -236,33 +233,17 @@ class _MethodSection:
 
     def _delegates(self) -> str:
         """One row for each delegate. Where its inside is not drawn, its box in the graph links to this row."""
-        heads = ["delegate", "backend", "operators", "inputs", "outputs", "size", "in the graph"]
-        kinds = ["name", "name", "text", "text", "text", "number", ""]
-        extra = [name for name in ("facts", "seconds") if any(getattr(row, name) for row in self.rows)]
+        facts = [f for f in DelegateRow.readable() if any(fact_cell(f, row) for row in self.rows)]
         drawn = {} if self.pictures is None else {name: d.id for name, d in self.pictures.delegates.items()}
-        cells = [self._delegate(row, drawn.get(row.name, ""), extra) for row in self.rows]
-        looks = {"facts": ("facts", ""), "seconds": ("time", "brief")}
-        heads += [looks[e][0] for e in extra]
-        kinds += [looks[e][1] for e in extra]
+        cells = [self._delegate(row, drawn.get(row.name, ""), facts) for row in self.rows]
         ids = ["" if row.name in self.insides else drawn.get(row.name, "") for row in self.rows]
-        return table(heads, cells, *kinds, ids=ids)
+        heads = ("delegate", "backend", *(f.label for f in facts), "in the graph")
+        return table(heads, cells, "name", "name", *map(fact_class, facts), "", ids=ids)
 
-    def _delegate(self, row: DelegateRow, id: str, extra: Sequence[str]) -> list[str]:
-        kinds = [f"{n} x {op}" for op, n in most_frequent(row.operators)]
-        cells = [
-            link(id, row.name) if row.name in self.insides else text(row.name),
-            f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>',
-            cell(kinds, pluralize(row.operator_count, "operator")),
-            cell([str(a) for a in row.inputs], pluralize(len(row.inputs), "input")),
-            cell([str(a) for a in row.outputs], pluralize(len(row.outputs), "output")),
-            format_size(row.bytes),
-            places(self.boxes.get(id, ())[:1]),
-        ]
-        shown = {
-            "facts": [f"{k}: {v}" for k, v in row.facts.items()],
-            "seconds": [f"{phase}: {format_seconds(s)}" for phase, s in row.seconds.items()],
-        }
-        return [*cells, *(lines(shown[e]) for e in extra)]
+    def _delegate(self, row: DelegateRow, id: str, facts: Sequence[Fact]) -> list[str]:
+        name = link(id, row.name) if row.name in self.insides else text(row.name)
+        backend = f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>'
+        return [name, backend, *(fact_cell(f, row) for f in facts), places(self.boxes.get(id, ())[:1])]
 
 
 def _listed(found: OperatorVerification) -> list[OperatorStatistics]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from delegraph.reports import most_frequent
+from delegraph.reports import Fact, list_counts
 
 from ..drawing import head, text
 
@@ -65,7 +66,7 @@ def fragment(title: str, lines: Iterable[str], sections: Iterable[Section]) -> s
 
 def kinds(operators: Mapping[str, int]) -> str:
     """The most frequent of the operators, as text."""
-    listed = [f"{n} x {op}" for op, n in most_frequent(operators)]
+    listed = list_counts(operators)
     return ", ".join([*listed[:FEW], *([f"and {len(listed) - FEW} more kinds"] if len(listed) > FEW else [])])
 
 
@@ -111,6 +112,22 @@ def cell(entries: Sequence[str], summary: str) -> str:
     if len(entries) <= FEW:
         return lines(entries)
     return f"<details><summary>{text(summary)}</summary>{lines(entries)}</details>"
+
+
+def fact_cell(fact: Fact, row: Any) -> str:
+    """One fact of a row: its entries, or its short form; "" if there is nothing to tell."""
+    value = fact.of(row)
+    if fact.entries is None:
+        return text(fact.short(value)) if fact.short else ""
+    entries = fact.entries(value)
+    return cell(entries, fact.short(value)) if fact.short else lines(entries)
+
+
+def fact_class(fact: Fact) -> str:
+    """The class of its column: figures stand to the right, and each of several entries on one line."""
+    if fact.entries:
+        return "text" if fact.short else "brief"
+    return "number" if fact.kind.schema.get("type") == "integer" else "text"
 
 
 def lines(entries: Iterable[str]) -> str:
