@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,40 +22,41 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
     """The array of a ``.npy`` file. Raises InputError for any other, and for one shorter than it says."""
     import numpy as np
 
-    try:
+    with _reading(path, ".npy"):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                text = f"{path} is an archive of arrays: {', '.join(_names(archive))}"
+                names = ", ".join(name.removesuffix(".npy") for name in archive.namelist())
+            text = f"{path} is an archive of arrays: {names}"
             raise InputError("input-invalid", text, hint="give an .npy file for each input, in the order of the inputs")
         with path.open("rb") as file:
             _expect_whole(file, path.stat().st_size, str(path))
         array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
-        return array
-    except InputError:
-        raise
-    except (*_UNREADABLE, zipfile.BadZipFile) as e:
-        raise InputError("input-invalid", f"{path} is not a readable .npy file: {e}") from e
+    return array
 
 
 def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
     """The arrays of a ``.npz`` file by name. Raises InputError for any other, and for arrays shorter than they say."""
     import numpy as np
 
-    try:
+    with _reading(path, ".npz"):
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 with archive.open(member) as file:
                     _expect_whole(file, member.file_size, f"{path}: {member.filename}")
         with np.load(path, allow_pickle=False) as opened:
-            return {key: opened[key] for key in opened.files}
+            arrays = {key: opened[key] for key in opened.files}
+    return arrays
+
+
+@contextlib.contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """What a damaged file makes others raise, as an InputError; one that is raised inside passes."""
+    try:
+        yield
     except InputError:
         raise
     except (*_UNREADABLE, zipfile.BadZipFile) as e:
-        raise InputError("input-invalid", f"{path} is not a readable .npz file: {e}") from e
-
-
-def _names(archive: zipfile.ZipFile) -> list[str]:
-    return [name.removesuffix(".npy") for name in archive.namelist()]
+        raise InputError("input-invalid", f"{path} is not a readable {kind} file: {e}") from e
 
 
 def _expect_whole(file: IO[bytes], size: int, where: str) -> None:

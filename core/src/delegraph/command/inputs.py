@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +30,13 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
     names = [node.name for node in user_inputs(program)]
     wanted = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for position, k in enumerate(wanted):
-        found = next((key for key in _keys(method, names[k], position) if key in arrays), None)
+        keys = (f"{method}.{names[k]}", names[k], f"{method}.arr_{position}", f"arr_{position}")
+        found = next((key for key in keys if key in arrays), None)
         if found is None:
             text = f"{path} has no array for the input {names[k]} of method {method}; it has {', '.join(arrays)}"
             raise InputError("input-invalid", text, hint=f"numpy.savez(file, {', '.join(names[j] for j in wanted)})")
         leaves[k] = _tensor(path, found, arrays[found], leaves[k].dtype)
     return tuple(pytree.tree_unflatten(leaves, spec))
-
-
-def _keys(method: str, name: str, position: int) -> Sequence[str]:
-    return (f"{method}.{name}", name, f"{method}.arr_{position}", f"arr_{position}")
 
 
 def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> Any:

@@ -90,7 +90,10 @@ def _given_by(returned: Any, text: str) -> GivenModel:
     given = GivenModel()
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
-        given.transforms = _listed(text, returned, "transforms")
+        transforms = returned.get("transforms", ())
+        if not isinstance(transforms, (tuple, list)):
+            raise InputError("input-invalid", f"{text}: transforms is a list, not {_describe(transforms)}")
+        given.transforms = tuple(transforms)
         methods = returned.get("methods", {"forward": returned})
         if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
             wanted = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
@@ -146,13 +149,6 @@ def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
     if unknown:
         names = ", ".join(map(repr, unknown))
         raise InputError("input-invalid", f"{text}: the dict has {names}; what it may have is {', '.join(known)}")
-
-
-def _listed(text: str, given: Mapping[Any, Any], key: str) -> tuple[Any, ...]:
-    value = given.get(key, ())
-    if not isinstance(value, (tuple, list)):
-        raise InputError("input-invalid", f"{text}: {key} is a list, not {_describe(value)}")
-    return tuple(value)
 
 
 def _describe(value: Any) -> str:

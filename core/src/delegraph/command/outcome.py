@@ -101,16 +101,16 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
 
     Raises WriteError for a place that cannot be written, UsageError for one that is given twice or is read.
     """
-    taken = {_place(path): "is read" for path in read}
+    taken = {_file_identity(path): "is read" for path in read}
     for path in written:
         expect_writable(path)
-        place = _place(path)
+        place = _file_identity(path)
         if place in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # which take one after another
             raise UsageError("usage-invalid", f"{path} {taken[place]}; write to another file")
         taken[place] = "is given for two files"
 
 
-def _place(path: Path) -> object:
+def _file_identity(path: Path) -> object:
     """What is the same for all names of a file: hard links too, through which an existing file is written."""
     try:
         status = os.stat(path)

@@ -129,7 +129,7 @@ class Index:
         """Two providers of one bare name are a conflict, whatever else is right or wrong with them."""
         for name in (entry.spec.name, entry.spec.backend_id):
             if len(self._by_key[name]) > 1:
-                error = _conflict(name, self._by_key[name])
+                error = _backend_conflict(name, self._by_key[name])
                 return entry._replace(fault=Fault(Status.CONFLICT, error.message, error.hint or ""))
         return entry
 
@@ -166,7 +166,7 @@ class Index:
         """The backend of that short name, backend id or ``distribution/name``, usable or not."""
         found = self._by_key.get(_key(name), [])
         if len(found) > 1:
-            raise _conflict(name, found)
+            raise _backend_conflict(name, found)
         if not found:
             raise self._not_found(name)
         return found[0]
@@ -229,7 +229,7 @@ class Index:
         meant = [found for key in sorted(entry.keys) for found in self._declared.get((kind, key), [])]
         owner = canonical(entry.record.distribution)
         own = [(d, r) for d, r in meant if canonical(r.distribution) == owner]
-        return own or [(d, r) for d, r in meant if not _has_backend(r, d.key)]
+        return own or [(d, r) for d, r in meant if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class; else the only one that declares something of the class's package."""
@@ -256,11 +256,8 @@ class Index:
         if found is None:
             raise self._not_declared(kind, asked)
         if len(found) > 1:
-            owners = " and ".join(sorted(r.address for _, r in found))
-            text = f"{len(found)} plugins offer the {found[0][0].title}: {owners}"
-            full = " or ".join(sorted(f"{canonical(r.distribution)}/{d.key}" for d, r in found))
-            hint = f"ask for {full}, or set {DENY} to one of them, such as {found[0][1].distribution}"
-            raise PluginConflict("plugin-conflict", text, hint=hint)
+            full_names = [f"{canonical(r.distribution)}/{d.key}" for d, r in found]
+            raise _conflict(f"the {found[0][0].title}", [r for _, r in found], full_names)
         ((spec, record),) = found
         if absent := missing(spec.requires):
             text = f"the {spec.title} of {record.owner} needs {', '.join(absent)}, which is not installed"
@@ -307,21 +304,19 @@ class Index:
         return BackendNotFound("backend-not-found", text)
 
 
-def _has_backend(record: PluginRecord, name: str) -> bool:
-    return any(isinstance(d, BackendSpec) and name in (d.name, d.backend_id) for d in record.declarations)
-
-
 def _key(name: str) -> str:
     distribution, slash, rest = name.partition("/")
     return f"{canonical(distribution)}/{rest}" if slash else name
 
 
-def _conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
-    owners = " and ".join(sorted(o.record.address for o in entries))
-    full = " or ".join(repr(n) for n in sorted({o.full_name for o in entries}))
-    one = entries[0].record.distribution
-    hint = f"ask for {full}, or set {DENY} to one of them, such as {one}"
-    return PluginConflict("plugin-conflict", f"{len(entries)} plugins offer a backend {name!r}: {owners}", hint=hint)
+def _backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
+    return _conflict(f"a backend {name!r}", [e.record for e in entries], {repr(e.full_name) for e in entries})
+
+
+def _conflict(what: str, records: Sequence[PluginRecord], full_names: Iterable[str]) -> PluginConflict:
+    owners = " and ".join(sorted(r.address for r in records))
+    hint = f"ask for {' or '.join(sorted(full_names))}, or set {DENY} to one of them, such as {records[0].distribution}"
+    return PluginConflict("plugin-conflict", f"{len(records)} plugins offer {what}: {owners}", hint=hint)
 
 
 _NOT_DECLARED: dict[type[Declaration], tuple[type[DelegraphError], str]] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pluggy
 
-from ..plugin import EVENTS, Declaration
+from ..plugin import EVENTS, BackendSpec, Declaration
 from .loading import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
 
 ALLOW, DENY = "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"
@@ -78,6 +78,11 @@ class PluginRecord:
     def modules(self) -> list[str]:
         """Names of the modules that it declares to have something, and the file of its light one."""
         return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
+
+    @property
+    def backends(self) -> list[BackendSpec]:
+        """The backends that it declares."""
+        return [d for d in self.declarations if isinstance(d, BackendSpec)]
 
     @property
     def events(self) -> list[str]:

@@ -261,7 +261,7 @@ class Registry:
     def _add(self, record: PluginRecord) -> Registration:
         self._index()
         with self._lock:
-            for spec in (d for d in record.declarations if isinstance(d, BackendSpec)):
+            for spec in record.backends:
                 if taken := self._current_index().taken(spec):
                     text = f"backend {spec.name!r} ({spec.backend_id}) exists already in {taken.record.owner}"
                     raise PluginConflict("plugin-conflict", text, hint="register it under another name")

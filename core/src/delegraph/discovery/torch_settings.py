@@ -31,8 +31,18 @@ def put_back(who: Any) -> None:
     """The plugin is done: put back what it left changed, and warn of it, naming ``who.text``."""
     before = _local.before.pop()
     now = _settings()
-    if now != before and now is not None:
-        _put_back(who.text, before, now)
+    if now == before or now is None:
+        return
+    torch: Any = sys.modules["torch"]
+    wanted = before or (torch.float32, True, now[2])  # as they are when torch is imported
+    setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
+    for name, mine, theirs, set_again in zip(_NAMES, wanted, now, setters, strict=True):
+        if mine != theirs:
+            set_again(mine)
+            text = f"{who.text}, changed torch's {name} from {mine} to {theirs}; it is {mine} again"
+            if text not in _told:  # a runtime may do so with each call
+                _told.add(text)
+                warnings.warn(text, DelegraphWarning, stacklevel=3)
 
 
 def _settings() -> Settings | None:
@@ -41,16 +51,3 @@ def _settings() -> Settings | None:
     if torch is None:
         return None
     return torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
-
-
-def _put_back(who: str, before: Settings | None, now: Settings) -> None:
-    torch: Any = sys.modules["torch"]
-    wanted = before or (torch.float32, True, now[2])  # as they are when torch is imported
-    setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
-    for name, mine, theirs, set_again in zip(_NAMES, wanted, now, setters, strict=True):
-        if mine != theirs:
-            set_again(mine)
-            text = f"{who}, changed torch's {name} from {mine} to {theirs}; it is {mine} again"
-            if text not in _told:  # a runtime may do so with each call
-                _told.add(text)
-                warnings.warn(text, DelegraphWarning, stacklevel=4)
