@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 
 from ..backend import CompileSpec
@@ -221,21 +221,16 @@ class Method:
 
     @property
     def parameters(self) -> list[Node]:
-        """The placeholders that the code takes, in order."""
+        """The placeholders that the code takes, in order: the buffers that are written, then the user's inputs."""
         written = written_targets(self.program)
-        return [*(n for n, s in placeholders(self.program) if s.target in written), *user_inputs(self.program)]
+        return [*(n for n, s in placeholders(self.program) if s.target in written), *self.inputs]
 
     def _generate(self, watched: bool) -> GraphCode:
-        written = written_targets(self.program)
-        constants, state = {}, []
-        for node, spec in placeholders(self.program):
-            if spec.target in written:
-                state.append(node)
-            elif spec.kind is not InputKind.USER_INPUT:
-                constants[node] = constant_tensor(self.program, spec)
-        module = self.program.graph_module
-        layouts = result_layouts(module, state)
-        return GraphCode(module, self.parameters, constants, layouts, watched)
+        module, given = self.program.graph_module, self.parameters
+        known = set(given)
+        constants = {n: constant_tensor(self.program, s) for n, s in placeholders(self.program) if n not in known}
+        state = given[: len(given) - len(self.inputs)]
+        return GraphCode(module, given, constants, result_layouts(module, state), watched)
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
@@ -253,7 +248,7 @@ class Method:
     def pinned(self) -> list[tuple[int, Node, Node]]:
         """Positions of inputs that have to come with the recorded strides, and the operators that read them."""
         readers = pinned_inputs(self.program)
-        return [(k, n, readers[n]) for k, n in enumerate(user_inputs(self.program)) if n in readers]
+        return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]
 
 
 class Executable:

@@ -58,15 +58,12 @@ def _is_counted_on(node: Node, inside: bool) -> bool:
     seen, waiting = {node}, [node]
     while waiting:
         for user in waiting.pop().users:
-            if inside if user.op == "output" else not _is_pointwise(user):
+            pointwise = isinstance(user.target, OpOverload) and torch.Tag.pointwise in user.target.tags
+            if inside if user.op == "output" else not pointwise:
                 return True
             waiting += {user} - seen
             seen.add(user)
     return False
-
-
-def _is_pointwise(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception) -> InputError | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,12 +20,7 @@ _PASSED_ON = {operator.getitem, torch.ops.aten._to_copy.default, torch.ops.aten.
 
 def picks(node: Node) -> bool:
     """Whether a call returns positions of elements of its first operand."""
-    return isinstance(node.target, OpOverload) and _picks(node.target)
-
-
-@cache
-def _picks(op: OpOverload) -> bool:
-    return op._schema.name.removeprefix("aten::") in _PICKS
+    return isinstance(node.target, OpOverload) and node.target._schema.name.removeprefix("aten::") in _PICKS
 
 
 def picked_from(node: Node) -> Node | None:

@@ -52,11 +52,8 @@ class Verification:
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
         """Of one method with several inputs: the worst figures of each output."""
         columns = zip(*(v.outputs for v in several), strict=True)
-        return Verification(tuple(max(column, key=_badness) for column in columns))
+        worst = (max(column, key=lambda o: (not o.agrees(), o.mismatched, o.relative_error)) for column in columns)
+        return Verification(tuple(worst))
 
     def __str__(self) -> str:
         return "\n".join(["compared with eager:", *(f"  {o}" for o in self.outputs)])
-
-
-def _badness(o: OutputStatistics) -> tuple[bool, int, float]:
-    return not o.agrees(), o.mismatched, o.relative_error

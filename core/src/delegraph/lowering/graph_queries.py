@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 
 from torch.fx import Graph, GraphModule, Node
@@ -10,6 +9,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..backend import CompileSpec
 from ..delegates.delegates import delegate_calls
 from ..delegates.lowered_module import LoweredBackendModule
+from ..exported.call_names import unpacked
 from ..exported_program import CALL_DELEGATE
 
 
@@ -21,12 +21,8 @@ def get_delegates(graph: Graph) -> list[Node]:
 
 def get_non_lowered_nodes(graph: Graph) -> list[Node]:
     """The calls that the host computes: neither calls of delegates, nor what unpacks their results."""
-    return [n for n in graph.nodes if n.op == "call_function" and n.target is not CALL_DELEGATE and not _unpacks(n)]
-
-
-def _unpacks(node: Node) -> bool:
-    producer = node.args[0] if node.target is operator.getitem else None
-    return isinstance(producer, Node) and producer.target is CALL_DELEGATE
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    return [n for n in calls if (unpacked(n) or n).target is not CALL_DELEGATE]
 
 
 def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:

@@ -134,13 +134,8 @@ def _strongly_connected(listed: Sequence[Unit]) -> list[list[Unit]]:
                 if path:
                     low[path[-1][0]] = min(low[path[-1][0]], low[k])
                 if low[k] == order[k]:
-                    components.append(_close(open_, k))
+                    component: list[int] = []
+                    while not component or component[-1] != k:
+                        component.append(open_.popitem()[0])
+                    components.append(component[::-1])
     return [[listed[k] for k in component] for component in components]
-
-
-def _close(open_: dict[int, None], last: int) -> list[int]:
-    """Take a component from the end of ``open_``, down to ``last``."""
-    component: list[int] = []
-    while not component or component[-1] != last:
-        component.append(open_.popitem()[0])
-    return component[::-1]
