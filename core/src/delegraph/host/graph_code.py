@@ -76,6 +76,7 @@ class GraphCode:
 
     def function(self, bind: BindDelegate, watch: Watch | None = None) -> Function:
         """The graph as a function of its parameters that returns its outputs; any number of threads may call it."""
+        # `__name__` and `__loader__` are how tracebacks find `get_source`: linecache keeps no copy of a program that is gone
         names = {"__name__": self._file, "__loader__": self, "see": watch and watch.see, **self._bound}
         names |= {name: bind(module) for name, module in self._delegates.items()}
         for name, (owner, subgraph) in self._subgraphs.items():
@@ -110,6 +111,7 @@ class GraphCode:
                 self._line(f"{self._names[node]} = {self._call(node)}", node)
                 if self._watched:
                     self._line(f"see({self._bind(node)}, {self._names[node]})", node)
+                # a result that nobody uses dies at once; constants stay, since the next call needs them
                 done = [n for n in (*dying.get(node, ()), *([] if node in last else [node])) if n in alive]
                 if done:
                     self._line(f"del {', '.join(self._names[n] for n in done)}", node)

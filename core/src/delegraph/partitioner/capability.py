@@ -213,7 +213,7 @@ class _Search:
                 seen.add(node)
                 self.refused[node] = why
                 waiting += [(u, why) for u in node.users if u.target is operator.getitem]
-                if node.target is operator.getitem:
+                if node.target is operator.getitem:  # one result cannot stay behind alone: the call makes all of them
                     waiting.append((node.args[0], why))  # type: ignore[arg-type]
         self.constant -= seen
         if final:

@@ -91,6 +91,7 @@ class Groups:
 
 def _merge(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[list[Node]]:
     """Groups that share a call as one, in graph order, with what unpacks their calls."""
+    # a call and what unpacks it begin as one, so that a group that names either has both
     parent: dict[Node, Node] = {}
     for unit in units(position):
         parent.update(dict.fromkeys(unit, unit[0]))
