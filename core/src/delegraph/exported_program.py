@@ -231,6 +231,10 @@ def build_program(
     # programs on the way are never called; a lazy module generates the code with the first call.
     module = _LazyGraphModule(root, graph)
     module.meta.update(getattr(root, "meta", {}))
+    # For the same reason its ``__init__`` is left out, and what that would set is set here: these are all the fields of
+    # an ExportedProgram. A field that a new torch adds is missing here; what reads it raises AttributeError, and a line
+    # below is the mend. Example inputs are of the whole program and would not fit a part of it. The verifier is that of
+    # plain exported programs, also where ``like`` came in a dialect of its own.
     program = object.__new__(ExportedProgram)
     program.__dict__.update(
         _graph_module=module,

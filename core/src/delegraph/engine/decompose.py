@@ -70,7 +70,11 @@ class Decomposer:
         composites = composites or Composites()
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
-        # A call is attempted once. New calls may be refused in turn, so the loop ends when there are none.
+        # The partitioner is asked again after each change, and not about the new calls alone: what it takes of a graph
+        # may depend on all of it, as which pieces can be one partition. So no answer is kept from one turn to the next.
+        # What a turn can do is put decompositions in the place of calls that were left: those that it has not tried yet
+        # (``attempted``), that the refusal does not call final, and that torch can decompose at all. A call is
+        # attempted once. New calls may be refused in turn, so the loop ends when there are none.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._watched)

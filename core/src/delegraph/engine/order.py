@@ -44,7 +44,11 @@ def order(plan: Plan) -> list[Unit]:
         except CycleError:  # a partition has calls from before and after another's draws: the report says so
             places = _sorted(needs)
     except CycleError as e:
-        raise _cycle([units[k] for k in e.args[1]]) from None
+        path = [units[k] for k in e.args[1]]
+        names = [f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name for unit in path]
+        text = f"partitions depend on themselves: {' -> '.join(names)}"
+        hint = "nodes on such a path have to be in the partition, or it has to be split"
+        raise ContractViolation("contract-violation", text, hint=hint) from None
     return [units[k] for k in places]
 
 
@@ -66,13 +70,6 @@ def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
         result.append(heapq.heappop(ready))
         sorter.done(result[-1])
     return result
-
-
-def _cycle(path: Sequence[Unit]) -> ContractViolation:
-    names = [f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name for unit in path]
-    text = f"partitions depend on themselves: {' -> '.join(names)}"
-    hint = "nodes on such a path have to be in the partition, or it has to be split"
-    return ContractViolation("contract-violation", text, hint=hint)
 
 
 def draws(node: Node) -> bool:

@@ -134,7 +134,9 @@ def _normalize(lowering: Lowering) -> None:
                 text = f"{_named(transform)} returned {type(changed).__name__}, not an ExportedProgram"
                 raise ContractViolation("contract-violation", text)
             program = _normalized(lowering, method, changed)
-            _expect_valid(program, transform)
+            if (why := why_not_valid(program)) is not None:
+                text = f"{_named(transform)} returned a program that torch does not take for valid: {why}"
+                raise ContractViolation("contract-violation", text)
         others = [(name, kind) for name, kind in _border(program).items() if border.get(name, kind) != kind]
         for name, kind in others[:1]:
             text = f"{name} is {kind} since a transform changed it, and {border[name]} in eager PyTorch"
@@ -153,13 +155,6 @@ def _border(program: ExportedProgram) -> dict[str, str]:
     vals = {name: value.meta.get("val") for name, value in values.items()}
     tensors = {name: val for name, val in vals.items() if isinstance(val, torch.Tensor)}
     return {name: Argument(name, val.dtype, tuple(val.shape)).type for name, val in tensors.items()}
-
-
-def _expect_valid(program: ExportedProgram, transform: Transform) -> None:
-    why = why_not_valid(program)
-    if why is not None:
-        text = f"{_named(transform)} returned a program that torch does not take for valid: {why}"
-        raise ContractViolation("contract-violation", text)
 
 
 def _named(transform: Transform) -> str:

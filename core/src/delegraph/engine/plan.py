@@ -55,10 +55,12 @@ def make_plan(answer: Answer) -> Plan:
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
     returned = returned_values(program, {n for p in partitions.values() for n in p.state})
-    results = _results(program)
+    results = _result_positions(program)
     for partition in partitions.values():
         _connect(partition, tags, position, returned)
-        _order_results(partition, results)
+        # Results of the program have its order, among themselves: the file of a whole program returns them so.
+        ordered = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
+        partition.outputs = [next(ordered) if n in results else n for n in partition.outputs]
     return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
 
 
@@ -144,19 +146,13 @@ def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], ret
     partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags, returned)]
 
 
-def _order_results(partition: Partition, results: Mapping[Node, int]) -> None:
-    """Give results of the program its order, among themselves: the file of a whole program returns them so."""
-    ordered = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
-    partition.outputs = [next(ordered) if n in results else n for n in partition.outputs]
-
-
-def _results(program: ExportedProgram) -> dict[Node, int]:
+def _result_positions(program: ExportedProgram) -> dict[Node, int]:
     """Calls that the program returns, with their position, the first if one is returned several times."""
-    found: dict[Node, int] = {}
+    positions: dict[Node, int] = {}
     for k, (spec, value) in enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True)):
         if spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node):
-            found.setdefault(value, k)
-    return found
+            positions.setdefault(value, k)
+    return positions
 
 
 def _leaves(node: Node, tags: Tags, returned: Collection[Node]) -> bool:

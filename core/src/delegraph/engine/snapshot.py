@@ -75,7 +75,9 @@ class _Nodes:
 
     def __init__(self, graph: Graph) -> None:
         nodes = list(graph.nodes)
-        self.what = nodes, [(n.op, n.target) for n in nodes], [_fetched(n) for n in nodes if n.op == "get_attr"]
+        fetches = [(n.graph.owning_module, str(n.target)) for n in nodes if n.op == "get_attr"]
+        # another object under the same name is another program
+        self.what = nodes, [(n.op, n.target) for n in nodes], [id(getattr(*fetch, None)) for fetch in fetches]
         self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
 
     def __eq__(self, other: object) -> bool:
@@ -84,8 +86,3 @@ class _Nodes:
         pairs = zip(self.arguments, other.arguments, strict=True)
         # nearly always they are the same objects, and to compare those is much faster
         return all(all(map(is_, mine, theirs)) or same_arguments(mine, theirs) for mine, theirs in pairs)
-
-
-def _fetched(node: Node) -> int:
-    """What a ``get_attr`` fetches: another object under the same name is another program."""
-    return id(getattr(node.graph.owning_module, str(node.target), None))

@@ -12,6 +12,26 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 aten = torch.ops.aten
+
+# What travels on nodes, in ``node.meta``. A copy of a node has all of it, but for what says where a node goes.
+# - "val": the type of a value, as a fake tensor, a symbol or a number. torch.export records it, and every step that
+#   adds a node gives it one. Everybody reads it; partitioners may not change it (engine/plan.py checks that).
+# - "stack_trace", "nn_module_stack": torch.export's, of the user's line. ``source_of`` reads them.
+# - "debug_handle": a number for each call of the normalized program. functionalize/normalize.py writes it; what a step
+#   puts in the place of a call, or adds for it (a decomposition, a cast), gets the number of that call, and the call of
+#   a delegate a new one (engine/insert.py). Reports, backends and program files name calls by it.
+# - ``EXPORTED``: written when a program is normalized, read by node data, which belongs to nodes of the user's program.
+# - "decomposed_from": the operators that a call is a part of, outermost first. decompose/inline.py writes it, reports
+#   and comparisons read it.
+# - ``LEFT``: written when the last step decomposes what no backend took (engine/decompose.py), so that a report counts
+#   the user's call and not its parts. Read by reports and pages.
+# - "delegation_tag", "no_copy": a partitioner's answer: where a node goes, and that a constant is to have no second
+#   copy. engine/plan.py reads both. A tag means nothing to the next partitioner, so each step that copies a node, and
+#   ``rebuild``, takes it away.
+# - "boundary": engine/insert.py marks the casts that it adds where a value crosses to a delegate in another type.
+#   Reports do not count these as operators.
+# Beside them, ``graph_module.meta`` of a partition's program has "method" and "partition" (engine/extract.py), which
+# are for the backend.
 LEFT = "left_to_host"
 """Metadata of what a call is decomposed to for the host alone: the handle, name and operator of that call."""
 EXPORTED = "exported_name"

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputSpec, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -90,20 +90,16 @@ class Arguments:
                 raise self._wrong(args, kwargs)
         sizes = self._sizes
         if sizes.fits is not None and not sizes.fits(flat):
-            raise sizes.explain(flat, self._called)
+            raise sizes.explain(flat, input_names(self._program))
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
         """What is wrong: the structure, if a leaf contains something, or the first leaf that does not fit."""
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
-        rows = zip(self._called, self._leaves, self._fits, flat, strict=True)
+        rows = zip(input_names(self._program), self._leaves, self._fits, flat, strict=True)
         name, wanted, value = next((name, wanted, value) for name, wanted, fits, value in rows if not fits(value))
         shape = named(list(wanted.shape), user_inputs(self._program)) if isinstance(wanted, torch.Tensor) else ""
         return _wrong_input(name, wanted, shape, value)
-
-    @property
-    def _called(self) -> list[str]:
-        return input_names(self._program)
 
     @cached_property
     def _sizes(self) -> InputSizes:
@@ -210,9 +206,19 @@ def whole_call(program: ExportedProgram) -> WholeCall:
         raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
     leaves = {n: k for k, n in enumerate(user_inputs(program))}
     position = {n.name: k for n, k in leaves.items()}
-    origin = partial(_origin, program, leaves, dict(placeholders(program)))
-    specs = program.graph_signature.output_specs
-    sources = [(s, origin(v)) for s, v in zip(specs, output_values(program), strict=True)]
+    specs = dict(placeholders(program))
+
+    def origin(value: Any) -> ValueOrigin:
+        if not isinstance(value, Node):
+            return ValueOrigin("fixed", value)
+        if value in leaves:
+            return ValueOrigin("input", leaves[value])
+        if value.op == "placeholder":
+            return ValueOrigin("fixed", constant_tensor(program, specs[value]))
+        return ValueOrigin("result", value.args[1])  # a getitem of the one call
+
+    returned = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    sources = [(s, origin(v)) for s, v in returned]
     return WholeCall(
         program.call_spec.in_spec,
         program.call_spec.out_spec,
@@ -221,15 +227,3 @@ def whole_call(program: ExportedProgram) -> WholeCall:
         writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
         fixed={k: (n.name, v) for n, k in leaves.items() if not isinstance(v := n.meta.get("val"), VARYING)},
     )
-
-
-def _origin(
-    program: ExportedProgram, leaves: Mapping[Node, int], specs: Mapping[Node, InputSpec], value: Any
-) -> ValueOrigin:
-    if not isinstance(value, Node):
-        return ValueOrigin("fixed", value)
-    if value in leaves:
-        return ValueOrigin("input", leaves[value])
-    if value.op == "placeholder":
-        return ValueOrigin("fixed", constant_tensor(program, specs[value]))
-    return ValueOrigin("result", value.args[1])  # a getitem of the one call

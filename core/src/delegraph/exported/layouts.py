@@ -100,7 +100,7 @@ def arrange(value: Any, layout: Layout) -> Any:
         return value
     if layout.offset is None and same_strides(value, strides):
         return value.as_strided(value.shape, strides)
-    return _copy(value, strides, layout.offset or 0)
+    return _copy_with_strides(value, strides, layout.offset or 0)
 
 
 def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -109,7 +109,7 @@ def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
     return not value.numel() or all(size == 1 or have == want for size, have, want in sizes)
 
 
-def _copy(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
+def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
     extent = 1 + sum((size - 1) * s for size, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
     copy = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
     target = copy
@@ -127,7 +127,13 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
     program's buffers. Raises Unsupported if an operator reads memory that is neither in a result nor in a buffer.
     """
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
-    seen = _ancestors([*readers, *([output_node(module.graph)] if outward else [])])
+    seen: set[Node] = set()
+    waiting = [*readers, *([output_node(module.graph)] if outward else [])]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
     roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if n.target in READ_MEMORY}
     wanted = {*(n for n in seen if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
     for reader, root in roots.items():
@@ -208,17 +214,6 @@ def sees_layout(node: Node) -> bool:
     if node.target in READ_MEMORY or node.target in _WANT_STRIDES:
         return True
     return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in _VALUES_ONLY
-
-
-def _ancestors(nodes: list[Node]) -> set[Node]:
-    ancestors: set[Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in ancestors:
-            ancestors.add(node)
-            waiting += node.all_input_nodes
-    return ancestors
 
 
 def memory_root(value: Node) -> Node:

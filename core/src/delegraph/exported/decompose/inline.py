@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from .trace import Decomposition
+from .trace import Decomposition, operands
 
 _NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
 """Metadata that describes a call itself, and not where it comes from."""
@@ -33,7 +33,7 @@ class Inlining:
         results = decomposition.results
         used = {0} if self.single else {u.args[1] for u in node.users if u.target is operator.getitem}
         needed = decomposition.needed_for(r for k, r in enumerate(results) if k in used)
-        copies = dict(zip(decomposition.placeholders, decomposition.inputs_of(node), strict=True))
+        copies = dict(zip(decomposition.placeholders, operands(node), strict=True))
         with self.graph.inserting_before(node):
             for call in decomposition.calls:
                 if call in needed:

@@ -66,10 +66,6 @@ class Decomposition:
         values: Any = self.graph.output_node().args[0]
         return tuple(values)
 
-    def inputs_of(self, node: Node) -> list[Node]:
-        """What ``node``, a call of the same signature, passes for each of the placeholders."""
-        return _operands(node)
-
     def needed_for(self, results: Iterable[Any]) -> set[Node]:
         """Calls that these results need."""
         needed: set[Node] = set()
@@ -257,7 +253,8 @@ def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: 
     return Decomposition(graph, single[-1])
 
 
-def _operands(node: Node) -> list[Node]:
+def operands(node: Node) -> list[Node]:
+    """What a call passes for each placeholder of its decomposition: one that is passed twice is there twice."""
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
 
 
@@ -268,11 +265,11 @@ def _recorded_values(node: Node) -> list[Any]:
     """
     values: dict[Node, Any] = {}
     seen: set[int] = set()
-    for given in dict.fromkeys(_operands(node)):
+    for given in dict.fromkeys(operands(node)):
         val = given.meta["val"]
         values[given] = val.detach() if isinstance(val, torch.Tensor) and id(val) in seen else val
         seen.add(id(val))
-    return [values[given] for given in _operands(node)]
+    return [values[given] for given in operands(node)]
 
 
 def _give_strides(result: Any, wanted: Any) -> Any:
@@ -321,7 +318,7 @@ def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
     the batch with a number, which fails where that is known at run time only.
     """
     recurrent = isinstance(node.target, OpOverload) and node.target._schema.name in RECURRENT
-    if not recurrent and not any(_is_dynamic(operand.meta["val"]) for operand in _operands(node)):
+    if not recurrent and not any(_is_dynamic(operand.meta["val"]) for operand in operands(node)):
         yield
         return
     nnpack: Any = torch.backends.nnpack

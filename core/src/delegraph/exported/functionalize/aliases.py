@@ -57,12 +57,12 @@ class Aliases:
         for family in families(nodes, written):
             owners: dict[int, Node] = {}
             for node in family:
-                self._place(node)
+                self._enter(node)
                 for storage in storages(node.meta.get("val")) if self._is_memory(node) else ():
                     if owners.setdefault(storage, self.root_of[node]) is not self.root_of[node]:
-                        self._place_by_storage(node, owners[storage])
+                        self._join_by_storage(node, owners[storage])
 
-    def _place(self, node: Node) -> None:
+    def _enter(self, node: Node) -> None:
         """Enter ``node`` as a tensor of its own, a second name, or a view of one of its arguments."""
         # Arguments that the schema names come first: they are likelier than others that are in the family by chance.
         inputs = [*aliased_arguments(node), *node.all_input_nodes] if node.op == "call_function" else []
@@ -96,7 +96,7 @@ class Aliases:
         # A list that is no view holds several tensors; each is looked at where it is unpacked.
         return node in self.source or isinstance(node.meta.get("val"), torch.Tensor)
 
-    def _place_by_storage(self, node: Node, owner: Node) -> None:
+    def _join_by_storage(self, node: Node, owner: Node) -> None:
         """Two names of one parameter or buffer are one tensor; any other shared storage is not understood."""
         both_state = node in self._state and owner in self._state
         if not (both_state and _geometry(node) == _geometry(owner)):

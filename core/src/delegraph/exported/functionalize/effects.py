@@ -38,9 +38,9 @@ def effects(target: Any) -> Effects:
     if not isinstance(target, OpOverload):
         return Effects((), ())
     arguments = target._schema.arguments
-    aliased = [a for a in arguments if a.alias_info is not None]
-    views = arguments if target._schema.name in _UNDECLARED_ALIASES else aliased
-    return Effects(tuple(a.name for a in aliased if a.alias_info.is_write), tuple(a.name for a in views))
+    aliased = {a.name: a.alias_info for a in arguments if a.alias_info is not None}
+    views = [a.name for a in arguments] if target._schema.name in _UNDECLARED_ALIASES else aliased
+    return Effects(tuple(name for name, info in aliased.items() if info.is_write), tuple(views))
 
 
 def written_names(node: Node) -> tuple[str, ...]:

@@ -93,7 +93,11 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     if mutations.unproven:
         return program, mutations.unproven
     _expect_state_apart(program, specs, mutations)
-    specs = {node: _as_buffer(s) if node in mutations.last_value else s for node, s in specs.items()}
+    for node, spec in ((n, specs[n]) for n in mutations.last_value):
+        # A tensor of the model that is written is a buffer, also where the signature calls it a constant: torch refuses
+        # such a program when it decomposes it. A static cache of transformers has such tensors, exported by default.
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            specs[node] = InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=False)
     inputs = list(specs.values())
     outputs = _return_mutations(program, graph, specs, mutations)
     _copy_returned_literals(graph)
@@ -128,17 +132,6 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
             text = f"{ours} and {theirs} share memory, and the program writes {ours}"
             hint = f"let forward take {theirs} from {ours}, or give it memory of its own (clone())"
             raise InputError("input-invalid", text, hint=hint)
-
-
-def _as_buffer(spec: InputSpec) -> InputSpec:
-    """A tensor of the model that is written is a buffer, also where the signature calls it a constant.
-
-    torch refuses such a program when it decomposes it; a static cache of transformers has such tensors, exported in the
-    default way.
-    """
-    if spec.kind is not InputKind.CONSTANT_TENSOR:
-        return spec
-    return InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=False)
 
 
 def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:

@@ -65,13 +65,11 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     writers = {n: written_arguments(n) for n in nodes if written_names(n)}
     if not writers:
         return mutations
-    _walk(graph, nodes, writers, state, mutations)
-    return mutations
-
-
-def _walk(
-    graph: Graph, nodes: list[Node], writers: dict[Node, list[Node]], state: Collection[Node], mutations: Mutations
-) -> None:
+    # One walk is enough because graph order is the order in which eager writes: when a node is reached, ``_Rewrite``
+    # knows what every written tensor holds at that point, and nothing later can change it. The walk goes over the nodes
+    # that were there before, and not over the graph: calls that it inserts already use present values, and to visit
+    # them would take their views anew. A node is first given present values, then it writes; so ``x.add_(x)`` reads the
+    # old ``x``. What a write cannot be shown to do ends the walk: the half-changed graph is of no use to anybody.
     node = next(iter(writers))  # to blame for what aliases cannot prove, which is before the walk
     try:
         aliases = Aliases(nodes, [n for written in writers.values() for n in written], state)
@@ -81,6 +79,7 @@ def _walk(
     except Unproven as e:
         text = f"{node.target}: {e}" if isinstance(node.target, OpOverload) else str(e)
         mutations.unproven.append(Reason(text, source_of(node)))
+    return mutations
 
 
 class _Rewrite:
@@ -278,11 +277,13 @@ class _Rewrite:
 
     def _update_statistics(self, node: Node) -> None:
         """Norms in training: the functional form of batch norm returns the new statistics as results 3 and 4."""
-        call = self._call(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
-        result, mean, var = (self._call(node, operator.getitem, call, k) for k in (0, 3, 4))
+        call = self._insert_computed(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
+        result, mean, var = (self._insert_computed(node, operator.getitem, call, k) for k in (0, 3, 4))
         if node.target is aten.instance_norm.default:
-            result = self._call(node, aten.reshape.default, result, list(node.meta["val"].shape))
-            mean, var = (self._call(node, aten.mean.dim, self._samples(node, v), [0]) for v in (mean, var))
+            result = self._insert_computed(node, aten.reshape.default, result, list(node.meta["val"].shape))
+            channels = list(node.meta["val"].shape[:2])  # [N,C], of which the statistics are [N*C]
+            by_sample = [self._insert_computed(node, aten.reshape.default, v, channels) for v in (mean, var)]
+            mean, var = (self._insert_computed(node, aten.mean.dim, v, [0]) for v in by_sample)
         for written, new in zip(self.writers[node], (mean, var), strict=True):
             self._store(written, new, node)
         node.replace_all_uses_with(result)
@@ -296,15 +297,11 @@ class _Rewrite:
         if not all(isinstance(n, int) for n in (samples, channels, *size)):
             raise Unproven("it writes its running statistics, and its sizes are not known")
         input, *given = node.args[:5]
-        image = self._call(node, aten.reshape.default, input, [1, samples * channels, *size])
-        repeated = [v and self._call(node, aten.repeat.default, v, [samples]) for v in given]
+        image = self._insert_computed(node, aten.reshape.default, input, [1, samples * channels, *size])
+        repeated = [v and self._insert_computed(node, aten.repeat.default, v, [samples]) for v in given]
         return [image, *repeated, True, *node.args[6:8]]
 
-    def _samples(self, node: Node, statistic: Node) -> Node:
-        """A statistic of an instance norm's channels [N*C] as [N,C]"""
-        return self._call(node, aten.reshape.default, statistic, list(node.meta["val"].shape[:2]))
-
-    def _call(self, node: Node, target: Any, *args: Any) -> Node:
+    def _insert_computed(self, node: Node, target: Any, *args: Any) -> Node:
         """A new call in place of ``node``, with what it computes."""
         call = self._insert(node, target, *args, like=node, origin=node)
         given = torch.fx.map_arg(args, lambda n: n.meta["val"])
