@@ -76,7 +76,7 @@ class GraphCode:
 
     def function(self, bind: BindDelegate, watch: Watch | None = None) -> Function:
         """The graph as a function of its parameters that returns its outputs; any number of threads may call it."""
-        # `__name__` and `__loader__` are how tracebacks find `get_source`: linecache keeps no copy of a program that is gone
+        # by `__name__` and `__loader__` a traceback finds `get_source`, which writes the text only then
         names = {"__name__": self._file, "__loader__": self, "see": watch and watch.see, **self._bound}
         names |= {name: bind(module) for name, module in self._delegates.items()}
         for name, (owner, subgraph) in self._subgraphs.items():
