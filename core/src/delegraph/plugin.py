@@ -139,7 +139,7 @@ class BySuffix(Declaration):
 
     @property
     def title(self) -> str:
-        return f"{self.noun} {self.suffix}"
+        return f"{self.noun} {self.key}"
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:

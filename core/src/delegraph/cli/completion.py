@@ -18,7 +18,6 @@ from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
 from ..command.outcome import Outcome
-from ..discovery.index import BackendInfo
 from ..discovery.registry import default_registry
 from ..errors import DelegraphError, DelegraphWarning
 from ..plugin import FormatSpec
@@ -68,21 +67,17 @@ def _fits(candidate: str, prefix: str) -> bool:
 
 
 def _backend_names(**_: Any) -> list[str]:
-    return [info.name for info in _backends()]
+    return [info.name for info in default_registry().backends()]
 
 
 def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
     """``tosa.spec=``, and with the value where there are few; of the backends that the line names, or of all."""
     named = getattr(parsed_args, "backend", None) or _backend_names()
-    for info in _backends():
+    for info in default_registry().backends():
         if info.name in ([named] if isinstance(named, str) else named):
             for option in info.options:
                 values = ("true", "false") if option.type is bool else option.choices or ("",)
                 yield from (f"{info.name}.{option.name}={value}" for value in values)
-
-
-def _backends() -> list[BackendInfo]:
-    return default_registry().backends()
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:

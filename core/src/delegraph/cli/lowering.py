@@ -67,17 +67,18 @@ class Lower:
         options = parse_options(chosen.names, args.option)
         if args.quantize:
             provided(f"{_QUANTIZING}:check_calibration", "--quantize")(args.quantize, args.model, chosen.names)
-        _check_output(registry, chosen.names, args.output)
+        if args.output:
+            _check_output(registry, chosen.names, args.output)
         named = [*args.report, *filter(None, [args.output])]
         places = [_of_model(path, model) for path in named for model in args.model]
         read = [*filter(None, models), *args.input, *filter(None, [args.quantize])]
         expect_places([*places, *filter(None, [args.rows])], read)
         for path in args.report:
             registry.find(ReportSpec, declared_for(path))
-        return _run(args, chosen, options)
+        return _lower_all(args, chosen, options)
 
 
-def _run(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]) -> Outcome:
+def _lower_all(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]) -> Outcome:
     if len(args.model) == 1 and not args.rows:
         return _outcome(_lower_one(args.model[0], args, chosen, options))
     settings = {model: _settings(model, args, chosen, options) for model in args.model}
@@ -239,7 +240,7 @@ def _expect_names(args: argparse.Namespace) -> None:
             if path is not None and "{}" not in path.name:
                 text = f"{flag} of several MODELs needs {{}} in its name, where that of the model comes"
                 raise UsageError("usage-invalid", text, hint=f"{flag} {path.with_name('{}' + ''.join(path.suffixes))}")
-    names = [_name(model) for model in args.model]
+    names = [_name_of(model) for model in args.model]
     if len(set(names)) < len(names) and (args.output or args.report):
         text = f"two MODELs are called {next(n for n in names if names.count(n) > 1)!r}"
         raise UsageError("usage-invalid", text, hint="what is written is named by function or file; give each once")
@@ -247,10 +248,10 @@ def _expect_names(args: argparse.Namespace) -> None:
 
 def _of_model(path: Path, model: str) -> Path:
     """Where something of this model goes: ``{}`` in the name is the model's."""
-    return path.with_name(path.name.replace("{}", _name(model))) if "{}" in path.name else path
+    return path.with_name(path.name.replace("{}", _name_of(model))) if "{}" in path.name else path
 
 
-def _name(model: str) -> str:
+def _name_of(model: str) -> str:
     """``resnet18`` of ``models.py:resnet18`` and of ``resnet18.pt2``."""
     head, colon, function = model.rpartition(":")
     return function if colon and head.endswith(".py") else Path(model).stem
@@ -273,9 +274,7 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
     return registry.default_backends(assigned_backends(args.option), suits)
 
 
-def _check_output(registry: Registry, backends: Sequence[str], output: Path | None) -> None:
-    if output is None:
-        return
+def _check_output(registry: Registry, backends: Sequence[str], output: Path) -> None:
     file_format = FileFormat(output, registry)
     if not file_format.defines("serialize") and not file_format.defines("write"):
         raise UsageError("usage-invalid", f"the format of {file_format.suffix} files cannot be written")

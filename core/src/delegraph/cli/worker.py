@@ -138,14 +138,14 @@ def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
     gc.freeze()  # no collection looks at what is there now, and so none writes to the pages that both share
     while True:
         page, signals = Page(), _Signals()
-        began = _fork()
-        if began.worker == 0:
+        worker, lifeline = _fork()
+        if worker == 0:
             signals.release()
             page.open()
             return work(page, refused)
-        status, patient = _await(began.worker, page, signals)
+        status, patient = _await(worker, page, signals)
         signals.release()
-        os.close(began.lifeline)
+        os.close(lifeline)
         end = page.end(status)
         if signals.stop:  # nobody waits for another attempt
             return end._replace(signal=signals.stop) if not patient else end
@@ -154,27 +154,25 @@ def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
         refused[page.plugin] = end.how if patient else f"took longer than {LIMIT:g} s"
 
 
-class _Began(NamedTuple):
-    worker: int
-    lifeline: int
+def _fork() -> tuple[int, int]:
+    """Fork a worker that does not outlive this process, whatever ends it: SIGKILL reaches this one only.
 
-
-def _fork() -> _Began:
-    """Fork a worker that does not outlive this process, whatever ends it: SIGKILL reaches this one only."""
+    The process id of the worker (there it is 0), and this process's end of the pipe by which the worker learns of it.
+    """
     import fcntl  # Windows has neither this nor forks
 
     read, write = os.pipe()
     worker = os.fork()
     if worker:
         os.close(read)
-        return _Began(worker, write)
+        return worker, write
     os.close(write)
     # When the only writing end is closed, the system sends the signal that was asked for. prctl(PR_SET_PDEATHSIG) says
     # it in one call, but is reached by ctypes only, whose import would cost every command 3 ms.
     fcntl.fcntl(read, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(read, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC)
-    return _Began(0, read)
+    return 0, read
 
 
 class _Signals:
