@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..exported.call_names import is_operator
-from ..exported.constant_values import ConstantValues, ancestors, constant_calls, elements_read
+from ..exported.constant_values import ConstantValues, ancestors, constant_calls, constants_of, elements_read
 from ..exported.shared_memory import near
 from ..exported.union_find import find_root
 from ..exported_program import (
@@ -52,7 +52,7 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
         return ""
     known = constant_calls(program)
     left = known.intersection(calls)
-    values, replaced = ConstantValues(program), list[torch.Tensor]()
+    values, replaced = ConstantValues(constants_of(program)), list[torch.Tensor]()
     for node in _worth_computing([n for n in calls if n in left and _is_end(n, left)], _sizes(program)):
         value = values.of(node)
         if value is not None and value.nbytes + sum(v.nbytes for v in replaced) <= TOGETHER:

@@ -4,6 +4,7 @@ The names below are public; the modules are not.
 """
 
 from .call_names import EXPORTED, LEFT, count_operators, is_operator, operator_name, unpacked
+from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
 from .gc_pause import pause_collection
 from .opaque import Opaque
@@ -17,6 +18,7 @@ __all__ = [
     "LEFT",
     "RECURRENT",
     "TRACING",
+    "ConstantValues",
     "ExampleInputs",
     "Opaque",
     "Program",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..exported_program import constant_placeholders, constant_tensor, placehold
 from ..io.weights import why_no_bytes
 
 LARGEST = 16 * 2**20
-"""Bytes of one value that is computed, and of each on the way to it."""
+"""Bytes of one value that is computed while lowering, and of each on the way to it."""
 aten = torch.ops.aten
 _BY_SHAPE = frozenset(
     {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default}
@@ -33,7 +33,7 @@ def constant_calls(program: ExportedProgram) -> set[Node]:
         if (
             node.op == "call_function"
             and all(i in given or i in calls for i in elements_read(node))
-            and _is_repeatable(node)
+            and _is_repeatable(node, LARGEST)
         ):
             calls.add(node)
     return calls
@@ -56,18 +56,33 @@ def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
     return needed
 
 
-class ConstantValues:
-    """The values of constant calls of a program, each computed once, when it is asked for, and kept in ``by_node``."""
+def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | None]:
+    """The tensors that a program's placeholders stand for; None for inputs, and for what the program writes."""
+    specs, constant = dict(placeholders(program)), constant_placeholders(program)
+    return lambda node: constant_tensor(program, specs[node]) if node in constant else None
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self._program, self._specs = program, dict(placeholders(program))
-        self._given = constant_placeholders(program)
+
+class ConstantValues:
+    """The values of constant calls, each computed once, when it is asked for, and kept in ``by_node``.
+
+    ``given`` says what a node stands for that calls nothing, None if that is no constant; of a program, it is
+    ``constants_of(program)``. ``largest``: bytes of one value, and of each on the way to it; None for no limit.
+    """
+
+    def __init__(self, given: Callable[[Node], torch.Tensor | None], largest: int | None = LARGEST) -> None:
+        self._given, self._largest = given, largest
         self.by_node: dict[Node, Any] = {}
 
     def of(self, node: Node) -> torch.Tensor | None:
-        """The value of a constant or a constant call; None for others, and where weights are fake."""
+        """The value of a constant or a constant call; None for others, for several, and where weights are fake."""
+        value, expected = self.results(node), node.meta["val"]
+        fits = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype is expected.dtype
+        return value if fits else None
+
+    def results(self, node: Node) -> Any:
+        """What a constant call returns, which may be several tensors; None where ``of`` says None."""
         needed = self._missing(node)
-        if not all(n in self._given if n.op == "placeholder" else _is_repeatable(n) for n in needed):
+        if not all(self._can_be_known(n) for n in needed):
             return None
         try:
             with torch.no_grad():
@@ -75,17 +90,19 @@ class ConstantValues:
                     self.by_node[each] = self._compute(each)
         except (RuntimeError, ValueError, IndexError, TypeError):  # it raises the same when the program runs
             return None
-        value: torch.Tensor = self.by_node[node]
-        expected = node.meta["val"]
-        return value if value.shape == expected.shape and value.dtype is expected.dtype else None
+        return self.by_node[node]
+
+    def _can_be_known(self, node: Node) -> bool:
+        return _is_repeatable(node, self._largest) if node.op == "call_function" else self._given(node) is not None
 
     def _missing(self, node: Node) -> list[Node]:
-        """The calls and placeholders that ``node`` needs and that are not computed yet, then itself."""
+        """What ``node`` needs that is not computed yet, then itself."""
         return sorted(ancestors(node, known=self.by_node))
 
     def _compute(self, node: Node) -> Any:
-        if node.op == "placeholder":
-            tensor = constant_tensor(self._program, self._specs[node])
+        if node.op != "call_function":
+            tensor = self._given(node)
+            assert tensor is not None
             if isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
                 raise ValueError(f"the elements of {node.name} are not there")
             return tensor.detach()
@@ -96,7 +113,7 @@ class ConstantValues:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _is_repeatable(node: Node) -> bool:
+def _is_repeatable(node: Node, largest: int | None) -> bool:
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -106,7 +123,8 @@ def _is_repeatable(node: Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded in op.tags or node.is_impure():
         return False
-    return all(_is_storable(val) for val in (*pytree.tree_leaves(node.meta.get("val")), *_shapes_read(node)))
+    vals = (*pytree.tree_leaves(node.meta.get("val")), *_shapes_read(node))
+    return all(_is_storable(val, largest) for val in vals)
 
 
 def _shapes_read(node: Node) -> Iterator[Any]:
@@ -114,8 +132,10 @@ def _shapes_read(node: Node) -> Iterator[Any]:
         yield node.args[0].meta["val"]  # type: ignore[union-attr]
 
 
-def _is_storable(val: Any) -> bool:
+def _is_storable(val: Any, largest: int | None) -> bool:
     """A plain tensor on the CPU whose size is known, and is not too large."""
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.device.type != "cpu":
         return False
-    return all(type(size) is int for size in val.shape) and val.numel() * val.element_size() <= LARGEST
+    if not all(type(size) is int for size in val.shape):
+        return False
+    return largest is None or val.numel() * val.element_size() <= largest

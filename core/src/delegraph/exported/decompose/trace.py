@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _
 from torch.utils import _pytree as pytree
 
 from ...source import source_of
-from ..constant_values import ConstantValues
+from ..constant_values import ConstantValues, constants_of
 from ..functionalize.writes import functionalize
 from ..schema import is_random
 from ..tracing import unlogged
@@ -98,7 +98,7 @@ class Tracer:
 
     def begin(self, program: ExportedProgram) -> None:
         """The calls that are decomposed next are those of ``program``."""
-        self._constants = ConstantValues(program)
+        self._constants = ConstantValues(constants_of(program))
 
     def decompose(self, node: Node, how: Decompose | None, whole: frozenset[Any] = LINEAR) -> Decomposition | None:
         """The decomposition of ``node`` by the function ``how``; None if it cannot take its place.

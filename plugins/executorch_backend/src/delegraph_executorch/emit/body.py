@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported import ConstantValues
 from delegraph.source import source_of
 from torch.fx import GraphModule, Node
 
@@ -29,6 +30,8 @@ class Body:
     ``decomposing`` are operators that this is a part of the decomposition of, in which they must not come again.
     ``targets`` are results that others wait for: what a node computes goes there, not into memory of its own.
     ``origins``: a tensor that was copied to the host, and the device that it comes from -> the tensor there.
+    ``folded``: what calls return that need nothing but constants, and that no kernel computes; all bodies of a method
+    share it. Emission that adds to it has left instructions that nobody needs, so the method is emitted again.
     ``inputs_on_device`` and ``results_on_device``: inputs that callers bring in the memory of the device that takes
     them, and results that stay on the device that computes them.
     """
@@ -48,22 +51,24 @@ class Body:
         self.decomposing: frozenset[Any] = frozenset()
         self.targets: dict[tuple[Node, int], Computed] = {}
         self.origins: dict[tuple[TensorValue, Place], TensorValue] = {}
+        self.folded: dict[Node, Result] = {}
         self.inputs_on_device: frozenset[TensorValue] = frozenset()
         self.results_on_device: frozenset[Node] = frozenset()
 
     def nested(self, module: GraphModule, inputs: Sequence[Item], name: str = "") -> Body:
         """The body of a subgraph, the attribute ``name`` of this one, with its placeholders bound."""
         made = Body(module, self.assembler, self.delegates, self.context, self.ranges, f"{self.path}{name}.")
-        made.decomposing = self.decomposing
+        made.decomposing, made.folded = self.decomposing, self.folded
         made.of.update(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True))
         return made
 
     def emit(self) -> None:
-        """Append the instructions of all nodes but the output."""
+        """Append the instructions of all nodes but the output, and but those that only folded calls need."""
+        unneeded = self._unneeded()
         for node in self.module.graph.nodes:
-            if node.op not in ("placeholder", "output"):
+            if node.op not in ("placeholder", "output") and node not in unneeded:
                 self.assembler.handle = node.meta.get("debug_handle", self.assembler.handle)
-                self.of[node] = self._emit_node(node)
+                self.of[node] = self.folded[node] if node in self.folded else self._emit_or_fold(node)
 
     @property
     def results(self) -> list[Any]:
@@ -88,6 +93,35 @@ class Body:
         if emit is None:
             raise unsupported(node, f"{node.target} is no operator that a program file can hold")
         return emit(self, node)  # type: ignore[no-any-return]
+
+    def _emit_or_fold(self, node: Node) -> Result:
+        """A call that cannot be emitted is a constant of the file if it needs nothing but constants.
+
+        However large it is: a larger file is better than none.
+        """
+        try:
+            return self._emit_node(node)
+        except Unsupported:
+            found = ConstantValues(self._constant, largest=None).results(node)
+            if found is None or not _is_as_recorded(found, node.meta["val"]):
+                raise
+            several = isinstance(found, (tuple, list))
+            items: list[Item] = [constant_tensor(v.contiguous()) for v in (found if several else [found])]
+            self.folded[node] = items if several else items[0]
+            return self.folded[node]
+
+    def _constant(self, node: Node) -> torch.Tensor | None:
+        """The content of a placeholder or an attribute, unless it is in a data file, which may change."""
+        item = self.of.get(node)
+        return item.constant if isinstance(item, TensorValue) and not item.file else None
+
+    def _unneeded(self) -> set[Node]:
+        """Calls that nobody but folded calls uses; those are pure, since folded calls are."""
+        unneeded: set[Node] = set()
+        for node in reversed(self.module.graph.nodes) if self.folded else ():
+            if node.users and all(u in unneeded or u in self.folded for u in node.users):
+                unneeded.add(node)
+        return unneeded.difference(self.folded)
 
     def _attribute(self, node: Node) -> Result:
         attribute = getattr(self.module, str(node.target))
@@ -136,6 +170,14 @@ class Body:
         item = self.item(argument)
         assert isinstance(item, TensorValue), f"{argument} is no tensor"
         return item
+
+
+def _is_as_recorded(found: Any, val: Any) -> bool:
+    """Whether results are the tensors that export recorded: shapes and element types."""
+    both = [list(v) if isinstance(v, (tuple, list)) else [v] for v in (found, val)]
+    if len(both[0]) != len(both[1]) or not all(isinstance(v, torch.Tensor) for side in both for v in side):
+        return False
+    return all(f.shape == v.shape and f.dtype == v.dtype for f, v in zip(*both, strict=True))
 
 
 def unsupported(node: Node, text: str, hint: str | None = None) -> Unsupported:

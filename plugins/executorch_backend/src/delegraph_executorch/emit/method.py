@@ -28,7 +28,7 @@ from ..program.tables import (
     NonConstBufferDevice,
 )
 from .assembler import Assembler
-from .body import Body, Item
+from .body import Body, Item, Result
 from .context import Context, Delegates
 from .finish import finish_values
 from .kernel_calls import copy_tensor
@@ -65,10 +65,19 @@ def emit_method(
     ``takes_device`` and ``gives_device``: whether inputs that only a delegate of another device reads come from that
     device's memory, and results of such a delegate stay there.
     """
-    method = _Method(name, program, Delegates(context, delegates), context)
-    method.plan_inputs, method.plan_outputs = plan_inputs, plan_outputs
-    method.takes_device, method.gives_device = takes_device, gives_device
-    return method.emit()
+
+    def emit(folded: dict[Node, Result]) -> _Method:
+        method = _Method(name, program, Delegates(context, delegates), context)
+        method.body.folded = folded
+        method.plan_inputs, method.plan_outputs = plan_inputs, plan_outputs
+        method.takes_device, method.gives_device = takes_device, gives_device
+        method.emit()
+        return method
+
+    method = emit({})
+    if method.body.folded:  # known from the start, so that what they were computed from is not emitted
+        method = emit(method.body.folded)
+    return method.finish()
 
 
 def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPlan:
@@ -116,10 +125,12 @@ class _Method:
         self.takes_device = self.gives_device = False
         self.state: dict[str, TensorValue] = {}
         self.inputs: list[Item] = []
+        self.input_positions: list[int] = []
+        self.output_positions: list[int] = []
 
-    def emit(self) -> tuple[ExecutionPlan, DebugHandles]:
+    def emit(self) -> None:
         self._bind_placeholders()
-        inputs = [self.body.position(i) for i in self.inputs]
+        self.input_positions = [self.body.position(i) for i in self.inputs]
         if self.takes_device:
             self.body.inputs_on_device = frozenset(i for i in self.inputs if isinstance(i, TensorValue))
         if self.gives_device:
@@ -131,8 +142,11 @@ class _Method:
         self.assembler.handle = None
         outputs = self._outputs()
         self._write_back()
-        positions = [self.body.position(o) for o in outputs]
-        plan = self._finish(inputs, positions)
+        self.output_positions = [self.body.position(o) for o in outputs]
+
+    def finish(self) -> tuple[ExecutionPlan, DebugHandles]:
+        """The table of what was emitted; its constants and blobs go to the pools that methods share."""
+        plan = self._finish(self.input_positions, self.output_positions)
         maps = tuple(dict(d.debug_handle_map) for d in self.delegates.used.values())
         handles = DebugHandles(tuple(self.assembler.handles), maps)
         return plan, handles
