@@ -214,6 +214,18 @@ def memory_of_a_view(x):
     return y, z
 
 
+def copied_memory(x):
+    """``as_strided_copy`` of a written view reads the memory of the tensor that it is a view of."""
+    y = x + 1
+    row = y[1].mul_(2)
+    return torch.as_strided_copy(row, (2, 3), (4, 1), 1), torch.as_strided_copy(row, (2,), (1,))
+
+
+def scattered_memory(x):
+    y = (x + 1).mul_(2)
+    return torch.as_strided_scatter(y, x[0, :2], (2,), (5,), 1)
+
+
 def through_expand(x):
     y = x[:, :1] + 1
     y.expand(3, 4)[0, 0].mul_(2)
@@ -253,6 +265,8 @@ LOCAL = {
     "copy_of_a_row": Remembers(),
     "windows": Windows(2, 2),
     "memory_of_a_view": fn(memory_of_a_view),
+    "copied_memory": fn(copied_memory),
+    "scattered_memory": fn(scattered_memory),
 }
 
 
@@ -293,6 +307,70 @@ def test_local(name):
     normal, notes = run_both(LOCAL[name], torch.randn(SHAPES.get(name, (3, 4))))
     assert notes == []
     assert not [n for n in normal.graph.nodes if getattr(n.target, "_schema", None) and n.target._schema.is_mutable]
+
+
+IN_THE_MIDDLE = {
+    "shown": lambda x: (x.mul_(2), x.as_strided((2, 3), (4, 1), 9)),
+    "shown before": lambda x: (x[1].as_strided((3,), (2,), 9), x.mul_(2)),
+    "copied": lambda x: (x.mul_(2), torch.as_strided_copy(x[1], (2,), (3,), 8)),
+    "at its own offset": lambda x: (x.mul_(2), torch.as_strided_copy(x[1], (4,), (1,))),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_MIDDLE)
+def test_places_are_counted_from_the_start_of_memory(name):
+    """The value that replaces a written input starts its own memory, also where the input does not."""
+    _, notes = run_both(fn(IN_THE_MIDDLE[name]), in_the_middle())
+    assert notes == []
+
+
+def in_the_middle():
+    return torch.arange(20.0)[8:].reshape(3, 4)
+
+
+def with_gaps():
+    return torch.arange(36.0).as_strided((4, 6), (9, 1), 1)
+
+
+def written_beside(x):
+    x.as_strided((), (), 0).mul_(-2)
+    return x + 1
+
+
+def read_beside(x):
+    x.as_strided((), ()).sin_()
+    return x.as_strided((3, 2, 4), (6, 4, 4), 1) + 0
+
+
+def read_in_other_units(x):
+    y = x + 1
+    bits = y.view(torch.int16)
+    y.mul_(2)
+    return y, bits.as_strided((2,), (3,), 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (written_beside, with_gaps()),
+        (read_beside, with_gaps()),
+        (lambda x: (x.mul_(2), x.as_strided((2,), (1,), 3))[1], in_the_middle()),
+        (lambda x: x.as_strided((2,), (1,), 3).mul_(2) + x[0, 0], in_the_middle()),
+        (lambda x: (x.as_strided((2,), (1,), 18).mul_(2), x + 0)[1], torch.arange(20.0)[:12].reshape(3, 4)),
+        (lambda x: (x.mul_(2), torch.as_strided_scatter(x[1], x[0, :2], (2,), (1,)))[1], in_the_middle()),
+    ],
+    ids=["written beside", "read beside", "read before", "written before", "written behind", "scattered"],
+)
+def test_memory_around_a_written_tensor_is_refused_or_right(function, x):
+    """A new value has no memory around it; what torch makes of this is right by what a kernel keeps of its argument."""
+    try:
+        run_both(fn(function), x)
+    except InputError as e:
+        assert "cannot be made functional" in e.message and "test_writes.py" in str(e.source)
+
+
+def test_places_in_other_units():
+    run_both(fn(read_in_other_units), torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("name", RETRACED)

@@ -132,16 +132,11 @@ def test_places_beyond_a_tensor_are_damage() -> None:
         run_on_host(emitted).run("forward", [torch.randn(3, 4)])
 
 
-WRONG_BEFORE = {281, 334, 445, 452}
-"""Programs that the core lowers wrongly, in the process as well: the memory of a written input is read by place, by
-``as_strided_copy`` or from an input that does not start its memory. Mend it in exported/functionalize."""
-
-
 def outcome(seed: int, backends: list[str]) -> str:
     """ "right" or "refused"; anything else is an error."""
     module, inputs = random_program(seed)
     try:
-        lowered = lower(copy.deepcopy(module), inputs, backends=backends)
+        lowered = lower(copy.deepcopy(module), _afresh(inputs), backends=backends)
         device_halves(lowered)
         emitted = emit(lowered)
     except DelegraphError as e:
@@ -171,5 +166,5 @@ def _afresh(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     ids=["few", "few-tosa", "500", "500-tosa", "500-demo"],
 )
 def test_random_programs(seeds: range, backends: list[str]) -> None:
-    counted = Counter(outcome(seed, backends) for seed in seeds if seed not in WRONG_BEFORE)
+    counted = Counter(outcome(seed, backends) for seed in seeds)
     assert counted["right"] >= 0.7 * len(seeds), counted

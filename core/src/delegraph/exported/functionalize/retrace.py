@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,7 +29,9 @@ from ...exported_program import (
     output_values,
     placeholders,
     user_inputs,
+    written_targets,
 )
+from ..layouts import Layout, arrange, result_layouts
 from ..opaque import Opaque
 from ..subgraphs import all_nodes, subgraphs_of
 from .aliases import families
@@ -138,7 +140,7 @@ def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[li
     ``original`` has the example inputs and the tensors, which stay as they are: what may be written is copied.
     """
     tensors = _private_tensors(original)
-    interpreter = torch.fx.Interpreter(program.graph_module)
+    interpreter = _Interpreter(program, {} if program is original else _layouts(program))
     results: list[Any] = []
     left: list[Any] = []
     with _same_random_numbers(original), torch.no_grad():
@@ -153,8 +155,36 @@ def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[li
             for spec, value in [(s, v.clone()) for s, v in pairs if s.kind in MUTATIONS]:
                 of_input = spec.kind is OutputKind.USER_INPUT_MUTATION
                 (values if of_input else tensors)[str(spec.target)].copy_(value)
-            left += inputs
+            left += map(_memory, inputs)  # what lies around an input is the caller's too
     return results, [*left, *tensors.values()]
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Gives values the layouts that were recorded, as a lowered program does.
+
+    Where ``as_strided`` reads them, torch's form may be right only because of what a kernel keeps of its argument: the
+    storage offset, the memory around the elements.
+    """
+
+    def __init__(self, program: ExportedProgram, layouts: Mapping[Node, Layout]) -> None:
+        super().__init__(program.graph_module)
+        self._layouts = layouts
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        return arrange(value, self._layouts[n]) if n in self._layouts else value
+
+
+def _layouts(program: ExportedProgram) -> dict[Node, Layout]:
+    written = written_targets(program)
+    return result_layouts(program.graph_module, [n for n, s in placeholders(program) if s.target in written])
+
+
+def _memory(value: Any) -> Any:
+    """All that the memory of a tensor holds, as one row."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    return value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
 
 
 def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any]:

@@ -105,8 +105,9 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
     static = all(isinstance(d, int) for v in shown for d in v.shape)
     if not static or len({(v.dtype, v.is_conj(), v.is_neg()) for v in shown}) > 1:
         return None  # views that change the bits of an element do not just move it
-    if any(view.target is aten.as_strided.default for view in views) and not is_plain(val):
-        return None  # ``as_strided`` shows memory, which holds the elements in their order only here
+    windows = [view.meta["val"] for view in views if view.target is aten.as_strided.default]
+    if windows and (not is_packed(val) or val.storage_offset() or any(_goes_beyond(v, val.numel()) for v in windows)):
+        return None  # ``as_strided`` shows memory, which holds these elements, in their order, and no others only here
     positions = torch.arange(val.numel()).reshape(tuple(val.shape))
     for view in views:
         target: Any = view.target
@@ -115,15 +116,23 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
     return positions
 
 
+def _goes_beyond(val: torch.Tensor, end: int) -> bool:
+    """Whether a tensor of known size shows places in memory from ``end`` on, or is not known not to."""
+    offset, strides = val.storage_offset(), val.stride()
+    if not all(isinstance(n, int) for n in (offset, *strides)):
+        return True
+    return bool(val.numel()) and offset + sum((d - 1) * s for d, s in zip(val.shape, strides, strict=True)) >= end
+
+
 def _stand_in(node: Node) -> Any:
     """What ``expand_as`` and the like need of their second argument, which is its size."""
     val = node.meta["val"]
     return torch.empty(val.shape, device="meta") if isinstance(val, torch.Tensor) else val
 
 
-def is_plain(val: torch.Tensor) -> bool:
-    """Whether the memory of a tensor holds its elements in order, from the first on."""
-    return all(isinstance(d, int) for d in val.shape) and val.is_contiguous() and not val.storage_offset()
+def is_packed(val: torch.Tensor) -> bool:
+    """Whether a tensor has its elements in order and side by side in memory."""
+    return all(isinstance(d, int) for d in val.shape) and val.is_contiguous()
 
 
 def _inverse(view: Node, base: Node, new: Node) -> Call | None:

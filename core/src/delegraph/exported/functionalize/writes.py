@@ -28,10 +28,16 @@ from ...source import Source, source_of
 from ..layouts import dense_order, memory_root, sees_layout
 from .aliases import Aliases, Unproven
 from .effects import effects, functional_form, written_arguments, written_names
-from .view_inverse import NEED_PACKED, insert_inverse, insert_inverse_by_elements, is_plain
+from .view_inverse import NEED_PACKED, insert_inverse, insert_inverse_by_elements, is_packed
 
 aten = torch.ops.aten
 _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+_WINDOWS = frozenset({aten.as_strided.default, aten._reshape_alias.default})
+"""Views that show memory by place."""
+_COPIES_BY_PLACE = frozenset(
+    {aten.as_strided_copy.default, aten.as_strided_scatter.default, aten._reshape_alias_copy.default}
+)
+"""Operators that read memory by place, as such views do, and return a tensor of their own."""
 
 
 class Reason(NamedTuple):
@@ -103,6 +109,7 @@ class _Rewrite:
     def visit(self, node: Node) -> None:
         """Let ``node`` use what its arguments hold now; then do what it writes."""
         self.here, self.after = node, node.next
+        read = node.args[0] if node.target in _COPIES_BY_PLACE else None
         if node.op == "output":
             self._record_last_values()
         for given in node.all_input_nodes:
@@ -115,6 +122,8 @@ class _Rewrite:
             self._write(node)
         elif node in self.aliases.source:
             self._enter_view(node)
+        elif isinstance(read, Node) and read in self.aliases.root_of and self._version(read):
+            self._copy_by_place(node, read)
         elif node in self.moved and node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node in self.moved and sees_layout(node):
@@ -149,14 +158,39 @@ class _Rewrite:
             node.target = aten.reshape.default
         elif node.target in NEED_PACKED:
             node.args = (self._insert_packed(node, node.args[0]), *node.args[1:])  # type: ignore[arg-type]
-        elif node.target is aten.as_strided.default:
-            root, val = self.aliases.root_of[view], view.meta["val"]
-            size, stride, offset = list(val.shape), list(val.stride()), val.storage_offset()
-            last = offset + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
-            if not is_plain(root.meta["val"]) or not isinstance(last, int) or last >= root.meta["val"].numel():
-                raise Unproven(f"{view.name} shows memory in a way that is not known")
-            # it shows the memory of the tensor, whatever part of that its argument shows
-            node.args = (self._insert_packed(node, self._current(root)), size, stride, offset)
+        elif node.target in _WINDOWS:
+            val = view.meta["val"]
+            node.target = aten.as_strided.default
+            self._read_by_place(node, view, list(val.shape), list(val.stride()), val.storage_offset())
+
+    def _copy_by_place(self, node: Node, member: Node) -> None:
+        """Let ``node``, a call of ``_COPIES_BY_PLACE``, read the memory that ``member`` has now."""
+        name, val = self.aliases.name_of[member], member.meta["val"]
+        if node.target is aten.as_strided_copy.default:
+            size, stride, *rest = node.args[1:]
+            offset = rest[0] if rest else node.kwargs.get("storage_offset")
+            node.kwargs = {}
+            self._read_by_place(node, member, size, stride, val.storage_offset() if offset is None else offset)
+        elif name in self.aliases.source or val.storage_offset():
+            raise Unproven(f"{node.name} reads memory around {member.name}")
+        else:
+            self._restore_order(node)
+
+    def _read_by_place(self, node: Node, member: Node, size: Any, stride: Any, offset: Any) -> None:
+        """Let ``node`` show these places of the memory that ``member`` has now, by the elements that lie there.
+
+        Whatever part of the tensor ``member`` shows, places are counted from where its memory starts. The new value is
+        in memory of its own, which starts with its first element.
+        """
+        root = self.aliases.root_of[member]
+        val, shown = root.meta["val"], member.meta["val"]
+        same_elements = (val.dtype, val.is_conj(), val.is_neg()) == (shown.dtype, shown.is_conj(), shown.is_neg())
+        numbers = (*size, *stride, offset, val.storage_offset())
+        known = same_elements and is_packed(val) and all(isinstance(n, int) for n in numbers)
+        first = offset - val.storage_offset() if known else -1
+        if first < 0 or first + sum((d - 1) * s for d, s in zip(size, stride, strict=True)) >= val.numel():
+            raise Unproven(f"{member.name} shows memory in a way that is not known")
+        node.args = (self._insert_packed(node, self._current(root)), size, stride, first)
 
     def _restore_order(self, reader: Node) -> None:
         """Give what ``reader`` takes the order in memory that was recorded, by a copy that has it."""
@@ -182,7 +216,8 @@ class _Rewrite:
     def _insert_packed(self, before: Node, value: Node) -> Node:
         kwargs = {"memory_format": torch.contiguous_format}
         node = self._insert(before, aten.clone.default, value, like=value, origin=before, kwargs=kwargs)
-        node.meta["val"] = value.meta["val"].contiguous()
+        # not ``contiguous()``, which would keep a storage offset that the copy does not have
+        node.meta["val"] = value.meta["val"].clone(**kwargs)
         return node
 
     def _insert(self, before: Node, target: Any, *args: Any, like: Node, origin: Node, kwargs: Any = None) -> Node:
