@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from ..kernels import why_not
 from .body import Body, Result, unsupported
+from .values import scalar_value
 
 PRIM = "executorch_prim"
 SYMBOLIC: dict[Any, tuple[str, str]] = {
@@ -58,8 +59,23 @@ def emit_symbolic(body: Body, node: Node) -> Result:
         raise unsupported(node, f"the kernel {whole} of {body.context.kernels.runtime} does not compute this: {why}")
     (result,) = body.new_results(node)
     args = [body.position(body.item(a)) for a in node.args]
-    body.assembler.kernel(f"{namespace}::{name}", overload, [*args, body.position(result)])
+    if node.target is operator.mod and isinstance(node.meta["val"], torch.SymInt):
+        _emit_remainder(body, args, body.position(result))
+    else:
+        body.assembler.kernel(f"{namespace}::{name}", overload, [*args, body.position(result)])
     return result
+
+
+def _emit_remainder(body: Body, operands: list[int], result: int) -> None:
+    """``a % b`` as ``a - b * (a // b)``: ExecuTorch's own ``mod`` gives C's remainder, which has the sign of ``a``."""
+    first, second = operands
+    quotient, product = (body.position(scalar_value(int)) for _ in range(2))
+    for name, args in (
+        ("floordiv", [first, second, quotient]),
+        ("mul", [second, quotient, product]),
+        ("sub", [first, product, result]),
+    ):
+        body.assembler.kernel(f"{PRIM}::{name}", "Scalar", args)
 
 
 def _val(argument: Any) -> Any:
