@@ -15,6 +15,8 @@ from ..program.tables import (
     Tensor,
     TensorList,
 )
+from ..serialize.reader import ProgramFile, blob_of
+from ..serialize.xnnpack_blob import BACKEND_ID, blob_arguments
 
 
 def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
@@ -24,6 +26,21 @@ def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
     if stated is not None and len(stated) == len(plan.delegates):
         return {k: stated[c.delegate_index] for k, c in enumerate(calls) if isinstance(c, DelegateCall)}
     return _find_outputs(plan, calls)
+
+
+def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
+    """The same, with what the blobs themselves say where the file does not."""
+    split = split_delegate_calls(plan)
+    if delegate_outputs(plan.container) is not None:
+        return split
+    blobs = [memoryview(blob_of(file, d)) if d.id == BACKEND_ID else memoryview(b"") for d in plan.delegates]
+    known = [blob_arguments(blob) for blob in blobs]
+    for place, call in enumerate(i.call for chain in plan.chains for i in chain.instructions):
+        if isinstance(call, DelegateCall):
+            inputs, outputs = known[call.delegate_index] or (0, 0)
+            if inputs + outputs == len(call.args):
+                split[place] = outputs
+    return split
 
 
 def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ from ..program.tables import (
 )
 from ..serialize.check import nbytes
 from .arguments import expect_now, late_arguments
-from .calls import split_delegate_calls
 from .data import Data, as_tensor, is_external
 from .kernels import kernel
 from .tensors import HostTensor, arrange, dtype_of, reserve
@@ -46,10 +45,19 @@ Runner = Callable[..., tuple[Any, ...]]
 
 
 class HostMethod:
-    """A method, loaded: memory of its own, and state that is kept from call to call. Calls are made one by one."""
+    """A method, loaded: memory of its own, and state that is kept from call to call. Calls are made one by one.
+
+    ``outputs_of``: position of each delegate call -> how many of its last arguments are outputs.
+    """
 
     def __init__(
-        self, plan: ExecutionPlan, data: Data, delegates: Sequence[Runner], max_memory: int, max_jumps: int
+        self,
+        plan: ExecutionPlan,
+        data: Data,
+        delegates: Sequence[Runner],
+        outputs_of: Mapping[int, int],
+        max_memory: int,
+        max_jumps: int,
     ) -> None:
         self.plan, self._max_jumps, self._delegates = plan, max_jumps, delegates
         _expect_memory(plan, max_memory)
@@ -57,7 +65,7 @@ class HostMethod:
         self._values = [self._load(entry.value, data) for entry in plan.values]
         self._lists = [_list_of(entry.value) for entry in plan.values]
         self._calls: list[Call] = [i.call for i in plan.chains[0].instructions if i.call is not None]
-        self._outputs_of = split_delegate_calls(plan)
+        self._outputs_of = outputs_of
         self._late = dict(late_arguments(plan))
         self._kernels = [kernel(str(o)) for o in plan.operators]
         self._names = input_names(plan)

@@ -16,7 +16,7 @@ from ..program.tables import BackendDelegate, Call, DelegateCall, ExecutionPlan
 from ..serialize.check import check_program
 from ..serialize.reader import DataFile, ProgramFile, blob_of, named_segments
 from .arguments import check_arguments
-from .calls import split_delegate_calls
+from .calls import split_calls_of
 from .data import Data
 from .method import HostMethod, Runner
 
@@ -73,8 +73,9 @@ class HostProgram:
         """The flat outputs of a method for its flat inputs. Raises InputError if these do not fit."""
         plan = self._known(name)
         if name not in self._loaded:
-            delegates = [self._load_delegate(d, plan, k) for k, d in enumerate(plan.delegates)]
-            self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, *self._limits))
+            split = split_calls_of(self.file, plan)
+            delegates = [self._load_delegate(d, plan, k, split) for k, d in enumerate(plan.delegates)]
+            self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, split, *self._limits))
         return self._loaded[name](inputs)
 
     def _known(self, name: str) -> ExecutionPlan:
@@ -82,7 +83,9 @@ class HostProgram:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
         return self._plans[name]
 
-    def _load_delegate(self, delegate: BackendDelegate, plan: ExecutionPlan, number: int) -> Runner:
+    def _load_delegate(
+        self, delegate: BackendDelegate, plan: ExecutionPlan, number: int, split: Mapping[int, int]
+    ) -> Runner:
         blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
         if delegate_outputs(plan.container) is None:  # ExecuTorch wrote the file: no blob comes with its convention
@@ -90,7 +93,7 @@ class HostProgram:
             place, call = next(((k, c) for k, c in calls if _calls(c, number)), (0, None))
             if call is not None:
                 values = [plan.values[index].value for index in call.args]
-                named |= convention_in_file(delegate.id, blob, values, split_delegate_calls(plan)[place])
+                named |= convention_in_file(delegate.id, blob, values, split[place])
         specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
         return self._load(delegate.id, blob, specs, named)
 

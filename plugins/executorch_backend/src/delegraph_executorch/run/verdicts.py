@@ -10,7 +10,7 @@ from delegraph.formats import Verdict
 from ..memory.verify import find_conflicts
 from ..serialize.reader import ProgramFile
 from .arguments import check_arguments
-from .calls import split_delegate_calls
+from .calls import split_calls_of
 from .stock import judge_loading
 
 
@@ -33,7 +33,7 @@ def judge_plans(file: ProgramFile) -> Verdict:
     """Whether no instruction of any method reads what another one has overwritten."""
     for plan in file.program.plans:
         try:
-            conflicts = find_conflicts(plan, split_delegate_calls(plan))
+            conflicts = find_conflicts(plan, split_calls_of(file, plan))
         except Unsupported as e:
             return Verdict("memory plan", None, e.message)
         if conflicts:
