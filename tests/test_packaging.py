@@ -15,7 +15,10 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-DISTRIBUTIONS = ("core", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend", "plugins/tosa_backend")
+DISTRIBUTIONS = (
+    *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
+    *("plugins/executorch_backend", "plugins/quantize", "plugins/tosa_backend"),
+)
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
 
@@ -58,7 +61,8 @@ def delegraph(installed, *arguments):
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    assert names == ["delegraph", "delegraph_demo", "delegraph_devkit", "delegraph_executorch", "delegraph_tosa"]
+    of_plugins = [f"delegraph_{name}" for name in ("analysis", "demo", "devkit", "executorch", "quantize", "tosa")]
+    assert names == ["delegraph", *of_plugins]
     for wheel, package in zip(wheels, names, strict=True):
         assert wheel.name.endswith("-py3-none-any.whl")
         files = zipfile.ZipFile(wheel).namelist()
