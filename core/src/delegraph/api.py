@@ -132,6 +132,7 @@ def load(
 ) -> LoadedProgram:
     """Read a program that was saved; call it, or one of its methods, as it was called before.
 
+    A file of one delegate, such as ``.tosa``, takes its inputs in the order that its ``summary`` shows: of first use.
     The path's suffix chooses the format. Delegates run in the runtimes of their backends, which load them with the
     first call. ``runtime`` names one that executes the whole file instead, such as ``"executorch"`` for ``.pte``.
     ``max_memory``, in bytes, and ``max_iterations``, of all loops of a call, bound what a file may ask for where it is
