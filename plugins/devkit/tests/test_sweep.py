@@ -8,7 +8,7 @@ def test_a_crash_costs_one_program_and_is_named():
     one = under_test(backends.BAD["accepted_compiles"]["crashes"], operators=("tanh", "abs"))
     outcomes = {o.program: o for o in one.sweep.outcomes}
     fatal = [name for name, o in outcomes.items() if o.faults]
-    assert "tanh, float32, sample 0" in fatal and all(name.startswith("tanh") for name in fatal)
+    assert "tanh, float32, sample 0" in fatal and all("tanh" in name for name in fatal)
     assert any(name.startswith("abs") and o.compared for name, o in outcomes.items())
     advice = failure("crashes", "accepted_compiles", operators=("tanh",)).advice
     assert "native code" in advice

@@ -46,13 +46,13 @@ def why_not_acme(operator):
     return None
 
 
-tosa.narrow("acme", why_not_acme)
+tosa.narrow("acmelite", why_not_acme)
 
 
 class AcmePartitioner(WrappingPartitioner):
     """What the device takes; the other options are TOSA's."""
 
-    def __init__(self, spec="TOSA-1.0+FP+acme", **options):
+    def __init__(self, spec="TOSA-1.0+FP+acmelite", **options):
         super().__init__(delegraph.get_partitioner("tosa", spec=spec, **options), "AcmeBackend")
 
 
@@ -88,9 +88,11 @@ def test_a_plugin_narrows_the_target_reads_the_graph_and_runs_it():
     with delegraph.register(
         AcmeBackend, partitioner=AcmePartitioner, runtime=AcmeRuntime, name="acme", options=OPTIONS
     ):
-        lowered = delegraph.lower(Net().eval(), (x,), backends=["acme"], options={"acme": {"spec": "TOSA-1.0+FP+acme"}})
+        lowered = delegraph.lower(
+            Net().eval(), (x,), backends=["acme"], options={"acme": {"spec": "TOSA-1.0+FP+acmelite"}}
+        )
         assert lowered.verify(x).relative_error < 1e-5
-    target = "; the target is TOSA-1.0+FP+acme"
+    target = "; the target is TOSA-1.0+FP+acmelite"
     assert {row.operator: row.reason for row in lowered.report.refusals} == {
         "aten.conv2d.default": f"TOSA CONV2D: Acme has kernels of at most 3 by 3{target}",
         "aten.sin.default": f"TOSA SIN: Acme has no trigonometry{target}",
@@ -101,8 +103,8 @@ def test_a_plugin_narrows_the_target_reads_the_graph_and_runs_it():
 
 def test_a_narrowed_target_is_asked_wherever_the_target_is():
     program = torch.export.export(Net().eval(), (torch.randn(1, 3, 12, 12),))
-    spec, narrow = tosa.TosaSpec.parse("TOSA-1.0+FP"), tosa.TosaSpec.parse("tosa-1.0+ACME+fp")
-    assert str(narrow) == "TOSA-1.0+FP+acme" and tosa.TosaSpec.parse(str(narrow)) == narrow != spec
+    spec, narrow = tosa.TosaSpec.parse("TOSA-1.0+FP"), tosa.TosaSpec.parse("tosa-1.0+ACMELITE+fp")
+    assert str(narrow) == "TOSA-1.0+FP+acmelite" and tosa.TosaSpec.parse(str(narrow)) == narrow != spec
     graph = tosa.compile_program(program, spec)
     assert tosa.violations(graph, spec) == []
     assert [v.problem.split(";")[0] for v in tosa.violations(graph, narrow)] == [
@@ -132,8 +134,8 @@ def test_names_that_targets_have_or_cannot_have(name):
 
 
 def test_a_narrowed_target_has_one_meaning():
-    tosa.narrow("acme", why_not_acme)
-    with pytest.raises(ValueError, match="'acme' is another narrower target already"):
-        tosa.narrow("acme", lambda operator: None)
+    tosa.narrow("acmelite", why_not_acme)
+    with pytest.raises(ValueError, match="'acmelite' is another narrower target already"):
+        tosa.narrow("acmelite", lambda operator: None)
     with pytest.raises(OptionError, match="unknown extension acme2"):
         tosa.TosaSpec.parse("TOSA-1.0+FP+acme2")
