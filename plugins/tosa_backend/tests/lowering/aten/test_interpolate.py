@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import delegraph
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ...support.rule_cases import FP, Family, half, randn
 
@@ -51,3 +54,19 @@ for name, (x, given) in inner.items():
 
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(3, 4), (9, 20), (4, 11)])
+def test_antialiasing_spreads_an_infinity_as_far_as_eager_does(mode, size):
+    """Also where an output covers fewer elements than others, and along an axis that keeps its size."""
+
+    class Resized(nn.Module):
+        def forward(self, x):
+            return F.interpolate(x, size, mode=mode, antialias=True)
+
+    model = Resized().eval()
+    x = torch.randn(1, 2, 9, 11)
+    lowered = delegraph.lower(model, (x,), backends=["tosa"], require_full=True)
+    x[0, 0, 4, 5] = float("inf")
+    assert torch.equal(lowered(x).isfinite(), model(x).isfinite())

@@ -92,9 +92,22 @@ def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
         places = first[:, None] + np.arange(int((last - first).max()))
         weights = weight((places + f32(0.5) - centres[:, None]) / wide) * (places < last[:, None])
         weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
-        return [Tap(_within(p, axis), w) for p, w in zip(places.T, weights.T, strict=True)]
+        return [Tap(_within(p, axis), w) for p, w in zip(*_inside(places, weights, last - first), strict=True)]
 
     return taps
+
+
+def _inside(places: Any, weights: Any, counts: Any) -> tuple[Any, Any]:
+    """Columns of places and weights [outputs, taps], where output i has ``counts[i]`` taps and no element beyond them.
+
+    Outputs have as many taps as the widest of them. A tap of weight 0 on an element outside would make NaN of an
+    infinity there, so the surplus taps of an output repeat its last element and share its weight, in exact halves.
+    """
+    taps = np.arange(places.shape[1])
+    last = (counts - 1)[:, None]
+    surplus = len(taps) - 1 - last
+    shared = np.take_along_axis(weights, last, 1) * f32(2) ** -np.minimum(taps - last + 1, surplus)
+    return np.minimum(places, places[:, :1] + last).T, np.where(taps < last, weights, shared).astype(f32).T
 
 
 linear_filter = _filtered(2, _triangle)
@@ -105,6 +118,8 @@ def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: b
     """x [N,C,*S] -> [N,C,*S'], one axis after the other; weighted sums in fp32"""
     y = x
     for number, axis in enumerate(axes, start=2):
+        if kind in (linear_filter, cubic_filter) and axis.size == axis.out:  # eager does not filter such an axis
+            continue
         between = kind not in (nearest, nearest_exact)
         if between and not t.weighs_integers:
             t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
