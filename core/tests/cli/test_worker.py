@@ -256,6 +256,18 @@ def test_a_light_module_that_hangs_is_a_row(delegraph, site, act):
 WAITING = "print('waiting', flush=True); time.sleep(1000)"
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_ignored():
+    """A shell that starts the tests in the background lets them ignore SIGINT, and so would all that they start."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["to one", "to the group"])
 def test_signals_reach_the_worker_once(start, number, whole_group):

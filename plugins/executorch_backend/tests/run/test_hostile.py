@@ -68,6 +68,8 @@ WRONG = {
     "a result that is a number": program([tensor(4), t.Int(2)], [("aten::relu.out", (0, 1, 1))]),
     "a jump on a number": program([t.Int(1)], [t.JumpFalseCall(0, 0)]),
     "a jump on floats": program([tensor(4)], [t.JumpFalseCall(0, 0)]),
+    "a freed number": program([t.Int(1)], [t.FreeCall(0)]),
+    "a freed tensor that is planned": program([tensor(4), tensor(4, at=64)], [t.FreeCall(1)]),
     "text plus text": program([t.String("a"), t.Int(0)], [("executorch_prim::add.Scalar", (0, 0, 1))]),
 }
 

@@ -23,6 +23,7 @@ from ..program.tables import (
     Double,
     DoubleList,
     ExecutionPlan,
+    FreeCall,
     Int,
     IntList,
     JumpFalseCall,
@@ -188,6 +189,8 @@ class _Arguments:
                 self._jump(position, call)
             elif isinstance(call, MoveCall):
                 self._move(position, call)
+            elif isinstance(call, FreeCall):
+                self._free(position, call)
 
     def _kernel(self, position: int, call: KernelCall) -> tuple[tuple[int, Accepted], ...]:
         accepted = self.signatures[call.op_index]
@@ -216,6 +219,14 @@ class _Arguments:
             if isinstance(here, kinds) and isinstance(there, kinds):
                 return
         raise self._fault(position, f"moves a {type(here).__name__} to where a {type(there).__name__} is")
+
+    def _free(self, position: int, call: FreeCall) -> None:
+        """Only a tensor that the runtime allocated can be freed: ExecuTorch ends the process when another one is."""
+        freed = self.values[call.value]
+        if not isinstance(freed, Tensor):
+            raise self._fault(position, f"frees a {type(freed).__name__}")
+        if freed.allocation is not None or freed.data_buffer_idx:
+            raise self._fault(position, "frees a tensor that the file has a place for")
 
     def _fault(self, position: int, why: str) -> FormatError:
         call = self.calls[position]
