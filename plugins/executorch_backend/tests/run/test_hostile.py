@@ -89,6 +89,14 @@ def test_arguments_that_a_schema_does_not_have_are_refused_when_the_file_is_read
     assert main(["run", str(path), "--runtime", "executorch"]) == 1
 
 
+def test_a_list_as_a_result_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.pte"
+    path.write_bytes(program([tensor(4), t.TensorList((0,))], [], [0], [1]))
+    for runtime in (None, "executorch"):
+        with pytest.raises(FormatError, match=r"'forward' returns a TensorList, neither a tensor nor a number"):
+            delegraph.load(path, runtime=runtime)
+
+
 def test_enumerations_that_there_are() -> None:
     assert load(summing(t.Int(6))).run("forward", [torch.arange(4.0)]) == [torch.tensor(6.0)]
 

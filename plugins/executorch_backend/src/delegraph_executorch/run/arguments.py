@@ -180,6 +180,10 @@ class _Arguments:
         self.varying |= {k for k, v in lists if not self.varying.isdisjoint(v.items)}
 
     def late(self) -> Iterator[tuple[int, tuple[tuple[int, Accepted], ...]]]:
+        for index in self.plan.outputs:
+            if not isinstance(self.values[index], (Tensor, *_SIMPLE)):
+                kind = type(self.values[index]).__name__
+                raise damaged(".pte file", f"method {self.plan.name!r} returns a {kind}, neither a tensor nor a number")
         for position, call in enumerate(self.calls):
             if isinstance(call, KernelCall):
                 late = self._kernel(position, call)
