@@ -440,6 +440,7 @@ class Case:
         """The outcome."""
         from delegraph.discovery.registry import default_registry
         from delegraph.host.files import FileFormat
+        from delegraph_analysis import summary_text
 
         _allow_seconds()
         file_format = FileFormat(self.path, default_registry())
@@ -447,7 +448,7 @@ class Case:
         loaded = self.stage("load", lambda: self.load(file_format), native=self.runtime is not None)
         if self.runtime is None:
             self.stage("inspect", lambda: str(i := file_format.inspect(self.path)) and json.dumps(i.to_json()))
-            self.stage("summary", lambda: str(file_format.summarize(self.path)))
+            self.stage("summary", lambda: summary_text(file_format.summarize(self.path)))
             self.stage("page", lambda: file_format.page(self.path))
             self.stage("verify", self.verify)
         for method in (loaded or {}).values():

@@ -1,7 +1,6 @@
 """Program formats: a plugin's own saves, loads, inspects and runs; an error names the plugin or what to install."""
 
 import io
-import json
 import shutil
 import subprocess
 import sys
@@ -99,28 +98,6 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
     results = numpy.load(tmp_path / "y.npz")
     for name, wanted in model(x, flip=torch.ones(1)).items():
         torch.testing.assert_close(torch.from_numpy(results[name]), wanted.detach())
-
-
-def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
-    """``run`` reads the file and calls it, since the format has no ``run`` of its own."""
-    import numpy
-
-    model = "import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)\n"
-    (tmp_path / "net.py").write_text(model)
-    numpy.save(tmp_path / "x.npy", numpy.ones((3, 4), numpy.float32))
-
-    def run(*words):
-        path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
-        command = [sys.executable, "-m", "delegraph", *words, "--json"]
-        return subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True)
-
-    assert run("lower", "net.py", "--backend", "self", "-o", "net.zipped").returncode == 0
-    shown = json.loads(run("inspect", "net.zipped").stdout)
-    assert shown["methods"] == ["forward"] and shown["delegates"][0]["backend_id"] == "SelfContainedBackend"
-    ran = json.loads(run("run", "net.zipped", "--input", "x.npy").stdout)
-    assert ran["outputs"][0]["shape"] == [3, 2]
-    refused = run("run", "net.zipped")
-    assert refused.returncode == 2 and "--input FILE.npy" in refused.stderr
 
 
 def test_options_are_the_formats_own(zipped, tmp_path):

@@ -38,6 +38,7 @@ COMMAND = """
 class Profile:
     def add_arguments(parser):
         parser.add_argument("backend", metavar="BACKEND")
+        parser.add_argument("file", nargs="?", metavar="FILE")
         parser.add_argument("--option", action="append", metavar="BACKEND.OPTION=VALUE")
         parser.add_argument("--runs", type=int)
 
@@ -73,7 +74,6 @@ def offers(site, tmp_path):
         ("no-such-thing", []),
         ("no-such-thing x", []),
         ("lower n", ["net.pt2", "net.py"]),
-        ("inspect n", ["net.npu"]),
         ("lower net.py -o n", ["net.npu", "net.pt2", "net.py", "notes.txt"]),
         ("lower net.py --back", ["--backend"]),
         ("lower net.py --backend npu-", ["npu-of-ours"]),
@@ -90,6 +90,7 @@ def offers(site, tmp_path):
         ("lower net.py --backend absent --option npu", []),
         ("profile npu-", ["npu-of-ours"]),
         ("profile npu-of-ours --r", ["--runs"]),
+        ("profile npu-of-ours n", ["net.npu"]),
         ("profile npu-of-ours --option npu-of-ours.path", ["npu-of-ours.path="]),
         ("backends --j", ["--json"]),
         ("completion ", ["bash", "fish", "zsh"]),

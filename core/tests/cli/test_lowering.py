@@ -206,9 +206,6 @@ def test_nothing_is_written_over_what_is_read_or_over_another_file(model, tmp_pa
     for flags in (["--report", model], ["-o", net, "--report", net], ["-o", net, "--report", tmp_path / "link"], hard):
         wrong = fails(capsys, *given, *flags, code=2, error="usage-invalid")
         assert "write to another file" in wrong and not net.exists() and Path(model).read_bytes() == source
-    net.write_bytes(b"blob")
-    assert "net.echo is read" in fails(capsys, "inspect", net, "--html", net, code=2, error="usage-invalid")
-    assert net.read_bytes() == b"blob"
 
 
 def test_figures_of_several_methods_have_their_names(more, tmp_path, capsys):
@@ -247,29 +244,6 @@ def test_without_a_named_backend(model, tmp_path, capsys):
     assert code == 0 and found["report"]["delegates"] == [] and found["report"]["notes"] == []
     both = "--host-only", "--backend", "echo"
     assert "exclude each other" in fails(capsys, "lower", model, *both, code=2, error="usage-invalid")
-
-
-def test_compare(model, tmp_path, capsys):
-    code, found = as_data(capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.html")
-    (row,) = found["candidates"]
-    assert code == 0 and row["backends"] == ["echo"] and row["relative_error"] == 0 and found["only"] == {}
-    assert "Comparison of backends" in (tmp_path / "c.html").read_text()
-    assert "'nobody'" in fails(capsys, "compare", model, "--backend", "nobody", code=2, error="backend-not-found")
-
-
-def test_diff(model, tmp_path, capsys):
-    reports = []
-    for k, options in enumerate(([], ["--option", "echo.all=1"], [])):
-        reports.append(tmp_path / f"{k}.json")
-        assert run(capsys, "lower", model, *LOWER, *options, "--report", reports[-1])[0] == 0
-    code, out, _ = run(capsys, "diff", reports[0], reports[1])
-    assert code == 0
-    assert "all: delegated operators  1 -> 2" in out and "forward: on the host aten.sin.default  1 -> -" in out
-    assert "forward: kept from echo because echo has no sin  1 -> -" in out and "second" not in out
-    assert run(capsys, "diff", reports[0], reports[2])[1] == "nothing moved\n"
-    _, found = as_data(capsys, "diff", reports[0], reports[1])
-    assert not found["same"]
-    assert "is no report" in fails(capsys, "diff", reports[0], model, error="format-invalid")
 
 
 @pytest.mark.parametrize("command", [("backends",), ("completion", "bash")])

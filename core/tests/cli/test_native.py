@@ -15,8 +15,7 @@ PLUGIN = """
 import ctypes, os, signal
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.formats import ProgramFormat
-from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, hookimpl
+from delegraph.plugin import BackendSpec, CommandSpec, PartitionerSpec, hookimpl
 
 C = ctypes.CDLL(None)
 
@@ -33,11 +32,14 @@ class RoughPartitioner(CapabilityPartitioner):
     def __init__(self):
         super().__init__(lambda node: None, "RoughBackend")
 
-class RoughFormat(ProgramFormat):
+class Rough:
     @staticmethod
-    def inspect(path):
+    def add_arguments(parser):
+        pass
+
+    @staticmethod
+    def run(args):
         act()
-    sample = run = inspect
 
 @hookimpl
 def delegraph_backends():
@@ -49,8 +51,8 @@ def delegraph_partitioners():
     return [PartitionerSpec("rough", "rough", "acme_rough:RoughPartitioner", default=True)]
 
 @hookimpl
-def delegraph_formats():
-    return [FormatSpec(".rough", "acme_rough:RoughFormat")]
+def delegraph_commands():
+    return [CommandSpec("rough", "acme_rough:Rough")]
 """
 MODEL = """
 import torch
@@ -70,7 +72,6 @@ def delegraph(site, tmp_path):
     """Runs the command line in a process of its own, where the plugin does ``act``."""
     site.plugin("acme-rough", PLUGIN, version="1.5")
     (tmp_path / "net.py").write_text(MODEL)
-    (tmp_path / "net.rough").write_text("")
     path = os.pathsep.join([str(site.folder), *filter(None, sys.path)])
 
     def run(act, *arguments):
@@ -93,11 +94,11 @@ def test_json_survives_native_prints(delegraph):
         assert text in done.stderr
 
 
-def test_a_format_that_exits_has_failed(delegraph):
-    done = delegraph("raise SystemExit(0)", "inspect", "net.rough", "--json")
+def test_a_command_that_exits_has_failed(delegraph):
+    done = delegraph("raise SystemExit(0)", "rough", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1 and found["code"] == "plugin-failed"
-    assert found["raised_by"] == "inspect of RoughFormat (acme-rough 1.5), at net.rough"
+    assert found["raised_by"] == "run of Rough (acme-rough 1.5)"
 
 
 def test_a_plugin_that_exits_has_failed_in_one_paragraph(delegraph):

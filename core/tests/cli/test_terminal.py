@@ -20,8 +20,9 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202e\u2066\u200b\x00\x7f\u2028\ud800"
 """Sets the title, clears the screen, overwrites the line, turns the direction of writing, is invisible."""
 PROGRESS_BAR = "\r50%\r100%"
 HOSTILE = f"""
+from delegraph.command import Outcome, progress
 from delegraph.formats import ProgramFormat
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
+from delegraph.plugin import BackendSpec, CommandSpec, FormatSpec, OptionSpec, hookimpl
 
 EVIL = {EVIL!a}
 
@@ -33,6 +34,10 @@ def delegraph_backends():
 @hookimpl
 def delegraph_formats():
     return [FormatSpec(".npu", "evil:Format")]
+
+@hookimpl
+def delegraph_commands():
+    return [CommandSpec("show", "evil:Show", EVIL)]
 
 class Inspection:
     def to_json(self): return {{"name": EVIL, EVIL: 1}}
@@ -46,6 +51,18 @@ class Format(ProgramFormat):
         import numpy
         print({PROGRESS_BAR!a})
         return [(EVIL, numpy.zeros(2))]
+
+class Show:
+    def add_arguments(parser):
+        parser.add_argument("file", help=EVIL.replace("%", "%%"))
+        parser.add_argument("--fail", action="store_true")
+
+    def run(args):
+        with progress(f"running {{args.file}}"):
+            print({PROGRESS_BAR!a})
+        if args.fail:
+            raise ValueError(EVIL)
+        return Outcome("evil.show/1", Inspection().to_json(), args.file)
 """
 MODEL = f"""
 import warnings
@@ -57,15 +74,12 @@ def model():
 WORKING = [
     ["backends"],
     ["backends", "-v"],
-    ["inspect", "FILE.npu"],
-    ["run", "FILE.npu"],
+    ["show", "FILE.npu"],
 ]
 COMMANDS = [
     *WORKING,
     ["doctor"],
-    ["inspect", "FILE.npu", "--html", "page.html"],
-    ["inspect", "FILE.npu", "--verify"],
-    ["run", "FILE.npu", "--input", "FILE.npu"],
+    ["show", "FILE.npu", "--fail"],
     ["lower", "FILE.py", "--backend", "npu"],
     ["lower", "FILE.py", "--backend", "npu", "--debug"],
     ["lower", "FILE.py", "--backend", "FILE"],
@@ -106,7 +120,7 @@ def test_no_text_of_others_reaches_the_terminal_with_control_characters(command,
 def test_progress_is_safe_too_and_what_a_plugin_prints_passes_as_it_is(hostile, site):
     """On a terminal, which is where progress is shown."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "delegraph", "run", f"{hostile}.npu"]
+    command = [sys.executable, "-m", "delegraph", "show", f"{hostile}.npu"]
     search = os.pathsep.join([str(site.folder), os.environ.get("PYTHONPATH", "")])
     subprocess.run(command, stdout=theirs, stderr=theirs, env=os.environ | {"PYTHONPATH": search}, check=True)
     os.close(theirs)
@@ -121,10 +135,10 @@ def test_progress_is_safe_too_and_what_a_plugin_prints_passes_as_it_is(hostile, 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
-    for command in (["backends", "-v"], ["inspect", f"{hostile}.npu"], ["lower", "--help"], ["run", f"{hostile}.npu"]):
+    for command in (["backends", "-v"], ["lower", "--help"], ["show", f"{hostile}.npu"]):
         plugins = {"DELEGRAPH_PLUGINS": "evil"}
         shown = python("-m", "delegraph", *command, path=site.folder, PYTHONIOENCODING=encoding, **plugins)
-        assert (shown.returncode, shown.stderr.split()) == (0, ["50%", "100%"] if command[0] == "run" else [])
+        assert (shown.returncode, shown.stderr.split()) == (0, ["50%", "100%"] if command[0] == "show" else [])
         assert shown.stdout.strip()
 
 
@@ -214,28 +228,23 @@ LONG = "x" * 5000
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        (["inspect", f"{LONG}.npu"], 2),
-        (["inspect", "net.npu", "--html", LONG], 1),
-        (["run", f"{LONG}.npu"], 2),
-        (["run", "net.npu", "--input", LONG], 2),
-        (["run", "net.npu", "--output", LONG], 1),
-        (["run", "net.npu", "--seed", "-1"], 2),
         (["lower", f"{LONG}.py"], 2),
+        (["lower", "net.py", "--max-delegates", "-1"], 2),
+        (["lower", "net.py", "--backend", "npu", "--verify", "--input", LONG], 2),
         (["lower", "net.py", "--backend", "npu", "--report", LONG], 1),
         (["new-backend", "my-npu", LONG], 1),
     ],
     ids=lambda value: " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None,
 )
-def test_paths_that_are_too_long_and_seeds_below_zero_are_the_users_error(
+def test_paths_that_are_too_long_and_numbers_below_zero_are_the_users_error(
     site, tmp_path, command, code, capsys, monkeypatch
 ):
-    site.plugin("evil", HOSTILE.replace("def page(path): raise ValueError(EVIL)", "def page(path): return ''"))
+    site.plugin("evil", HOSTILE)
     monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.npu").touch()
     (tmp_path / "net.py").write_text("raise SystemExit")
     assert main(command) == code
-    told = capsys.readouterr().err.replace(PROGRESS_BAR, "")
+    told = capsys.readouterr().err
     assert "error [internal]" not in told and told.count("error [") == 1
 
 

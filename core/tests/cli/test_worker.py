@@ -45,14 +45,22 @@ class RoughRuntime(BackendRuntime):
 
 class RoughFormat(DelegateFormat):
     backend_id = "RoughBackend"
+"""
+COMMAND = """
+from acme_rough_light import act
+
+class Rough:
+    @staticmethod
+    def add_arguments(parser):
+        pass
 
     @staticmethod
-    def inspect(path):
-        act("inspect")
+    def run(args):
+        act("command")
 """
 LIGHT = """
 import os
-from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, CommandSpec, FormatSpec, PartitionerSpec, RuntimeSpec, hookimpl
 
 def act(when):
     if os.environ.get("WHEN") == when:
@@ -80,6 +88,10 @@ def delegraph_formats():
     return [FormatSpec(".rough", "acme_rough:RoughFormat")]
 
 @hookimpl
+def delegraph_commands():
+    return [CommandSpec("rough", "acme_rough_command:Rough")]
+
+@hookimpl
 def delegraph_after_lower(result):
     act("after_lower")
 """
@@ -103,9 +115,9 @@ def start(site, tmp_path):
     """Starts the command line where a plugin does ``act`` ``when`` that comes; a good plugin is there, too."""
     site.plugin("acme-rough", LIGHT, version="1.5", module="acme_rough_light")
     (site.folder / "acme_rough.py").write_text(PLUGIN)
+    (site.folder / "acme_rough_command.py").write_text(COMMAND)
     site.backend("good-one", "good")
     (tmp_path / "net.py").write_text(MODEL)
-    (tmp_path / "net.rough").write_text("")
     path = os.pathsep.join([str(site.folder), *filter(None, sys.path)])
 
     def begin(when, act, *arguments, **options):
@@ -176,11 +188,9 @@ def test_other_ends_pass_on_and_are_explained(delegraph, act, code, said):
     assert re.search(rf"error \[plugin-crashed\]: {PLACES['compile']}, {said}\n", done.stderr)
 
 
-def test_a_crash_in_a_format_leaves_one_line_and_costs_no_import_of_torch(delegraph):
-    done = delegraph("inspect", "os.abort()", "inspect", "net.rough")
-    text = (
-        "error [plugin-crashed]: inspect of RoughFormat (acme-rough 1.5), at net.rough, killed the process (Aborted)\n"
-    )
+def test_a_crash_in_a_command_leaves_one_line_and_costs_no_import_of_torch(delegraph):
+    done = delegraph("command", "os.abort()", "rough")
+    text = "error [plugin-crashed]: run of Rough (acme-rough 1.5), killed the process (Aborted)\n"
     assert (done.returncode, done.stderr) == (-signal.SIGABRT, text)
 
 
@@ -271,7 +281,7 @@ def nothing_is_ignored():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["to one", "to the group"])
 def test_signals_reach_the_worker_once(start, number, whole_group):
-    with start("inspect", WAITING, "inspect", "net.rough", start_new_session=True) as process:
+    with start("command", WAITING, "rough", start_new_session=True) as process:
         assert process.stderr.readline() == "waiting\n"
         os.killpg(process.pid, number) if whole_group else process.send_signal(number)
         told = process.communicate(timeout=60)[1]
@@ -281,7 +291,7 @@ def test_signals_reach_the_worker_once(start, number, whole_group):
 
 def test_a_worker_does_not_outlive_who_started_it(start):
     report = f"print(os.getpid(), flush=True); {DEADLOCK}"
-    with start("inspect", report, "inspect", "net.rough") as process:
+    with start("command", report, "rough") as process:
         pid = int(process.stderr.readline())
         assert pid != process.pid
         process.kill()
@@ -290,7 +300,7 @@ def test_a_worker_does_not_outlive_who_started_it(start):
 
 
 def test_a_signal_that_hits_the_worker_alone_is_the_end_of_both(start):
-    with start("inspect", "print(os.getpid(), flush=True); time.sleep(1000)", "inspect", "net.rough") as process:
+    with start("command", "print(os.getpid(), flush=True); time.sleep(1000)", "rough") as process:
         os.kill(int(process.stderr.readline()), signal.SIGKILL)
         told = process.communicate(timeout=60)[1]
     assert process.returncode == -signal.SIGKILL and "killed the process (Killed)" in told
@@ -308,7 +318,7 @@ def test_a_stop_while_a_light_module_hangs_is_no_reason_to_begin_again(start, si
 
 def test_standard_input_is_the_workers(start):
     act = "import sys; print(sys.stdin.read(), file=sys.stderr)"
-    with start("inspect", act, "inspect", "net.rough", stdin=subprocess.PIPE) as process:
+    with start("command", act, "rough", stdin=subprocess.PIPE) as process:
         assert "said to it" in process.communicate("said to it", timeout=60)[1]
 
 

@@ -340,7 +340,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     """In a process of its own, with this plugin and a backend registered as if they were installed."""
     model = tmp_path / "net.py"
     model.write_text("import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)\n")
-    code = "import sys, delegraph, delegraph.cli.lowering, delegraph.cli.files, delegraph_executorch.plugin as plugin\n"
+    code = "import sys, delegraph, delegraph.cli.lowering, delegraph_executorch.plugin as plugin\n"
     code += "from delegraph.discovery.registry import default_registry\nfrom delegraph.cli import main\n"
     code += "try: default_registry().get_format('x.pte')\nexcept delegraph.DelegraphError: delegraph.register(plugin)\n"
     code += "sys.exit(main(sys.argv[1:]))"

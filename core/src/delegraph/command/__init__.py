@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..discovery.own import provided
+    from .arrays import read_array
     from .contract import Command, Outcome, check_model, load_model, parse_options, progress, table
     from .inputs import read_inputs
     from .model import read_model
-    from .outcome import as_json, expect_file, expect_places, output_path, show
+    from .outcome import as_json, expect_file, expect_places, natural_number, output_path, show
 
 __all__ = [
     "Command",
@@ -23,10 +24,12 @@ __all__ = [
     "expect_file",
     "expect_places",
     "load_model",
+    "natural_number",
     "output_path",
     "parse_options",
     "progress",
     "provided",
+    "read_array",
     "read_inputs",
     "read_model",
     "show",
@@ -35,10 +38,11 @@ __all__ = [
 
 _NAMES = {
     "..discovery.own": "provided",
+    ".arrays": "read_array",
     ".contract": "Command Outcome check_model load_model parse_options progress table",
     ".inputs": "read_inputs",
     ".model": "read_model",
-    ".outcome": "as_json expect_file expect_places output_path show",
+    ".outcome": "as_json expect_file expect_places natural_number output_path show",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -23,7 +23,7 @@ class Command(Protocol):
         """Add the command's arguments. Every command has ``--json`` and ``--debug`` already.
 
         ``delegraph COMMAND --help`` calls this too, so nothing heavy is imported here. Completion knows the values of
-        arguments whose metavar is BACKEND, MODEL or BACKEND.OPTION=VALUE.
+        arguments whose metavar is BACKEND, MODEL, BACKEND.OPTION=VALUE or, of positions, FILE.
         """
         ...
 

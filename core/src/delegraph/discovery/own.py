@@ -13,8 +13,6 @@ COMMANDS = (
     CommandSpec("backends", "delegraph.cli.listing:Backends", "list the backends that are installed"),
     CommandSpec("doctor", "delegraph.cli.listing:Doctor", "examine every plugin; exit code 1 if one is broken"),
     CommandSpec("lower", "delegraph.cli.lowering:Lower", "lower a model and write what a backend makes of it"),
-    CommandSpec("run", "delegraph.cli.files:Run", "run a file such as .tosa on this host"),
-    CommandSpec("inspect", "delegraph.cli.files:Inspect", "show what is in a file such as .tosa"),
     CommandSpec("completion", "delegraph.cli.completion:Completion", "print a script that completes in a shell"),
 )
 """They are found before those of plugins, which they do not wait for."""
@@ -32,7 +30,7 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (FormatSpec, ".tosa"): "delegraph-tosa",
     (CommandSpec, "check"): "delegraph-devkit",
     (CommandSpec, "new-backend"): "delegraph-devkit",
-    **{(CommandSpec, name): "delegraph-analysis" for name in ("accuracy", "compare", "diff")},
+    **{(CommandSpec, name): "delegraph-analysis" for name in ("accuracy", "compare", "diff", "inspect", "run")},
     (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
 }

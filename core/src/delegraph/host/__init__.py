@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .executor import run_in_eager
-    from .files import LoadedProgram
+    from .files import FileFormat, LoadedProgram
     from .graph_code import eager_target, is_observable
     from .output_statistics import TOLERANCES, OutputStatistics, compare, decibels, divide_error, finite
     from .ties import picked_from, picks, why_tied
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TOLERANCES",
+    "FileFormat",
     "LoadedProgram",
     "OutputStatistics",
     "Verification",
@@ -35,7 +36,7 @@ __all__ = [
 
 _NAMES = {
     "executor": "run_in_eager",
-    "files": "LoadedProgram",
+    "files": "FileFormat LoadedProgram",
     "graph_code": "eager_target is_observable",
     "output_statistics": "TOLERANCES OutputStatistics compare decibels divide_error finite",
     "ties": "picked_from picks why_tied",

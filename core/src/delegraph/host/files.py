@@ -49,8 +49,9 @@ class LoadedProgram:
 
     @property
     def summary(self) -> Summary:
-        """What the file holds on one screen: names, types and shapes of inputs and outputs among it; ``print`` it.
+        """What the file holds: names, types and shapes of inputs and outputs among it.
 
+        ``delegraph_analysis.summary_text`` shows it on one screen.
         Raises OptionError if files of the format do not say it.
         """
         return cast(Summary, self._file.summarize(self._file.path))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .comparison import Candidate, Comparison, compare
     from .node_data import NodeData, node_data
     from .page.report_page import render_page
+    from .summary_text import summary_text
 
 __all__ = [
     "Candidate",
@@ -29,6 +30,7 @@ __all__ = [
     "compare_operators",
     "node_data",
     "render_page",
+    "summary_text",
     "verify_operators",
 ]
 
@@ -38,6 +40,7 @@ _NAMES = {
     "comparison": "Candidate Comparison compare",
     "node_data": "NodeData node_data",
     "page.report_page": "render_page",
+    "summary_text": "summary_text",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -35,4 +35,6 @@ def delegraph_commands() -> list[CommandSpec]:
             "delegraph_analysis.commands.diff:Diff",
             "show what is other in one report than in another",
         ),
+        CommandSpec("inspect", "delegraph_analysis.commands.inspect:Inspect", "show what is in a file such as .tosa"),
+        CommandSpec("run", "delegraph_analysis.commands.run:Run", "run a file such as .tosa on this host"),
     ]

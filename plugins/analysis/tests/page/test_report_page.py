@@ -309,6 +309,24 @@ def test_a_new_fact_is_listed_once_and_read_everywhere(monkeypatch):
     assert [words(e) for e in root.iter("h2")][-1] == "Shapes" and "shapes: [2, 3], [4]" in words(root)
 
 
+def test_counts_and_sizes_read_as_in_the_text():
+    class Half(nn.Module):
+        def forward(self, x, y):
+            return torch.cat([x.relu(), x], 1).sin(), y.cos()
+
+    shapes = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=3)}, {0: torch.export.Dim("batch")})
+    registry = Registry(discover=False)
+    takes = CapabilityPartitioner(lambda n: None if "relu" in str(n.target) else f"{n.name} is not taken", "First")
+    registry.register(First, partitioner=takes, name="first")
+    arguments = {"dynamic_shapes": shapes, "backends": ["first"], "registry": registry}
+    lowered = delegraph.lower(Half().eval(), (torch.ones(3, 5), torch.ones(3, 2)), **arguments)
+    page = lowered.report.to_html()
+    assert "<summary>All of them: 3 operators</summary>" in page and lowered.report.host_operators == 3
+    assert "float32[batch, 2*length]" in page and "refused by first: cos is not taken" in page
+    refusals = next(data for data in lowered.node_data() if data.name == "refusal")
+    assert refusals.values["graph"]["cos"] == "first: cos is not taken"
+
+
 def test_totals_of_a_method(report):
     for name, row in report.methods.items():
         delegates = [d for d in report.delegates if d.method == name]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from delegraph.cli import main
+from delegraph_analysis import summary_text
 from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Value, literal
@@ -98,7 +99,7 @@ def test_the_summary(tmp_path):
     )
     assert (found.constants, found.constant_bytes) == (7, 7 * 32)
     assert [(c.name, c.bytes) for c in found.largest] == [(f"w{k}", 32) for k in range(5)]
-    shown = str(found)
+    shown = summary_text(found)
     assert "\x1b" not in shown and "y" * 60 not in shown
     assert "  in   x: float32[8]" in shown and "operators: 10 (8 ADD, 1 ABS, 1 EXP)" in shown
 

@@ -1,4 +1,4 @@
-"""``delegraph run`` and ``delegraph inspect``: a backend's own files, read by the format that its plugin declares."""
+"""``delegraph run``: execute a file on this host, by the format that its plugin declares or by its method."""
 
 from __future__ import annotations
 
@@ -9,63 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..command.arrays import read_array
-from ..command.outcome import Outcome, expect_file, expect_places, natural_number, output_path, progress
-from ..discovery.registry import default_registry
-from ..errors import InputError, UsageError, WriteError
-from ..host.files import FileFormat
-from ..io.atomic_write import write_whole
-from ..io.escape import table
+from delegraph import default_registry
+from delegraph.command import Outcome, expect_file, natural_number, progress, read_array, table
+from delegraph.errors import InputError, UsageError, WriteError
+from delegraph.host import FileFormat
+from delegraph.io.atomic_write import write_whole
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-
-
-class Inspect:
-    """``delegraph inspect``."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        add = parser.add_argument
-        add("file", type=Path, metavar="FILE")
-        add("--summary", action="store_true", help="one screen: what it is, takes, returns and holds")
-        add("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
-        add("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
-
-    @staticmethod
-    def run(args: argparse.Namespace) -> Outcome:
-        file_format = _find_format(args.file)
-        expect_places(filter(None, [args.html]), [args.file])
-        with progress(f"reading {args.file}"):
-            content, shown = _inspect(file_format, args)
-        texts = [shown]
-        if args.html:
-            write_whole(args.html, file_format.page(args.file).encode())
-            texts.append(f"wrote {args.html}")
-        verdicts = file_format.verify(args.file) if args.verify else []
-        if args.verify:
-            content["verdicts"] = [verdict._asdict() for verdict in verdicts]
-            texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
-        refused = any(verdict.accepted is False for verdict in verdicts)
-        return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
-
-
-def _inspect(file_format: FileFormat, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """What is in a file, as data and as text. Of formats that have a summary, that is always among the data."""
-    content: dict[str, Any] = {"file": str(args.file)}
-    text = ""
-    if args.summary or (args.json and file_format.defines("summarize")):
-        summary = file_format.summarize(args.file)
-        content["summary"], text = summary.to_json(), f"{args.file.name}: {summary}"
-    if args.summary:
-        return content, text
-    inspection = file_format.inspect(args.file)
-    return {**content, **inspection.to_json()}, str(inspection)
-
-
-_VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}
 
 
 class Run:
@@ -87,7 +40,8 @@ class Run:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        file_format = _find_format(args.file)
+        expect_file(args.file)
+        file_format = FileFormat(args.file, default_registry())
         runs_itself = args.runtime is None and file_format.defines("run")
         bounds = _bounds(file_format, args, runs_itself)
         if runs_itself and args.method is not None:
@@ -128,11 +82,6 @@ def _bounds(file_format: FileFormat, args: argparse.Namespace, runs_itself: bool
 
 _BOUNDS = {"max_iterations": "count iterations", "max_memory": "bound memory"}
 """A limit of what a file may take -> what it has to be able to do that executes the file."""
-
-
-def _find_format(path: Path) -> FileFormat:
-    expect_file(path)
-    return FileFormat(path, default_registry())
 
 
 def _call_method(

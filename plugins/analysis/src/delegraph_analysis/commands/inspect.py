@@ -1,0 +1,60 @@
+"""``delegraph inspect``: what is in a file, read by the format that its plugin declares."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from delegraph import default_registry
+from delegraph.command import Outcome, expect_file, expect_places, output_path, progress
+from delegraph.host import FileFormat
+from delegraph.io.atomic_write import write_whole
+
+from ..summary_text import summary_text
+
+
+class Inspect:
+    """``delegraph inspect``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("file", type=Path, metavar="FILE")
+        add("--summary", action="store_true", help="one screen: what it is, takes, returns and holds")
+        add("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
+        add("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        expect_file(args.file)
+        file_format = FileFormat(args.file, default_registry())
+        expect_places(filter(None, [args.html]), [args.file])
+        with progress(f"reading {args.file}"):
+            content, shown = _inspect(file_format, args)
+        texts = [shown]
+        if args.html:
+            write_whole(args.html, file_format.page(args.file).encode())
+            texts.append(f"wrote {args.html}")
+        verdicts = file_format.verify(args.file) if args.verify else []
+        if args.verify:
+            content["verdicts"] = [verdict._asdict() for verdict in verdicts]
+            texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
+        refused = any(verdict.accepted is False for verdict in verdicts)
+        return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
+
+
+def _inspect(file_format: FileFormat, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """What is in a file, as data and as text. Of formats that have a summary, that is always among the data."""
+    content: dict[str, Any] = {"file": str(args.file)}
+    text = ""
+    if args.summary or (args.json and file_format.defines("summarize")):
+        summary = file_format.summarize(args.file)
+        content["summary"], text = summary.to_json(), f"{args.file.name}: {summary_text(summary)}"
+    if args.summary:
+        return content, text
+    inspection = file_format.inspect(args.file)
+    return {**content, **inspection.to_json()}, str(inspection)
+
+
+_VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}

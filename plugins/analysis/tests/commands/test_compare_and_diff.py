@@ -1,0 +1,39 @@
+"""``delegraph compare``, ``delegraph diff``, and ``delegraph lower --report`` where it writes a page."""
+
+import pytest
+
+from core.tests.cli.test_lowering import LOWER, as_data
+from core.tests.cli.test_main import echo, fails, model, run
+from core.tests.conftest import site
+
+__all__ = ["echo", "model", "site"]
+
+
+def test_compare(model, tmp_path, capsys):
+    code, found = as_data(capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.html")
+    (row,) = found["candidates"]
+    assert code == 0 and row["backends"] == ["echo"] and row["relative_error"] == 0 and found["only"] == {}
+    assert "Comparison of backends" in (tmp_path / "c.html").read_text()
+    assert "'nobody'" in fails(capsys, "compare", model, "--backend", "nobody", code=2, error="backend-not-found")
+
+
+def test_diff(model, tmp_path, capsys):
+    reports = []
+    for k, options in enumerate(([], ["--option", "echo.all=1"], [])):
+        reports.append(tmp_path / f"{k}.json")
+        assert run(capsys, "lower", model, *LOWER, *options, "--report", reports[-1])[0] == 0
+    code, out, _ = run(capsys, "diff", reports[0], reports[1])
+    assert code == 0
+    assert "all: delegated operators  1 -> 2" in out and "forward: on the host aten.sin.default  1 -> -" in out
+    assert "forward: kept from echo because echo has no sin  1 -> -" in out and "second" not in out
+    assert run(capsys, "diff", reports[0], reports[2])[1] == "nothing moved\n"
+    _, found = as_data(capsys, "diff", reports[0], reports[1])
+    assert not found["same"]
+    assert "is no report" in fails(capsys, "diff", reports[0], model, error="format-invalid")
+
+
+@pytest.mark.parametrize("name", ["r.html", "r.htm"])
+def test_the_suffix_of_the_report_asks_for_a_page(model, tmp_path, capsys, name):
+    assert run(capsys, "lower", model, *LOWER, "--report", tmp_path / name)[0] == 0
+    written = (tmp_path / name).read_text()
+    assert written.startswith("<!DOCTYPE html>") and written.endswith("\n") and "echo has no sin" in written

@@ -1,0 +1,131 @@
+"""``delegraph inspect`` and ``delegraph run`` on the files of any plugin's format."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from delegraph.cli import main
+from delegraph.discovery.registry import Registry
+
+from core.tests.cli.test_main import echo, fails
+from core.tests.cli.test_terminal import EVIL, HOSTILE, LONG, PROGRESS_BAR
+from core.tests.conftest import site
+from core.tests.support.processes import python
+from core.tests.test_formats import zipped
+
+__all__ = ["echo", "site", "zipped"]
+
+
+def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
+    """``run`` reads the file and calls it, since the format has no ``run`` of its own."""
+    import numpy
+
+    model = "import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)\n"
+    (tmp_path / "net.py").write_text(model)
+    numpy.save(tmp_path / "x.npy", numpy.ones((3, 4), numpy.float32))
+
+    def run(*words):
+        path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
+        command = [sys.executable, "-m", "delegraph", *words, "--json"]
+        return subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True)
+
+    assert run("lower", "net.py", "--backend", "self", "-o", "net.zipped").returncode == 0
+    shown = json.loads(run("inspect", "net.zipped").stdout)
+    assert shown["methods"] == ["forward"] and shown["delegates"][0]["backend_id"] == "SelfContainedBackend"
+    ran = json.loads(run("run", "net.zipped", "--input", "x.npy").stdout)
+    assert ran["outputs"][0]["shape"] == [3, 2]
+    refused = run("run", "net.zipped")
+    assert refused.returncode == 2 and "--input FILE.npy" in refused.stderr
+
+
+def test_what_is_read_is_not_written_over(echo, tmp_path, capsys):
+    net = tmp_path / "net.echo"
+    net.write_bytes(b"blob")
+    assert "net.echo is read" in fails(capsys, "inspect", net, "--html", net, code=2, error="usage-invalid")
+    assert net.read_bytes() == b"blob"
+
+
+@pytest.mark.parametrize("command", ["inspect", "run"])
+def test_without_this_distribution_an_error_says_what_to_install(command, tmp_path):
+    shown = python("-m", "delegraph", command, "net.tosa", cwd=tmp_path, DELEGRAPH_DISABLE_PLUGINS="analysis")
+    assert shown.returncode == 2 and "delegraph-analysis" in shown.stderr
+
+
+# --- what files hold, and what formats do -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hostile(site, tmp_path, monkeypatch):
+    """A format and a file whose every text is hostile; gives what the file is called."""
+    site.plugin("evil", HOSTILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "evil,analysis")
+    name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")  # what a file can be called
+    (tmp_path / f"{name}.npu").write_text("")
+    return f"{name}.npu"
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("command", "works"),
+    [
+        (["inspect", "FILE"], True),
+        (["run", "FILE"], True),
+        (["inspect", "FILE", "--html", "page.html"], False),
+        (["inspect", "FILE", "--verify"], False),
+        (["run", "FILE", "--input", "FILE"], False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(command, works, json, hostile, capsys):
+    code = main([*(word.replace("FILE", hostile) for word in command), *json])
+    shown = capsys.readouterr()
+    told = shown.out + shown.err.replace(PROGRESS_BAR, "")
+    assert not [c for c in told if not (c.isprintable() or c in "\n\t")]
+    assert (code == 0) == works and (not works or "x1b" in told or "u001b" in told)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
+    for command in ("inspect", "run"):
+        plugins = {"DELEGRAPH_PLUGINS": "evil,analysis"}
+        shown = python("-m", "delegraph", command, hostile, path=site.folder, PYTHONIOENCODING=encoding, **plugins)
+        assert (shown.returncode, shown.stderr.split()) == (0, ["50%", "100%"] if command == "run" else [])
+        assert shown.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["inspect", f"{LONG}.npu"], 2),
+        (["inspect", "net.npu", "--html", LONG], 1),
+        (["run", f"{LONG}.npu"], 2),
+        (["run", "absent.npu"], 2),
+        (["run", "net.npu", "--input", LONG], 2),
+        (["run", "net.npu", "--output", LONG], 1),
+        (["run", "net.npu", "--seed", "-1"], 2),
+    ],
+    ids=lambda value: " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None,
+)
+def test_paths_that_are_too_long_and_seeds_below_zero_are_the_users_error(
+    site, tmp_path, command, code, capsys, monkeypatch
+):
+    site.plugin("evil", HOSTILE.replace("def page(path): raise ValueError(EVIL)", "def page(path): return ''"))
+    monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.npu").touch()
+    assert main(command) == code
+    told = capsys.readouterr().err.replace(PROGRESS_BAR, "")
+    assert "error [internal]" not in told and told.count("error [") == 1
+
+
+def test_a_format_that_exits_has_failed(site, tmp_path, capsys, monkeypatch):
+    site.plugin("evil", HOSTILE.replace("return Inspection()", "raise SystemExit(0)"), version="1.5")
+    monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
+    (tmp_path / "net.npu").touch()
+    assert main(["inspect", str(tmp_path / "net.npu"), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["code"] == "plugin-failed"
+    assert found["raised_by"] == f"inspect of Format (evil 1.5), at {tmp_path / 'net.npu'}"
