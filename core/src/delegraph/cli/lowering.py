@@ -21,7 +21,7 @@ from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
 from ..plugin import ReportSpec
 from ..report.saving import declared_for, write_report
-from .attempts import Attempt, attempt, keep_row, kept_rows, several
+from .attempts import Attempt, attempt
 
 
 class Lower:
@@ -56,13 +56,13 @@ class Lower:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        registry = default_registry()
+        registry, several = default_registry(), None
         models = [check_model(model) for model in args.model]
-        _expect_names(args)
-        for path in (*args.input, *([args.rows] if args.rows and args.rows.exists() else ())):
+        if len(args.model) > 1 or args.rows:
+            of_several = provided("delegraph_analysis.commands.several:Several", "a table of several MODELs")
+            several = of_several(args, [_name_of(model) for model in args.model])
+        for path in args.input:
             expect_file(path)
-        if args.input and len(args.model) > 1:
-            raise UsageError("usage-invalid", "--input is for one MODEL", hint="lower each with its own inputs")
         chosen = _choose_backends(registry, args)
         options = parse_options(chosen.names, args.option)
         if args.quantize:
@@ -75,45 +75,13 @@ class Lower:
         expect_places([*places, *filter(None, [args.rows])], read)
         for path in args.report:
             registry.find(ReportSpec, declared_for(path))
-        return _lower_all(args, chosen, options)
-
-
-def _lower_all(args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]) -> Outcome:
-    if len(args.model) == 1 and not args.rows:
-        return _outcome(_lower_one(args.model[0], args, chosen, options))
-    settings = {model: _settings(model, args, chosen, options) for model in args.model}
-    known = kept_rows(args.rows, settings) if args.rows else {}
-    rows = dict(known)
-    for model in args.model:
-        if model not in known:  # its row is kept and nothing else: the programs of all MODELs may not fit into memory
-            rows[model] = _lower_one(model, args, chosen, options).row()
-            if args.rows:
-                keep_row(args.rows, rows[model], settings[model])
-    return several([rows[model] for model in args.model])
+        if several is None:
+            return _outcome(_lower_one(args.model[0], args, chosen, options))
+        table: Outcome = several.lower(chosen.names, options, lambda m: _lower_one(m, args, chosen, options).row())
+        return table
 
 
 _QUANTIZING = "delegraph_quantize.command"
-_NOT_ASKED = ("model", "backend", "host_only", "option", "no_fold_constants", "rows", "verbose", "json", "debug")
-"""Arguments that a row does not depend on, or that it has under a name of its own; all others say what is asked."""
-
-
-def _settings(
-    model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """What the row of a MODEL depends on. A file that was written anew is another one."""
-    file = check_model(model)
-    state = None if file is None else file.stat()
-    return {
-        "backends": chosen.names,
-        "options": options,
-        "fold_constants": not args.no_fold_constants,
-        "asked": {
-            flag: str(given)
-            for flag, given in vars(args).items()
-            if flag not in _NOT_ASKED and not callable(given) and _is_given(given)
-        },
-        "file": state and {"bytes": state.st_size, "modified": state.st_mtime_ns},
-    }
 
 
 def _is_given(value: Any) -> bool:
@@ -231,19 +199,6 @@ def _share(text: str) -> float:
 
 
 _share.__name__ = "share from 0 to 1"  # what argparse calls the value in its error
-
-
-def _expect_names(args: argparse.Namespace) -> None:
-    """Several models need several files, and names of their own."""
-    if len(args.model) > 1:
-        for flag, path in (("--output", args.output), *(("--report", path) for path in args.report)):
-            if path is not None and "{}" not in path.name:
-                text = f"{flag} of several MODELs needs {{}} in its name, where that of the model comes"
-                raise UsageError("usage-invalid", text, hint=f"{flag} {path.with_name('{}' + ''.join(path.suffixes))}")
-    names = [_name_of(model) for model in args.model]
-    if len(set(names)) < len(names) and (args.output or args.report):
-        text = f"two MODELs are called {next(n for n in names if names.count(n) > 1)!r}"
-        raise UsageError("usage-invalid", text, hint="what is written is named by function or file; give each once")
 
 
 def _of_model(path: Path, model: str) -> Path:

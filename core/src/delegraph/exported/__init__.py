@@ -8,7 +8,7 @@ from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
 from .gc_pause import pause_collection
 from .opaque import Opaque
-from .schema import is_random
+from .schema import bound_arguments, is_random
 from .subgraphs import all_nodes
 from .tracing import TRACING
 from .types import ExampleInputs, Program, Transform
@@ -24,6 +24,7 @@ __all__ = [
     "Program",
     "Transform",
     "all_nodes",
+    "bound_arguments",
     "count_operators",
     "is_operator",
     "is_random",

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .files import FileFormat, LoadedProgram
     from .graph_code import eager_target, is_observable
     from .output_statistics import TOLERANCES, OutputStatistics, compare, decibels, divide_error, finite
-    from .ties import picked_from, picks, why_tied
     from .verify import Verification
 
 __all__ = [
@@ -28,10 +27,7 @@ __all__ = [
     "eager_target",
     "finite",
     "is_observable",
-    "picked_from",
-    "picks",
     "run_in_eager",
-    "why_tied",
 ]
 
 _NAMES = {
@@ -39,7 +35,6 @@ _NAMES = {
     "files": "FileFormat LoadedProgram",
     "graph_code": "eager_target is_observable",
     "output_statistics": "TOLERANCES OutputStatistics compare decibels divide_error finite",
-    "ties": "picked_from picks why_tied",
     "verify": "Verification",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

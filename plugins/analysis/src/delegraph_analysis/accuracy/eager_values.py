@@ -9,13 +9,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from delegraph.exported import is_random
 from delegraph.exported_program import STATE_WRITES, constant_tensor, output_values, placeholders
-from delegraph.host import eager_target, picks, run_in_eager
+from delegraph.host import eager_target, run_in_eager
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
+
+from .ties import picks
 
 
 class Pair(NamedTuple):

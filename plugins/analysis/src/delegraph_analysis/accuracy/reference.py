@@ -18,7 +18,7 @@ from delegraph import LoweredProgram
 from delegraph.delegates import DelegateInfo, LoweredBackendModule
 from delegraph.exported import is_random
 from delegraph.exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
-from delegraph.host import OutputStatistics, Verification, compare, is_observable, picked_from, why_tied
+from delegraph.host import OutputStatistics, Verification, compare, is_observable
 from delegraph.runtime import Inside
 from delegraph.source import source_of
 from torch._ops import OpOverload
@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from .eager_values import EagerValues, Pair, is_same, widened
 from .inside import DelegateValues
 from .operators import OperatorStatistics, OperatorVerification, VerificationByOperator, merged
+from .ties import picked_from, why_tied
 from .values import Accuracy, Measured, measure, measure_together
 
 RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"

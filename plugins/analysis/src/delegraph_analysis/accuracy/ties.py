@@ -6,11 +6,10 @@ import operator
 from typing import Any
 
 import torch
+from delegraph.exported import bound_arguments
+from delegraph.host import TOLERANCES
 from torch._ops import OpOverload
 from torch.fx import Node
-
-from ..exported.schema import bound_arguments
-from .output_statistics import TOLERANCES
 
 _PICKS = {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median", "nanmedian", "mode"}
 """Operators of ATen that return positions of elements."""
