@@ -1,4 +1,4 @@
-"""Operators that TOSA has no rule for and that lower all the same, because their pieces have rules."""
+"""Composite operators lower whole: some have a rule of their own, of the others the pieces have rules."""
 
 import delegraph
 import pytest

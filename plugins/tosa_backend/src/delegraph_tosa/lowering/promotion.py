@@ -17,55 +17,66 @@ from .torch_values.types import TORCH_DTYPES, dtype_of
 
 
 def converted(t: Tosa, x: Value, dtype: DType) -> Value:
-    """x [*S] -> [*S] of ``dtype``. torch cuts a float to an integer where CAST takes the nearest one."""
+    """x [*S] -> [*S] of ``dtype``. A float that becomes an integer is cut as in torch.
+
+    TOSA's CAST rounds to the nearest.
+    """
     if x.dtype is dtype:
         return x
-    if dtype is DType.BOOL and x.dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):  # TOSA 1.1 does
+    # TOSA 1.0 has no CAST between floats and truth values, so they are compared and selected; 1.1 has.
+    if dtype is DType.BOOL and x.dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):
         return t.logical_not(t.equal(x, 0))
     if x.dtype is DType.BOOL and dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):
         return t.select(x, t.constant(1, dtype, (1,) * x.rank), 0)
     if x.dtype in FLOATS and dtype not in FLOATS and dtype is not DType.BOOL:
-        return _cut(t, x, dtype)
+        return _cut_to_integer(t, x, dtype)
     return t.cast(x, dtype)
 
 
-def _cut(t: Tosa, x: Value, dtype: DType) -> Value:
-    """Floats as integers, cut towards zero.
+def _cut_to_integer(t: Tosa, x: Value, dtype: DType) -> Value:
+    """Floats as integers of the type ``dtype``, cut towards zero.
 
-    CAST takes the nearest integer of its type. What int32 does not hold, infinities and NaN are left open by torch,
-    which gives the lowest int32 on most processors; smaller types have the low bits of that.
+    torch leaves open what becomes of infinities, NaN and numbers that int32 does not hold. On most processors it gives
+    the lowest int32, and for smaller types the low bits of that; this does the same.
     """
+    # a range says that something limited the floats (``interpret.saturation``): none is out of int32
     if x.range is not None:
         narrow = t.cast(truncated(t, x), DType.INT32)
         narrow.range = x.range
         return t.cast(narrow, dtype)
+    # false for NaN too; a number below -2**31 is left to CAST, which saturates to that
     fits = t.greater(2.0**31, x)
     whole = t.select(fits, truncated(t, x), -(2.0**31))
     return t.cast(whole, dtype) if dtype is DType.INT64 else t.cast(t.cast(whole, DType.INT32), dtype)
 
 
 def truncated(t: Tosa, x: Value) -> Value:
-    """x [*S] -> [*S], towards zero."""
+    """x [*S] -> [*S], each element rounded towards zero."""
     return t.select(t.greater_equal(x, 0), t.floor(x), t.ceil(x))
 
 
 def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
-    """Both operands in their common type; numbers stay numbers, but may ask for another type of the value."""
+    """Both operands of an operator in their common type.
+
+    A Python number stays a number, but may promote the value beside it: an integer tensor plus 0.5 is computed in
+    floats.
+    """
     if isinstance(left, Value) and isinstance(right, Value):
         if left.dtype is right.dtype:
             return left, right
         common = _common(left.dtype, left.rank > 0, right.dtype, right.rank > 0)
         return converted(t, left, common), converted(t, right, common)
     if isinstance(left, Value):
-        return _beside(t, left, right), right  # type: ignore[arg-type]
-    return left, _beside(t, right, left)  # type: ignore[arg-type]
+        return _beside_number(t, left, right), right  # type: ignore[arg-type]
+    return left, _beside_number(t, right, left)  # type: ignore[arg-type]
 
 
 def common_type(values: Sequence[Value]) -> DType:
-    """The type in which values are joined."""
+    """The type in which torch joins several tensors, as ``cat`` does."""
     dtype, ranked = values[0].dtype, values[0].rank > 0
     for value in values[1:]:
         dtype = dtype if value.dtype is dtype else _common(dtype, ranked, value.dtype, value.rank > 0)
+        # torch lets a tensor without axes promote less than one with axes
         ranked = ranked or value.rank > 0
     return dtype
 
@@ -78,28 +89,31 @@ def floating(t: Tosa, operand: Operand) -> Operand:
 
 
 def floating_value(t: Tosa, value: Value) -> Value:
-    """As ``floating``, of what is a value for sure."""
+    """As ``floating``, for an operand that is never a Python number."""
     return value if value.dtype in FLOATS else converted(t, value, DType.FP32)
 
 
-def _beside(t: Tosa, value: Value, number: float) -> Value:
-    """``value`` in the type that torch computes in when its other operand is a Python number."""
+def _beside_number(t: Tosa, value: Value, number: float) -> Value:
+    """``value`` in the type in which torch computes when the other operand is the Python number ``number``."""
     if value.dtype in FLOATS:
         return value
+    # a number that is known at run time only has no Python type: a size counts as int, others as float
     kind: Any = int if is_dynamic(number) else float if waits(number) else type(number)
     return converted(t, value, _with_number(value.dtype, kind))
 
 
 @cache
 def _with_number(dtype: DType, kind: Any) -> DType:
+    """torch's result type for a tensor of ``dtype`` and a Python number of the type ``kind``."""
     return dtype_of(torch.result_type(torch.empty(1, dtype=TORCH_DTYPES[dtype]), kind(1)))
 
 
 @cache
 def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) -> DType:
+    """torch's result type for two tensors. ``left_ranked``: whether the left one has axes."""
     return dtype_of(torch.result_type(_sample(left, left_ranked), _sample(right, right_ranked)))
 
 
 def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
-    """A tensor of that type; one without axes promotes less."""
+    """A tensor of that type to ask torch about; one without axes (``ranked`` is false) promotes less."""
     return torch.empty((1,) if ranked else (), dtype=TORCH_DTYPES[dtype])

@@ -1,8 +1,9 @@
 """fp16 and bf16: torch computes an operator in fp32 and rounds its result once, and so does what is made of it here.
 
-A rule of one TOSA operator is that already. One of several, such as tanh-gelu, would round after each of them, and lose
-half of the eight bits that bf16 has: it is applied to fp32 operands, and its result is cast. Products stay as they are,
-because they accumulate in fp32 and their weights are not to be stored twice as wide.
+A rule that makes one TOSA operator rounds once anyway. A rule that makes several, such as tanh-gelu, would round after
+each of them, and lose half of the eight bits that bf16 has. So it is applied to operands cast to fp32, and its result
+is cast back. Products (matrices, convolutions) stay as they are: they accumulate in fp32, and their weights are not to
+be stored twice as wide.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .torch_values.types import DTYPES
 
 _PRODUCTS = frozenset({tosa.MATMUL, tosa.CONV2D, tosa.CONV3D, tosa.DEPTHWISE_CONV2D, tosa.TRANSPOSE_CONV2D})
 _ACCUMULATING = frozenset({tosa.REDUCE_SUM, tosa.REDUCE_PRODUCT, tosa.RESIZE})
-"""Operators that round more than once on short floats."""
+"""Operators that round more than once within themselves on short floats."""
 _EXACT = frozenset(
     {
         *(tosa.RESHAPE, tosa.TRANSPOSE, tosa.SLICE, tosa.TILE, tosa.PAD, tosa.CONCAT, tosa.REVERSE, tosa.IDENTITY),
@@ -29,30 +30,35 @@ _EXACT = frozenset(
         *(tosa.CEIL, tosa.FLOOR, tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.MAX_POOL2D),
     }
 )
-"""Operators that round nothing: their results are operands, or whole."""
+"""Operators that never round: they move or choose elements, or their results are whole numbers."""
 
 
 def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
-    """What the rule ``function`` makes of ``arguments``; ``val`` is the fake result of the call, or several."""
+    """Call the rule ``function`` such that short floats are rounded only once.
+
+    ``val`` is what torch recorded as the call's result: a fake tensor, or several.
+    """
     if not _any_short(arguments):
         return function(t, *arguments)
+    # try it on short floats first, and look at the operators that it made
     start, t.rounded_number = len(t.operators), False
     try:
         result = function(t, *arguments)
+    # the target may lack an operator on short floats only; the first reason is the better one
     except Unsupported as refusal:
         del t.operators[start:]
         try:
-            return _applied_widely(t, function, arguments, val)
+            return _applied_in_fp32(t, function, arguments, val)
         except Unsupported:
             raise refusal from None
     if _rounds_once(t.operators[start:], t.rounded_number):
         return result
     del t.operators[start:]
-    return _applied_widely(t, function, arguments, val)
+    return _applied_in_fp32(t, function, arguments, val)
 
 
 def _any_short(arguments: Iterable[Any]) -> bool:
-    """Whether one of them, or of a list of them, is a value of short floats."""
+    """Whether one of the arguments, or of a list among them, is a value of short floats."""
     for argument in arguments:
         if isinstance(argument, Value):
             if argument.type.dtype in SHORT_FLOATS:
@@ -63,7 +69,8 @@ def _any_short(arguments: Iterable[Any]) -> bool:
 
 
 def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
-    """``rounded_number``: whether one of their constants is a number that had to be rounded."""
+    """Whether operators round a result once at most, counting ``rounded_number``: a constant that had to be rounded."""
+    # what makes no short floats, such as an index, rounds none
     kinds = [type(op) for op in operators if any(v.dtype in SHORT_FLOATS for v in op.outputs)]
     if not _PRODUCTS.isdisjoint(map(type, operators)):
         return True
@@ -71,19 +78,22 @@ def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
     return len(rounding) + rounded_number <= 1 and _ACCUMULATING.isdisjoint(kinds) if rounding else True
 
 
-def _applied_widely(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
-    result = function(t, *(_wide(t, argument) for argument in arguments))
+def _applied_in_fp32(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
+    """The rule on operands cast to fp32, its results cast back to the types in ``val``."""
+    result = function(t, *(_cast_to_fp32(t, argument) for argument in arguments))
     if isinstance(result, tuple):
-        return tuple([v and _short(t, v, fake) for v, fake in zip(result, val, strict=True)])
-    return _short(t, result, val)
+        return tuple([v and _cast_back(t, v, fake) for v, fake in zip(result, val, strict=True)])
+    return _cast_back(t, result, val)
 
 
-def _wide(t: Tosa, argument: Any) -> Any:
+def _cast_to_fp32(t: Tosa, argument: Any) -> Any:
+    """An argument of a rule, with short floats in it as fp32."""
     if isinstance(argument, Value):
         return t.cast(argument, DType.FP32) if argument.dtype in SHORT_FLOATS else argument
-    return [_wide(t, part) for part in argument] if isinstance(argument, (list, tuple)) else argument
+    return [_cast_to_fp32(t, part) for part in argument] if isinstance(argument, (list, tuple)) else argument
 
 
-def _short(t: Tosa, value: Value, fake: torch.Tensor) -> Value:
+def _cast_back(t: Tosa, value: Value, fake: torch.Tensor) -> Value:
+    """A result in the short type that torch recorded in ``fake``; any other result as it is."""
     wanted = DTYPES[fake.dtype]
     return t.cast(value, wanted) if wanted in SHORT_FLOATS and value.dtype is DType.FP32 else value

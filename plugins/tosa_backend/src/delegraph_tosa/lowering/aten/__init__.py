@@ -1,4 +1,8 @@
-"""Rules, one file a family of ATen operators. Importing a family registers its rules."""
+"""Rules for ATen operators, one file for each family. Importing a family registers its rules (``@lowers``).
+
+A rule is called as its operator, and its docstring begins with the shapes of its tensors: N is the batch, C and O are
+channels, D, H, W are depth, height, width, K a kernel or a table's rows, and ``*S`` stands for any number of axes.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +48,20 @@ FAMILIES = (
     "statistics",
     "trigonometry",
 )
-"""Their modules, in the order of the operator pages."""
+"""The modules of the families, in the order in which the operator pages list them."""
 
 _REGISTERS_QUANTIZE = "torch.ao.quantization.fx._decomposed"
-"""The module of torch that has the operators of ``quantize``. To import it takes most as long as all other families."""
+"""The module of torch that defines the operators of the family ``quantize``.
+
+Importing it takes nearly as long as all other families together.
+"""
 
 
 def import_quantize() -> None:
-    """Import the rules for ``quantized_decomposed``, if a program may call it: who exported that made torch know it."""
+    """Import the rules for ``quantized_decomposed`` if a program may call its operators.
+
+    It may once torch knows them: whoever exported the program has imported the module that defines them.
+    """
     if _REGISTERS_QUANTIZE in sys.modules:
         import_module(".quantize", __name__)
 

@@ -20,7 +20,10 @@ inf = math.inf
 
 
 def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
-    """x between ``low`` and ``high``; a limit below the other one gives the upper one everywhere, as in torch."""
+    """x limited to ``low`` .. ``high``, where None is no limit.
+
+    If ``low`` is above ``high``, all is ``high``, as in torch.
+    """
     if low is not None and high is not None and low > high:
         low = high
     if x.dtype in FLOATS:
@@ -82,13 +85,13 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
 @lowers(aten.sigmoid.default)
 def sigmoid(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.sigmoid(_float(t, self))
+    return t.sigmoid(_as_floats(t, self))
 
 
 @lowers(aten.tanh.default)
 def tanh(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; to an absolute 6e-8: near 0, TOSA's TANH need not be as exact as its results are small"""
-    return t.tanh(_float(t, self))
+    return t.tanh(_as_floats(t, self))
 
 
 @lowers(aten.silu.default)
@@ -128,7 +131,7 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 @lowers(aten.rrelu.default)
 def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool, generator: Any) -> Value:
-    """[*S] -> [*S]; outside of training the slope is the mean of ``lower`` and ``upper``"""
+    """[*S] -> [*S]; a leaky ReLU whose slope is the mean of ``lower`` and ``upper``; in training it would be random"""
     t.require(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
 
@@ -141,15 +144,18 @@ def prelu(t: Tosa, self: Value, weight: Value) -> Value:
 
 
 def slopes_shape(x: Value, weight: Value) -> Shape:
-    """The shape in which the slopes of a PReLU, one or one for each channel, meet its input."""
+    """The shape in which the slopes of a PReLU broadcast with its input x [N,C,*S].
+
+    One for all channels, or one for each.
+    """
     return tuple([math.prod(weight.shape) if axis == 1 else 1 for axis in range(x.rank)])
 
 
 @lowers(aten.elu.default)
 def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
     """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below; a zero keeps its sign"""
-    below = expm1_of(t, _times(t, self, input_scale))
-    return t.select(t.greater(0.0, self), _times(t, below, alpha * scale), _times(t, self, scale))
+    below = expm1_of(t, _times_factor(t, self, input_scale))
+    return t.select(t.greater(0.0, self), _times_factor(t, below, alpha * scale), _times_factor(t, self, scale))
 
 
 @lowers(aten.celu.default)
@@ -164,7 +170,8 @@ def selu(t: Tosa, self: Value) -> Value:
     return elu(t, self, 1.6732632423543772, 1.0507009873554805, 1)
 
 
-def _times(t: Tosa, x: Value, factor: float) -> Value:
+def _times_factor(t: Tosa, x: Value, factor: float) -> Value:
+    """x times a factor; no operator for 1."""
     result = scaled(t, x, factor)
     assert isinstance(result, Value)
     return result
@@ -184,12 +191,13 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
 @lowers(aten.softplus.default)
 def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
     """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
-    steep = _times(t, self, beta)
+    steep = _times_factor(t, self, beta)
     curved = log1p_of(t, t.exp(t.minimum(steep, threshold)))
-    return t.select(t.greater(steep, threshold), self, _times(t, curved, inverse(t, beta, self.dtype)))
+    return t.select(t.greater(steep, threshold), self, _times_factor(t, curved, inverse(t, beta, self.dtype)))
 
 
-def _float(t: Tosa, x: Value) -> Value:
+def _as_floats(t: Tosa, x: Value) -> Value:
+    """x as floats: integers and truth values as fp32, as torch does."""
     result = floating(t, x)
     assert isinstance(result, Value)
     return result

@@ -43,7 +43,7 @@ def scaled_dot_product_attention(
     scores = batched_product(t, t.mul(query, factor), transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:
-        scores = t.add(scores, t.ranked(_causal(t, *scores.shape[-2:]), scores.rank))
+        scores = t.add(scores, t.ranked(_causal_mask(t, *scores.shape[-2:]), scores.rank))
     weights = softmax_of(t, scores, -1) if attn_mask is None else _masked_softmax(t, scores, attn_mask)
     return batched_product(t, converted(t, weights, query.dtype), value)
 
@@ -54,20 +54,26 @@ def transposed(t: Tosa, x: Value) -> Value:
 
 
 def repeated(t: Tosa, x: Value, query: Value) -> Value:
-    """x [*B,H',S,E] -> [*B,H,S,E]: each head serves H / H' neighbouring heads of the query"""
+    """x [*B,H',S,E] -> [*B,H,S,E].
+
+    Grouped-query attention, where each head serves H / H' neighbouring heads of the query
+    """
     *batch, heads, length, width = x.shape
     times = query.shape[-3] // heads
     spread = t.tile(t.reshape(x, (*batch, heads, 1, length, width)), (*(1,) * len(batch), 1, times, 1, 1))
     return t.reshape(spread, (*batch, heads * times, length, width))
 
 
-def _causal(t: Tosa, rows: int, columns: int) -> Value:
-    """[L,S] that hides from a position what comes after it. It sees itself, so no row is hidden whole."""
+def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
+    """[L,S] to be added to scores: 0, or -inf where a key comes after the query. Each row has a 0 at least."""
     return t.select(lower_triangle(t, (rows, columns)), 0.0, t.constant(-inf, DType.FP32, (1, 1)))
 
 
 def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
-    """scores fp32 [*B,L,S], mask bool (what is seen) or float (what is added) -> their softmax; 0 where none is seen"""
+    """The softmax of scores fp32 [*B,L,S] under a mask: bool (whether a key is seen) or float (to be added).
+
+    A row in which no key is seen is 0, where the plain formula would give NaN.
+    """
     if mask.dtype is DType.BOOL:
         scores = t.add(scores, t.select(mask, 0.0, t.constant(-inf, DType.FP32, (1,) * mask.rank)))
     else:

@@ -1,4 +1,4 @@
-"""Bags: runs of rows of a table that are summed, averaged or searched for their maxima; rows cut to a norm."""
+"""Embedding bags: runs of rows of a table that are summed, averaged or searched for maxima. Also rows cut to a norm."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ inf = math.inf
 
 SUM, MEAN, MAX = range(3)
 INDEXES = {"indices": rows("weight"), "offsets": beginnings("indices")}
+"""Which indices eager takes: rows of the table, and places in the list of indices where a bag begins."""
 MEMBERS = 1 << 22
-"""The most elements that are looked at, bags * rows * width: each bag looks at all rows."""
+"""The most elements that a rule compares, bags * rows * width: it looks at all rows for each bag."""
 
 
 def bagged(
@@ -36,7 +37,10 @@ def bagged(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Value:
-    """weight [K,C], indices [W], offsets [B] or [B+1], weights [W] -> [B,C]; rows of ``padding_idx`` do not count"""
+    """weight [K,C], indices [W], offsets [B] or [B+1], weights [W] -> [B,C]; rows of ``padding_idx`` do not count
+
+    The indices are one list, and ``offsets`` says where in it each bag begins. ``mode`` is SUM, MEAN or MAX.
+    """
     (count,), (rows, width) = indices.shape, weight.shape
     member = _members(t, offsets, count, include_last_offset)
     bags = member.shape[0]
@@ -49,11 +53,11 @@ def bagged(
     picked = converted(t, taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, count))), DType.FP32)
     if per_sample_weights is not None:
         picked = t.mul(picked, t.reshape(converted(t, per_sample_weights, DType.FP32), (1, count, 1)))
-    return converted(t, t.reshape(_joined(t, member, picked, mode), (bags, width)), weight.dtype)
+    return converted(t, t.reshape(_combined_bags(t, member, picked, mode), (bags, width)), weight.dtype)
 
 
 def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> Value:
-    """Which rows belong to which bag: bool [B,W,1]. A bag ends where the next one begins, the last one at the end."""
+    """bool [B,W,1]: whether row w of the list belongs to bag b. A bag ends where the next one begins."""
     bags = offsets.shape[0] - include_last_offset
     begin = t.slice(offsets, (0,), (bags,))
     end = t.slice(t.concat([offsets, t.constant(count, offsets.dtype, (1,))], 0), (1,), (bags,))
@@ -62,8 +66,8 @@ def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> 
     return t.logical_and(t.greater_equal(place, after), t.greater(before, place))
 
 
-def _joined(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
-    """member bool [B,W,1], rows [1,W,C] -> [B,1,C]; 0 of a bag without rows"""
+def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
+    """member bool [B,W,1], rows [1,W,C] -> [B,1,C], the sum, mean or maximum of each bag's rows; 0 for an empty bag"""
     if mode == MAX:
         largest = t.reduce_max(t.select(member, rows, -inf), 1)
         return t.select(t.reduce_any(member, 1), largest, 0.0)
@@ -76,7 +80,10 @@ def _joined(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
 
 @lowers(aten.embedding_renorm.default, indexes={"indices": rows("self")})
 def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
-    """self [K,C], indices [*S] -> [K,C]; rows that an index names are cut to ``max_norm``, the others stay"""
+    """self [K,C], indices [*S] -> [K,C].
+
+    Rows that an index names and whose norm is above ``max_norm`` are scaled to it
+    """
     count = math.prod(indices.shape)
     norm = norm_along(t, self, 1, norm_type)
     scale = t.mul(t.reciprocal(t.add(norm, 1e-7)), max_norm)
@@ -86,7 +93,7 @@ def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm
 
 
 Results = tuple[Value, None, None, None]
-"""The bags; what torch returns beside them is for its backward pass."""
+"""The bags, and None for the three tensors that torch returns for its backward pass."""
 
 
 @lowers(aten.embedding_bag.padding_idx, indexes=INDEXES)

@@ -22,6 +22,7 @@ def bitwise_not(t: Tosa, self: Value) -> Value:
 
 
 def _is_truth(left: Operand, right: Operand) -> bool:
+    """Whether one operand is a tensor of truth values; both have one type."""
     return DType.BOOL in [v.dtype for v in (left, right) if isinstance(v, Value)]
 
 
@@ -50,15 +51,18 @@ def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 class _Shift(NamedTuple):
-    """A shift of ``x``, by ``amount``, as far as TOSA defines it; ``within``: whether that is all that is wanted."""
+    """``x``, the ``amount`` to shift it by, limited to what TOSA takes, and ``within``.
+
+    Where it did not have to be limited.
+    """
 
     x: Value
     amount: Value
     within: Value
 
 
-def _shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
-    """The shift of ``left`` by ``right``, in their common type; TOSA shifts by less than the number of bits."""
+def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
+    """A shift of ``left`` by ``right``, in their common type. TOSA takes 0 up to one less than the number of bits."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     wanted = converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
@@ -70,7 +74,7 @@ def _shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
 @lowers(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; 0 where the shift is negative or takes every bit away"""
-    x, amount, within = _shift(t, self, other)
+    x, amount, within = _limited_shift(t, self, other)
     return t.select(within, t.left_shift(x, converted(t, amount, x.dtype)), 0)
 
 
@@ -78,8 +82,9 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
 @lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the sign where the shift is negative or takes every bit away"""
-    x, amount, within = _shift(t, self, other)
+    x, amount, within = _limited_shift(t, self, other)
     amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
     if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
-        amount = t.minimum(amount, 31)  # a shift by more gives the same for what fits into 32 bits
+        # a shift by more gives the same for what fits into 32 bits
+        amount = t.minimum(amount, 31)
     return t.right_shift(x, converted(t, amount, x.dtype))

@@ -24,7 +24,11 @@ def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
 
 
 def cast_to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """As the whole of a call: for a target without floats, integers become reals that are quantized, in steps of 1."""
+    """As ``to_torch``, for a cast that is a whole call.
+
+    A target without floats can still take integers cast to float32: the result is a lazy value, quantized in steps of
+    1.
+    """
     if dtype is not torch.float32 or x.dtype in FLOATS or x.constant is not None or "FP" in t.spec.profiles:
         return to_torch(t, x, dtype)
     narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(x.dtype, x.dtype)

@@ -100,8 +100,13 @@ def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Va
 
 
 def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-    """SELECT. For a target without floats, a choice between constants waits until it is added to quantized values."""
+    """SELECT between two operands.
+
+    On a target without floats, a choice between two constants, such as a mask of 0 and -inf, is a lazy value: it is
+    quantized when it is added to quantized values.
+    """
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (on_true, on_false)]
+    # ``constant``: both choices are, and which one is taken is known at run time only
     constant = condition.constant is None and all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
     if not constant or "FP" in t.spec.profiles:
         return t.select(condition, on_true, on_false)
@@ -128,13 +133,13 @@ def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value
 
 
 def triangle(t: Tosa, x: Value, kept: Value) -> Value:
-    """x [*S,H,W] where ``kept`` [H,W] is true, else 0"""
-    mask, x = t.ranked(kept, x.rank), _single(t, x) if kept.constant is None else x
+    """x [*S,H,W] where the mask ``kept`` [H,W] is true, 0 elsewhere"""
+    mask, x = t.ranked(kept, x.rank), _as_one_number(t, x) if kept.constant is None else x
     return t.logical_and(mask, x) if x.dtype is DType.BOOL else t.select(mask, x, 0)
 
 
-def _single(t: Tosa, x: Value) -> Value:
-    """A constant [*S] that holds one number everywhere as [1,...]: a file need not have it for each element."""
+def _as_one_number(t: Tosa, x: Value) -> Value:
+    """x as a constant [1,..] if it is one that holds the same number everywhere: the file needs it only once."""
     if not isinstance(x.constant, Literal) or not x.constant.materialize().size:
         return x
     elements = x.constant.materialize()
@@ -145,13 +150,15 @@ def _single(t: Tosa, x: Value) -> Value:
 
 
 def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
-    """bool [H,W] for the shape [*S,H,W]: whether an element is not above the diagonal.
+    """bool [H,W] for a tensor [*S,H,W]: whether an element is not above the diagonal.
 
-    Positions that are compared, so that no file has a constant of that size if it is large: then the device compares.
+    Numbers of rows and columns are compared. If the sizes are known that folds to a constant, unless it would be too
+    large for the file: then the device compares.
     """
     rows, columns = shape[-2:]
     if is_dynamic(rows) or is_dynamic(columns):
         row = t.reshape(t.numbers(rows, DType.FP32), (rows, 1))
+        # sizes are known at run time only: so are the numbers
         return t.greater_equal(t.add(row, diagonal), t.numbers(columns, DType.FP32))
     dtype = DType.FP32 if "FP" in t.spec.profiles else DType.INT32
     places = np.arange(rows)[:, None] + diagonal, np.arange(columns)[None]

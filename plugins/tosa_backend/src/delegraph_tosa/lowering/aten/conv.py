@@ -35,7 +35,7 @@ def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Seq
 
 
 def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
-    """weight [C*M,1,KH,KW] -> [KH,KW,C,M]; output channel c*M + m, in torch and in TOSA"""
+    """weight [C*M,1,KH,KW] -> [KH,KW,C,M]; in torch and in TOSA the output channel of c and m is c*M + m"""
     outputs, _, height, width = weight.shape
     return t.reshape(t.transpose(weight, HWOI), (height, width, channels, outputs // channels))
 
@@ -43,7 +43,10 @@ def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
 def in_groups(
     t: Tosa, input: tuple[Value, int], weight: tuple[Value, int], bias: Value, groups: int
 ) -> list[tuple[Value, Value, Value]]:
-    """Input, weight and bias of each group: the values, split along the axis that stands beside each."""
+    """(input, weight, bias) for each group of a grouped convolution.
+
+    ``input`` and ``weight`` are pairs: a value, and the axis along which it is split into groups.
+    """
     biases = _split(t, bias, 0, groups) if bias.shape != (1,) else [bias] * groups
     return list(zip(_split(t, *input, groups), _split(t, *weight, groups), biases, strict=True))
 
@@ -58,14 +61,20 @@ def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
 
 
 def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
-    """CONCAT of any number of values: at level 8K one takes 64 (MAX_TENSOR_LIST_SIZE)."""
+    """CONCAT of any number of values.
+
+    A target of level 8K takes 64 at once (MAX_TENSOR_LIST_SIZE), so they are nested.
+    """
     while len(values) > 64:
         values = [t.concat(values[k : k + 64], axis) for k in range(0, len(values), 64)]
     return t.concat(values, axis)
 
 
 def named_padding(name: str, kernel: Numbers, stride: Numbers, dilation: Numbers) -> list[Window]:
-    """Windows for padding "valid" (none) or "same" (as many outputs as inputs; the odd element behind)."""
+    """Windows for padding "valid" (none) or "same" (as many outputs as inputs.
+
+    An odd element of padding comes last).
+    """
     total = [d * (k - 1) if name == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
     rows = zip(kernel, stride, total, dilation, strict=True)
     return [Window(k, s, p // 2, p - p // 2, d) for k, s, p, d in rows]
@@ -118,7 +127,7 @@ def conv1d(
 ) -> Value:
     """input [N,C,L], weight [O,C/groups,K], bias [O] -> [N,O,L']; a 2-D convolution of height 1"""
     axes = windows((1, weight.shape[2]), (1, stride[0]), (0, padding[0]), (1, dilation[0]))
-    return _flat(t, input, weight, bias, axes, groups)
+    return _over_one_axis(t, input, weight, bias, axes, groups)
 
 
 @lowers(aten.conv1d.padding)
@@ -134,10 +143,11 @@ def conv1d_padding(
 ) -> Value:
     """input [N,C,L], weight [O,C/groups,K], bias [O] -> [N,O,L']"""
     axes = named_padding(padding, (1, weight.shape[2]), (1, stride[0]), (1, dilation[0]))
-    return _flat(t, input, weight, bias, axes, groups)
+    return _over_one_axis(t, input, weight, bias, axes, groups)
 
 
-def _flat(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: list[Window], groups: int) -> Value:
+def _over_one_axis(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: list[Window], groups: int) -> Value:
+    """input [N,C,L] or [C,L] -> [N,O,L'] or [O,L'], as a convolution of an image of height 1"""
     image = high(t, batched(t, input, 3))
     y = convolve(t, image, high(t, weight), bias, axes, groups)
     return unbatched(t, t.reshape(y, (y.shape[0], y.shape[1], y.shape[3])), input)

@@ -1,8 +1,8 @@
-"""Transposed convolutions: every input element is multiplied by the kernel and added to the output.
+"""Transposed convolutions: each input element is multiplied by the kernel, and the products are added into the output.
 
-TRANSPOSE_CONV2D does that over two axes, without dilation (the weight is spread instead) and without groups (one a
-group). Over three axes, and for a kernel per channel, the definition serves: a convolution, by the reversed kernel, of
-the input with zeros between its elements.
+TRANSPOSE_CONV2D does that over two axes. It has no dilation, so zeros are put between the weight's elements, and no
+groups, so there is one operator for each group. Over three axes, and where each channel is its own group, the rule goes
+by the definition: an ordinary convolution with the reversed kernel, of an input with zeros between its elements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Numbers = Sequence[int]
 
 
 class Reach(NamedTuple):
-    """One axis: the kernel with its dilation, the stride, and what the output has beyond the inner part."""
+    """One axis: the kernel's size with its dilation, the stride, and what the output has beyond the inner part.
+
+    ``before`` and ``after`` are that many elements; they are negative where padding cuts elements off.
+    """
 
     kernel: int
     stride: int
@@ -33,6 +36,7 @@ class Reach(NamedTuple):
 
 
 def _reaches(kernel: Numbers, stride: Numbers, padding: Numbers, extra: Numbers, dilation: Numbers) -> list[Reach]:
+    """One ``Reach`` for each axis, from torch's arguments; ``extra`` is its output_padding."""
     rows = zip(kernel, stride, padding, extra, dilation, strict=True)
     return [Reach(d * (k - 1) + 1, s, -p, e - p) for k, s, p, e, d in rows]
 
@@ -47,13 +51,16 @@ def transposed(
         weight = spread(t, weight, axis, step)
     x = t.transpose(input, channels_last(input.rank))
     per_channel = groups == input.shape[1] > 1
-    y = _stuffed(t, x, weight, bias, axes, groups) if len(axes) == 3 or per_channel else None
-    y = _by_groups(t, x, weight, bias, axes, groups) if y is None else y
+    y = _by_convolution(t, x, weight, bias, axes, groups) if len(axes) == 3 or per_channel else None
+    y = _by_transpose_conv(t, x, weight, bias, axes, groups) if y is None else y
     return t.transpose(y, channels_first(y.rank))
 
 
-def _by_groups(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
-    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O]. What is cut off may not be as wide as the kernel."""
+def _by_transpose_conv(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
+    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O] by TRANSPOSE_CONV2D, one for each group.
+
+    It cuts off (negative out_pad) less than the kernel's size. What is more, is cut off its result.
+    """
     stride = tuple([a.stride for a in axes])
     inside = [max(min(n, 0), 1 - a.kernel) for a in axes for n in (a.before, a.after)]
     out_pad = tuple([max(n, i) for n, i in zip([n for a in axes for n in (a.before, a.after)], inside, strict=True)])
@@ -63,7 +70,7 @@ def _by_groups(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach],
     return framed(t, joined(t, made, 3), [(0, 0), *cut, (0, 0)])
 
 
-def _stuffed(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
+def _by_convolution(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
     """x [N,*S,C], weight [C,O/groups,*K] -> [N,*S',O] by a convolution of x with zeros between its elements"""
     for axis, reach in enumerate(axes, start=1):
         x = spread(t, x, axis, reach.stride)

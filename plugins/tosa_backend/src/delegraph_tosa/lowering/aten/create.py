@@ -1,4 +1,4 @@
-"""Tensors from nothing: constants, whatever their operands are. What is large is tiled from one element."""
+"""Tensors that are made from arguments alone: constants. A large one of equal elements is one element, tiled."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from ..torch_values.types import TORCH_DTYPES, array_of, dtype_of, dtype_of_numb
 aten = torch.ops.aten
 
 LARGEST = 1 << 20
-"""The most elements of a constant that is not one number everywhere."""
+"""The most elements of a constant that has different ones."""
 
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
-    """A tensor of ``number``; without a dtype, of the one that torch gives such a number."""
+    """A tensor of ``shape``, all of whose elements are ``number``. Without a dtype, it is torch's for such a number."""
     dtype = dtype_of_number(number) if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
 
-def _like(t: Tosa, x: Type, number: float, dtype: torch.dtype | None) -> Value:
+def _filled_like(t: Tosa, x: Type, number: float, dtype: torch.dtype | None) -> Value:
+    """A tensor of the shape of x filled with ``number``, of ``dtype`` or, if that is None, of the type of x."""
     return filled(t, x.shape, number, TORCH_DTYPES[x.dtype] if dtype is None else dtype)
 
 
@@ -70,7 +71,7 @@ def full_like(
     memory_format: Any,
 ) -> Value:
     """[*S] -> [*S]"""
-    return _like(t, self, fill_value, dtype)
+    return _filled_like(t, self, fill_value, dtype)
 
 
 @lowers(aten.ones_like.default)
@@ -78,7 +79,7 @@ def ones_like(
     t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
 ) -> Value:
     """[*S] -> [*S]"""
-    return _like(t, self, 1, dtype)
+    return _filled_like(t, self, 1, dtype)
 
 
 @lowers(aten.zeros_like.default)
@@ -86,7 +87,7 @@ def zeros_like(
     t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
 ) -> Value:
     """[*S] -> [*S]"""
-    return _like(t, self, 0, dtype)
+    return _filled_like(t, self, 0, dtype)
 
 
 @lowers(aten.new_full.default)
@@ -150,7 +151,7 @@ def empty_like(
     t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
 ) -> Value:
     """[*S] -> [*S]; zeros, as torch promises nothing"""
-    return _like(t, self, 0, dtype)
+    return _filled_like(t, self, 0, dtype)
 
 
 # ---- numbers in a row
@@ -184,7 +185,7 @@ def linspace(
 
 
 def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
-    """A tensor that was computed here, as a constant."""
+    """``made``, a tensor that torch computed here, as a constant; ``name`` is the operator for a refusal."""
     count = made.numel()
     if count > LARGEST:
         raise refused(too_large(f"{name} of {count} elements is too large for a constant that is made here"))
@@ -192,13 +193,14 @@ def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
 
 
 def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """start, start + step, ... before ``end``; whole numbers make int64"""
+    """[N] start, start + step, .. up to ``end``, which is left out, as arange does; ints make int64."""
     if waits(start) or waits(end) or waits(step):
-        return _counted_at_run_time(t, start, end, step, dtype)
+        return _arange_at_run_time(t, start, end, step, dtype)
     return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
 
 
-def _counted_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
+def _arange_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
+    """As ``counted``, where a bound is known at run time only: 0, 1, .. times the step, plus the start."""
     whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
     why = "the steps of an arange that ends at run time have to be whole numbers"
     t.require(whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step"))
@@ -210,7 +212,7 @@ def _counted_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: 
 
 
 def _between(start: Range, end: Range, step: float) -> Range:
-    """Where the numbers of an arange are."""
+    """The range in which the numbers of an arange lie, given the ranges of its bounds."""
     return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])
 
 

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
-    """x [*A,N,*B] -> [*A,1,*B], its p-norm along ``axis``; 0 counts what is not 0"""
+    """x [*A,N,*B] -> [*A,1,*B], the p-norm along ``axis``; for p = 0 the number of elements that are not 0"""
     size = t.abs(x)
     if math.isinf(p):
         return t.reduce_max(size, axis)

@@ -34,31 +34,31 @@ def neg(t: Tosa, self: Value) -> Value:
 @lowers(aten.exp.default)
 def exp(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.exp(_float(t, self))
+    return t.exp(_as_floats(t, self))
 
 
 @lowers(aten.log.default)
 def log(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.log(_float(t, self))
+    return t.log(_as_floats(t, self))
 
 
 @lowers(aten.sqrt.default)
 def sqrt(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; TOSA has no square root: the reciprocal of RSQRT is right for 0 and infinity as well"""
-    return t.reciprocal(t.rsqrt(_float(t, self)))
+    return t.reciprocal(t.rsqrt(_as_floats(t, self)))
 
 
 @lowers(aten.rsqrt.default)
 def rsqrt(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.rsqrt(_float(t, self))
+    return t.rsqrt(_as_floats(t, self))
 
 
 @lowers(aten.reciprocal.default)
 def reciprocal(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.reciprocal(_float(t, self))
+    return t.reciprocal(_as_floats(t, self))
 
 
 @lowers(aten.floor.default)
@@ -76,19 +76,19 @@ def ceil(t: Tosa, self: Value) -> Value:
 @lowers(aten.erf.default)
 def erf(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.erf(_float(t, self))
+    return t.erf(_as_floats(t, self))
 
 
 @lowers(aten.sin.default)
 def sin(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; radians"""
-    return t.sin(_float(t, self))
+    return t.sin(_as_floats(t, self))
 
 
 @lowers(aten.cos.default)
 def cos(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; radians"""
-    return t.cos(_float(t, self))
+    return t.cos(_as_floats(t, self))
 
 
 @lowers(aten.square.default)
@@ -97,7 +97,8 @@ def square(t: Tosa, self: Value) -> Value:
     return product(t, self, self)
 
 
-def _float(t: Tosa, x: Value) -> Value:
+def _as_floats(t: Tosa, x: Value) -> Value:
+    """x as floats: integers and truth values as fp32, as torch does."""
     result = floating(t, x)
     assert isinstance(result, Value)
     return result
@@ -107,7 +108,7 @@ def _float(t: Tosa, x: Value) -> Value:
 
 
 def product(t: Tosa, left: Operand, right: Operand) -> Value:
-    """left * right in their common type. TOSA widens the product of small integers to 32 bits, torch does not."""
+    """left * right in their common type. TOSA widens products of int8 and int16 to 32 bits, so these are cast back."""
     left, right = promoted(t, left, right)
     dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
     if dtype not in (DType.INT8, DType.INT16):
@@ -117,14 +118,14 @@ def product(t: Tosa, left: Operand, right: Operand) -> Value:
 
 
 def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
-    """x * factor, where a factor of 1 is no operator."""
+    """x * factor; for a factor of 1 no operator is made."""
     if factor == 1:
         return x
     return product(t, x, factor) if isinstance(x, Value) else x * factor
 
 
 def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
-    """left + alpha * right; of truth values: either, or the left one if alpha is False."""
+    """left + alpha * right. Of truth values: whether either is true, or, if alpha is False, the left one."""
     if _both_bool(left, right):
         return t.logical_or(left, right if alpha else t.logical_and(right, False))
     left, right = promoted(t, left, right)
@@ -138,6 +139,7 @@ def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
 
 
 def _both_bool(left: Operand, right: Operand) -> bool:
+    """Whether both operands are truth values, as tensors or Python's."""
     return all(v.dtype is DType.BOOL if isinstance(v, Value) else v is True or v is False for v in (left, right))
 
 
@@ -178,7 +180,10 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
-    """x / y where 1 / y may be no normal number: of a very small or large y both are scaled by a power of two first."""
+    """x / y for values of y whose reciprocal may overflow or be subnormal.
+
+    Where y is very small or very large, both operands are multiplied by a power of two first, which changes no digit.
+    """
     far = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
     size = t.abs(y)
     scale = t.select(t.greater(1 / far, size), t.like(far, y), t.select(t.greater(size, far), t.like(1 / far, y), 1.0))
@@ -186,7 +191,10 @@ def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
 
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
-    """1 / number; Unsupported if that is finite but not a normal number of ``dtype``, where digits would get lost."""
+    """1 / number, by which a division multiplies.
+
+    Unsupported if that is finite but no normal number of ``dtype``: its last digits would be lost.
+    """
     if waits(number):
         return 1 / number
     if number == 0:

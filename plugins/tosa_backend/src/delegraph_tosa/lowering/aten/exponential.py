@@ -1,4 +1,4 @@
-"""Exponentials and logarithms, with the digits that they have where their argument or their result is near 0."""
+"""Exponentials and logarithms that keep their digits where the argument or the result is near 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ inf = math.inf
 
 LN2, LN10 = math.log(2), math.log(10)
 LN2_HIGH = 0xB17 / (1 << 12)
-"""The first 12 bits of log(2): their product with a whole number below 2^12 is exact."""
+"""The first 12 bits of log(2). Their product with a whole number below 2^12 is exact in fp32."""
 
 
 TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
@@ -24,7 +24,10 @@ TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
 
 
 def expm1_of(t: Tosa, x: Value) -> Value:
-    """exp(x) - 1; near 0, where that loses digits, its series (TANH, by which it could be had, is not exact there)."""
+    """exp(x) - 1. Near 0 the difference would lose digits, so its Taylor series is taken there.
+
+    It could also be had from TANH, but TOSA does not promise that to be exact enough near 0.
+    """
     small = t.clamp(x, -0.5, 0.5)
     series: Value | float = TAYLOR[0]
     for coefficient in TAYLOR[1:]:
@@ -33,7 +36,7 @@ def expm1_of(t: Tosa, x: Value) -> Value:
 
 
 def log1p_of(t: Tosa, x: Value) -> Value:
-    """log(1 + x): log(u) * x / (u - 1) where u = 1 + x rounded, so that the error of u cancels (Kahan)."""
+    """log(1 + x), as log(u) * x / (u - 1), where u is 1 + x rounded to fp32: the error of u cancels (Kahan)."""
     u = t.add(x, 1)
     rest = t.sub(u, 1)
     corrected = t.mul(t.log(u), t.mul(x, t.reciprocal(rest)))
@@ -43,8 +46,10 @@ def log1p_of(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 2 to the power x: EXP of whole x times the first bits of log(2), which is exact, times that of the
-    rest. POW is off by 2e-6 at 2^80 (see power.py)
+    """[*S] -> [*S]; 2 to the power of x
+
+    x is split into its whole part and the rest. EXP of the whole part times the first bits of log(2), a product that is
+    exact, is multiplied by EXP of what remains. POW would be off by 2e-6 at 2^80 (``power``).
     """
     x = t.clamp(floating_value(t, self), -256, 256)
     whole = t.floor(x)
@@ -104,7 +109,7 @@ def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def _value(t: Tosa, operand: Operand, other: Operand) -> Value:
-    """An operand that may be a number as a floating-point value."""
+    """``operand`` as a floating-point value; a number becomes a constant beside ``other``."""
     if isinstance(operand, Value):
         return floating_value(t, operand)
     assert isinstance(other, Value)

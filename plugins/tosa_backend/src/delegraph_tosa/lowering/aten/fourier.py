@@ -1,6 +1,6 @@
-"""Fourier transforms of small sizes, as products with the matrix of the transform, and what is done to their results.
+"""Fourier transforms of small sizes, as products with the matrix of the transform; and operators on their results.
 
-TOSA's FFT2D and RFFT2D are an extension, and for powers of two.
+TOSA's own FFT2D and RFFT2D are an extension, and take powers of two only.
 """
 
 from __future__ import annotations
@@ -26,62 +26,65 @@ from .trigonometry import atan2
 aten = torch.ops.aten
 
 LARGEST = 1 << 21
-"""Elements that the matrix of a transform may have: of real numbers 1024, of complex ones 724."""
+"""The most elements of a transform's matrix: 1024 real or 724 complex numbers can be transformed."""
 
 
 def _waves(size: int, count: int) -> tuple[Any, Any]:
-    """cos and sin of 2 pi j k / size, j < size and k < count, [size,count]"""
+    """cos and sin of 2 pi j k / size, for j < size and k < count: two arrays [size,count]"""
     turns = np.outer(np.arange(size), np.arange(count)) % size / size
-    cosine, sine = (np.round(wave(2 * math.pi * turns), 15) for wave in (np.cos, np.sin))  # zeros are zeros
+    # rounded, so that zeros are zeros
+    cosine, sine = (np.round(wave(2 * math.pi * turns), 15) for wave in (np.cos, np.sin))
     return cosine, sine
 
 
-def _times(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
-    """x [*S,K], matrix [K,M] -> [*S,M]"""
+def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
+    """x [*S,K], a constant matrix [K,M] times ``scale`` -> [*S,M]"""
     t.require(matrix.size <= LARGEST, f"a Fourier transform of {len(matrix)} numbers is too large for a matrix")
     return affine(t, x, literal(matrix.T * scale, DType.FP32, np.float32), None)
 
 
-def _last(rank: int, axis: int) -> list[int]:
-    """An order of the axes in which ``axis`` is the last one."""
+def _axis_last(rank: int, axis: int) -> list[int]:
+    """The permutation of ``rank`` axes that makes ``axis`` the last one."""
     return [*(a for a in range(rank) if a != axis), axis]
 
 
-def _of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
-    """x [*A,N,*B] -> parts [*A,count,*B,2] of its transform"""
-    order = _last(x.rank, axis)
+def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
+    """x [*A,N,*B] -> real and imaginary parts [*A,count,*B,2] of its transform along ``axis``"""
+    order = _axis_last(x.rank, axis)
     cosine, sine = _waves(x.shape[axis], count)
-    rows = _times(t, t.transpose(x, order), np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1), scale)
+    rows = _times_matrix(t, t.transpose(x, order), np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1), scale)
     parts = t.reshape(rows, (*rows.shape[:-1], count, 2))
     return t.transpose(parts, [*(order.index(a) for a in range(x.rank)), x.rank])
 
 
-def _of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale: float) -> Value:
-    """parts [*A,N,*B,2] -> those of the transform along ``axis``"""
+def _transform_of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale: float) -> Value:
+    """Parts [*A,N,*B,2] of complex numbers -> parts of their transform along ``axis``, or of its inverse"""
     rank, size = parts.rank - 1, parts.shape[axis]
-    order = _last(rank, axis)
+    order = _axis_last(rank, axis)
     cosine, sine = _waves(size, size)
     sine = sine if forward else -sine
     matrix = np.stack((np.stack((cosine, -sine), -1), np.stack((sine, cosine), -1)), 1).reshape(2 * size, 2 * size)
     moved = t.transpose(parts, [*order, rank])
-    rows = _times(t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale)
+    rows = _times_matrix(t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale)
     return t.transpose(t.reshape(rows, moved.shape), [*(order.index(a) for a in range(rank)), rank])
 
 
-def _to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value:
-    """parts [*A,size/2+1,*B,2] of a transform of real numbers -> these, [*A,size,*B]"""
+def _inverse_to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value:
+    """Parts [*A,size/2+1,*B,2] of the transform of real numbers -> the real numbers [*A,size,*B]"""
     rank, count = parts.rank - 1, parts.shape[axis]
-    order = _last(rank, axis)
+    order = _axis_last(rank, axis)
     cosine, sine = _waves(size, count)
+    # the left-out half of a transform of real numbers is the conjugate of this one: all but the first and the middle
+    # term count twice
     twice = np.where((np.arange(count) == 0) | (2 * np.arange(count) == size), 1, 2)
     matrix = np.stack(((cosine * twice).T, (-sine * twice).T), 1).reshape(2 * count, size)
     moved = t.transpose(parts, [*order, rank])
-    rows = _times(t, t.reshape(moved, (*moved.shape[:-2], 2 * count)), matrix, scale)
+    rows = _times_matrix(t, t.reshape(moved, (*moved.shape[:-2], 2 * count)), matrix, scale)
     return t.transpose(rows, [order.index(a) for a in range(rank)])
 
 
-def _scale(sizes: Sequence[int], normalization: int) -> float:
-    """By which a transform is multiplied: 0 is 1, 1 is 1 / sqrt(N), 2 is 1 / N."""
+def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
+    """The factor of a transform over axes of these sizes: ATen's 0 means 1, 1 means 1 / sqrt(N), 2 means 1 / N."""
     return float(math.prod(sizes) ** (-normalization / 2))
 
 
@@ -90,13 +93,13 @@ def _scale(sizes: Sequence[int], normalization: int) -> float:
 
 @lowers(aten._fft_r2c.default, lazy=True)
 def _fft_r2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    """real [*S] -> complex [*S']; the last of ``dim`` has N / 2 + 1 elements then if ``onesided``"""
+    """real [*S] -> complex [*S']; if ``onesided``, the last of ``dim`` has only N / 2 + 1 elements"""
     axes = [axis_of(d, self.rank) for d in dim]
     size = self.shape[axes[-1]]
-    scale = _scale([self.shape[a] for a in axes], normalization)
-    parts = _of_real(t, self, axes[-1], size // 2 + 1 if onesided else size, scale)
+    scale = _normalization_factor([self.shape[a] for a in axes], normalization)
+    parts = _transform_of_real(t, self, axes[-1], size // 2 + 1 if onesided else size, scale)
     for axis in axes[:-1]:
-        parts = _of_complex(t, parts, axis, True, 1)
+        parts = _transform_of_complex(t, parts, axis, True, 1)
     return Complex(parts)
 
 
@@ -106,41 +109,43 @@ def _fft_c2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, forwa
     """complex [*S] -> complex [*S]"""
     assert isinstance(self, Complex)
     axes, parts = [axis_of(d, self.rank) for d in dim], self.parts
-    scale = _scale([self.shape[a] for a in axes], normalization)
+    scale = _normalization_factor([self.shape[a] for a in axes], normalization)
     for axis in axes:
-        parts, scale = _of_complex(t, parts, axis, forward, scale), 1
+        parts, scale = _transform_of_complex(t, parts, axis, forward, scale), 1
     return Complex(parts)
 
 
 @lowers(aten._fft_c2r.default, on=Complex)
 @lowers(aten._fft_c2r.default)
 def _fft_c2r(t: Tosa, self: Value, dim: Sequence[int], normalization: int, last_dim_size: int) -> Value:
-    """complex [*S] -> real [*S']; back from what a transform of ``last_dim_size`` real numbers gave"""
+    """complex [*S] -> real [*S'], the inverse of a transform of ``last_dim_size`` real numbers"""
     assert isinstance(self, Complex)
     axes, parts = [axis_of(d, self.rank) for d in dim], self.parts
     for axis in axes[:-1]:
-        parts = _of_complex(t, parts, axis, False, 1)
-    scale = _scale([*(self.shape[a] for a in axes[:-1]), last_dim_size], normalization)
-    return _to_real(t, parts, axes[-1], last_dim_size, scale)
+        parts = _transform_of_complex(t, parts, axis, False, 1)
+    scale = _normalization_factor([*(self.shape[a] for a in axes[:-1]), last_dim_size], normalization)
+    return _inverse_to_real(t, parts, axes[-1], last_dim_size, scale)
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """As a number (see ``_scale``)."""
+    """torch.fft's ``norm`` as the number that ``_normalization_factor`` takes."""
     return 1 if norm == "ortho" else 2 * ((norm == "forward") == forward)
 
 
 def _transformed(t: Tosa, x: Value, dims: Sequence[int], norm: str | None, forward: bool) -> Complex:
+    """The transform of x over ``dims``, or its inverse if ``forward`` is false."""
     return _fft_c2c(t, _complex(t, x), dims, _normalization(norm, forward), forward)
 
 
 def _complex(t: Tosa, x: Value) -> Complex:
-    """A real x as well"""
+    """x as a complex value; a real x has imaginary parts 0."""
     if isinstance(x, Complex):
         return x
     return Complex(t.concat([t.reshape(x, (*x.shape, 1)), t.constant(0, x.dtype, (*x.shape, 1))], x.rank))
 
 
 def _expect_size(t: Tosa, sizes: Any) -> None:
+    """Raise Unsupported if the user gave sizes to pad or cut the input to."""
     t.require(sizes is None, "only a Fourier transform of the size of its input is lowered")
 
 
@@ -186,7 +191,7 @@ def fft_ifft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int],
 @lowers(aten.fft_irfft.default, on=Complex)
 @lowers(aten.fft_irfft.default)
 def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Value:
-    """complex [*S] -> real [*S'], along an axis of N / 2 + 1"""
+    """complex [*S] -> real [*S']; an axis of N / 2 + 1 elements becomes one of N"""
     natural = 2 * (self.shape[dim] - 1)
     t.require(n in (None, natural, natural + 1), f"an inverse of {self.shape[dim]} to {n} elements is not lowered")
     return _fft_c2r(t, _complex(t, self), [dim], _normalization(norm, False), natural if n is None else n)
@@ -211,7 +216,7 @@ def view_as_real(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.abs.default, on=Complex)
 def abs(t: Tosa, self: Complex) -> Value:
-    """[*S] -> [*S]; squares of parts above 1e19 overflow"""
+    """[*S] -> [*S]; overflows where a part is above 1e19, because it is squared"""
     square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
     return sqrt(t, t.reshape(square, self.shape))
 
@@ -223,7 +228,7 @@ def angle(t: Tosa, self: Complex) -> Value:
 
 
 def _part(t: Tosa, x: Complex, which: int) -> Value:
-    """[*S], the real or the imaginary part"""
+    """The real (0) or the imaginary (1) parts [*S] of x."""
     return t.reshape(t.slice(x.parts, [0] * x.rank + [which], [*x.shape, 1]), x.shape)
 
 
@@ -247,7 +252,7 @@ def slice(t: Tosa, self: Complex, dim: int, start: int | None, end: int | None, 
 
 @lowers(aten.mul.Tensor, on=Complex)
 def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
-    """[*S], [*S] -> [*S]; of which one may be real"""
+    """[*S], [*S] -> [*S]; one of both may be real"""
     x, y = (self, other) if isinstance(self, Complex) else (other, self)
     assert isinstance(x, Complex)
     if not isinstance(y, Complex):

@@ -1,6 +1,6 @@
 """Sampling of images and volumes at places that are computed at run time: one GATHER for each neighbour of a place.
 
-Places are clamped to one element around the tensor before they become integers, since nothing lies further out.
+Places are limited to one element around the tensor before they become integers: further out everything is the same.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
 class Grid:
-    """What one call samples: the sizes of the axes from the last one on, as the grid names them, and how."""
+    """How one call samples: sizes of the input's axes (the last one first, as in the grid), padding and alignment.
+
+    ``corners``: whether -1 and 1 are the centres of the outermost elements, and not their outer edges.
+    """
 
     def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
         self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
 
     def place(self, coordinate: Value, size: int) -> Value:
-        """A coordinate from -1 to 1, in elements of an axis of ``size``; NaN is taken for -1."""
+        """A coordinate from -1 to 1 as a position in elements, along an axis of ``size``; NaN counts as -1."""
         t = self.t
         coordinate = t.select(t.equal(coordinate, coordinate), coordinate, -1.0)
         raised = t.add(coordinate, 1)
@@ -41,7 +44,7 @@ class Grid:
         return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
-        """A place after padding: moved into the tensor, or left outside of it where the padding is zeros."""
+        """The position at which to read instead of ``place``: moved into the tensor, unless the padding is zeros."""
         if self.padding == ZEROS:
             return place
         if self.padding == REFLECTION:
@@ -49,7 +52,7 @@ class Grid:
         return self.t.clamp(place, 0, size - 1)
 
     def _reflected(self, place: Value, low: float, high: float) -> Value:
-        """Mirrored at ``low`` and ``high`` until it lies between them."""
+        """``place``, mirrored at ``low`` and ``high`` until it lies between them."""
         t, span = self.t, high - low
         if span == 0:
             return t.mul(place, 0)
@@ -57,12 +60,13 @@ class Grid:
         turns = t.floor(t.mul(distance, 1 / span))
         rest = t.sub(distance, t.mul(turns, span))
         half = t.mul(turns, 0.5)
+        # an odd number of reflections runs backwards
         odd = t.greater(half, t.floor(half))
         return t.add(t.select(odd, t.sub(span, rest), rest), low)
 
 
 def sampled(t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners: bool) -> Value:
-    """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; in fp32"""
+    """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; computed in fp32"""
     axes = grid.shape[-1]
     g = Grid(t, input.shape[2:], padding, corners)
     wide = converted(t, grid, DType.FP32)
@@ -71,42 +75,44 @@ def sampled(t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners
     found = [g.place(column, size) for column, size in zip(columns, g.sizes, strict=True)]
     values = t.transpose(converted(t, input, DType.FP32), channels_last(input.rank))
     values = t.reshape(values, (n, math.prod(input.shape[2:]), input.shape[1]))
-    y = _cubic(g, values, found) if mode == BICUBIC else _straight(g, values, found, mode)
+    y = _cubic(g, values, found) if mode == BICUBIC else _nearest_or_linear(g, values, found, mode)
     y = t.reshape(y, (n, *grid.shape[1:-1], input.shape[1]))
     return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
 
 
 def _column(t: Tosa, grid: Value, axis: int) -> Value:
-    """[N,P,axes] -> [N,P]"""
+    """The coordinates of one axis: grid [N,P,axes] -> [N,P]"""
     n, places, _ = grid.shape
     return t.reshape(t.slice(grid, (0, 0, axis), (n, places, 1)), (n, places))
 
 
 Tap = tuple[Value, Value | None]
-"""The whole place of a neighbour along one axis, as float, and its weight."""
+"""A neighbour along one axis: its position, a whole number as float, and its weight; None is 1."""
 
 
-def _straight(g: Grid, values: Value, places: Sequence[Value], mode: int) -> Value:
-    """The nearest element, or the weighted sum of those on both sides along each axis."""
+def _nearest_or_linear(g: Grid, values: Value, places: Sequence[Value], mode: int) -> Value:
+    """The nearest element of each place, or the weighted sum of the neighbours on both sides along each axis."""
     t = g.t
     moved = [t.clamp(g.padded(p, size), -2, size + 1) for p, size in zip(places, g.sizes, strict=True)]
     if mode == NEAREST:
-        return _summed(g, values, [[(nearest(t, p), None)] for p in moved])
-    return _summed(g, values, [_neighbours(t, p) for p in moved])
+        return _weighted_sum(g, values, [[(nearest(t, p), None)] for p in moved])
+    return _weighted_sum(g, values, [_neighbours(t, p) for p in moved])
 
 
 def _neighbours(t: Tosa, place: Value) -> list[Tap]:
+    """The elements before and after ``place``, weighted by how near they are."""
     first = t.floor(place)
     share = t.sub(place, first)
     return [(first, t.sub(1, share)), (t.add(first, 1), share)]
 
 
 def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
-    """The weighted sum of four elements along each axis, each of which is padded for itself."""
-    return _summed(g, values, [_four(g, p, size) for p, size in zip(places, g.sizes, strict=True)])
+    """The weighted sum of four elements along each axis. Each of the four is padded by itself."""
+    return _weighted_sum(g, values, [_four_neighbours(g, p, size) for p, size in zip(places, g.sizes, strict=True)])
 
 
-def _four(g: Grid, place: Value, size: int) -> list[Tap]:
+def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
+    """The four elements around ``place`` along one axis, weighted by the cubic kernel."""
     t = g.t
     first = t.floor(place)
     share = t.sub(place, first)
@@ -117,7 +123,10 @@ def _four(g: Grid, place: Value, size: int) -> list[Tap]:
 
 
 def _spline(t: Tosa, share: Value) -> list[Value]:
-    """The weights of Keys' cubic convolution, a = -0.75, at the distances 1 + s, s, 1 - s and 2 - s."""
+    """The weights of four neighbours by Keys' cubic convolution, a = -0.75.
+
+    For a share s between the second and the third one, their distances are 1 + s, s, 1 - s and 2 - s.
+    """
 
     def inner(x: Value) -> Value:
         return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
@@ -129,12 +138,15 @@ def _spline(t: Tosa, share: Value) -> list[Value]:
     return [outer(t.add(share, 1)), inner(share), inner(rest), outer(t.add(rest, 1))]
 
 
-def _summed(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
-    """values [N,K,C] -> [N,P,C], the weighted sum over all combinations of the axes' taps"""
+def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
+    """values [N,K,C] -> [N,P,C], summed over all combinations of the taps of each axis.
+
+    The corners of a square, or more
+    """
     t = g.t
     total: Value | None = None
     for corner in product(*taps):
-        part = t.gather(values, _index(g, [place for place, _ in corner]))
+        part = t.gather(values, _index_of_place(g, [place for place, _ in corner]))
         weight = _weight(g, corner)
         if weight is not None:
             part = t.mul(part, t.reshape(weight, (*weight.shape, 1)))
@@ -143,8 +155,8 @@ def _summed(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
     return total
 
 
-def _index(g: Grid, places: Sequence[Value]) -> Value:
-    """Whole places along each axis [N,P] -> int32 [N,P], where that element lies in the tensor"""
+def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
+    """int32 [N,P]: where the element at these positions lies among all elements; ``places`` has [N,P] for each axis."""
     t = g.t
     flat: Value | None = None
     for place, size in reversed(list(zip(places, g.sizes, strict=True))):
@@ -155,7 +167,10 @@ def _index(g: Grid, places: Sequence[Value]) -> Value:
 
 
 def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
-    """The product of the weights, 0 outside of the tensor if padding is zeros; None for 1."""
+    """The weight of one combination of taps: the product of theirs. None is 1.
+
+    With padding by zeros it is 0 outside of the tensor.
+    """
     t = g.t
     weight: Value | None = None
     for _, own in corner:

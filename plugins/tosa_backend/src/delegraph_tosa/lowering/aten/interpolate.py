@@ -1,6 +1,6 @@
-"""Interpolation along any axes: every output is a weighted sum of elements at positions known beforehand.
+"""Interpolation along any axes: each output is a weighted sum of elements at positions that are known beforehand.
 
-Positions and weights are computed in fp32, as torch does. What RESIZE can express is in ``resize``.
+Positions and weights are computed in fp32, as torch does. Interpolation that RESIZE can express is in ``resize``.
 """
 
 from __future__ import annotations
@@ -28,59 +28,67 @@ f32 = np.float32
 
 
 class Tap(NamedTuple):
-    """One of the elements that outputs are made of: its position and weight, for each output. No weight is 1."""
+    """One of the elements that each output is made of: their positions [out] and weights [out].
+
+    None is a weight of 1.
+    """
 
     positions: Any
     weights: Any = None
 
 
 Kind = Callable[[Axis, bool], list[Tap]]
-"""The taps of an axis: (axis, corners)."""
+"""A kind of interpolation: the taps for an axis and ``corners`` (align_corners)."""
 
 
-def _within(positions: Any, axis: Axis) -> Any:
+def _limited_to_axis(positions: Any, axis: Axis) -> Any:
+    """Positions limited to the axis, as int64."""
     return np.clip(positions, 0, axis.size - 1).astype(np.int64)
 
 
 def nearest(axis: Axis, corners: bool) -> list[Tap]:
-    """The element in which an output begins."""
-    return [Tap(_within(np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis))]
+    """The element in which the start of an output lies."""
+    return [Tap(_limited_to_axis(np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis))]
 
 
 def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
     """The element in which the centre of an output lies."""
-    return [Tap(_within(np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()), axis))]
+    return [Tap(_limited_to_axis(np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()), axis))]
 
 
 def linear(axis: Axis, corners: bool) -> list[Tap]:
-    """The elements before and after the centre."""
+    """The elements on both sides of an output's centre, weighted by how near they are."""
     places = np.maximum(axis.places(corners), f32(0))
-    first = _within(np.floor(places), axis)
+    first = _limited_to_axis(np.floor(places), axis)
     share = np.clip(places - first.astype(f32), f32(0), f32(1))
-    return [Tap(first, f32(1) - share), Tap(_within(first + 1, axis), share)]
+    return [Tap(first, f32(1) - share), Tap(_limited_to_axis(first + 1, axis), share)]
 
 
 def cubic(axis: Axis, corners: bool) -> list[Tap]:
-    """The four elements around the centre, weighted by a cubic spline."""
+    """The four elements around an output's centre, weighted by a cubic spline."""
     places = axis.places(corners)
     first = np.floor(places)
     share = places - first
-    return [Tap(_within(first + k, axis), _spline(np.abs(share - f32(k)), f32(-0.75))) for k in (-1, 0, 1, 2)]
+    return [Tap(_limited_to_axis(first + k, axis), _spline(np.abs(share - f32(k)), f32(-0.75))) for k in (-1, 0, 1, 2)]
 
 
 def _spline(x: Any, a: np.float32) -> Any:
-    """Keys' cubic convolution kernel at distance x."""
+    """Keys' cubic convolution kernel at distance x, with the parameter ``a``."""
     inner = ((a + 2) * x - (a + 3)) * x * x + 1
     outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0)).astype(f32)
 
 
-def _triangle(x: Any) -> Any:
+def _linear_kernel(x: Any) -> Any:
+    """The weight at distance x: falls from 1 to 0 at distance 1."""
     return np.maximum(1 - np.abs(x), 0)
 
 
 def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """Taps over all that an output covers, weighted by a filter that reaches ``width`` / 2 outputs to either side."""
+    """A kind with antialias: an output averages all elements that it covers.
+
+    ``weight`` is the filter, which reaches ``width`` / 2 outputs to either side.
+    """
 
     def taps(axis: Axis, corners: bool) -> list[Tap]:
         step = axis.step(corners)
@@ -92,16 +100,20 @@ def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
         places = first[:, None] + np.arange(int((last - first).max()))
         weights = weight((places + f32(0.5) - centres[:, None]) / wide) * (places < last[:, None])
         weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
-        return [Tap(_within(p, axis), w) for p, w in zip(*_inside(places, weights, last - first), strict=True)]
+        return [
+            Tap(_limited_to_axis(p, axis), w)
+            for p, w in zip(*_columns_of_taps(places, weights, last - first), strict=True)
+        ]
 
     return taps
 
 
-def _inside(places: Any, weights: Any, counts: Any) -> tuple[Any, Any]:
-    """Columns of places and weights [outputs, taps], where output i has ``counts[i]`` taps and no element beyond them.
+def _columns_of_taps(places: Any, weights: Any, counts: Any) -> tuple[Any, Any]:
+    """Columns of places and weights [outputs, taps].
 
-    Outputs have as many taps as the widest of them. A tap of weight 0 on an element outside would make NaN of an
-    infinity there, so the surplus taps of an output repeat its last element and share its weight, in exact halves.
+    Output i has ``counts[i]`` taps, and none on an element beyond them. Every output gets as many taps as the widest
+    one has. A tap of weight 0 on an element outside would turn an infinity there into NaN. So the surplus taps of an
+    output repeat its last element and share that one's weight, in exact halves.
     """
     taps = np.arange(places.shape[1])
     last = (counts - 1)[:, None]
@@ -110,16 +122,17 @@ def _inside(places: Any, weights: Any, counts: Any) -> tuple[Any, Any]:
     return np.minimum(places, places[:, :1] + last).T, np.where(taps < last, weights, shared).astype(f32).T
 
 
-linear_filter = _filtered(2, _triangle)
+linear_filter = _filtered(2, _linear_kernel)
 cubic_filter = _filtered(4, lambda x: _spline(np.abs(x).astype(f32), f32(-0.5)))
 
 
 def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: bool = False) -> Value:
-    """x [N,C,*S] -> [N,C,*S'], one axis after the other; weighted sums in fp32"""
+    """x [N,C,*S] -> [N,C,*S'], interpolated along one axis after the other; weighted sums are in fp32"""
     y = x
     for number, axis in enumerate(axes, start=2):
         if kind in (linear_filter, cubic_filter) and axis.size == axis.out:  # eager does not filter such an axis
             continue
+        # whether elements are mixed, and not just picked
         between = kind not in (nearest, nearest_exact)
         if between and not t.weighs_integers:
             t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
@@ -140,7 +153,7 @@ AT_RUN_TIME: dict[Kind, Callable[[Tosa, Axis, bool], list[interpolate_dynamic.Ta
     linear: interpolate_dynamic.linear,
     cubic: interpolate_dynamic.cubic,
 }
-"""The taps of kinds that have as many of them at every size."""
+"""Kinds with the same number of taps for all sizes -> what computes the taps at run time."""
 
 
 def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
@@ -158,7 +171,7 @@ def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
 
 
 def axes_of(x: Value, output_size: Sequence[int] | None, scales: Sequence[float | None] | None) -> list[Axis]:
-    """The axes of x [N,C,*S] with the sizes or the scales that the user gave."""
+    """The spatial axes of x [N,C,*S] with their output sizes; the user gave these, or scales."""
     sizes = x.shape[2:]
     given = [None] * len(sizes) if scales is None else list(scales)
     if output_size is None:
@@ -244,7 +257,7 @@ def _upsample_nearest_exact2d(
 
 
 def _image_rule(operator: Any, kind: Kind) -> None:
-    """Register a rule for an operator over images whose corners can be aligned."""
+    """Register the rule of an operator on images that has the argument align_corners."""
 
     @lowers(operator)
     def rule(
@@ -265,7 +278,7 @@ _image_rule(aten._upsample_bicubic2d_aa.default, cubic_filter)
 
 
 def _volume_rule(operator: Any, kind: Kind) -> None:
-    """Register a rule for an operator over volumes."""
+    """Register the rule of an operator on volumes that has no align_corners."""
 
     @lowers(operator)
     def rule(

@@ -1,6 +1,6 @@
-"""Interpolation where a size is known at run time only: positions and weights are computed by TOSA's operators.
+"""Interpolation where a size is known at run time only: TOSA operators compute the positions and weights.
 
-They are those of ``interpolate``, in fp32, as torch computes them. GATHER takes the elements.
+The formulas are those of ``interpolate``, in fp32, as in torch. GATHER reads the elements.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..geometry.interpolated_axis import Axis
 from .index import taken
 
 SHARPNESS = -0.75
-"""The parameter of torch's cubic kernel."""
+"""The parameter of torch's cubic kernel, often called a."""
 
 
 class Tap(NamedTuple):
-    """One of the elements that outputs are made of: its position fp32 [out], a whole number, and its weight [out]."""
+    """One of the elements that each output is made of: positions fp32 [out], whole numbers, and weights [out]."""
 
     positions: Value
     weights: Value | None = None
@@ -32,7 +32,7 @@ def weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     """x [*A,N,*B] -> [*A,out,*B], the weighted sum of the taps along ``axis``"""
     total: Value | None = None
     for positions, weights in taps:
-        part = _picked(t, x, axis, positions)
+        part = _elements_at(t, x, axis, positions)
         if weights is not None:
             part = t.mul(part, t.reshape(weights, (*weights.shape, *(1,) * (x.rank - axis - 1))))
         total = part if total is None else t.add(total, part)
@@ -40,8 +40,8 @@ def weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     return total
 
 
-def _picked(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
-    """x [*A,N,*B], positions [P] -> [*A,P,*B]"""
+def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
+    """x [*A,N,*B], positions fp32 [P] -> [*A,P,*B]"""
     (count,) = positions.shape
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     index = t.tile(t.reshape(t.cast(positions, DType.INT32), (1, count)), (before, 1))
@@ -50,7 +50,7 @@ def _picked(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The element in which an output begins."""
+    """The element in which the start of an output lies."""
     return [_nearest(t, axis, t.numbers(axis.out, DType.FP32))]
 
 
@@ -60,12 +60,15 @@ def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
-    """As torch rounds the ratio of sizes and its multiples; of sizes from 2**18 on it may be the next element."""
+    """The tap for positions in units of outputs, rounded as torch does.
+
+    From sizes of 2**18 on the ratio's rounding may differ, and the next element be taken.
+    """
     return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
 
 
 def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The elements before and after the centre."""
+    """The elements on both sides of an output's centre, weighted by how near they are."""
     places = t.maximum(_places(t, axis, corners), 0)
     first = t.minimum(t.floor(places), axis.size - 1)
     share = t.clamp(t.sub(places, first), 0, 1)
@@ -73,7 +76,7 @@ def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The four elements around the centre, weighted by a cubic spline."""
+    """The four elements around an output's centre, weighted by a cubic spline."""
     places = _places(t, axis, corners)
     first = t.floor(places)
     share = t.sub(places, first)
@@ -83,19 +86,19 @@ def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _inner(t: Tosa, x: Value) -> Value:
-    """Keys' cubic convolution kernel at distance x, 0 to 1."""
+    """Keys' cubic convolution kernel at a distance x from 0 to 1."""
     a = SHARPNESS
     return t.add(t.mul(t.mul(t.sub(t.mul(x, a + 2), a + 3), x), x), 1)
 
 
 def _outer(t: Tosa, x: Value) -> Value:
-    """At distance x, 1 to 2."""
+    """Keys' cubic convolution kernel at a distance x from 1 to 2."""
     a = SHARPNESS
     return t.sub(t.mul(t.add(t.mul(t.sub(t.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
 
 
 def _step(axis: Axis, corners: bool) -> float:
-    """As ``Axis.step``, a number that may be known at run time only."""
+    """Input elements per output element, as ``Axis.step``, where the sizes may be known at run time only."""
     if corners:
         return (axis.size - 1) / largest(axis.out - 1, 1)
     if axis.scale is not None and axis.scale > 0:
@@ -104,6 +107,6 @@ def _step(axis: Axis, corners: bool) -> float:
 
 
 def _places(t: Tosa, axis: Axis, corners: bool) -> Value:
-    """Where in the input the centres of the outputs lie, in elements [out]."""
+    """The positions [out] of the outputs' centres in the input, in elements."""
     outputs, step = t.numbers(axis.out, DType.FP32), _step(axis, corners)
     return t.mul(outputs, step) if corners else t.sub(t.mul(t.add(outputs, 0.5), step), 0.5)

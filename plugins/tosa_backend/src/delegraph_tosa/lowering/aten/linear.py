@@ -1,7 +1,7 @@
 """Matrix products.
 
-A constant matrix goes into a CONV2D of a 1x1 kernel: it takes torch's [O,I] weight as it lies in memory, and the bias
-with it. Two run-time matrices are a MATMUL.
+A constant matrix is the weight of a CONV2D with a 1x1 kernel: that takes torch's [O,I] as it lies in memory, and the
+bias too. Two matrices that are computed at run time go into a MATMUL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
-    """x [*S,I], weight [O,I], bias [O] -> [*S,O]"""
+    """x [*S,I], weight [O,I], bias [O] -> [*S,O]: x times the transposed weight, plus the bias"""
     if weight.constant is None:
         y = _product(t, x, t.transpose(weight, (1, 0)))
         return y if bias is None else t.add(y, bias)
@@ -32,9 +32,10 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
 
 
 def _image(shape: Shape) -> Shape:
-    """[*S,I] as [N,1,W,I]: where ``S`` has one or two axes, only axes of size 1 come in, which cost nothing.
+    """The shape [N,1,W,I] in which rows [*S,I] are an image for CONV2D.
 
-    Rows lie along the width: over the height, Vela takes twice the cycles.
+    Rows lie along the width: along the height, Vela's code takes twice the cycles. If ``S`` has one or two axes, the
+    reshape only adds axes of size 1, which costs nothing.
     """
     *leading, inputs = shape
     batch, width = (leading[0], math.prod(leading[1:])) if len(leading) == 2 else (1, math.prod(leading))
@@ -56,19 +57,19 @@ def times_matrix(t: Tosa, x: Value, matrix: Value, bias: Value | None = None) ->
 def batched_product(t: Tosa, left: Value, right: Value) -> Value:
     """left [*B,L,K], right [*B,K,M], batches that broadcast -> [*B,L,M]"""
     batch = broadcast(left.shape[:-2], right.shape[:-2])
-    y = t.matmul(_flat(t, left, batch), _flat(t, right, batch))
+    y = t.matmul(_in_batch(t, left, batch), _in_batch(t, right, batch))
     return t.reshape(y, (*batch, left.shape[-2], right.shape[-1]))
 
 
 def broadcast(left: Shape, right: Shape) -> Shape:
-    """The shape of two that broadcast."""
+    """The shape to which both shapes broadcast."""
     rank = max(len(left), len(right))
     pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
     return tuple([max(a, b) for a, b in pairs])
 
 
-def _flat(t: Tosa, x: Value, batch: Shape) -> Value:
-    """x [*B',L,K] -> [B,L,K], repeated along the batch axes where ``batch`` is larger"""
+def _in_batch(t: Tosa, x: Value, batch: Shape) -> Value:
+    """x [*B',L,K] -> [B,L,K], repeated along its batch axes to the shape ``batch``"""
     x = t.ranked(x, len(batch) + 2)
     x = t.tile(x, [*(n // m for n, m in zip(batch, x.shape, strict=False)), 1, 1])
     return t.reshape(x, (math.prod(batch), *x.shape[-2:]))
@@ -149,6 +150,6 @@ def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value |
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
-    """beta * self + alpha * y; torch does not look at ``self`` if beta is 0"""
+    """beta * self + alpha * y. If beta is 0, torch does not read ``self``, so NaN in it does not count."""
     y = y if alpha == 1 else product(t, y, alpha)
     return y if beta == 0 else sum_of(t, y, scaled(t, self, beta), 1)

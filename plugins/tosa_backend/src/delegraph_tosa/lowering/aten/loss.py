@@ -1,4 +1,4 @@
-"""Losses of class labels. A label that is to be ignored may be any number; all others name a class."""
+"""Losses of class labels. A label that is to be ignored may be any number; every other one is a class."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from .reduce import log_softmax_of
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
 INDEXES = {"target": labels("self", "ignore_index")}
+"""Labels are classes, or ``ignore_index``."""
 
 
 class Labels(NamedTuple):
-    """Labels [M]: the classes (0 where ignored), which count, and the weight of each, 0 where ignored."""
+    """Labels [M]: their classes, whether they count, and their weights; class and weight of an ignored one are 0."""
 
     classes: Value
     counted: Value
@@ -31,6 +32,10 @@ class Labels(NamedTuple):
 
 
 def _labels(t: Tosa, target: Value, weight: Value | None, count: int, ignored: int, dtype: DType) -> Labels:
+    """The labels ``target`` of any shape, flattened.
+
+    ``weight`` [C] has a weight for each of ``count`` classes, or is None.
+    """
     flat = t.reshape(target, (math.prod(target.shape),))
     counted = t.logical_not(t.equal(flat, ignored))
     classes = t.select(counted, flat, 0)
@@ -41,13 +46,13 @@ def _labels(t: Tosa, target: Value, weight: Value | None, count: int, ignored: i
 
 
 def _rows(t: Tosa, x: Value) -> Value:
-    """x [N,C,*S] or [C] -> [M,C]"""
+    """Scores x [N,C,*S] or [C] as one row of classes for each label [M,C]"""
     x = t.ranked(x, max(x.rank, 2))
     return t.reshape(t.transpose(x, channels_last(x.rank)), (math.prod(x.shape) // x.shape[1], x.shape[1]))
 
 
 def _reduced(t: Tosa, losses: Value, weights: Value | None, target: Value, reduction: int) -> Value:
-    """losses [M], weights [M] -> of the target's shape, or their sum, or that divided by the sum of the weights."""
+    """losses [M] -> in the target's shape (NONE), their sum (SUM), or that divided by the sum of the weights (MEAN)"""
     if reduction == NONE:
         return t.reshape(losses, target.shape)
     total = t.reduce_sum(losses, 0)
@@ -58,7 +63,7 @@ def _reduced(t: Tosa, losses: Value, weights: Value | None, target: Value, reduc
 
 
 def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
-    """rows [M,C] of logarithms -> the weighted negative one of each label's class [M]"""
+    """rows [M,C] of log-probabilities -> [M], minus that of each label's class, times its weight"""
     count, classes = rows.shape
     own = taken(t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1)))
     return t.select(labels.counted, t.mul(t.negate(t.reshape(own, (count,))), labels.weights), 0)
@@ -86,7 +91,7 @@ def cross_entropy_loss(
     rows = _rows(t, log_softmax_of(t, self, 1 if self.rank > 1 else 0))
     every = rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
     if target.dtype in FLOATS:
-        return _of_probabilities(t, every, self, target, reduction, label_smoothing)
+        return _loss_of_probabilities(t, every, self, target, reduction, label_smoothing)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
     losses = _likelihoods(t, rows, labels)
     if label_smoothing:
@@ -96,10 +101,14 @@ def cross_entropy_loss(
     return _reduced(t, losses, labels.weights, target, reduction)
 
 
-def _of_probabilities(
+def _loss_of_probabilities(
     t: Tosa, every: Value, self: Value, target: Value, reduction: int, label_smoothing: float
 ) -> Value:
-    """every [M,C], the weighted logarithms -> their mean in the classes' probabilities"""
+    """The loss where ``target`` has probabilities of classes.
+
+    Rows ``every`` [M,C], weighted by these, summed and reduced ``every`` are the log-probabilities, times the weights
+    of the classes.
+    """
     share = _rows(t, converted(t, target, self.dtype))
     if label_smoothing:
         share = t.add(t.mul(share, 1 - label_smoothing), label_smoothing / every.shape[1])

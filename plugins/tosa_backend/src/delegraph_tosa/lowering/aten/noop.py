@@ -1,4 +1,7 @@
-"""What changes nothing: copies, detached values, memory formats, dropout outside of training, checks of metadata."""
+"""Operators that compute nothing.
+
+Copies, detaching, memory formats, dropout outside of training, checks of metadata.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def same(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.clone.default, aten.contiguous.default)
 def clone(t: Tosa, self: Value, memory_format: Any) -> Value:
-    """[*S] -> [*S]; TOSA has no strides"""
+    """[*S] -> [*S]; a memory format changes nothing, since TOSA has no strides"""
     return self
 
 
@@ -39,4 +42,4 @@ def dropout(t: Tosa, input: Value, p: float, train: bool) -> Value:
 
 @lowers(aten._assert_tensor_metadata.default)
 def _assert_tensor_metadata(t: Tosa, a: Value, size: Any, stride: Any, dtype: Any, device: Any, layout: Any) -> None:
-    """Checked by torch.export; no result"""
+    """No result: torch.export has checked it."""

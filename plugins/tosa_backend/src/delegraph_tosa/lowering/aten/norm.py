@@ -21,9 +21,9 @@ aten = torch.ops.aten
 def normalized(
     t: Tosa, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> Value:
-    """x [N,C,*S], the others [C] -> [N,C,*S], written as x * k + s.
+    """x [N,C,*S], the others [C] -> [N,C,*S]: normalized with the given statistics, as x * k + s.
 
-    With constant statistics k and s fold, and a pass folds them further into a convolution before.
+    If the statistics are constant, so are k and s, and a pass folds them into a convolution before.
     """
     k, s = factor_and_offset(t, weight, bias, mean, variance, eps)
     shape = channel_shape(x)
@@ -41,12 +41,12 @@ def factor_and_offset(
 
 
 def channel_shape(x: Value) -> tuple[int, ...]:
-    """x [N,C,*S] -> (1, C, 1, ...), in which a number for each channel broadcasts"""
+    """The shape (1, C, 1, ..) in which one number for each channel broadcasts with x [N,C,*S]."""
     return (1, x.shape[1], *(1,) * (x.rank - 2))
 
 
 def last_axes(x: Value, normalized_shape: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
-    """x [*A,*S], S -> the axes of S, and the shape (1, ..., *S) in which what is [*S] broadcasts"""
+    """The last axes of x, whose sizes are ``normalized_shape``, and the shape in which these broadcast with x."""
     before = x.rank - len(normalized_shape)
     return range(before, x.rank), (1,) * before + tuple(normalized_shape)
 
@@ -68,7 +68,7 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         t.require(False, "batch normalization with statistics of the batch is not lowered, only with running ones")
     assert running_mean is not None and running_var is not None
-    _check_types(t, input, weight, bias, running_mean, running_var)
+    _expect_one_type(t, input, weight, bias, running_mean, running_var)
     return normalized(t, input, weight, bias, running_mean, running_var, eps)
 
 
@@ -84,11 +84,12 @@ def _native_batch_norm_legit_no_training(
     eps: float,
 ) -> tuple[Value, None, None]:
     """input [N,C,*S] -> [N,C,*S]; what training would save is empty"""
-    _check_types(t, input, weight, bias, running_mean, running_var)
+    _expect_one_type(t, input, weight, bias, running_mean, running_var)
     return normalized(t, input, weight, bias, running_mean, running_var, eps), None, None
 
 
-def _check_types(t: Tosa, input: Value, *others: Value | None) -> None:
+def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
+    """Raise Unsupported unless the statistics and parameters have the input's type."""
     types = {v.dtype for v in (input, *others) if v is not None}
     t.require(len(types) == 1, "batch normalization with statistics of another type than the input is not lowered")
 
@@ -97,9 +98,9 @@ def _check_types(t: Tosa, input: Value, *others: Value | None) -> None:
 
 
 def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
-    """x [*S] minus its mean over ``axes``, over its standard deviation; also the mean and 1 / standard deviation; fp32.
+    """x [*S] minus its mean over ``axes``, divided by its standard deviation; the mean; and 1 / the deviation.
 
-    Where the variance overflows (standard deviations above 1e19) all is 0; torch gives 0 or NaN there.
+    All fp32. Where the variance overflows (deviations above 1e19), the result is 0; torch returns 0 or NaN there.
     """
     wide = converted(t, x, DType.FP32)
     mean = average(t, wide, axes, True)
@@ -108,8 +109,8 @@ def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> tuple[Va
     return t.mul(centred, scale), mean, scale
 
 
-def _affine(t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Value:
-    """y [*S] in fp32, times weight plus bias, each of which is reshaped to ``shape``"""
+def _times_weight_plus_bias(t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Value:
+    """y [*S] in fp32, times the weight, plus the bias; both are reshaped to ``shape`` and may be None."""
     if weight is not None:
         y = t.mul(y, t.reshape(converted(t, weight, DType.FP32), shape))
     return y if bias is None else t.add(y, t.reshape(converted(t, bias, DType.FP32), shape))
@@ -118,14 +119,15 @@ def _affine(t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: 
 def _layer_norm(
     t: Tosa, x: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
+    """The normalized tensor, and the means and 1 / standard deviations that torch returns with it."""
     axes, shape = last_axes(x, normalized_shape)
     y, mean, scale = standardized(t, x, axes, eps)
     kept = [converted(t, v, _statistics_type(x, weight)) for v in (mean, scale)]
-    return converted(t, _affine(t, y, weight, bias, shape), x.dtype), kept[0], kept[1]
+    return converted(t, _times_weight_plus_bias(t, y, weight, bias, shape), x.dtype), kept[0], kept[1]
 
 
 def _statistics_type(x: Value, weight: Value | None) -> DType:
-    """The type of the statistics that torch returns: that of the weights, which may be wider than the input."""
+    """The type of the statistics that torch returns: the weight's, which may be wider than the input's."""
     return x.dtype if weight is None else weight.dtype
 
 
@@ -158,11 +160,11 @@ def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Val
     axes, shape = last_axes(input, normalized_shape)
     smallest = finfo(input.dtype).eps if eps is None else eps
     y = t.mul(wide, t.rsqrt(t.add(average(t, t.mul(wide, wide), axes, True), smallest)))
-    return converted(t, _affine(t, y, weight, None, shape), input.dtype)
+    return converted(t, _times_weight_plus_bias(t, y, weight, None, shape), input.dtype)
 
 
 def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> tuple[Value, Value, Value]:
-    """x [N,C,*S] -> [N,C,*S] standardized over groups of channels, with their statistics [N,groups,1]"""
+    """x [N,C,*S] standardized over groups of channels, with the means and 1 / deviations [N,groups,1]"""
     n = x.shape[0]
     y, mean, scale = standardized(t, t.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups)), [2], eps)
     return t.reshape(y, x.shape), mean, scale
@@ -174,7 +176,7 @@ def group_norm(
 ) -> Value:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]"""
     y, _, _ = _grouped(t, input, num_groups, eps)
-    return converted(t, _affine(t, y, weight, bias, channel_shape(input)), input.dtype)
+    return converted(t, _times_weight_plus_bias(t, y, weight, bias, channel_shape(input)), input.dtype)
 
 
 @lowers(aten.native_group_norm.default)
@@ -192,7 +194,11 @@ def native_group_norm(
     """input [N,C,*S] -> [N,C,*S], and the means and 1 / standard deviations [N,group]"""
     y, mean, scale = _grouped(t, input, group, eps)
     kept = [converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight)) for v in (mean, scale)]
-    return converted(t, _affine(t, y, weight, bias, channel_shape(input)), input.dtype), kept[0], kept[1]
+    return (
+        converted(t, _times_weight_plus_bias(t, y, weight, bias, channel_shape(input)), input.dtype),
+        kept[0],
+        kept[1],
+    )
 
 
 @lowers(aten.instance_norm.default)
@@ -210,7 +216,7 @@ def instance_norm(
 ) -> Value:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each channel of each sample by itself"""
     if not use_input_stats and running_mean is not None and running_var is not None:
-        _check_types(t, input, weight, bias, running_mean, running_var)
+        _expect_one_type(t, input, weight, bias, running_mean, running_var)
         return normalized(t, input, weight, bias, running_mean, running_var, eps)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
     return group_norm(t, input, input.shape[1], weight, bias, eps, cudnn_enabled)

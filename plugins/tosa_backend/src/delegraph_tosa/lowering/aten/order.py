@@ -1,7 +1,7 @@
-"""Where the largest and the smallest elements are, and the elements in order.
+"""Positions of the largest and the smallest elements, and elements in order.
 
-NaN is the greatest element, as in torch. Of equal elements the first one comes first; torch says so of ``argmax``
-and of stable sorting, and leaves it open elsewhere.
+NaN is the greatest element, as in torch. Of equal elements the first one comes first; torch promises that for
+``argmax`` and stable sorting, and leaves it open elsewhere.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ inf = math.inf
 Pair = tuple[Value, Value]
 
 COMPARISONS = 1 << 22
-"""The most pairs of elements that are compared: TOSA has no sort, so each is compared with each other one.
+"""The most pairs of elements that a rule compares: TOSA has no sort, so each element is compared with every other one.
 
-Of sizes that are known at run time only there are so many at least.
+Of sizes that are known at run time only, the smallest ones count.
 """
 ONE_BY_ONE = 64
-"""Up to so many elements, of more than that, are found one after the other."""
+"""Up to so many first elements of a longer row are found one after the other."""
 
 
 def comparable(t: Tosa, x: Value) -> Value:
@@ -44,16 +44,19 @@ def comparable(t: Tosa, x: Value) -> Value:
 
 
 def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,*B]; the index of the first extreme. ARGMAX does not take int32."""
+    """x [*A,N,*B] -> int64 [*A,*B], the index of the first of the largest (or smallest) elements along ``axis``"""
     if x.dtype in FLOATS:
         return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
+    # ARGMAX takes no int32: take the smallest index at which the extreme stands
     wide, size = comparable(t, x), x.shape[axis]
     hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
-    return _dropped(t, t.reduce_min(t.select(hit, counted(t, size, along(x.rank, axis, size)), size - 1), axis), axis)
+    return _without_axis(
+        t, t.reduce_min(t.select(hit, counted(t, size, along(x.rank, axis, size)), size - 1), axis), axis
+    )
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,*B]; the index in all elements if ``dim`` is None"""
+    """x [*A,N,*B] -> int64 [*A,*B], the index of the extreme along ``dim``; among all elements if ``dim`` is None"""
     flat = t.reshape(x, (math.prod(x.shape),)) if dim is None or x.rank == 0 else x
     axis = 0 if dim is None else axis_of(dim, x.rank)
     index = first_extreme(t, flat, axis, largest)
@@ -62,7 +65,8 @@ def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -
     return t.reshape(index, (*x.shape[:axis], 1, *x.shape[axis + 1 :])) if keepdim else index
 
 
-def _dropped(t: Tosa, y: Value, axis: int) -> Value:
+def _without_axis(t: Tosa, y: Value, axis: int) -> Value:
+    """y without the axis ``axis``, which has size 1."""
     return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
 
 
@@ -84,7 +88,7 @@ def extreme(t: Tosa, x: Value, dim: int, keepdim: bool, largest: bool) -> Pair:
         return x, t.constant(0, DType.INT64, ())
     axis, wide = axis_of(dim, x.rank), comparable(t, x)
     value = converted(t, (t.reduce_max if largest else t.reduce_min)(wide, axis), x.dtype)
-    return value if keepdim else _dropped(t, value, axis), position(t, x, dim, keepdim, largest)
+    return value if keepdim else _without_axis(t, value, axis), position(t, x, dim, keepdim, largest)
 
 
 @lowers(aten.max.dim)
@@ -103,25 +107,28 @@ def min_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
 
 
 def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
-    """The extreme of the elements 0 .. n, and the index of the last one that is as extreme; NaN counts as such."""
+    """The largest (or smallest) of the elements 0 .. n for each n, and the index of the last element that equals it.
+
+    NaN equals NaN here.
+    """
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis, size, wide = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)], comparable(t, x)
     least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
     best = scanned(t, wide, axis, t.maximum, least) if largest else scanned(t, wide, axis, t.minimum, most)
-    reached = _same(t, wide, best)
+    reached = _equal_or_nan(t, wide, best)
     index = t.select(reached, counted(t, size, along(x.rank, axis, size)), 0)
     return converted(t, best, x.dtype), scanned(t, index, axis, t.maximum, 0)
 
 
-def _same(t: Tosa, left: Value, right: Value) -> Value:
-    """Where both are equal, or both NaN."""
+def _equal_or_nan(t: Tosa, left: Value, right: Value) -> Value:
+    """Where elements are equal or both NaN."""
     same = t.equal(left, right)
     return t.logical_or(same, t.logical_and(is_nan(t, left), is_nan(t, right))) if left.dtype in FLOATS else same
 
 
 def is_nan(t: Tosa, x: Value) -> Value:
-    """NaN is what does not equal itself."""
+    """Where x is NaN, which is the only value that does not equal itself."""
     return t.logical_not(t.equal(x, x))
 
 
@@ -141,9 +148,10 @@ def cummin(t: Tosa, self: Value, dim: int) -> Pair:
 
 
 def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """x [N,K] -> int64 [N,count]: where the element is that comes first, second, .. in order; stable
+    """x [N,K] -> int64 [N,count]: the positions of the elements that come first, second, .. in order. Stable.
 
-    An element's place is the number of those that come before it. A few of many elements are found one by one.
+    An element's place in the order is the number of elements that precede it. If only a few of many elements are
+    wanted, they are found one by one.
     """
     rows, size = x.shape
     (fewest, _), (_, longest) = size_range(rows), size_range(size)
@@ -153,6 +161,7 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     compared = rows * size * size
     t.require(not exceeds(compared, COMPARISONS), f"sorting {rows} times {size} elements takes too many comparisons")
     place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
+    # invert the table: the position whose place is 0, 1, ..
     here = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
     found = t.reduce_sum(t.select(here, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0), 1)
     index = converted(t, t.reshape(found, (rows, count)), DType.INT64)
@@ -160,7 +169,10 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
 
 
 def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """As ``places``: each time the first extreme of what is left. NaN is found before or after all other elements."""
+    """As ``places``: each time the first extreme among the elements that are left.
+
+    NaN is greater than all, so it is found first or last.
+    """
     wide, size = comparable(t, x), x.shape[1]
     here = counted(t, size, (1, size))
     nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
@@ -169,6 +181,7 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     for _ in range(count):
         left = t.select(t.logical_or(taken, nan), t.like(least if descending else most, wide), wide)
         hit = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(left, 1))
+        # a position minus the size comes before all others, so a ``first`` one wins over a ``second``
         first, second = (nan, hit) if descending else (hit, nan)
         order = t.select(first, t.sub(here, size), t.select(second, here, size))
         index = from_start(t, t.reduce_min(t.select(taken, size, order), 1), size)
@@ -178,7 +191,7 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
 
 
 def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
-    """x [N,K] -> bool [N,K,K]: whether element j of the last axis comes before element i of the middle one"""
+    """x [N,K] -> bool [N,K,K]: whether element j (last axis) comes before element i (middle axis)"""
     rows, size = x.shape
     wide = comparable(t, x)
     one, other = t.reshape(wide, (rows, size, 1)), t.reshape(wide, (rows, 1, size))
@@ -194,7 +207,7 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
 
 
 def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: int) -> Pair:
-    """x [*A,N,*B] -> ``count`` elements in order from place ``first`` on, and their indices, [*A,count,*B]"""
+    """x [*A,N,*B] -> ``count`` elements in order, from place ``first`` on, and their indices, both [*A,count,*B]"""
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis, size = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)]
@@ -241,22 +254,26 @@ def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool, sorted: bool) ->
 @lowers(aten.kthvalue.default)
 def kthvalue(t: Tosa, self: Value, k: int, dim: int, keepdim: bool) -> Pair:
     """[*A,N,*B] -> [*A,*B], [*A,*B]; value and index of the element at place k, counted from 1"""
-    return _at(t, self, k - 1, dim, keepdim)
+    return _element_at_place(t, self, k - 1, dim, keepdim)
 
 
-def _at(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) -> Pair:
+def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) -> Pair:
+    """The element that comes at ``place`` in ascending order along ``dim``, and its index."""
     value, index = ordered(t, x, dim, False, place, 1)
     if keepdim or x.rank == 0:
         return value, index
     axis = axis_of(dim, x.rank)
-    return _dropped(t, value, axis), _dropped(t, index, axis)
+    return _without_axis(t, value, axis), _without_axis(t, index, axis)
 
 
 @lowers(aten.median.dim)
 def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the lower of two in the middle and its index. NaN wins"""
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (of two in the middle the lower one) and its index.
+
+    NaN if there is one
+    """
     size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
-    value, index = _at(t, self, (size - 1) // 2, dim, keepdim)
+    value, index = _element_at_place(t, self, (size - 1) // 2, dim, keepdim)
     if self.dtype not in FLOATS:
         return value, index
     largest, where = extreme(t, self, dim, keepdim, largest=True)
@@ -274,9 +291,9 @@ def median(t: Tosa, self: Value) -> Value:
 
 
 def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
-    """row [*A,K] in order, x [*A,N] -> [*A,N]; how many elements of the row come before x. NaN is after all
+    """row [*A,K] in order, x [*A,N] -> [*A,N]; how many elements of the row come before each x. NaN comes after all.
 
-    ``right``: elements that equal x come before it.
+    ``right``: whether elements equal to x come before it.
     """
     left, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
     compared = math.prod(x.shape) * row.shape[-1]
@@ -297,7 +314,10 @@ def bucketize(t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: b
 def searchsorted(
     t: Tosa, sorted_sequence: Value, self: Value, out_int32: bool, right: bool, side: str | None, sorter: Value | None
 ) -> Value:
-    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32. ``sorter`` is the order of the sequence"""
+    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32
+
+    ``sorter`` has the indices that put the sequence in order, if it is not.
+    """
     row, after = sorted_sequence, right if side is None else side == "right"
     if sorter is not None:
         row = t.reshape(taken(t, *addressed(t, row, -1, sorter)), sorter.shape)

@@ -17,19 +17,19 @@ aten = torch.ops.aten
 
 
 def _frame(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) of each axis of x, of which ``pad`` has the last ones, in reverse order"""
+    """(before, after) for each axis of x. ATen's ``pad`` has such pairs for the last axes only, the last one first."""
     pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
     return [(0, 0)] * (x.rank - len(pairs)) + pairs[::-1]
 
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']; (before, after) from the last axis on; a negative one cuts"""
+    """[*S] -> [*S']; ``pad`` has (before, after) from the last axis on; a negative number cuts"""
     return framed(t, self, _frame(self, pad), value)
 
 
 Border = Callable[[Tosa, Value, int, int, int], tuple[Value, Value]]
-"""The elements to put before and after, of x along an axis: (t, x, axis, before, after)."""
+"""Makes the elements to put before and after x along an axis: (t, x, axis, before, after)."""
 
 
 def _mirrored(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
@@ -51,7 +51,7 @@ def _repeated(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Va
 
 
 def _wrapped(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
-    """What lies at the other end."""
+    """The elements from the other end."""
     return cut(t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)), cut(t, x, axis, 0, max(after, 1))
 
 
@@ -59,9 +59,10 @@ BORDERS: dict[str, Border] = {"reflect": _mirrored, "replicate": _repeated, "cir
 
 
 def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
-    """x [*S] -> [*S'], padded axis by axis with its own elements.
+    """x [*S] -> [*S'], padded with its own elements, one axis after the other.
 
-    A negative padding cuts; only what wraps around is taken from what is left then.
+    A negative number cuts, after the padding. In mode "circular" it cuts before, so that what was cut does not come
+    back.
     """
     frame = _frame(x, pad)
     if mode == "circular":

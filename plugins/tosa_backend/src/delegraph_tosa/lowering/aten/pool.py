@@ -1,4 +1,4 @@
-"""Pooling. TOSA pools images; over three axes, images first and then their depth."""
+"""Pooling. TOSA pools images [N,H,W,C]. Volumes are pooled in two steps: over height and width, then over depth."""
 
 from __future__ import annotations
 
@@ -26,18 +26,15 @@ Pool = Callable[[Value, list[Window]], Value]
 
 
 def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], over the last one, two or three axes.
-
-    What one axis is pooled to does not depend on the others: an average over three axes is one of averages.
-    """
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], by ``pool`` over the last two or three axes."""
     rank = len(axes) + 2
     image = batched(t, x, rank)
-    y = _pooled(t, t.transpose(image, channels_last(rank)), axes, pool)
+    y = _pooled_channels_last(t, t.transpose(image, channels_last(rank)), axes, pool)
     return unbatched(t, t.transpose(y, channels_first(rank)), x)
 
 
-def _pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,*S,C] -> [N,*S',C]"""
+def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
+    """x [N,*S,C] -> [N,*S',C]. A volume in two steps: an average over three axes is an average of averages."""
     n, *size, c = x.shape
     if len(axes) == 2:
         return pool(x, axes)
@@ -50,13 +47,14 @@ def _pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
 def windows_of(
     count: int, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers = 1, ceil: bool = False
 ) -> list[Window]:
-    """The windows of a pool over ``count`` axes; no stride given means that they do not overlap."""
+    """The windows of a pool over ``count`` axes. If no stride is given, windows do not overlap."""
     size = numbers(kernel, count)
     step = numbers(stride, count) if stride else size
     return windows(size, step, numbers(padding, count), numbers(dilation, count), ceil)
 
 
-def _kernel(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides of the windows, as TOSA takes them."""
     return tuple([a.kernel for a in axes]), tuple([a.stride for a in axes])
 
 
@@ -64,19 +62,23 @@ def _kernel(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S']; NaN wins"""
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window; NaN wins"""
 
     def pool(image: Value, windows: list[Window]) -> Value:
         if any(w.dilation > 1 for w in windows):
-            return _dilated(t, _dilated(t, image, 1, windows[0]), 2, windows[1])
+            return _max_pooled_dilated(t, _max_pooled_dilated(t, image, 1, windows[0]), 2, windows[1])
         image, pad = exact(t, image, windows, fill=-math.inf)
-        return t.max_pool2d(image, *_kernel(windows), pad)
+        return t.max_pool2d(image, *_kernel_and_stride(windows), pad)
 
     return pooled(t, x, axes, pool)
 
 
-def _dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
-    """x [N,H,W,C] with the largest elements along ``axis``: rows of one dilation are columns, next to each other."""
+def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
+    """x [N,H,W,C], max-pooled along ``axis`` by a dilated window, which MAX_POOL2D does not have.
+
+    The axis of length L is reshaped to rows of ``dilation`` elements: then the elements of a window stand in one
+    column, next to each other, and an ordinary window reaches them.
+    """
     n, *size, c = x.shape
     length, d = x.shape[axis], window.dilation
     reach = (window.count(length) - 1) * window.stride + window.reach
@@ -89,6 +91,7 @@ def _dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     y = t.max_pool2d(y, (window.kernel, 1), (1, 1), (0, 0, 0, 0))
     places = list(x.shape)
     places[axis] = y.shape[1] * d
+    # windows of stride 1 at all positions: keep those at which torch has one
     starts = cut(t, t.reshape(y, places), axis, 0, (window.count(length) - 1) * window.stride + 1)
     return starts if window.stride == 1 else every(t, starts, axis, window.stride)
 
@@ -142,9 +145,11 @@ def max_pool3d(
 
 
 def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divisor: int | None) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'].
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the average of each window.
 
-    TOSA divides by the elements that are no padding: padding that counts becomes zeros.
+    TOSA divides by the number of elements that are no padding. If padding counts (``counts_padding``), zeros are put
+    around the input in its place. With a ``divisor``, the averages are multiplied by the window's size and divided by
+    it.
     """
 
     def pool(image: Value, windows: list[Window]) -> Value:
@@ -152,17 +157,17 @@ def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divi
         if divisor is not None:
             image, pad = _zero_padded(t, image, pad), (0, 0, 0, 0)
         elif counts_padding:
-            beyond = _beyond(pad, windows)
+            beyond = _ceil_padding(pad, windows)
             image = _zero_padded(t, image, [p - b for p, b in zip(pad, beyond, strict=True)])
             pad = beyond
-        return t.avg_pool2d(image, *_kernel(windows), pad)
+        return t.avg_pool2d(image, *_kernel_and_stride(windows), pad)
 
     y = pooled(t, x, axes, pool)
     return y if divisor is None else t.mul(y, math.prod([a.kernel for a in axes]) / divisor)
 
 
-def _beyond(pad: Pad, windows: list[Window]) -> Pad:
-    """What ceil_mode adds behind the padding; that never counts."""
+def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
+    """The part of ``pad`` that ceil_mode adds behind the user's padding; it never counts."""
     return tuple([n for k, w in enumerate(windows) for n in (0, max(pad[2 * k + 1] - w.after, 0))])
 
 
@@ -204,7 +209,7 @@ def avg_pool3d(
 
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; equal windows where the sizes divide, else one after the other"""
+    """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; a pool where the sizes divide, else one window after the other"""
     sizes = list(zip(x.shape[-len(output_size) :], output_size, strict=True))
     if all(out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0) for n, out in sizes):
         return avg_pooled(t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None)
@@ -215,12 +220,15 @@ def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
 
 
 def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
-    """Start and end of the ``count`` windows of ``size`` elements, which differ in size and may overlap."""
+    """Start and end of each of the ``count`` windows over ``size`` elements; they may overlap and differ in length."""
     return [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
 
 
 def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]) -> Value:
-    """x [*A,L,*B] -> [*A,count,*B]: along ``axis``, what ``each`` makes of a part [N,n,W,1], which is [N,1,W,1]"""
+    """x [*A,L,*B] -> [*A,count,*B]: ``each`` of the ``count`` windows along ``axis``, joined.
+
+    ``each`` gets a window [N,n,W,1] and returns [N,1,W,1].
+    """
     t.require(not is_dynamic(count), f"how many windows there are, {count}, is known at run time only")
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     image = t.reshape(x, (before, x.shape[axis], after, 1))
@@ -230,7 +238,7 @@ def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Val
 
 
 def _mean(t: Tosa, x: Value) -> Value:
-    """x [N,L,W,1] -> [N,1,W,1]; the kernel of a pool is known at compile time, the size of a sum need not be"""
+    """x [N,L,W,1] -> [N,1,W,1]. A pool's kernel has to be known beforehand; a sum can be over any length."""
     count = x.shape[1]
     if not is_dynamic(count):
         return t.avg_pool2d(x, (count, 1), (1, 1), (0, 0, 0, 0))

@@ -1,6 +1,7 @@
-"""The largest element of a window with its position, and back to it; windows of different sizes.
+"""The largest element of each window with its position; the way back (unpooling); windows of different sizes.
 
-All windows are gathered, ARGMAX finds the largest element of each, and a table says where in the tensor that lies.
+The elements of all windows are gathered, ARGMAX finds the largest of each, and a constant table says where in the
+tensor it lies.
 """
 
 from __future__ import annotations
@@ -34,21 +35,27 @@ aten = torch.ops.aten
 
 
 def _taps(size: int, window: Window) -> list[list[int]]:
-    """The positions along one axis that each of its windows has within the ``size`` elements."""
+    """The positions along one axis that lie in each of its windows, without padding."""
     starts = [k * window.stride - window.before for k in range(window.count(size))]
     return [[p for p in range(s, s + window.reach, window.dilation) if 0 <= p < size] for s in starts]
 
 
 def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
-    """The positions of every window in a plane of ``sizes`` -> [windows, taps]; a shorter window repeats its last."""
+    """The positions of each window's elements in a plane of ``sizes`` -> [windows, taps].
+
+    A short window repeats its last one.
+    """
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     rows = [[sum(map(int.__mul__, place, strides)) for place in product(*window)] for window in product(*taps)]
     longest = max(map(len, rows))
     return np.array([row + row[-1:] * (longest - len(row)) for row in rows])
 
 
-def _largest(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple[Value, Value]:
-    """x [*N,*S] -> the largest element of each window and its position in *S, [*N,*S']; the first of several"""
+def _largest_of_windows(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple[Value, Value]:
+    """x [*N,*S] -> the largest element of each window and its position in *S, both [*N,*S']. Of equal ones the first.
+
+    ``taps`` has the positions of each window, for each axis.
+    """
     lead, sizes = x.shape[: x.rank - len(taps)], x.shape[x.rank - len(taps) :]
     table = _table(sizes, taps)
     planes, (count, longest) = math.prod(lead), table.shape
@@ -61,9 +68,9 @@ def _largest(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple[Value, Val
 
 
 def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value | None]:
-    """x [N,C,*S] or [C,*S] -> the largest elements; and their positions, where the target has the integers for it"""
+    """x [N,C,*S] or [C,*S] -> the largest elements, and their positions, or None if the target cannot compute them"""
     sizes = x.shape[x.rank - len(axes) :]
-    image, across = (x, axes) if len(axes) > 1 else _high(t, x, axes)
+    image, across = (x, axes) if len(axes) > 1 else _as_image(t, x, axes)
     values = max_pooled(t, image, across)
     lead = x.shape[: x.rank - len(axes)]
     values = t.reshape(values, (*lead, *[w.count(n) for n, w in zip(sizes, axes, strict=True)]))
@@ -71,13 +78,14 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value |
     if elements > LARGEST:
         return values, None
     try:
-        return values, _largest(t, x, [_taps(n, w) for n, w in zip(sizes, axes, strict=True)])[1]
-    except Unsupported:  # the values, which are what most programs use, can be had all the same
+        return values, _largest_of_windows(t, x, [_taps(n, w) for n, w in zip(sizes, axes, strict=True)])[1]
+    # most programs use only the values, which do not need the integers
+    except Unsupported:
         return values, None
 
 
-def _high(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, list[Window]]:
-    """x [N,C,L] as an image of height 1"""
+def _as_image(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, list[Window]]:
+    """x [N,C,L] as an image of height 1, with the windows for it"""
     return t.reshape(x, (*x.shape[:-1], 1, x.shape[-1])), [Window(1, 1, 0, 0), *axes]
 
 
@@ -106,23 +114,23 @@ def max_pool3d_with_indices(
 
 
 def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
-    """x [*N,*S] -> [*N,*output_size], the largest elements; and their positions in *S, where the target has them"""
+    """x [*N,*S] -> the largest elements [*N,*output_size], and their positions in *S (as in ``_with_indices``)"""
     first = x.rank - len(output_size)
     if not any(map(is_dynamic, x.shape[first:])):
         bounds = [adaptive_bounds(n, out) for n, out in zip(x.shape[first:], output_size, strict=True)]
-        return _largest(t, x, [[list(range(*ends)) for ends in axis] for axis in bounds])
+        return _largest_of_windows(t, x, [[list(range(*ends)) for ends in axis] for axis in bounds])
     try:
         return _adaptive_at_run_time(t, x, output_size)
-    except Unsupported:  # as in _with_indices
+    except Unsupported:
         for axis, count in enumerate(output_size, start=first):
             x = by_parts(t, x, axis, count, lambda t, part: t.reduce_max(part, 1))
         return x, None
 
 
 def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Value, Value]:
-    """``_adaptive`` for sizes S that are known at run time only.
+    """As ``_adaptive``, for sizes S that are known at run time only: the largest along one axis after the other.
 
-    The last axis comes first: so of several equal elements that one is found which is the first in memory.
+    The last axis is first: then, of several equal elements, the one that is first in memory is found.
     """
     places, stride = None, 1
     for axis, count in reversed(list(enumerate(counts, start=x.rank - len(counts)))):
@@ -136,7 +144,10 @@ def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Val
 
 
 def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, Value]:
-    """x [*A,L,*B] -> the largest elements of its parts along ``axis`` and where in L they are, [*A,count,*B] each"""
+    """x [*A,L,*B] -> the largest elements of ``count`` parts along ``axis``, and where in L they are.
+
+    Both [*A,count,*B]
+    """
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     image, shape = t.reshape(x, (before, x.shape[axis], after)), (*x.shape[:axis], count, *x.shape[axis + 1 :])
     bounds = adaptive_bounds(x.shape[axis], count)
@@ -168,7 +179,10 @@ def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tup
 
 
 def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
-    """x [*B,*S] at its places [*B,*S] in planes of ``sizes``, 0 elsewhere. Overlapping windows name a place twice."""
+    """Elements x [*B,*S] put at their positions ``indices`` [*B,*S] in planes of ``sizes``, with 0 elsewhere.
+
+    Overlapping windows may name a position twice: each time with the same element, so the largest is taken.
+    """
     lead = x.shape[: -len(sizes)]
     rows, places = math.prod(lead), math.prod(sizes)
     flat = [t.reshape(v, (rows, math.prod(x.shape) // rows)) for v in (indices, x)]

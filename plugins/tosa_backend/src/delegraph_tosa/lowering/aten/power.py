@@ -1,7 +1,7 @@
 """Powers.
 
-POW is not defined for what is no positive number: signs, zeros, infinities and NaN are dealt with around it. Its error
-grows with the exponent y log x of the result: of the reference model it is 2e-6 of the value at 1e8 and 1e-5 at 1e30.
+POW is defined for positive finite numbers only, so rules handle signs, zeros, infinities and NaN around it. Its error
+grows with y log x, the exponent of the result: in the reference model it is 2e-6 of the value at 1e8, 1e-5 at 1e30.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ inf, nan = math.inf, math.nan
 
 
 def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
-    """x ** exponent for a positive exponent, by squaring."""
+    """x ** exponent for a positive whole exponent, by repeated squaring."""
     if exponent == 1:
         return x
     half = integer_power(t, x, exponent // 2)
@@ -36,7 +36,7 @@ def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
 
 
 def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
-    """x [*S] ** exponent; small whole exponents by multiplication, halves with a square root, others by POW"""
+    """x [*S] ** exponent: small whole exponents by products, halves by a square root, all others by POW"""
     if exponent == 0:
         return filled(t, x.shape, 1, TORCH_DTYPES[x.dtype])
     if exponent == int(exponent) and (1 <= exponent <= 16 or (x.dtype not in FLOATS and exponent > 0)):
@@ -48,11 +48,14 @@ def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
         return t.rsqrt(x)
     if exponent == int(exponent) and -16 <= exponent < 0:
         return t.reciprocal(integer_power(t, x, -int(exponent)))
-    return _fixed_power(t, x, exponent)
+    return _power_of_magnitude(t, x, exponent)
 
 
-def _fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
-    """Of the size of x, which is then given its sign if the exponent is odd, or NaN if it is not whole."""
+def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
+    """x ** exponent by way of |x| ** exponent.
+
+    Of a negative x the result gets its sign back if the exponent is odd, and is NaN if the exponent is not whole.
+    """
     size = t.abs(x)
     if 2 * exponent == int(2 * exponent) and abs(exponent) <= 16:
         y = product(t, integer_power(t, size, int(abs(exponent))), sqrt(t, size))
@@ -65,26 +68,28 @@ def _fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
 
 
 def _positive_power(t: Tosa, size: Value, exponent: Operand, otherwise: Value) -> Value:
-    """``size`` ** exponent where the size is positive and finite, else ``otherwise``"""
+    """``size`` ** exponent where ``size`` is positive and finite, and ``otherwise`` elsewhere"""
     inside = t.logical_and(t.greater(size, 0), t.greater(inf, size))
     return t.select(inside, t.pow(t.select(inside, size, 1), exponent), otherwise)
 
 
 def power(t: Tosa, x: Value, y: Value) -> Value:
-    """x [*S] ** y [*S] of floats, as the C library has it"""
+    """x [*S] ** y [*S] of floats, with the special cases of C's pow"""
     size = t.abs(x)
     finite = t.greater(inf, t.abs(y))
+    # of 0 and infinity, which POW does not take
     edge = t.select(t.greater(y, 0), size, t.reciprocal(size))
     bounded = _positive_power(t, size, t.select(finite, y, 0), t.select(t.equal(y, 0), 1, edge))
+    # for an infinite y
     grows = t.logical_not(t.logical_xor(t.greater(size, 1), t.greater(y, 0)))
     unbounded = t.select(t.equal(size, 1), t.like(1, x), t.select(grows, t.like(inf, x), 0))
     unbounded = t.select(t.logical_and(t.equal(x, x), t.equal(y, y)), unbounded, nan)
-    signed = _signed(t, x, y, t.select(finite, bounded, unbounded))
+    signed = _with_sign_of_power(t, x, y, t.select(finite, bounded, unbounded))
     return t.select(t.equal(x, 1), 1, signed)
 
 
-def _signed(t: Tosa, x: Value, y: Value, size: Value) -> Value:
-    """The size of a power with its sign: that of x if y is odd; of a negative x NaN unless y is whole."""
+def _with_sign_of_power(t: Tosa, x: Value, y: Value, size: Value) -> Value:
+    """``size``, the power of |x|, with the sign of x if y is odd; NaN for a negative finite x unless y is whole"""
     half = t.mul(y, 0.5)
     whole = t.equal(t.floor(y), y)
     odd = t.logical_and(whole, t.logical_not(t.equal(t.floor(half), half)))
@@ -95,7 +100,10 @@ def _signed(t: Tosa, x: Value, y: Value, size: Value) -> Value:
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
-    """[*S] -> [*S]; an exponent that POW has to take is rounded to the type of x: 2e-6 of the value at 1e20 ** 1.7"""
+    """[*S] -> [*S]; where POW is used, the exponent is rounded to the type of x.
+
+    1e20 ** 1.7 is off by 2e-6 of the value
+    """
     (base, _) = promoted(t, self, exponent)
     assert isinstance(base, Value)
     both = isinstance(exponent, bool) and self.dtype is DType.BOOL

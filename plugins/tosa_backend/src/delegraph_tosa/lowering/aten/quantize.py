@@ -1,11 +1,11 @@
-"""Quantize and dequantize, of tensors and of channels, as PT2E writes them (``quantized_decomposed``)."""
+"""Quantize and dequantize operators, per tensor and per channel, as PT2E writes them (``quantized_decomposed``)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators; so did what exports them
+import torch.ao.quantization.fx._decomposed  # registers the operators; whoever exported them has imported it, too
 
 from ...evaluate import materialize
 from ...ir.graph import Value
@@ -28,24 +28,29 @@ def quantize_per_tensor(
     t: Tosa, input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Value:
     """fp32 [*S] -> integers [*S]"""
-    wanted = _wanted(t, scale, zero_point, quant_min, quant_max, dtype)
-    return _as_wanted(quantized(t, converted(t, input, DType.FP32), wanted), dtype)
+    wanted = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
+    return _as_bytes_if_unsigned(quantized(t, converted(t, input, DType.FP32), wanted), dtype)
 
 
 @lowers(quantized_decomposed.quantize_per_tensor.default, on=Lazy)
 def requantize_per_tensor(
     t: Tosa, input: Lazy, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Value:
-    """[*S] -> integers [*S]: the last operator of a chain of integers"""
-    return _as_wanted(input.integer(t, _wanted(t, scale, zero_point, quant_min, quant_max, dtype)), dtype)
+    """[*S] -> integers [*S]: the lazy value emits the last operators of its chain"""
+    return _as_bytes_if_unsigned(
+        input.integer(t, _quantization(t, scale, zero_point, quant_min, quant_max, dtype)), dtype
+    )
 
 
-def _as_wanted(q: Value, dtype: torch.dtype) -> Value:
+def _as_bytes_if_unsigned(q: Value, dtype: torch.dtype) -> Value:
+    """The integers ``q``; if the program wants uint8, as ``Bytes``."""
     return Bytes(q) if dtype is torch.uint8 else q
 
 
-def _wanted(t: Tosa, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype) -> Quantization:
-    """What to quantize to; of uint8, the int8 that is 128 less."""
+def _quantization(
+    t: Tosa, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Quantization:
+    """The quantization that the program wants. For uint8 it is int8 with all integers 128 less."""
     expect_scale(scale)
     if dtype is torch.uint8:
         zero_point, quant_min, quant_max, dtype = zero_point - HALF, quant_min - HALF, quant_max - HALF, torch.int8
@@ -67,10 +72,10 @@ def dequantize_per_tensor(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """integers [*S] -> [*S], nothing computed"""
+    """integers [*S] -> [*S], a lazy value: nothing is computed"""
     expect_scale(scale)
     _expect_fp32(t, out_dtype)
-    return Scaled(_within(input, quant_min, quant_max), Scale(scale), zero_point)
+    return Scaled(_with_declared_range(input, quant_min, quant_max), Scale(scale), zero_point)
 
 
 @lowers(quantized_decomposed.dequantize_per_channel.default, lazy=True)
@@ -85,12 +90,12 @@ def dequantize_per_channel(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Scaled:
-    """integers [*A,C,*B], scales [C], zero points int64 [C] that are equal -> [*A,C,*B], nothing computed"""
+    """integers [*A,C,*B], scales [C], equal zero points int64 [C] -> [*A,C,*B], a lazy value: nothing is computed"""
     _expect_fp32(t, out_dtype)
     t.require(scales.constant is not None, "its scales are computed at run time")
     low, high = (0, 0) if zero_points is None else range_of(zero_points)
     t.require(low == high, "its channels have different zero points, or none that are known; TOSA has one for all")
-    return Scaled(_within(input, quant_min, quant_max), Scale(1.0, (scales,)), low, axis % input.rank)
+    return Scaled(_with_declared_range(input, quant_min, quant_max), Scale(1.0, (scales,)), low, axis % input.rank)
 
 
 @lowers(quantized_decomposed.dequantize_per_tensor.default, on=Bytes)
@@ -104,7 +109,7 @@ def dequantize_bytes(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """uint8 [*S] -> [*S], nothing computed"""
+    """uint8 [*S] -> [*S], a lazy value: nothing is computed"""
     limits = quant_min - HALF, quant_max - HALF
     return dequantize_per_tensor(t, input.q, scale, zero_point - HALF, *limits, torch.int8, out_dtype)
 
@@ -121,7 +126,7 @@ def dequantize_channels_of_bytes(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """uint8 [*A,C,*B], scales [C], zero points int64 [C] that are equal -> [*A,C,*B], nothing computed"""
+    """uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> [*A,C,*B], a lazy value: nothing is computed"""
     limits = quant_min - HALF, quant_max - HALF
     found = dequantize_per_channel(t, input.q, scales, zero_points, axis, *limits, torch.int8, out_dtype)
     return Scaled(found.q, found.scale, found.zero_point - HALF, found.axis)
@@ -129,21 +134,28 @@ def dequantize_channels_of_bytes(
 
 @lowers(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default, on=Bytes)
 def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
-    """uint8 [*S] -> the same numbers [*S]; for a target without floats nothing computed, as they are in steps of 1"""
+    """uint8 [*S] -> the same numbers as floats [*S].
+
+    On a target without floats as a lazy value, quantized in steps of 1
+    """
     if dtype is not torch.float32:
         raise refused(cast_of_bytes(dtype, None if input.held is None else input.held.name))
     found = Scaled(input.q, Scale(1.0), -HALF)
     return found.real(t) if "FP" in t.spec.profiles else found
 
 
-def _within(input: Value, quant_min: int, quant_max: int) -> Value:
-    """A weight with what the program says of its integers; what arrives may be anything."""
+def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
+    """``input``, its range narrowed to quant_min .. quant_max if it is a constant.
+
+    An input that arrives at run time may hold other integers, whatever the program declares.
+    """
     if input.constant is not None:
         input.range = meet(range_of(input), (quant_min, quant_max))
     return input
 
 
 def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
+    """Raise Unsupported unless the result is float32."""
     t.require(out_dtype in (None, torch.float32), f"dequantizing to {out_dtype} is not lowered, only to float32")
 
 
@@ -161,7 +173,7 @@ def quantize_by_tensors(
     dtype: torch.dtype,
 ) -> Value:
     """fp32 [*S], constants of one element -> integers [*S]"""
-    numbers = _numbers(t, scale, zero_point, quant_min, quant_max)
+    numbers = _read_parameters(t, scale, zero_point, quant_min, quant_max)
     return quantize_per_tensor(t, input, *numbers, dtype)
 
 
@@ -175,11 +187,12 @@ def requantize_by_tensors(
     quant_max: Value | int,
     dtype: torch.dtype,
 ) -> Value:
-    """[*S] -> integers [*S]: the last operator of a chain of integers"""
-    return requantize_per_tensor(t, input, *_numbers(t, scale, zero_point, quant_min, quant_max), dtype)
+    """[*S] -> integers [*S]: the lazy value emits the last operators of its chain"""
+    return requantize_per_tensor(t, input, *_read_parameters(t, scale, zero_point, quant_min, quant_max), dtype)
 
 
 _BY_TENSORS = (quantized_decomposed.dequantize_per_tensor.tensor, quantized_decomposed.dequantize_per_tensor.tensor2)
+"""Dequantize with scale and zero point as tensors of the model."""
 
 
 @lowers(*_BY_TENSORS, lazy=True)
@@ -193,8 +206,8 @@ def dequantize_by_tensors(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """integers [*S], constants of one element -> [*S], nothing computed"""
-    numbers = _numbers(t, scale, zero_point, quant_min, quant_max)
+    """integers [*S], constants of one element -> [*S], a lazy value: nothing is computed"""
+    numbers = _read_parameters(t, scale, zero_point, quant_min, quant_max)
     rule = dequantize_bytes if isinstance(input, Bytes) else dequantize_per_tensor
     return rule(t, input, *numbers, dtype, out_dtype)  # type: ignore[arg-type]
 
@@ -202,15 +215,17 @@ def dequantize_by_tensors(
 lowers(*_BY_TENSORS, on=Bytes)(dequantize_by_tensors)
 
 
-def _numbers(
+def _read_parameters(
     t: Tosa, scale: Value, zero_point: Value, quant_min: Value | int, quant_max: Value | int
 ) -> tuple[float, int, int, int]:
+    """(scale, zero point, quant_min, quant_max) as Python numbers; Unsupported if one is computed at run time."""
     t.require(scale.constant is not None, scale_at_run_time())
-    limits = [_integer(t, limit) if isinstance(limit, Value) else limit for limit in (quant_min, quant_max)]
-    return materialize(scale).item(), _integer(t, zero_point), limits[0], limits[1]
+    limits = [_read_integer(t, limit) if isinstance(limit, Value) else limit for limit in (quant_min, quant_max)]
+    return materialize(scale).item(), _read_integer(t, zero_point), limits[0], limits[1]
 
 
-def _integer(t: Tosa, value: Value) -> int:
+def _read_integer(t: Tosa, value: Value) -> int:
+    """The element of a constant of one integer."""
     low, high = range_of(value)
     t.require(value.constant is not None and low == high, "its zero point or limits are not known")
     return low

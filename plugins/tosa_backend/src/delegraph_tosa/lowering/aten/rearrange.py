@@ -1,6 +1,6 @@
-"""Elements in another order: reversed, rotated, windows, diagonals, places in memory; and slices that are replaced.
+"""Elements in another order: reversed, rotated, in windows, on diagonals, at places in memory; and replaced slices.
 
-What a few slices, joins and reversals do is made of these; the rest is one GATHER with constant positions.
+What a few slices, joins and reversals can do is made of these. Everything else is one GATHER with constant positions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def flipud(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.rot90.default)
 def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
-    """[..,A,..,B,..] -> turned k times from the first of ``dims`` to the second"""
+    """[..,A,..,B,..] -> turned k times by 90 degrees, from the first of ``dims`` towards the second"""
     first, second = (axis_of(d, self.rank) for d in dims)
     if k % 2 == 0:
         return _reversed(t, self, [first, second]) if k % 4 else self
@@ -67,7 +67,7 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
 
 @lowers(aten.roll.default)
 def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
-    """[*S] -> [*S]; what leaves at an end comes in at the other. Without ``dims`` all axes are one"""
+    """[*S] -> [*S]; elements that leave at one end come in at the other. Without ``dims`` all axes count as one"""
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
         return t.reshape(_rolled(t, flat, shifts[0], 0), self.shape)
@@ -77,11 +77,13 @@ def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Va
 
 
 def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
+    """x, rolled by ``shift`` along ``axis``."""
     size = x.shape[axis]
     back = shift % size
     if back == 0:
         return x
-    if is_dynamic(size):  # of which an end may be empty
+    if is_dynamic(size):
+        # one of both pieces may be empty at run time, and TOSA has no empty tensors
         return cut(t, t.concat([x, x], axis), axis, size - back, size)
     return t.concat([cut(t, x, axis, size - back, back), cut(t, x, axis, 0, size - back)], axis)
 
@@ -91,7 +93,7 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
-    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of two axes: every (M + 1)-th one"""
+    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of two axes: in memory every (M + 1)-th one"""
     first, second = axis_of(dim1, self.rank), axis_of(dim2, self.rank)
     rest = [axis for axis in range(self.rank) if axis not in (first, second)]
     x = t.transpose(self, [*rest, first, second])
@@ -113,13 +115,15 @@ def linalg_diagonal(t: Tosa, A: Value, offset: int, dim1: int, dim2: int) -> Val
 
 
 def windows_along(t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation: int = 1) -> Value:
-    """x [*A,N,*B] -> [*A,count,kernel,*B]"""
+    """x [*A,N,*B] -> [*A,count,kernel,*B], the windows of ``kernel`` elements that begin every ``step`` elements"""
     reach = dilation * (kernel - 1) + 1
     count = (x.shape[axis] - reach) // step + 1
     if step == kernel and dilation == 1:
         whole = cut(t, x, axis, 0, count * kernel)
+        # windows that touch without overlap are rows
         return t.reshape(whole, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :]))
     if is_dynamic(count):
+        # the k-th elements of all windows, for each k
         reached = [cut(t, x, axis, k * dilation, (count - 1) * step + 1) for k in range(kernel)]
         taken = [x if step == 1 else every(t, x, axis, step) for x in reached]
         shape = (*x.shape[:axis], count, 1, *x.shape[axis + 1 :])
@@ -139,7 +143,7 @@ def unfold(t: Tosa, self: Value, dimension: int, size: int, step: int) -> Value:
 
 @lowers(aten.im2col.default)
 def im2col(t: Tosa, self: Value, kernel_size: Pairs, dilation: Pairs, padding: Pairs, stride: Pairs) -> Value:
-    """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L], L windows"""
+    """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L]: the elements of each of L windows as a column"""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
     x = framed(t, t.ranked(self, 4), [(0, 0), (0, 0), (ph, ph), (pw, pw)])
     x = windows_along(t, windows_along(t, x, 2, kh, sh, dh), 4, kw, sw, dw)
@@ -152,21 +156,24 @@ def im2col(t: Tosa, self: Value, kernel_size: Pairs, dilation: Pairs, padding: P
 def col2im(
     t: Tosa, self: Value, output_size: Pairs, kernel_size: Pairs, dilation: Pairs, padding: Pairs, stride: Pairs
 ) -> Value:
-    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W], where windows overlap their sum"""
+    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: windows put back, summed where they overlap"""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
     height, width = pair(output_size)
     x = t.ranked(self, 3)
     n, c = x.shape[0], x.shape[1] // (kh * kw)
     rows, columns = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1, (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
-    lines = _added(t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw)
-    image = _added(t, t.reshape(lines, (n * c, kh, rows, width + 2 * pw)), 2, sh, dh, height + 2 * ph)
+    lines = _overlapping_sum(t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw)
+    image = _overlapping_sum(t, t.reshape(lines, (n * c, kh, rows, width + 2 * pw)), 2, sh, dh, height + 2 * ph)
     whole = t.reshape(image, (n, c, height + 2 * ph, width + 2 * pw))
     y = framed(t, whole, [(0, 0), (0, 0), (-ph, -ph), (-pw, -pw)])
     return y if self.rank == 3 else t.reshape(y, y.shape[1:])
 
 
-def _added(t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int) -> Value:
-    """x [N,K,A,B] -> [N,A',B'], each of K at its place along ``axis``, which gets ``size`` elements; summed"""
+def _overlapping_sum(t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int) -> Value:
+    """x [N,K,A,B] -> [N,A',B']: the K elements of each window put at their places along ``axis``, and summed.
+
+    ``size`` is the length of that axis in the result.
+    """
     total: Value | None = None
     for tap in range(x.shape[1]):
         apart = spread(t, cut(t, x, 1, tap, 1), axis, stride)
@@ -191,26 +198,27 @@ def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
 
 
 def _strided(shape: tuple[int, ...], size: Sequence[int], stride: Sequence[int], offset: int | None) -> Any:
-    """Where in memory the elements of such a view lie, in its shape."""
+    """Where in memory the elements of a view lie, in the view's shape."""
     axes = [np.arange(n) * s for n, s in zip(size, stride, strict=True)]
     return (offset or 0) + (sum(np.ix_(*axes)) if axes else np.array(0))
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default, by_memory=True)
 def as_strided(t: Tosa, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Value:
-    """[*S] -> [*size]"""
-    return rearranged(t, self, _within(t, self, _strided(self.shape, size, stride, storage_offset)))
+    """[*S] -> [*size], elements by their places in memory"""
+    return rearranged(t, self, _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)))
 
 
 @lowers(aten.as_strided_scatter.default, by_memory=True)
 def as_strided_scatter(
     t: Tosa, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
 ) -> Value:
-    """self [*S], src [*size] -> [*S] with ``src`` in those places"""
-    return replaced(t, self, src, _within(t, self, _strided(self.shape, size, stride, storage_offset)))
+    """self [*S], src [*size] -> [*S] with the elements of ``src`` at those places in memory"""
+    return replaced(t, self, src, _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)))
 
 
-def _within(t: Tosa, x: Value, places: Any) -> Any:
+def _expect_inside(t: Tosa, x: Value, places: Any) -> Any:
+    """``places`` as they are; Unsupported if one lies in memory behind x."""
     inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
     t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
     return places
@@ -229,8 +237,9 @@ def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Val
 
 
 def replaced(t: Tosa, x: Value, src: Value, places: Any) -> Value:
-    """x [*S] with the elements of ``src`` at ``places``, which has the shape of ``src``"""
+    """x [*S] with the elements of ``src`` at the constant ``places``, positions in memory in the shape of ``src``"""
     chosen = numbered(x.shape).ravel()
+    # positions beyond x are those of ``src``, which is joined behind it
     chosen[places.ravel()] = chosen.size + np.arange(places.size)
     both = [t.reshape(v, (math.prod(v.shape),)) for v in (x, converted(t, src, x.dtype))]
     return t.reshape(picked(t, t.concat(both, 0), 0, chosen), x.shape)
@@ -245,15 +254,15 @@ def slice_scatter(t: Tosa, self: Value, src: Value, dim: int, start: int | None,
     if step > 1:
         return replaced(t, self, src, np.moveaxis(np.moveaxis(numbered(self.shape), axis, 0)[first:last:step], 0, axis))
     src = converted(t, src, self.dtype)
-    if is_dynamic(size):  # what is before and after may be empty
-        return _put(t, self, src, axis, first, size - last)
+    if is_dynamic(size):  # the parts before and after may be empty, and TOSA has no empty tensors
+        return _put_at_run_time(t, self, src, axis, first, size - last)
     before = [cut(t, self, axis, 0, first)] if first else []
     after = [cut(t, self, axis, last, size - last)] if last < size else []
     return joined(t, [*before, src, *after], axis)
 
 
-def _put(t: Tosa, x: Value, src: Value, axis: int, before: int, after: int) -> Value:
-    """x [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` behind the first ``before`` elements"""
+def _put_at_run_time(t: Tosa, x: Value, src: Value, axis: int, before: int, after: int) -> Value:
+    """x [*A,N,*B] with src [*A,M,*B] behind the first ``before`` elements of ``axis``, chosen by a mask"""
     padding, ones = [0] * (2 * x.rank), [1] * x.rank
     padding[2 * axis : 2 * axis + 2], ones[axis] = (before, after), src.shape[axis]
     there = t.pad(t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones), padding, t.constant(False, DType.BOOL))

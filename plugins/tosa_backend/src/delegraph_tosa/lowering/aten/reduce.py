@@ -22,7 +22,7 @@ aten = torch.ops.aten
 def reduced(
     t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Sequence[int] | int | None, keepdim: bool
 ) -> Value:
-    """x [*S] -> [*S'], one ``step`` for each of ``dims``; all of them if there are none."""
+    """x [*S] -> [*S'], by one ``step`` for each of ``dims``; for every axis if ``dims`` is empty or None."""
     axes = axes_of(dims, x.rank)
     y = x
     for axis in axes:
@@ -31,7 +31,7 @@ def reduced(
 
 
 def axes_of(dims: Sequence[int] | int | None, rank: int) -> list[int]:
-    """Dimensions as ATen gives them -> axes, counted from 0 and in order; none given means all."""
+    """``dims`` as axes counted from 0, in order; every axis if it is empty or None."""
     if isinstance(dims, int):
         dims = [dims]
     return sorted({axis_of(d, rank) for d in dims}) if dims and rank else list(range(rank))
@@ -45,14 +45,14 @@ def total(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dt
 
 
 def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x in the type that is summed: ``dtype``, or int64 for integers and truth values."""
+    """x in the type in which torch sums: ``dtype``, or int64 for integers and truth values."""
     if dtype is None:
         return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
     return to_torch(t, x, dtype)
 
 
 def average(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Value:
-    """The mean over ``dims``, of floats; in fp32."""
+    """The mean over ``dims`` of floats, computed in fp32."""
     t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
     count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
     wide = converted(t, x, DType.FP32)
@@ -107,8 +107,11 @@ def min_default(t: Tosa, self: Value) -> Value:
     return reduced(t, self, t.reduce_min, None, False)
 
 
-def _halved(t: Tosa, x: Value, axis: int) -> Value:
-    """x [*A,N,*B] -> [*A,1,*B], the product of integers, of which TOSA has no reduction: one half times the other."""
+def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
+    """x [*A,N,*B] -> [*A,1,*B], the product along ``axis``.
+
+    TOSA has it for floats only: one half is multiplied by the other.
+    """
 
     def part(start: int, count: int) -> Value:
         first, size = [0] * x.rank, list(x.shape)
@@ -117,16 +120,17 @@ def _halved(t: Tosa, x: Value, axis: int) -> Value:
 
     while (size := x.shape[axis]) > 1:
         half = size // 2
+        # the last of an odd number waits for the next round
         rest = [part(2 * half, 1)] if size % 2 else []
         x = t.concat([product(t, part(0, half), part(half, half)), *rest], axis)
     return x
 
 
 def multiplied(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The product over ``dims``. fp16 and bf16 are multiplied in fp32, and integers in int64, as in torch."""
+    """The product over ``dims``. As in torch, fp16 and bf16 are multiplied in fp32, and integers in int64."""
     wanted = summand(t, x, dtype)
     if wanted.dtype not in FLOATS:
-        return reduced(t, wanted, lambda v, axis: _halved(t, v, axis), dims, keepdim)
+        return reduced(t, wanted, lambda v, axis: _integer_product(t, v, axis), dims, keepdim)
     wide = converted(t, wanted, DType.FP32)
     return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), wanted.dtype)
 
@@ -154,7 +158,7 @@ def any(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.any.dim, aten.any.dims)
 def any_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
-    """[*S] -> [*S'] truth values; unlike in other reductions an empty ``dim`` means no axis"""
+    """[*S] -> [*S'] truth values; unlike in other reductions, an empty ``dim`` means no axis, not all"""
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
 
@@ -167,7 +171,7 @@ def all(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.all.dim, aten.all.dims)
 def all_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
-    """[*S] -> [*S'] truth values; unlike in other reductions an empty ``dim`` means no axis"""
+    """[*S] -> [*S'] truth values; unlike in other reductions, an empty ``dim`` means no axis, not all"""
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)
 
@@ -176,12 +180,12 @@ def all_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool
 
 
 def shifted(t: Tosa, x: Value, axis: int) -> Value:
-    """x minus its largest element along ``axis``: exponentials do not overflow."""
+    """x minus its largest element along ``axis``, so that its exponentials do not overflow."""
     return t.sub(x, t.reduce_max(x, axis))
 
 
 def softmax_of(t: Tosa, x: Value, dim: int) -> Value:
-    """x [*S] -> [*S], positive, of sum 1 along ``dim``; in fp32"""
+    """x [*S] -> [*S], the softmax along ``dim``, computed in fp32"""
     wide = converted(t, x, DType.FP32)
     if x.rank == 0:
         return converted(t, t.exp(t.sub(wide, wide)), x.dtype)
@@ -202,11 +206,12 @@ def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
 
 @lowers(aten.logsumexp.default)
 def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
-    """[*S] -> [*S']; the logarithm of the sum of exponentials, in fp32. Infinities stay"""
+    """[*S] -> [*S']; the logarithm of the sum of exponentials, in fp32. Infinities stay infinite"""
     t.require(bool(dim) or self.rank == 0, "torch cannot compute it over no dimensions: name them")
     wide = self if self.dtype in FLOATS else converted(t, self, DType.FP32)
     x = converted(t, wide, DType.FP32)
     largest = reduced(t, x, t.reduce_max, dim, True)
+    # the largest element is subtracted first; not an infinite one, which would give NaN
     least = t.select(t.equal(t.abs(largest), math.inf), t.like(0.0, x), largest)
     sums = reduced(t, t.exp(t.sub(x, least)), t.reduce_sum, dim, True)
     y = t.add(t.log(sums), least)

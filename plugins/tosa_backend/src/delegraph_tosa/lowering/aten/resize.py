@@ -1,7 +1,7 @@
-"""Interpolation of images.
+"""Interpolation of images by RESIZE.
 
-RESIZE finds output pixel o at input position ``(o * d + offset) / n`` of ratio d / n (specification: RESIZE); what
-torch calls scale is that ratio. ``border`` follows from the size of the output.
+RESIZE reads output pixel o at input position ``(o * d + offset) / n`` (specification: RESIZE). Its attribute scale is
+the ratio d / n, input pixels per output pixel. ``border`` is then given by the size of the output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ aten = torch.ops.aten
 
 
 class Axis(NamedTuple):
-    """RESIZE along one axis: ratio d / n, and offset and border in units of 1 / n input pixels."""
+    """The arguments of RESIZE along one axis.
+
+    The ratio d / n, and ``offset`` and ``border`` in units of 1 / n input pixels.
+    """
 
     n: int
     d: int
@@ -38,14 +41,14 @@ class Axis(NamedTuple):
 def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
     """Input pixels per output pixel: from the sizes, or 1 / scale if the user gave a scale."""
     if scale is None or scale <= 0:
-        return _of_sizes(t, size, out)
+        return _ratio_of_sizes(t, size, out)
     exact = Fraction(scale).limit_denominator(2048)
     t.require(float(exact) == scale, f"the scale factor {scale} is no fraction that RESIZE can express")
     return 1 / exact
 
 
-def _of_sizes(t: Tosa, size: int, out: int) -> Fraction:
-    """size / out; of sizes known at run time only where one is a multiple of the other."""
+def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
+    """size / out. If run time alone knows the sizes, one has to be a multiple of the other."""
     if not is_dynamic(size) and not is_dynamic(out):
         return Fraction(size, out)
     larger, smaller = out // size, size // out
@@ -58,7 +61,10 @@ def _of_sizes(t: Tosa, size: int, out: int) -> Fraction:
 
 
 def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
-    """Output pixel o is input pixel floor(o * ratio). RESIZE rounds, so it starts half a pixel earlier."""
+    """Output pixel o is input pixel floor(o * ratio).
+
+    RESIZE rounds to the nearest, so it starts half a pixel earlier.
+    """
     step = ratio(t, size, out, scale)
     n, d = 2 * step.denominator, 2 * step.numerator
     t.require(_same_pixels(size, out, scale, step), f"torch rounds differently when it resizes {size} to {out}")
@@ -66,8 +72,9 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
-    """Whether torch, which multiplies in fp32, takes the pixels that the exact ratio takes."""
-    if is_dynamic(size) or is_dynamic(out):  # powers of two are exact
+    """Whether the exact ratio ``step`` takes the pixels that torch takes, which multiplies in fp32."""
+    if is_dynamic(size) or is_dynamic(out):
+        # fp32 is exact for powers of two
         return (step.numerator * step.denominator).bit_count() == 1
     factor = np.float32(size) / np.float32(out) if scale is None or scale <= 0 else np.float32(1 / scale)
     positions = np.arange(out)
@@ -76,9 +83,9 @@ def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bo
 
 
 def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -> Axis:
-    """Output pixel o lies at (o + 1/2) * ratio - 1/2; with ``corners`` the centres of the outer pixels stay."""
+    """Output pixel o lies at (o + 1/2) * ratio - 1/2; with ``corners``, the centres of the corner pixels coincide."""
     if corners:
-        step = _of_sizes(t, size - 1, out - 1)
+        step = _ratio_of_sizes(t, size - 1, out - 1)
         return _axis(t, size, out, step.denominator, step.numerator, 0)
     step = ratio(t, size, out, scale)
     n, d = 2 * step.denominator, 2 * step.numerator
@@ -86,16 +93,18 @@ def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -
 
 
 def _axis(t: Tosa, size: int, out: int, n: int, d: int, offset: int) -> Axis:
+    """The arguments along one axis; its border follows from the sizes."""
     border = (out - 1) * d - (size - 1) * n + offset
     t.require(not is_dynamic(border), f"RESIZE has its border at compile time, and {border} is known at run time only")
     return Axis(n, d, offset, border)
 
 
 _AS_IT_IS = Axis(1, 1, 0, 0)
+"""An axis that RESIZE leaves as it is."""
 
 
 def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
-    """x [N,C,H,W] -> [N,C,H',W']"""
+    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE; nothing is made if it changes neither axis"""
     y, w = axes
     if y == w == _AS_IT_IS:
         return x
@@ -107,7 +116,7 @@ def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
 def upsampled(
     t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool = False
 ) -> Value:
-    """x [N,C,H,W] -> [N,C,*out], by RESIZE where it can express that, else by weighted sums."""
+    """x [N,C,H,W] -> [N,C,*out], by RESIZE where that can express it, else by weighted sums (``interpolate``)."""
     try:
         return _by_resize(t, x, out, scales, mode, corners)
     except Unsupported:
@@ -116,7 +125,11 @@ def upsampled(
 
 
 def _by_resize(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool) -> Value:
-    """x [N,C,H,W] -> [N,C,*out]. One pixel is repeated, and what has one output pixel at its corner is cut."""
+    """x [N,C,H,W] -> [N,C,*out] by RESIZE.
+
+    RESIZE need not see an axis of one pixel, which is repeated, nor one whose only output pixel is the first input
+    pixel.
+    """
     repeats = [1, 1, 1, 1]
     axes = []
     for k, (size, wanted, scale) in enumerate(zip(x.shape[2:], out, scales, strict=True)):
@@ -137,7 +150,7 @@ def _by_resize(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mod
 def _sizes(
     x: Value, output_size: Sequence[int] | None, scales: Sequence[float] | None
 ) -> tuple[Pair, list[float | None]]:
-    """The output's height and width, and the scales that the user gave instead."""
+    """Height and width of the output, and the scales if the user gave those instead of sizes."""
     if output_size is not None:
         return pair(output_size), [None, None]
     assert scales is not None

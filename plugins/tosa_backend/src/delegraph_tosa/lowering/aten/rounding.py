@@ -1,11 +1,11 @@
-"""Rounding to whole numbers, and the quotients and remainders that rest on it.
+"""Rounding to whole numbers, and the quotients and remainders that need it.
 
-TOSA divides floats by RECIPROCAL and MUL, whose result can lie on the wrong side of a whole number. So a quotient is
-rounded to the nearest whole number, which that cannot change but in ties, and corrected by what it leaves. What it
-leaves is computed with the divisor in two halves of 12 bits (``division``), so that products with 12 bits of a quotient
-are exact; from divisors of 2^110 on only what fp32 holds. A quotient below 2^24 has two such digits. Larger ones fp32
-does not count one by one, and the remainder that they leave would take a digit for every 12 bits: 24 of them for the
-quotients up to 2^277 that two floats can have, eight operators each, which no model pays for.
+TOSA divides floats by RECIPROCAL and MUL, and that result can lie on the wrong side of a whole number. So a quotient is
+first rounded to the nearest whole number, which the error can change only in ties, and then corrected by the remainder
+that it leaves. To compute that remainder exactly, the divisor is split into two halves of 12 bits (``division``), and
+the quotient into digits of 12 bits, so that products are exact; for divisors from 2^110 on only the digits that fp32
+holds. A quotient below 2^24 has two such digits. For larger ones, up to 2^277, exactness would take 24 digits of eight
+operators each, which no model pays for.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from .elementwise import div
 aten = torch.ops.aten
 inf = math.inf
 DIGIT = 1 << 12
+"""One more than the largest digit of a quotient."""
 
 
 def nearest(t: Tosa, x: Value) -> Value:
-    """x [*S] -> the nearest whole numbers, of two equally near ones the even; a zero keeps the sign of x."""
+    """x [*S] -> the nearest whole numbers; of two equally near ones the even one; a zero keeps the sign of x."""
     low = t.floor(x)
     rest = t.sub(x, low)
     half = t.mul(low, 0.5)
@@ -46,7 +47,7 @@ def trunc(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.frac.default)
 def frac(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; what truncation takes off"""
+    """[*S] -> [*S]; x minus its truncated value"""
     return t.sub(self, truncated(t, self))
 
 
@@ -68,7 +69,7 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
 
 
 def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """Both as values in fp32, or in 32 or 64 bits if they are integers, and their common type."""
+    """Both operands as values in the type to compute in (fp32, int32 or int64), and their common type."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     y = b if isinstance(b, Value) else t.like(b, x)
@@ -78,14 +79,21 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DTy
 
 
 def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """The same, where torch makes a number a tensor of the other operand's type: ``x % 0.3`` has 0.3 in bf16."""
+    """As ``_operands``, where torch first makes a number a tensor of the other's type.
+
+    In ``x % 0.3`` it has 0.3 in bf16.
+    """
     found = _operands(t, left, right)
-    t.rounded_number = False  # it is meant to be
+    # the rounding is part of torch's result, so the rule need not run in fp32 because of it
+    t.rounded_number = False
     return found
 
 
 def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
-    """(quotient, remainder) of integers. INTDIV cuts towards zero: below, where that is up, one less."""
+    """(quotient, remainder) of integers, rounded down or towards zero.
+
+    INTDIV rounds towards zero. Rounded down, a negative quotient with a remainder is one less.
+    """
     quotient = t.intdiv(x, y)
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
@@ -96,17 +104,17 @@ def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[
 
 
 def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
-    """(quotient, remainder) of x / y, rounded down or towards zero: the remainder has the sign of y, or that of x.
+    """(quotient, remainder) of x / y, rounded down (remainder with the sign of y) or towards zero (with the sign of x).
 
-    A remainder of 0 has the sign of x in both cases.
-    The nearest quotient leaves a remainder of either sign; where it is not the wanted one, the quotient was one too
-    far from where it is rounded to.
+    A remainder of 0 has the sign of x in both cases. The quotient is rounded to the nearest first, which leaves a
+    remainder of either sign. Where that is the wrong one, the quotient is moved by one, and the remainder by y.
     """
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
     (upper, lower), inverse = halves(t, y), t.reciprocal(y)
-    high = _first_digit(t, x, y, inverse)
-    none = t.equal(high, 0)  # where zeros keep their signs
+    high = _high_digit(t, x, y, inverse)
+    # the high digit is 0: nothing is subtracted, so that a zero keeps its sign
+    none = t.equal(high, 0)
     rest = t.select(none, x, t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)))
     low = nearest(t, t.mul(rest, inverse))
     quotient = t.select(none, low, t.add(high, low))
@@ -120,16 +128,17 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     return t.select(wrong, t.sub(quotient, step), quotient), remainder
 
 
-def _first_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
-    """The multiple of 4096 that is nearest to x / y; 0 of a y so large that its multiples would overflow."""
+def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
+    """The multiple of 4096 that is nearest to x / y; 0 if y is so large that its multiples would overflow."""
     step = t.select(t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT))
     return t.mul(t.floor(t.add(t.mul(x, step), 0.5)), DIGIT)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. Exact while the quotient is below 2^24, and
-    meaningless from there on
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend
+
+    It is exact while the quotient is below 2^24, and meaningless from there on.
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
@@ -137,8 +146,9 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor, 0 with the dividend's. Exact while the quotient
-    is below 2^24, and meaningless from there on
+    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor; 0 with that of the dividend
+
+    It is exact while the quotient is below 2^24, and meaningless from there on.
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
@@ -146,28 +156,31 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; exact while the quotient of floats is below 2^24, where torch's, of a rounded
-    difference, may be one off
+    """[*S], [*S] -> [*S]; the quotient, rounded down
+
+    Exact for floats while it is below 2^24. torch rounds a difference on the way, and its quotient may be one off.
     """
-    return _divided(t, self, other, "floor")
+    return _rounded_division(t, self, other, "floor")
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.divide.Tensor_mode)
 def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) -> Value:
     """[*S], [*S] -> [*S]; rounded down ("floor"), towards zero ("trunc") or not at all"""
-    return div(t, self, other) if rounding_mode is None else _divided(t, self, other, rounding_mode)
+    return div(t, self, other) if rounding_mode is None else _rounded_division(t, self, other, rounding_mode)
 
 
-def _divided(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
+def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
+    """left / right, rounded down ("floor") or towards zero ("trunc")."""
     x, y, dtype = _operands(t, left, right)
     if x.dtype not in FLOATS:
         return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
     infinite = t.equal(t.abs(x), inf)
     x, y = _scaled_alike(t, x, y)
-    unbounded = t.mul(x, t.reciprocal(y))  # what division by zero and infinities give
+    # right where y is 0 or an operand is infinite
+    unbounded = t.mul(x, t.reciprocal(y))
     if mode == "trunc":
         quotient = t.select(infinite, unbounded, truncated(t, rounded_quotient(t, x, y, unbounded)))
-    else:  # torch subtracts the remainder, which is NaN
+    else:
         quotient = t.select(infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0])
     beyond = t.logical_and(t.equal(t.abs(unbounded), inf), t.logical_not(infinite))
     bounded = t.select(t.logical_or(t.equal(y, 0), beyond), unbounded, quotient)
@@ -175,7 +188,7 @@ def _divided(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
 
 
 def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
-    """Both times a power of two where an intermediate result would overflow: 1 / y, or a product near a large x."""
+    """x and y, both multiplied by a power of two where 1 / y, or a product near a large x, would overflow."""
     scale = t.select(t.greater(2.0**-100, t.abs(y)), t.like(2.0**64, y), 1.0)
     large = t.logical_and(t.greater(t.abs(x), 2.0**100), t.greater(t.abs(y), 1.0))
     scale = t.select(large, t.like(2.0**-64, x), scale)

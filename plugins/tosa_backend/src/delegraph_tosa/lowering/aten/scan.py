@@ -1,7 +1,7 @@
 """Running sums, products and extremes.
 
-TOSA has no scan. In step k every element takes in the one 2^k before it, so that log2(N) steps do; the partial results
-are combined in pairs, whose rounding errors are smaller than those of one element after the other.
+TOSA has no scan. In step k each element is combined with the one 2^k before it, so log2(N) steps are enough. Partial
+results are combined in pairs, which rounds less than adding one element after the other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ inf = math.inf
 
 
 def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]; element n is ``step`` over elements 0 .. n, of which ``neutral`` changes nothing.
+    """x [*A,N,*B] -> [*A,N,*B]: element n is ``step`` applied over the elements 0 .. n along ``dim``.
 
-    An N that is known at run time only takes the steps of the largest one: 31, where the dimension has no maximum.
+    ``neutral`` is the number that ``step`` leaves everything unchanged with: 0 for sums. If N is known at run time
+    only, the steps are those of the largest N: 31, where the dimension has no maximum.
     """
     if x.rank == 0:
         return x
@@ -42,21 +43,22 @@ def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], 
     longest = _longest(x, axis)
     distance = 1
     while distance < longest:
-        x = step(_before(t, x, axis, distance, neutral), x)
+        x = step(_moved_back(t, x, axis, distance, neutral), x)
         distance *= 2
     return x
 
 
 def _longest(x: Value, axis: int) -> int:
+    """The largest size that the axis can have."""
     return min(size_range(x.shape[axis])[1], LARGEST_SIZE)
 
 
-def _before(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
-    """x [*A,N,*B], each element moved ``distance`` back along ``axis``; ``neutral`` comes in"""
+def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
+    """x [*A,N,*B], each element moved ``distance`` further along ``axis``; ``neutral`` fills the beginning"""
     size = list(x.shape)
     padding = [0] * (2 * x.rank)
     padding[2 * axis] = smallest(distance, size[axis])
-    if is_dynamic(size[axis]):  # which may be less than the distance
+    if is_dynamic(size[axis]):  # the axis may be shorter than the distance
         return t.slice(t.pad(x, padding, neutral), [0] * x.rank, size)
     size[axis] -= distance
     return t.pad(t.slice(x, [0] * x.rank, size), padding, neutral)
@@ -71,7 +73,10 @@ def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 
 def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]; sums on the way to integers have no more than N terms, either"""
+    """x [*A,N,*B] -> [*A,N,*B].
+
+    Sums of integers are proven to lie within those of N terms, also in the steps between.
+    """
     if x.dtype in FLOATS or x.rank == 0:
         return scanned(t, x, dim, t.add, 0)
     (low, high), longest = range_of(x), _longest(x, axis_of(dim, x.rank))
@@ -89,9 +94,10 @@ def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
-    """self [*S], mask bool [*S] -> [*S]; where the mask is true, the next element of ``source`` in order"""
+    """self [*S], mask bool [*S] -> [*S]; where the mask is true, the next element of ``source``, taken in order"""
     shape = broadcast(self.shape, mask.shape)
     chosen = expanded(t, mask, shape)
+    # the number of true elements so far, less one, is the position in ``source``
     count = scanned(t, t.reshape(t.cast(chosen, DType.INT32), (math.prod(shape),)), 0, t.add, 0)
     size = math.prod(source.shape)
     place = t.minimum(t.maximum(t.sub(count, 1), 0), size - 1)

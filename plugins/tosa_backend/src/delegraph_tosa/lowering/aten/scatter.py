@@ -1,8 +1,8 @@
-"""Writing where indices point.
+"""Writing at indices.
 
-SCATTER writes rows, each at most once: where torch leaves open what remains of several values for one place, so does
-the result here. Where it is defined, because values are combined or are all the same, each place looks at all values
-that may be for it: as many comparisons as there are places times values.
+SCATTER writes rows, each at most once. Where torch leaves open which of several values for one place remains, so do the
+rules here. Where torch defines it, because values are combined or all equal, each place is compared with every index
+that may name it: as many comparisons as there are places times values.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ aten = torch.ops.aten
 inf = math.inf
 
 ALONG = {"index": positions("self", "dim")}
+"""Which indices eager takes: positions along ``dim``."""
 ALONG_FROM_END = {"index": positions("self", "dim", from_end=True)}
+"""Positions along ``dim`` that may count from the end."""
 COMPARISONS = 1 << 22
-"""The most comparisons of a place with a value; of sizes that are known at run time only, at the least of these."""
+"""The most comparisons of places with indices; of sizes that are known at run time only, the smallest ones count."""
 
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
-    """values [N,K,C] with source [N,W,C] in the rows ``places`` [N,W]"""
+    """values [N,K,C] with ``source`` [N,W,C] written to the rows ``places`` [N,W]"""
     before, after = (converted(t, v, movable(t, values.dtype)) for v in (values, source))
     return converted(t, t.scatter(before, places, after), values.dtype)
 
@@ -45,7 +47,10 @@ def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
 
 
 class Combination(NamedTuple):
-    """How values that meet in one place become one: along an axis, and with what was there; ``neutral`` to both."""
+    """How values for one place become one: along an axis, and as a pair with what was there.
+
+    ``neutral`` changes neither.
+    """
 
     along: Callable[[Tosa, Value, int], Value]
     pair: Callable[[Tosa, Value, Value], Value]
@@ -65,10 +70,11 @@ NAMES = {
     "amax": LARGEST,
     "amin": SMALLEST,
 }
+"""ATen's names of reductions; a mean is a sum that is divided afterwards."""
 
 
 def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
-    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B'], whether index w is k"""
+    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B']: whether index w names place k"""
     before, count, after = index.shape[:axis], index.shape[axis], index.shape[axis + 1 :]
     size = x.shape[axis]
     compared = size * math.prod(index.shape)
@@ -79,9 +85,10 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
 
 
 def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: str, include_self: bool = True) -> Value:
-    """x [*A,K,*B] with the values source [*A',W,*B'] combined into it; axes of ``index`` may have size 1
+    """x [*A,K,*B] with the values ``source`` [*A',W,*B'] combined into the places that ``index`` names.
 
-    What no index names stays as it is. fp16 and small integers are combined in 32 bits.
+    ``name`` is the reduction. Places that no index names stay as they are. Axes of ``index`` may have size 1 and
+    broadcast. Short floats and small integers are combined in 32 bits.
     """
     how, dtype = NAMES[name], x.dtype
     t.require(name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered")
@@ -90,45 +97,52 @@ def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: st
     hit = hits(t, x, axis, index)
     offered = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
     found = how.along(t, t.select(hit, offered, _neutral(t, how, x)), axis + 1)
-    named = _without(t, t.reduce_any(hit, axis + 1), axis + 1)
-    found = _without(t, found, axis + 1)
+    named = _without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
+    found = _without_axis(t, found, axis + 1)
+    # the index may be smaller than x along other axes: only the corner of x is written
     region = t.slice(x, [0] * x.rank, found.shape)
     if name == "mean":
         count = t.reduce_sum(t.select(hit, t.constant(1, wide, (1,) * hit.rank), 0), axis + 1)
-        total = t.add(_without(t, count, axis + 1), float(include_self))
+        total = t.add(_without_axis(t, count, axis + 1), float(include_self))
         found = t.add(found, region) if include_self else found
         found = t.mul(found, t.reciprocal(t.maximum(total, 1.0)))
     elif include_self:
         found = how.pair(t, region, found)
     return converted(
-        t, t.select(_filled(t, expanded(t, named, found.shape), x, False), _filled(t, found, x, 0), x), dtype
+        t, t.select(_filled_up(t, expanded(t, named, found.shape), x, False), _filled_up(t, found, x, 0), x), dtype
     )
 
 
 def _wide(dtype: DType) -> DType:
+    """The type in which elements of ``dtype`` are combined."""
     if dtype in FLOATS:
         return DType.FP32
     return dtype if dtype is DType.INT64 else DType.INT32
 
 
 def _neutral(t: Tosa, how: Combination, x: Value) -> Value:
+    """The neutral number of ``how`` as a constant that broadcasts with hits.
+
+    For integers the ends of int32 are infinite.
+    """
     number = how.neutral
     if x.dtype not in FLOATS and math.isinf(number):
         number = range_of_type(DType.INT32)[number > 0]
     return t.constant(number, x.dtype, (1,) * (x.rank + 1))
 
 
-def _without(t: Tosa, y: Value, axis: int) -> Value:
+def _without_axis(t: Tosa, y: Value, axis: int) -> Value:
+    """y without the axis ``axis``, which has size 1."""
     return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
 
 
-def _filled(t: Tosa, part: Value, x: Value, number: float) -> Value:
-    """``part`` in the corner of a tensor of x's shape, with ``number`` around it"""
+def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
+    """``part`` padded with ``number`` at its ends to the shape of x."""
     return t.pad(part, [n for a in range(x.rank) for n in (0, x.shape[a] - part.shape[a])], number)
 
 
-def _cut(t: Tosa, source: Value, index: Value) -> Value:
-    """Of a source that is larger than the index, torch takes the corner."""
+def _corner(t: Tosa, source: Value, index: Value) -> Value:
+    """The part of ``source`` that the index covers: torch ignores the rest of a larger source."""
     return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
 
 
@@ -140,7 +154,7 @@ def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Val
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
     x, places = ranked_pair(t, self, index)
     values, rows = addressed(t, x, dim, places)
-    source = t.reshape(_cut(t, src, places), (*rows.shape, 1))
+    source = t.reshape(_corner(t, src, places), (*rows.shape, 1))
     return t.reshape(written(t, values, rows, source), self.shape)
 
 
@@ -149,16 +163,17 @@ def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) ->
     """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; a place may be named several times"""
     x, places = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
-    named = _without(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
-    return t.reshape(t.select(_filled(t, named, x, False), t.like(value, x), x), self.shape)
+    named = _without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
+    return t.reshape(t.select(_filled_up(t, named, x, False), t.like(value, x), x), self.shape)
 
 
 def _combined_elements(
     t: Tosa, x: Value, dim: int, index: Value, source: Value, name: str, include_self: bool = True
 ) -> Value:
+    """As ``combined``, with the arguments as torch has them: tensors may have no axes, and the source may be larger."""
     ranked, places = ranked_pair(t, x, index)
     axis = axis_of(dim, ranked.rank)
-    return t.reshape(combined(t, ranked, axis, places, _cut(t, source, places), name, include_self), x.shape)
+    return t.reshape(combined(t, ranked, axis, places, _corner(t, source, places), name, include_self), x.shape)
 
 
 @lowers(aten.scatter_add.default, indexes=ALONG)
@@ -193,7 +208,10 @@ def scatter_reduce_two(
 
 
 def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, int, Value, Value]:
-    """x and the source with at least one axis, the axis, and the index [1,..,W,..,1] with the source's rank."""
+    """Operands of ``combined`` for an index of one axis.
+
+    X and source with at least one axis, the axis, the index reshaped.
+    """
     x = t.ranked(x, max(x.rank, 1))
     axis = axis_of(dim, x.rank)
     count = math.prod(index.shape)
@@ -228,7 +246,7 @@ def _filled_slices(t: Tosa, x: Value, dim: int, index: Value, value: Value) -> V
     ranked = t.ranked(x, max(x.rank, 1))
     axis, size, count = axis_of(dim, ranked.rank), ranked.shape[axis_of(dim, ranked.rank)], math.prod(index.shape)
     places = t.reshape(from_start(t, index, size), along(ranked.rank, axis, count))
-    named = _without(t, t.reduce_any(hits(t, ranked, axis, places), axis + 1), axis + 1)
+    named = _without_axis(t, t.reduce_any(hits(t, ranked, axis, places), axis + 1), axis + 1)
     return t.reshape(t.select(named, t.ranked(converted(t, value, x.dtype), ranked.rank), ranked), x.shape)
 
 

@@ -1,4 +1,4 @@
-"""Shapes: reshaping, joining, cutting, repeating, reordering. Works on any element type that the target moves."""
+"""Shapes: reshaping, joining, cutting, repeating, reordering; for any element type that the target can move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def resolved(size: Sequence[int], elements: int) -> list[int]:
-    """A shape in which -1 stands for what is left of ``elements``."""
+    """``size`` with -1 replaced by the size that makes it a shape of so many ``elements``."""
     known = math.prod([n for n in size if n != -1])
     return [elements // known if n == -1 else n for n in size]
 
@@ -69,7 +69,7 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
 
 
 def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """x without those of ``axes`` that have size 1; a number without axes takes axis 0 for one"""
+    """x without those of ``axes`` that have size 1. A tensor without axes may name axis 0."""
     for size in [x.shape[axis] for axis in axes if axis < x.rank]:
         why = f"whether an axis of the size {size} is dropped is known at run time only"
         t.require(not is_dynamic(size), by_size(why, "name the axes that are 1 at every size: x.squeeze(dim)"))
@@ -78,7 +78,7 @@ def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 
 @lowers(aten.squeeze.default)
 def squeeze(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S'] without axes of size 1"""
+    """[*S] -> [*S'] without the axes of size 1"""
     return without(t, self, range(self.rank))
 
 
@@ -123,7 +123,7 @@ def swapdims(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
 
 @lowers(aten.t.default, aten.numpy_T.default)
 def t_(t: Tosa, self: Value) -> Value:
-    """[A,B] -> [B,A]"""
+    """[A,B] -> [B,A]; any number of axes in reverse order"""
     return t.transpose(self, range(self.rank)[::-1])
 
 
@@ -134,6 +134,7 @@ def mT(t: Tosa, self: Value) -> Value:
 
 
 def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
+    """x with two axes exchanged."""
     perms = list(range(x.rank))
     if perms:
         a, b = axis_of(first, x.rank), axis_of(second, x.rank)
@@ -154,6 +155,7 @@ def movedim_list(t: Tosa, self: Value, source: Sequence[int], destination: Seque
 
 
 def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
+    """x with the axes ``source`` moved to the positions ``destination``; the others keep their order."""
     place = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
     rest = iter([axis for axis in range(x.rank) if axis not in place.values()])
     return t.transpose(x, [place[axis] if axis in place else next(rest) for axis in range(x.rank)])
@@ -164,19 +166,20 @@ def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int])
 
 @lowers(aten.cat.default, aten.concat.default, aten.concatenate.default, skips_empty=True)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
-    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; what is empty adds nothing"""
+    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; tensors without elements are left out"""
     same = _one_type(t, tensors)
     return joined(t, same, axis_of(dim, same[0].rank))
 
 
 @lowers(aten.stack.default)
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
-    """k of [*A,*B] -> [*A,k,*B]"""
+    """k tensors [*A,*B] -> [*A,k,*B]"""
     axis = dim % (tensors[0].rank + 1)
     return joined(t, [unsqueeze(t, v, axis) for v in _one_type(t, tensors)], axis)
 
 
 def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
+    """All values in the type to which torch promotes them."""
     dtype = common_type(values)
     return [converted(t, v, dtype) for v in values]
 
@@ -185,14 +188,18 @@ def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
 
 
 def cut(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
-    """x [*A,N,*B] -> [*A,length,*B], from ``start``"""
+    """x [*A,N,*B] -> [*A,length,*B], the elements from ``start`` on along ``axis``"""
     begin, size = [0] * x.rank, list(x.shape)
     begin[axis], size[axis] = start, length
     return t.slice(x, begin, size)
 
 
 def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,ceil(N/step),*B]; elements 0, step, 2*step, ..; rows of ``step`` of which the first stays"""
+    """x [*A,N,*B] -> [*A,ceil(N/step),*B]: the elements 0, step, 2*step, .. along ``axis``, as x[::step] takes them.
+
+    SLICE has no step. So the axis is padded to a multiple of ``step``, reshaped to rows of ``step`` elements, and the
+    first element of each row is kept.
+    """
     count = -(-x.shape[axis] // step)
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     flat = t.reshape(x, (before, x.shape[axis], after))
@@ -203,7 +210,7 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
-    """[*A,N,*B] -> [*A,N',*B]; bounds count from the end if negative, and are cut to the size"""
+    """[*A,N,*B] -> [*A,N',*B]; negative bounds count from the end, and bounds beyond the axis stop at its end"""
     axis = axis_of(dim, self.rank)
     first, last = bounds(start, end, self.shape[axis])
     taken = cut(t, self, axis, first, last - first)
@@ -211,15 +218,16 @@ def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, st
 
 
 def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Where a slice of an axis begins and ends, counted from 0; an end before the beginning is the beginning.
+    """Where a slice begins and ends, counted from 0; not before its beginning.
 
-    Of what may be beyond the axis at run time it is taken that it is not: torch's sizes are those of that.
+    A bound that may lie beyond the axis at run time is taken to lie inside, as torch did when it recorded the sizes.
     """
-    first, last = (_within(p, size) for p in (start or 0, size if end is None else end))
+    first, last = (_bound_inside(p, size) for p in (start or 0, size if end is None else end))
     return first, max(first, last)
 
 
-def _within(position: int, size: int) -> int:
+def _bound_inside(position: int, size: int) -> int:
+    """One bound of a slice, counted from 0 and at most ``size``."""
     counted = max(position + size if position < 0 else position, 0)
     return size if exceeds(counted, size) else counted
 
@@ -240,14 +248,17 @@ def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
 
 
 def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """x cut along ``dim`` into ``sizes``"""
+    """x cut along ``dim`` into parts of these sizes, one after the other"""
     axis = axis_of(dim, x.rank)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     return tuple([cut(t, x, axis, start, size) for start, size in zip(starts, sizes, strict=True)])
 
 
-def _even(size: int, step: int) -> list[int]:
-    """``size`` in pieces of ``step`` and a smaller last one. Of a dynamic size, as many as torch made."""
+def _equal_sizes(size: int, step: int) -> list[int]:
+    """Sizes of the pieces when ``size`` is cut into pieces of ``step``; the last one may be smaller.
+
+    Of a dynamic size there are as many pieces as torch recorded.
+    """
     if is_dynamic(step) and not is_dynamic(size // step):
         return [step] * (size // step)
     return [min(step, size - start) for start in range(0, size, step)]
@@ -256,7 +267,7 @@ def _even(size: int, step: int) -> list[int]:
 @lowers(aten.split.Tensor)
 def split(t: Tosa, self: Value, split_size: int, dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller"""
-    return pieces(t, self, dim, _even(self.shape[axis_of(dim, self.rank)], split_size))
+    return pieces(t, self, dim, _equal_sizes(self.shape[axis_of(dim, self.rank)], split_size))
 
 
 @lowers(aten.split_with_sizes.default)
@@ -275,7 +286,7 @@ def split_sizes(t: Tosa, self: Value, split_size: Sequence[int], dim: int) -> tu
 def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; the last one may be smaller, and there may be fewer"""
     size = self.shape[axis_of(dim, self.rank)]
-    return pieces(t, self, dim, _even(size, -(-size // chunks)))
+    return pieces(t, self, dim, _equal_sizes(size, -(-size // chunks)))
 
 
 @lowers(aten.unbind.int)
@@ -288,7 +299,7 @@ def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
 
 
 def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
-    """x [*S] -> ``shape``, repeated along axes of size 1 and new leading ones"""
+    """x [*S] -> ``shape``, repeated along axes of size 1 and along new leading axes"""
     x = t.ranked(x, len(shape))
     return t.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
 
@@ -314,12 +325,12 @@ def broadcast_to(t: Tosa, self: Value, size: Sequence[int]) -> Value:
 
 @lowers(aten.repeat.default)
 def repeat(t: Tosa, self: Value, repeats: Sequence[int]) -> Value:
-    """[*S] -> [*S'], each axis repeated as a whole"""
+    """[*S] -> [*S']; the whole tensor repeated along each axis"""
     return t.tile(t.ranked(self, len(repeats)), repeats)
 
 
 @lowers(aten.tile.default)
 def tile(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
-    """[*S] -> [*S'], each axis repeated as a whole; missing leading repeats are 1"""
+    """[*S] -> [*S']; the whole tensor repeated along each axis; missing leading numbers count as 1"""
     rank = max(len(dims), self.rank)
     return t.tile(t.ranked(self, rank), [1] * (rank - len(dims)) + list(dims))

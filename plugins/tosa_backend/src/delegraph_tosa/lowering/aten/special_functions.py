@@ -47,7 +47,7 @@ I0_FAR = (
 
 
 def polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
-    """The coefficient of the highest power comes first."""
+    """The polynomial of x with these coefficients, that of the highest power first."""
     y: Value | float = coefficients[0]
     for coefficient in coefficients[1:]:
         y = t.add(t.mul(x, y), coefficient)
@@ -84,13 +84,16 @@ def special_erfcx(t: Tosa, self: Value) -> Value:
 
 
 def _scaled_tail(t: Tosa, x: Value) -> Value:
-    """x [*S] of at least 1/2 -> exp(x^2) erfc(x)"""
+    """exp(x^2) erfc(x) of x [*S] from 1/2 on"""
     u = t.reciprocal(t.add(t.mul(x, 0.5), 1))
     return t.mul(u, t.exp(polynomial(t, u, ERFC_TAIL)))
 
 
 def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
-    """exp(sign * x^2) of |x| <= 16: the square of x cut to 12 bits is exact, and the rest is small."""
+    """exp(sign * x^2) for |x| <= 16.
+
+    x is split into 12 bits, whose square is exact, and a small rest, so that the exponent loses no digits.
+    """
     cut = t.mul(t.floor(t.mul(x, 256)), 1 / 256)
     rest = t.mul(t.sub(x, cut), t.add(x, cut))
     return t.mul(t.exp(t.mul(t.mul(cut, cut), sign)), t.exp(t.mul(rest, sign)))
@@ -119,14 +122,14 @@ def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
 
 @lowers(aten.angle.default)
 def angle(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; of real numbers: pi below 0, else 0; NaN stays"""
+    """[*S] -> [*S]; the angle of a real number as a complex one: pi below 0, else 0; NaN stays"""
     x = floating_value(t, self)
     side = t.select(t.greater(0, x), t.like(math.pi, x), 0)
     return t.select(t.equal(x, x), side, x)
 
 
 def _bessel_0(t: Tosa, x: Value) -> Value:
-    """x [*S], not negative -> exp(-x) times the modified Bessel function of order 0"""
+    """exp(-x) times the modified Bessel function of order 0, of x [*S] that is not negative"""
     near, far = t.minimum(x, I0_BORDER), t.maximum(x, I0_BORDER)
     share = t.mul(near, 1 / I0_BORDER)
     small = t.mul(polynomial(t, t.mul(share, share), I0_NEAR), t.exp(t.negate(near)))

@@ -1,4 +1,4 @@
-"""Signs, infinities, and what is no number."""
+"""Signs, infinities and NaN."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ inf = math.inf
 
 
 def is_negative(t: Tosa, x: Value) -> Value:
-    """x [*S] -> truth values: the sign bit. That of a zero shows in its reciprocal; that of NaN is taken for 0"""
+    """x [*S] -> truth values: its sign bit. That of a zero shows in the zero's reciprocal; NaN counts as positive."""
     if x.dtype is DType.BOOL:
         return filled(t, x.shape, False, torch.bool)
     below = t.greater(0, x)
@@ -45,7 +45,7 @@ def signbit(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the first one's size with the second one's sign (see ``signbit``)"""
+    """[*S], [*S] -> [*S]; the first one's magnitude with the second one's sign (see ``signbit``)"""
     if isinstance(other, Value):
         left, right = promoted(t, self, other)
         negative = is_negative(t, right)  # type: ignore[arg-type]

@@ -21,15 +21,15 @@ aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
 SMALLEST = 2.0**-100
-"""The least that deviations are divided by: the reciprocal of a subnormal number may be infinite."""
+"""The least number by which deviations are divided: the reciprocal of a subnormal number may be infinite."""
 
 
 def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
-    """x [*S] -> its variance, or the ``root`` of it, and its mean over ``dims``, whose axes stay with size 1; in fp32.
+    """The variance of x [*S] over ``dims``, or with ``root`` the standard deviation, and the mean.
 
-    Values are divided by the count before they are summed, so that no sum overflows unless the result does. For the
-    root, deviations are divided by the largest one, since their squares could overflow; and by 4 before that, since the
-    difference of a value and the mean could.
+    Axes stay, with size 1. All is fp32. Values are divided by the count before they are summed, so that a sum overflows
+    only if the result does. For the root, deviations are divided by the largest one first, because their squares could
+    overflow, and values by 4 before that, because the difference of a value and the mean could.
     """
     t.require(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
     wide, axes = converted(t, x, DType.FP32), axes_of(dims, x.rank)
@@ -49,109 +49,112 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
 
 
 def _root_of_share(t: Tosa, divisor: float, x: Value) -> Operand:
-    """The root of 1 / divisor."""
+    """The square root of 1 / divisor; infinite for 0."""
     if waits(divisor):
         return t.rsqrt(t.like(divisor, x))
     return math.sqrt(1 / divisor) if divisor else inf
 
 
 def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """The sum of the squares of x over ``axes``, which stay."""
+    """The sum of the squares of x over ``axes``, which stay with size 1."""
     return reduced(t, t.mul(x, x), t.reduce_sum, axes, True)
 
 
-def _flat(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
-    """y, a statistic of x over ``dims``, in the type of x and without their axes unless they are kept."""
+def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
+    """y, a statistic of x over ``dims``, in the type of x, and without these axes unless ``keepdim``."""
     axes = axes_of(dims, x.rank)
     y = converted(t, y, x.dtype)
     return y if keepdim else t.reshape(y, [n for axis, n in enumerate(x.shape) if axis not in axes])
 
 
-def _both(t: Tosa, x: Value, dims: Dims, correction: float | None, keepdim: bool, root: bool) -> tuple[Value, Value]:
+def _spread_and_mean(
+    t: Tosa, x: Value, dims: Dims, correction: float | None, keepdim: bool, root: bool
+) -> tuple[Value, Value]:
+    """The variance (with ``root`` the standard deviation) and the mean of x, as torch returns them."""
     spread, mean = moments(t, x, dims, 1 if correction is None else correction, root)
-    return _flat(t, x, spread, dims, keepdim), _flat(t, x, mean, dims, keepdim)
+    return _as_torch_returns(t, x, spread, dims, keepdim), _as_torch_returns(t, x, mean, dims, keepdim)
 
 
 @lowers(aten.var.correction)
 def var(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> Value:
     """[*S] -> [*S']; divided by the count less ``correction``, which is 1 if it is not given"""
-    return _both(t, self, dim, correction, keepdim, root=False)[0]
+    return _spread_and_mean(t, self, dim, correction, keepdim, root=False)[0]
 
 
 @lowers(aten.var.default)
 def var_default(t: Tosa, self: Value, unbiased: bool) -> Value:
     """[*S] -> []"""
-    return _both(t, self, None, int(unbiased), False, root=False)[0]
+    return _spread_and_mean(t, self, None, int(unbiased), False, root=False)[0]
 
 
 @lowers(aten.var.dim)
 def var_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> Value:
     """[*S] -> [*S']"""
-    return _both(t, self, dim, int(unbiased), keepdim, root=False)[0]
+    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=False)[0]
 
 
 @lowers(aten.std.correction)
 def std(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> Value:
     """[*S] -> [*S']; the root of the variance"""
-    return _both(t, self, dim, correction, keepdim, root=True)[0]
+    return _spread_and_mean(t, self, dim, correction, keepdim, root=True)[0]
 
 
 @lowers(aten.std.default)
 def std_default(t: Tosa, self: Value, unbiased: bool) -> Value:
     """[*S] -> []"""
-    return _both(t, self, None, int(unbiased), False, root=True)[0]
+    return _spread_and_mean(t, self, None, int(unbiased), False, root=True)[0]
 
 
 @lowers(aten.std.dim)
 def std_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> Value:
     """[*S] -> [*S']"""
-    return _both(t, self, dim, int(unbiased), keepdim, root=True)[0]
+    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=True)[0]
 
 
 @lowers(aten.var_mean.correction)
 def var_mean(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']; the variance and the mean"""
-    return _both(t, self, dim, correction, keepdim, root=False)
+    return _spread_and_mean(t, self, dim, correction, keepdim, root=False)
 
 
 @lowers(aten.var_mean.default)
 def var_mean_default(t: Tosa, self: Value, unbiased: bool) -> tuple[Value, Value]:
     """[*S] -> [], []"""
-    return _both(t, self, None, int(unbiased), False, root=False)
+    return _spread_and_mean(t, self, None, int(unbiased), False, root=False)
 
 
 @lowers(aten.var_mean.dim)
 def var_mean_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']"""
-    return _both(t, self, dim, int(unbiased), keepdim, root=False)
+    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=False)
 
 
 @lowers(aten.std_mean.correction)
 def std_mean(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']; the standard deviation and the mean"""
-    return _both(t, self, dim, correction, keepdim, root=True)
+    return _spread_and_mean(t, self, dim, correction, keepdim, root=True)
 
 
 @lowers(aten.std_mean.default)
 def std_mean_default(t: Tosa, self: Value, unbiased: bool) -> tuple[Value, Value]:
     """[*S] -> [], []"""
-    return _both(t, self, None, int(unbiased), False, root=True)
+    return _spread_and_mean(t, self, None, int(unbiased), False, root=True)
 
 
 @lowers(aten.std_mean.dim)
 def std_mean_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']"""
-    return _both(t, self, dim, int(unbiased), keepdim, root=True)
+    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=True)
 
 
 @lowers(aten.linalg_vector_norm.default)
 def linalg_vector_norm(t: Tosa, self: Value, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """[*S] -> [*S']; of order 1, 2 or infinity, in fp32"""
+    """[*S] -> [*S']; of order 1, 2 or infinity, computed in fp32"""
     t.require(ord in (1, 2, inf), f"a norm of order {ord} has no rule of its own")
     x = to_torch(t, self, dtype)
     t.require(x.dtype in FLOATS, f"a norm of {x.dtype} is not defined")
     wide, axes = converted(t, x, DType.FP32), axes_of(dim, x.rank)
     if ord == 2:
-        return _flat(t, x, sqrt(t, _squares(t, wide, axes)), axes, keepdim)
+        return _as_torch_returns(t, x, sqrt(t, _squares(t, wide, axes)), axes, keepdim)
     step = t.reduce_sum if ord == 1 else t.reduce_max
-    return _flat(t, x, reduced(t, t.abs(wide), step, axes, True), axes, keepdim)
+    return _as_torch_returns(t, x, reduced(t, t.abs(wide), step, axes, True), axes, keepdim)

@@ -1,7 +1,7 @@
 """Trigonometric and hyperbolic functions and their inverses.
 
-TOSA has SIN, COS, TANH and EXP. The inverse functions are polynomials on a small interval, to which identities bring
-every argument; degrees and coefficients are those of the single-precision functions of the Cephes library (S. Moshier),
+TOSA has SIN, COS, TANH and EXP. The inverse functions are polynomials on a small interval, into which identities bring
+every argument. Degrees and coefficients are those of the single-precision functions of the Cephes library (S. Moshier),
 whose errors are below 2e-7 of the value.
 """
 
@@ -41,7 +41,7 @@ def odd_polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def with_sign(t: Tosa, magnitude: Value, x: Value) -> Value:
-    """``magnitude`` with the sign of ``x``; 0 and NaN come from ``x`` itself."""
+    """``magnitude`` with the sign of ``x``; where ``x`` is 0 or NaN, ``x`` itself."""
     signed = t.select(t.greater(x, 0), magnitude, t.negate(magnitude))
     return t.select(t.greater(t.abs(x), 0), signed, x)
 
@@ -54,7 +54,10 @@ def tan(t: Tosa, self: Value) -> Value:
 
 
 def atan_of(t: Tosa, x: Value) -> Value:
-    """x [*S] -> [*S]; above tan(3 pi / 8) by -1 / x, above tan(pi / 8) by (x - 1) / (x + 1), then the polynomial"""
+    """x [*S] -> [*S], the arc tangent.
+
+    From tan(3 pi / 8) on it is that of -1 / x plus pi / 2, from tan(pi / 8) on that of (x - 1) / (x + 1) plus pi / 4.
+    """
     size = t.abs(x)
     high, middle = t.greater(size, math.tan(3 * pi / 8)), t.greater(size, math.tan(pi / 8))
     shifted = t.mul(t.sub(size, 1), t.reciprocal(t.add(size, 1)))
@@ -136,7 +139,7 @@ LARGE = 1e4
 
 @lowers(aten.asinh.default, aten.arcsinh.default)
 def asinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; log1p(x + x^2 / (1 + sqrt(1 + x^2))), of a large x its logarithm plus that of 2"""
+    """[*S] -> [*S]; log1p(x + x^2 / (1 + sqrt(1 + x^2))); of a large x, log(x) + log(2)"""
     x = floating_value(t, self)
     size = t.abs(x)
     capped = t.minimum(size, LARGE)
@@ -148,7 +151,7 @@ def asinh(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.acosh.default, aten.arccosh.default)
 def acosh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) of y = x - 1, of a large x its logarithm plus that of 2"""
+    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) where y = x - 1; of a large x, log(x) + log(2)"""
     x = floating_value(t, self)
     y = t.sub(t.minimum(x, LARGE), 1)
     small = log1p_of(t, t.add(y, sqrt(t, t.mul(y, t.add(y, 2)))))
@@ -158,7 +161,7 @@ def acosh(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.atanh.default, aten.arctanh.default)
 def atanh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; half of log1p(2 x / (1 - x)), of the size of x"""
+    """[*S] -> [*S]; log1p(2 x / (1 - x)) / 2 of |x|, with the sign of x"""
     x = floating_value(t, self)
     size = t.abs(x)
     half = t.mul(log1p_of(t, t.mul(t.mul(size, 2), t.reciprocal(t.sub(1, size)))), 0.5)

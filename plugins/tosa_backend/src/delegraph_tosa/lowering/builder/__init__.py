@@ -1,8 +1,8 @@
-"""What makes TOSA operators: ``Tosa``, the ``t`` of every rule, and the layers that it stands on.
+"""The builder: ``Tosa``, the ``t`` of every rule, which makes TOSA operators, and the classes that it extends.
 
-From the ground up: ``emitter`` makes one operator and asks the target, ``integer_widths`` computes integers in a width
-that the target has, ``regions`` makes graphs of control flow, ``operators`` has one method an operator, ``builder``
-adds numbers that are computed by several operators.
+From the ground up: ``emitter`` makes one operator and asks the target whether it takes it. ``integer_widths`` computes
+integers in a width that the target has. ``regions`` makes the graphs of branches and loops. ``operators`` has one
+method for each operator. ``builder`` adds numbers that take several operators to compute.
 """
 
 from .builder import Tosa

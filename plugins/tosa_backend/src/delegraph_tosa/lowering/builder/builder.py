@@ -1,4 +1,4 @@
-"""``Tosa``, the ``t`` of every rule: the operators, and numbers that are computed by some of them."""
+"""``Tosa``, the ``t`` of every rule: all operators, and numbers that take several operators to compute."""
 
 from __future__ import annotations
 
@@ -13,31 +13,38 @@ from .operators import Operators
 from .size_numbers import computed
 
 MOST_NUMBERS = 1 << 16
-"""The longest row 0, 1, 2, .. that is stored, to take a part of it at run time; a longer one is made of rows."""
+"""The longest row 0, 1, 2, .. that a file stores, for a count known at run time only; a longer one is computed."""
 ROW = 1 << 15
-"""Numbers in such a row: MOST_NUMBERS of them are as many as a tensor can have along one axis."""
+"""A longer row is ROW numbers for each of up to MOST_NUMBERS multiples of ROW: as many as one axis can have."""
 
 
 class Tosa(Operators):
     """Builds operators for the target ``spec``.
 
-    ``operators`` are those made so far, ``source`` is where the next ones come from.
+    ``operators`` are those made so far. ``source`` says which node of the program the next ones come from.
     """
 
     weighs_integers = False
-    """Whether integers can be multiplied by fp32, as weights of an interpolation are."""
+    """Whether integers can be multiplied by fp32 numbers, as weights of an interpolation are.
+
+    ``integer.resize`` can.
+    """
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A tensor filled with ``number``, which may be known at run time only: a size, or computed of one."""
+        """A tensor filled with ``number``, which may be known at run time only: a size, or computed from sizes."""
         if not waits(number):
             return super().constant(number, dtype, shape)
         total = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
         return self.tile(self.reshape(self.cast(total, dtype), (1,) * len(shape)), shape)
 
     def numbers(self, count: int, dtype: DType) -> Value:
-        """0, 1, .., count - 1 [count]; of a count that is known at run time only, the beginning of the longest row."""
+        """0, 1, .., count - 1 as a tensor [count].
+
+        If ``count`` is known at run time only, the row is sliced out of one as long as ``count`` can become.
+        """
         longest = min(size_range(count)[1], LARGEST_SIZE)
         if is_dynamic(count) and longest > MOST_NUMBERS:
+            # 0, ROW, 2 * ROW, .. as a column plus 0 .. ROW - 1 as a row, read row by row
             rows = -(-count // ROW)
             starts = self.reshape(self.numbers(rows, dtype), (rows, 1))
             with self.proven((0, longest - 1)):

@@ -1,7 +1,7 @@
-"""Division of floats as IEEE 754 rounds it, which TOSA has no operator for.
+"""Division of floats, rounded as IEEE 754 says; TOSA has no operator for it.
 
-RECIPROCAL and MUL come near the quotient. What that leaves of the dividend is computed exactly, with both factors in
-two halves of 12 bits (Dekker's splitting), whose products fp32 holds.
+RECIPROCAL and MUL give an estimate of the quotient. The remainder, dividend - estimate * divisor, is then computed
+exactly: both factors are split into halves of 12 bits (Dekker's splitting), whose products fp32 holds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def halves(t: Operators, y: Value) -> tuple[Value, Value]:
-    """y as the sum of its upper 12 bits and the rest; of a large y, whose upper half would overflow, y and 0.
+    """y as the sum of its upper 12 bits and the rest; for a large y, whose splitting would overflow, y and 0.
 
-    An infinite y counts as the largest number: 0 times it is 0.
+    An infinite y becomes the largest number, because 0 times it has to be 0.
     """
     y = t.clamp(y, -LARGEST, LARGEST)
     spread = t.mul(y, 4097)
@@ -27,11 +27,11 @@ def halves(t: Operators, y: Value) -> tuple[Value, Value]:
 
 
 def rounded_quotient(t: Operators, x: Value, y: Value, estimate: Value) -> Value:
-    """x / y from an estimate that is a few units in the last place off.
+    """x / y, rounded to the nearest float, from an ``estimate`` that is a few units in the last place off.
 
-    The correction is right to 22 bits, so the result is the float that is nearest unless the quotient lies within
-    2**-44 of itself from the middle of two. None of integers does whose divisor is below 2**18: it is 25 bits away
-    from such a middle, times the divisor.
+    The correction is right to 22 bits. So the result is the nearest float unless the quotient lies within 2**-44 of
+    itself from the middle between two floats. A quotient of integers never does if the divisor is below 2**18: it is at
+    least 2**-25 / divisor of itself away from such a middle.
     """
     (high, low), (upper, lower) = halves(t, estimate), halves(t, y)
     rest = t.sub(t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper))

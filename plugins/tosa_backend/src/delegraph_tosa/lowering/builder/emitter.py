@@ -1,7 +1,7 @@
-"""``Emitter``: makes operators. It infers types, asks the target, folds constants and stores equal ones once.
+"""``Emitter``: makes operators. It infers their types, asks the target, folds constants and makes equal ones only once.
 
-An operator whose operands are all constant is a constant: nothing is emitted, and it is computed when the file is
-written.
+An operator whose operands are all constant is folded: its result is a constant that is computed when the file is
+written, and no operator is emitted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ Shape = tuple[int, ...]
 class Emitter:
     """Makes operators for the target ``spec``.
 
-    ``operators`` are those made so far, ``source`` is where the next ones come from.
+    ``operators`` are those made so far. ``source`` says which node of the program the next ones come from.
     """
 
     folded_bytes = 64 * 1024
-    """A folded constant may be this large even if its operands are smaller; larger ones would make the file explode."""
+    """The largest folded constant whose operands are smaller than it is.
+
+    More of such growth would make the file explode.
+    """
 
     def __init__(self, spec: TosaSpec) -> None:
         self.spec = spec
@@ -43,10 +46,10 @@ class Emitter:
         self._constants: dict[Any, Value] = {}
         self._proven: Range | None = None
         self.rounded_number = False
-        """Whether a number had to be rounded to become a constant of short floats; set back by who asks."""
+        """Whether a number was rounded to become a constant of short floats; ``short_floats`` clears and reads it."""
 
     def takes(self, cls: type[Operator], inputs: Sequence[Value], **attributes: Any) -> bool:
-        """Whether the target has the operator for values of these types."""
+        """Whether the target has the operator ``cls`` for these operands; nothing is emitted."""
         operator, types = self._inferred(cls, inputs, attributes)
         operator.outputs = tuple(map(Value, types))
         return self.spec.why_not(operator) is None
@@ -57,14 +60,14 @@ class Emitter:
             raise refused(why)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Unsupported unless all values that are there have one element type; ``what`` takes them."""
+        """Raise Unsupported unless all ``values`` that are not None have one element type. ``what`` names the call."""
         types = sorted({v.dtype for v in values if v is not None})
         self.require(len(types) == 1, f"{what} of mixed types ({', '.join(map(str, types))}) is not lowered")
 
     # ---- operators
 
     def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
-        """The (first) result of a new operator; a constant, and nothing emitted, if its operands are constant."""
+        """The (first) result of a new operator. If its operands are constant it is folded, unless ``fold`` is false."""
         if fold and _all_constant(inputs):
             return self._folded(cls, inputs, attributes)
         return self._appended(*self._inferred(cls, inputs, attributes))
@@ -72,6 +75,7 @@ class Emitter:
     def _inferred(
         self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]
     ) -> tuple[Operator, tuple[Type, ...]]:
+        """The operator, not yet emitted, and the types of its results; Unsupported if TOSA has no such operator."""
         operator = cls(inputs, self.source, **attributes)
         try:
             return operator, operator.infer()
@@ -79,10 +83,11 @@ class Emitter:
             raise refused(f"TOSA {operator.name}: {illegal}") from illegal
 
     def _folded(self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]) -> Value:
-        """A constant that is computed when the file is written; the same one if it was asked for before."""
+        """A constant that is computed when the file is written; the same one if this operator was folded before."""
         key = (cls, *inputs, repr(attributes))
         if key not in self._constants:
             operator, types = self._inferred(cls, inputs, attributes)
+            # too large to be stored: the operator is emitted after all, and computes it at run time
             if _bytes(types) > max(self.folded_bytes, _bytes([v.type for v in inputs])):
                 return self._appended(operator, types)
             operator.outputs = tuple([Value(type, Folded(operator, i)) for i, type in enumerate(types)])
@@ -91,6 +96,7 @@ class Emitter:
         return self._constants[key]
 
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
+        """Emit ``operator`` with results of these types, or what computes the same where the target refuses it."""
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         _bound_results(operator)
         if self._proven is not None:
@@ -103,19 +109,22 @@ class Emitter:
         return operator.outputs[0]
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target does not take, computed in types in which it does.
+        """The result of an operator that the target refuses, with ``why``, computed in element types that it takes.
 
-        Here there are none: raises Unsupported. ``IntegerWidths`` has some.
+        There are none here, so it raises Unsupported. ``IntegerWidths`` overrides it.
         """
+        # text if no target takes the operator, else the profiles and extensions that would
         ways = alternatives(operator, self.spec.version)
         raise refused(other_target(self.spec, why, [] if isinstance(ways, str) else ways))
 
     def copied(self, old: Operator, attributes: str, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The results of ``old`` on other operands that are as constant and have the same types: nothing is checked.
+        """The results of ``old``, an operator of a template, on other operands.
 
-        ``attributes``: those of ``old``, as text.
+        Nothing is checked: they have the same types. ``attributes`` are those of ``old`` as text, by which a folded
+        operator is found if it was made before.
         """
         cls = type(old)
+        # not by __init__, which would check all attributes again
         new = cls.__new__(cls)
         new.__dict__.update(old.__dict__, inputs=inputs, source=self.source)
         if old.outputs[0].constant is None:
@@ -130,7 +139,7 @@ class Emitter:
 
     @contextmanager
     def proven(self, range: Range) -> Iterator[None]:
-        """Integers that are computed inside lie in ``range``, whatever the ranges of their operands prove."""
+        """A block in which computed integers lie in ``range``, whatever the ranges of their operands prove."""
         self._proven, before = range, self._proven
         try:
             yield
@@ -140,23 +149,26 @@ class Emitter:
     # ---- constants
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Constants that ``make`` makes, the same ones for an equal ``key``."""
+        """What ``make`` returns, kept: another call with an equal ``key`` gets the same constants."""
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
 
     def literals(self) -> Iterator[tuple[Any, Value]]:
-        """Shapes and numbers that were made, each with the key by which it is made once."""
+        """All literals (shapes and numbers) that were made, each with the key under which it is kept."""
         for key, value in self._constants.items():
             if isinstance(value, Value) and isinstance(value.constant, Literal):
                 yield key, value
 
     def intern(self, key: Any, literal: Value) -> Value:
-        """A literal that was made elsewhere, or the equal one that was made here by that ``key``."""
+        """The literal that is kept under ``key``; if there is none, ``literal``, which was made by another builder."""
         return self._constants.setdefault(key, literal)
 
     def shape(self, entries: Sequence[int]) -> Value:
-        """A SHAPE with these entries; Unsupported if they are not known and the target does not compute with sizes."""
+        """A SHAPE with these entries.
+
+        Unsupported if one is known at run time only and the target does not compute with sizes.
+        """
         key = tuple(entries)
         if key not in self._constants:
             made = shape_value(key)
@@ -167,8 +179,8 @@ class Emitter:
         return self._constants[key]
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A constant filled with ``number``, made once; 0.0 and -0.0 are two."""
-        number = _as_python(number, dtype)
+        """A constant filled with ``number``; equal calls get the same one, where 0.0 and -0.0 differ."""
+        number = _to_kind(number, dtype)
         key = (repr(number), dtype, shape)
         if key not in self._constants:
             self._constants[key] = Value(Type(shape, dtype), Literal(_filled(number, dtype, shape)))
@@ -178,6 +190,7 @@ class Emitter:
 
 
 def _bound_results(operator: Operator) -> None:
+    """Set the range of each integer result."""
     for value in operator.outputs:
         if value.dtype in COUNTED and value.dtype is not DType.BOOL:
             value.range = result_range(operator, value.dtype)
@@ -191,11 +204,15 @@ def _all_constant(values: Sequence[Value]) -> bool:
 
 
 def _bytes(types: Sequence[Type]) -> int:
+    """How many bytes the elements of these types have together."""
     return sum([math.prod(shape) * BYTES[dtype] for shape, dtype in types])
 
 
-def _as_python(number: float, dtype: DType) -> float:
-    """The Python number of ``dtype``'s kind; Unsupported for infinities and NaN as integers. Any but 0 is true."""
+def _to_kind(number: float, dtype: DType) -> float:
+    """``number`` as a float, int or bool, whichever ``dtype`` is made of.
+
+    Any number but 0 is true. Unsupported if infinity or NaN should become an integer.
+    """
     if dtype in FLOATS:
         return float(number)
     if dtype is DType.BOOL:
@@ -207,7 +224,10 @@ def _as_python(number: float, dtype: DType) -> float:
 
 
 def _filled(number: float, dtype: DType, shape: Shape) -> Any:
-    """An array of ``number``; Unsupported if an integer type cannot hold it. Floats overflow to infinity."""
+    """An array of ``number``. A float that does not fit becomes infinite.
+
+    Unsupported for an integer that does not fit.
+    """
     try:
         with np.errstate(over="ignore"):
             return stored_numbers(np.full(shape, number, None if dtype is DType.BF16 else ARRAY_DTYPES[dtype]), dtype)

@@ -1,8 +1,8 @@
-"""Integers that a target computes in another type than rules see: int64 and int8 as int32, and int32 as fp32.
+"""Integers that a target computes in another type than rules see: int64, int16 and int8 as int32, and int32 as fp32.
 
-TOSA 1.0 has no int64. Constants fold in it; what is computed at run time is int32 in the graph, and a rule sees a value
-that calls itself int64. The builder knows both, and refuses a result that is not proven to fit. A target with EXT-INT64
-computes in int64, and in int32 only what it has no operator for.
+TOSA 1.0 has no int64. Rules do not care: they see values of type int64. Constants fold in int64, and what is computed
+at run time is int32 in the graph. This class knows which int32 stands for which int64, and refuses a result that is not
+proven to fit. A target with EXT-INT64 computes in int64, and in int32 only what it has no int64 operator for.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ IN_32_BITS = (
     *(tosa.ABS, tosa.ADD, tosa.SUB, tosa.MAXIMUM, tosa.MINIMUM),
     *(tosa.EQUAL, tosa.GREATER, tosa.GREATER_EQUAL),
 )
-"""What TOSA has on int32, and not on smaller integers."""
+"""Operators that TOSA has on int32 and not on smaller integers."""
 
 
 class IntegerWidths(Emitter):
-    """Makes operators on integers in the width that the target has for them."""
+    """Makes operators on integers in a width that the target has for them."""
 
     def __init__(self, spec: TosaSpec) -> None:
+        """``_narrow``: int64 that rules see -> its int32. ``_floats``: int32 -> the fp32 in which it was computed."""
         super().__init__(spec)
         self._narrow: dict[Value, Value] = {}
         self._floats: dict[Value, Value] = {}
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
+        """The result of an operator that the target refuses, computed in a wider or narrower type if it takes that."""
         if any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)]):
             return self._appended_narrow(operator)
         if "INT" not in self.spec.profiles and runs_as_floats(operator):
@@ -45,7 +47,7 @@ class IntegerWidths(Emitter):
     # ---- int64 that runs as int32
 
     def _appended_narrow(self, wide: Operator) -> Value:
-        """The result of an operator on int64, which the graph has on int32."""
+        """The result, as rules see it, of an operator on int64 that the graph computes on int32."""
         (result,) = wide.outputs
         attributes = wide.attribute_values()
         if attributes.get("dtype") is DType.INT64:
@@ -57,11 +59,15 @@ class IntegerWidths(Emitter):
         return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
 
     def narrowed(self, value: Value) -> Value:
-        """``value``; of int64, the int32 with the same elements. Unsupported if it may not fit."""
+        """``value`` as the graph holds it: for an int64 the int32 with the same elements.
+
+        Unsupported if it may not fit.
+        """
         if value.dtype is not DType.INT64:
             return value
         if value not in self._narrow:
             self._expect_32_bits(value, f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip())
+            # an int64 that the builder did not make is an input, which arrives as int32
             narrow = Value(Type(value.shape, DType.INT32), name=value.name)
             if value.constant is not None or self.has_int64:
                 narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
@@ -69,7 +75,10 @@ class IntegerWidths(Emitter):
         return self._narrow[value]
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
-        """An int32 of the graph as the int64 that rules see, whose elements lie in ``range`` if that is given."""
+        """The int64 that rules see for ``narrow``, an int32 of the graph.
+
+        ``range`` is where its elements lie, if given.
+        """
         wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
         if self.has_int64:
             wide = self.emit(tosa.CAST, (narrow,), dtype=DType.INT64)
@@ -78,19 +87,20 @@ class IntegerWidths(Emitter):
         return wide
 
     def held(self, value: Value) -> Value:
-        """What the graph has for a value that rules see: of int64 the int32, unless the target has int64 itself."""
+        """What the graph holds for a value that rules see: for int64 its int32, unless the target has int64 itself."""
         return value if self.has_int64 else self.narrowed(value)
 
     def held_type(self, type: Type) -> Type:
-        """The type of what the graph has for a value of ``type``."""
+        """The type of what the graph holds for a value of ``type``."""
         return type._replace(dtype=DType.INT32) if type.dtype is DType.INT64 and not self.has_int64 else type
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
-        """The way back: what rules see of ``held``, a value of ``type`` in that range."""
+        """The reverse of ``held``: the value of ``type``, in ``range``, that rules see for ``held``."""
         held.range = range
         return held if held.type == type else self.widened(held, range)
 
     def _expect_32_bits(self, value: Value, what: str) -> None:
+        """Raise Unsupported unless the elements of ``value`` fit into int32; ``what`` names it."""
         low, high = range_of(value)
         if not inside((low, high), INT32):
             raise refused(int64_result(f"{what} may be from {low} to {high}, more than 32 bits hold"))
@@ -98,7 +108,10 @@ class IntegerWidths(Emitter):
     # ---- int8 and int16 that run as int32
 
     def _appended_in_32_bits(self, small: Operator) -> Value:
-        """The result of an operator on int8 or int16: the low bits of what it is on int32, so it wraps as in torch."""
+        """The result of an operator on int8 or int16, computed on int32.
+
+        Its low bits are kept, so it wraps around as in torch.
+        """
         (result,) = small.outputs
         wide = [self.emit(tosa.CAST, (v,), dtype=DType.INT32) for v in small.inputs]
         y = self.emit(type(small), wide, **small.attribute_values())
@@ -109,7 +122,8 @@ class IntegerWidths(Emitter):
     def _appended_as_floats(self, operator: Operator) -> Value:
         """The result of an operator on int32, computed on fp32."""
         (result,), index = operator.outputs, INDICES.get(type(operator))
-        inputs = [v if k == index else self._exact(v) for k, v in enumerate(operator.inputs)]
+        inputs = [v if k == index else self._as_fp32(v) for k, v in enumerate(operator.inputs)]
+        # a CAST here is between BOOL and int32; between BOOL and fp32 TOSA 1.0 has none
         if type(operator) is not tosa.CAST:
             y = self.emit(type(operator), inputs, fold=False, **operator.attribute_values())
         elif result.dtype is DType.BOOL:
@@ -124,8 +138,8 @@ class IntegerWidths(Emitter):
         whole.range, self._floats[whole] = result.range, y
         return whole
 
-    def _exact(self, value: Value) -> Value:
-        """An int32 that fp32 holds, as fp32; cast once."""
+    def _as_fp32(self, value: Value) -> Value:
+        """An int32 whose elements fp32 holds exactly, as fp32; each is cast once. Other values as they are."""
         if value.dtype is not DType.INT32:
             return value
         if value.constant is not None:

@@ -1,7 +1,7 @@
-"""``Operators``: one method an operator of TOSA, named as the specification names it, in lower case.
+"""``Operators``: one method for each operator of TOSA, named as the specification names it, in lower case.
 
-A method adds the operands that are the same everywhere (zero points, the shift of MUL, shapes) and emits the operator
-(``emitter``), on integers in the width that the target has (``integer_widths``).
+A method adds the operands that are always the same (zero points, the shift of MUL, shapes) and emits the operator
+(``emitter``), with integers in a width that the target has (``integer_widths``).
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ Operand = Value | float
 
 
 class Operators(IntegerWidths, Regions):
-    """Builds operators for the target ``spec``; ``Tosa`` adds what is computed by several of them.
+    """Builds operators for the target ``spec``; ``Tosa`` adds what takes several of them.
 
-    ``operators`` are those made so far, ``source`` is where the next ones come from.
+    ``operators`` are those made so far. ``source`` says which node of the program the next ones come from.
     """
 
     # ---- operands that are the same everywhere
 
     def like(self, number: float, value: Value) -> Value:
-        """``number`` as a constant that broadcasts with ``value``."""
+        """``number`` as a constant of the type of ``value`` that broadcasts with it."""
         return self.constant(number, value.dtype, (1,) * value.rank)
 
     def zero(self, value: Value) -> Value:
-        """The zero point of a value that is not quantized, [1]."""
+        """The zero point [1] of a value that is not quantized: 0."""
         return self.constant(0, value.dtype)
 
     def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
-        """The zero points of the operands of a product, [1] each."""
+        """The zero points [1] of both operands of a product."""
         return self.zero(left), self.zero(right)
 
     def no_bias(self, x: Value) -> Value:
-        """The bias of a convolution of ``x`` that has none, [1]."""
+        """The bias [1] of a convolution of ``x`` that has none."""
         return self.constant(0, x.dtype)
 
     def accumulator(self, x: Value) -> DType:
-        """What products with ``x``, and averages of it, are summed in."""
+        """The type in which products with ``x``, and averages of it, are summed."""
         return DType.FP32
 
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
-        """Both operands as values of one rank: the lower one gets leading axes of size 1."""
+        """Both operands as values of one rank.
+
+        A number becomes a constant, the lower rank gets leading axes of size 1.
+        """
         if not isinstance(left, Value):
             assert isinstance(right, Value)
             return self.like(left, right), right
@@ -60,10 +63,11 @@ class Operators(IntegerWidths, Regions):
         return self.ranked(left, rank), self.ranked(right, rank)
 
     def ranked(self, x: Value, rank: int) -> Value:
-        """``x`` with leading axes of size 1 up to ``rank``."""
+        """``x`` with as many leading axes of size 1 as it takes to have ``rank`` axes."""
         return x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
 
     def _binary(self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any) -> Value:
+        """An operator on two operands that broadcast."""
         return self.emit(cls, self._pair(left, right), **attributes)
 
     # ---- elementwise, one operand
@@ -78,7 +82,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.CEIL, (x,))
 
     def clz(self, x: Value) -> Value:
-        """Leading zero bits of int32."""
+        """The number of leading zero bits of each int32."""
         return self.emit(tosa.CLZ, (x,))
 
     def cos(self, x: Value) -> Value:
@@ -94,7 +98,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.FLOOR, (x,))
 
     def identity(self, x: Value) -> Value:
-        """Always an operator of its own: what makes an input or a constant a result of the graph."""
+        """A copy, never folded: it makes an input or a constant a result of the graph."""
         return self.emit(tosa.IDENTITY, (x,), fold=False)
 
     def log(self, x: Value) -> Value:
@@ -122,25 +126,33 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.TANH, (x,))
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
-        """``low`` .. ``high`` may be infinite; NaN stays NaN."""
+        """Each element limited to ``low`` .. ``high``, which may be infinite; NaN stays NaN."""
         if waits(low) or waits(high):
+            # a limit known at run time only cannot be an attribute of CLAMP
             return self.minimum(self.maximum(x, low), high)
         return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """TOSA's own CAST: a float becomes the nearest integer (torch cuts: see ``cast.converted``)."""
+        """TOSA's own CAST, which takes a float to the nearest integer.
+
+        Torch cuts it, as ``promotion.converted`` does.
+        """
         if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64} and not self.has_int64:
+            # the graph has one int32 for both, so no operator is needed
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
         if x.dtype is DType.INT64 and self.has_int64 and dtype in (DType.INT8, DType.INT16):
             x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)  # in two steps: the low bits of the low bits
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
 
     def table(self, x: Value, entries: Value) -> Value:
-        """x int8, entries int8 [256] -> int8; or int16 and int16 [513] -> int32 with 7 more bits."""
+        """A lookup: x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32 with 7 more bits."""
         return self.emit(tosa.TABLE, (x, entries))
 
     def rescale(self, x: Value, multiplier: Value, shift: Value, before: int, after: int, dtype: DType) -> Value:
-        """(x - before) * multiplier / 2**shift + after; several multipliers are for the indices of the last axis."""
+        """(x - before) * multiplier / 2**shift + after, rounded.
+
+        Several multipliers are for the indices of the last axis.
+        """
         operands = (x, multiplier, shift, self.constant(before, x.dtype), self.constant(after, dtype))
         return self.emit(
             tosa.RESCALE,
@@ -162,7 +174,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.SUB, left, right)
 
     def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
-        """Of int32, ``shift`` low bits of the product are rounded off."""
+        """The product; of int32, shifted right by ``shift`` bits and rounded."""
         return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8)))
 
     def pow(self, left: Operand, right: Operand) -> Value:
@@ -175,7 +187,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.MINIMUM, left, right, nan_mode=nan_mode)
 
     def intdiv(self, left: Operand, right: Operand) -> Value:
-        """Of int32, towards zero."""
+        """The quotient of int32, rounded towards zero."""
         return self._binary(tosa.INTDIV, left, right)
 
     def bitwise_and(self, left: Operand, right: Operand) -> Value:
@@ -188,11 +200,11 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.BITWISE_XOR, left, right)
 
     def left_shift(self, left: Operand, right: Operand) -> Value:
-        """By 0 up to one less than the element's bits."""
+        """Shift left by 0 up to one bit less than the element has."""
         return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
 
     def right_shift(self, left: Operand, right: Operand) -> Value:
-        """As ``left_shift``; keeps the sign and rounds down."""
+        """Shift right, keeping the sign and rounding down, by as many bits as ``left_shift`` takes."""
         return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)
 
     def equal(self, left: Operand, right: Operand) -> Value:
@@ -214,7 +226,10 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.LOGICAL_XOR, left, right)
 
     def select(self, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-        """Broadcasts its three operands; two numbers need one of them as a value."""
+        """Elements of ``on_true`` where ``condition`` holds, else of ``on_false``.
+
+        All three broadcast, one may be a number.
+        """
         on_true, on_false = self._pair(on_true, on_false)
         rank = max(condition.rank, on_true.rank)
         return self.emit(tosa.SELECT, [self.ranked(v, rank) for v in (condition, on_true, on_false)])
@@ -240,7 +255,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """Index of the first maximum, int32, without the axis; NaN is the greatest."""
+        """The index of the first maximum along ``axis``, int32, without that axis; NaN is the greatest."""
         return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
 
     # ---- data layout; what would change nothing emits nothing
@@ -249,7 +264,7 @@ class Operators(IntegerWidths, Regions):
         return x if x.type.shape == tuple(shape) else self.emit(tosa.RESHAPE, (x, self.shape(shape)))
 
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
-        """Axis i of the result is axis ``perms[i]`` of ``x``. A constant transposed twice is transposed once."""
+        """Axis i of the result is axis ``perms[i]`` of ``x``. Transposing a folded transpose folds both into one."""
         folded = x.constant
         if isinstance(folded, Folded) and isinstance(folded.operator, tosa.TRANSPOSE):
             return self.transpose(folded.operator.input1, [folded.operator.perms[p] for p in perms])
@@ -264,7 +279,7 @@ class Operators(IntegerWidths, Regions):
         return x if set(multiples) <= {1} else self.emit(tosa.TILE, (x, self.shape(multiples)))
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
-        """``padding`` is (before, after) for each axis; ``number`` may be a constant [1]."""
+        """``padding`` is (before, after) for each axis, in one row; ``number`` fills it, and may be a constant [1]."""
         if set(padding) <= {0}:
             return x
         filling = number if isinstance(number, Value) else self.constant(number, x.dtype)
@@ -281,7 +296,10 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.GATHER, (values, indices))
 
     def scatter(self, values: Value, indices: Value, source: Value) -> Value:
-        """values [N,K,C], indices [N,W] (no row twice), source [N,W,C] -> [N,K,C]"""
+        """``values`` with the rows at ``indices`` replaced by ``source``; no row may be replaced twice.
+
+        values [N,K,C], indices [N,W], source [N,W,C] -> [N,K,C]
+        """
         return self.emit(tosa.SCATTER, (values, indices, source))
 
     # ---- convolution, pooling, matrices: images are NHWC
@@ -319,7 +337,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.AVG_POOL2D, operands, kernel=kernel, stride=stride, pad=pad, acc_type=acc_type)
 
     def max_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
-        """x [N,H,W,C] -> [N,H',W',C]; NaN wins."""
+        """x [N,H,W,C] -> [N,H',W',C]; a window with NaN gives NaN."""
         return self.emit(tosa.MAX_POOL2D, (x,), kernel=kernel, stride=stride, pad=pad, nan_mode=NanMode.PROPAGATE)
 
     def matmul(self, left: Value, right: Value) -> Value:
@@ -328,6 +346,9 @@ class Operators(IntegerWidths, Regions):
         return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
 
     def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
-        """x [N,H,W,C] -> [N,H',W',C]; scale is (y_n, y_d, x_n, x_d), the others (y, x)."""
+        """x [N,H,W,C] -> [N,H',W',C]; ``scale`` is (y_n, y_d, x_n, x_d), numerators and denominators.
+
+        The others are (y, x).
+        """
         operands = (x, self.shape(scale), self.shape(offset), self.shape(border))
         return self.emit(tosa.RESIZE, operands, mode=mode)

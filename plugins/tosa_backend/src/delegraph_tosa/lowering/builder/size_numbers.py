@@ -1,6 +1,7 @@
-"""Sizes as numbers: tensors of one element, computed of sizes that are known at run time only.
+"""Sizes as numbers: tensors of one element, computed from sizes that are known at run time only.
 
-TOSA makes no tensor of a shape. But a tensor can be as long as a size says: so many ones are added up.
+TOSA has no operator that makes a tensor of a shape. But a tensor can be made as long as a size says, full of ones;
+their sum is the size.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from .division import rounded_quotient
 from .operators import Operators
 
 Number = Any
-"""A number, a size or a formula."""
+"""A number, a size or a ``Formula`` of them."""
 
 
 def computed(t: Operators, number: Number, dtype: DType) -> Value:
-    """[1] of ``dtype``, int32 or fp32; a formula is computed in fp32, and cut to an integer as torch does."""
+    """``number`` as a tensor [1] of ``dtype``, int32 or fp32.
+
+    A formula is computed in fp32; as int32 it is cut towards zero, as torch does.
+    """
     if is_dynamic(number):
-        return _counted(t, number, dtype)
+        return _size_as_number(t, number, dtype)
     if not isinstance(number, Formula):
         return t.constant(number, dtype)
     found: Value = _FUNCTIONS[number.function](t, number.left, number.right)
@@ -31,15 +35,15 @@ def computed(t: Operators, number: Number, dtype: DType) -> Value:
 
 
 def truth(t: Operators, relation: Relation) -> Value:
-    """[1] BOOL"""
+    """``relation``, a comparison of sizes, as a tensor [1] of BOOL."""
     compare = {">": t.greater, ">=": t.greater_equal, "==": t.equal}[relation.function]
     left, right = (computed(t, size, DType.INT32) for size in (relation.left, relation.right))
     found = compare(left, right)
     return t.logical_not(found) if relation.not_ else found
 
 
-def _counted(t: Operators, size: int, dtype: DType) -> Value:
-    """Floats count up to 2**24."""
+def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
+    """The size as a tensor [1]: the sum of its products of symbols. As fp32 it is exact up to 2**24."""
     total: Value | None = None
     for count, factor in products(size):
         part = t.mul(_ones(t, count, dtype), factor)
@@ -49,43 +53,51 @@ def _counted(t: Operators, size: int, dtype: DType) -> Value:
 
 
 def _ones(t: Operators, count: int, dtype: DType) -> Value:
-    """The sum of so many ones, [1]. Of what may be 0 there is one more, since no tensor of TOSA is empty."""
+    """The number ``count`` as a tensor [1]: the sum of a tensor of so many ones.
+
+    No tensor of TOSA is empty. So where ``count`` may be 0, there is one more, and 1 is subtracted.
+    """
     more = 1 if _may_be_zero(count) else 0
     total = t.reduce_sum(t.tile(t.constant(1, dtype), (count + more,)), 0)
     return t.sub(total, 1) if more else total
 
 
 def _may_be_zero(product: int) -> bool:
-    """Whether a product has a factor that is not the size of a tensor, such as ``n // 2``."""
+    """Whether a product has a factor that is no symbol and may be 0, such as ``n // 2``; a symbol is at least 1."""
     if not isinstance(product, Size):
         return False
     return not all(isinstance(one, Symbol) for monomial in product.terms for one in monomial)
 
 
-def _float(t: Operators, number: Number) -> Value:
+def _as_fp32(t: Operators, number: Number) -> Value:
     return computed(t, number, DType.FP32)
 
 
 def _quotient(t: Operators, left: Number, right: Number) -> Value:
-    """As torch rounds it: which element is the nearest may depend on the last bit of a ratio of sizes."""
-    divisor = _float(t, right)
+    """The quotient, rounded as torch rounds it.
+
+    Which element of an image is the nearest may depend on the last bit of a ratio of sizes.
+    """
+    divisor = _as_fp32(t, right)
     inverse = t.reciprocal(divisor)
     if left == 1:
         return inverse
-    dividend = _float(t, left)
+    dividend = _as_fp32(t, left)
     return rounded_quotient(t, dividend, divisor, t.mul(dividend, inverse))
 
 
 def _power(t: Operators, base: Number, exponent: Number) -> Value:
+    """The power; square roots, which sizes are scaled by most, by RSQRT."""
     if exponent in (0.5, -0.5):
-        root = t.rsqrt(_float(t, base))
+        root = t.rsqrt(_as_fp32(t, base))
         return root if exponent < 0 else t.reciprocal(root)
-    return t.pow(_float(t, base), _float(t, exponent))
+    return t.pow(_as_fp32(t, base), _as_fp32(t, exponent))
 
 
 _FUNCTIONS = {
-    "+": lambda t, left, right: t.add(_float(t, left), _float(t, right)),
-    "*": lambda t, left, right: t.mul(_float(t, left), _float(t, right)),
+    "+": lambda t, left, right: t.add(_as_fp32(t, left), _as_fp32(t, right)),
+    "*": lambda t, left, right: t.mul(_as_fp32(t, left), _as_fp32(t, right)),
     "/": _quotient,
     "**": _power,
 }
+"""The functions of a ``Formula``, on its two operands."""

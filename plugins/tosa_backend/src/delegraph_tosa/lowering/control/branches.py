@@ -1,8 +1,8 @@
-"""Control flow: a higher-order call is lowered with its subgraphs, or not at all.
+"""Branches and loops: a higher-order call is lowered together with its subgraphs, or not at all.
 
-``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; for ``map`` and ``scan`` see ``repeated``. The calls in a
-subgraph are lowered by the rules that they have elsewhere, in a dry run too. If one of them is refused, so is the whole
-call, and the core lowers the subgraph as a program of its own.
+``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; ``map`` and ``scan`` are in ``repeated``. Calls in a subgraph
+are lowered by the same rules as elsewhere, in a dry run too. If one of them is refused, so is the whole call, and the
+core lowers the subgraph as a program of its own.
 """
 
 from __future__ import annotations
@@ -47,11 +47,16 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Ranges = list[Range | None]
-"""Of what a loop carries; None for what is no integer."""
+"""The range of each value that a loop carries; None for what is no integer."""
 
 
-def _results(t: Tosa, call: Node, found: Sequence[Value], like: Sequence[Value], ranges: Ranges) -> tuple[Value, ...]:
-    """Results of an operator as rules see them: as ``like`` are, in these ranges."""
+def _as_rules_see(
+    t: Tosa, call: Node, found: Sequence[Value], like: Sequence[Value], ranges: Ranges
+) -> tuple[Value, ...]:
+    """``found``, the results of a control flow operator, as rules see them; ``like`` are values of the same form.
+
+    A value ``like`` tells whether the result is quantized or int64. Unsupported if torch recorded another type.
+    """
     results = [seen(t, v, as_this, range) for v, as_this, range in zip(found, like, ranges, strict=True)]
     for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
         wanted = type_of(val, f"result {k}")
@@ -59,7 +64,8 @@ def _results(t: Tosa, call: Node, found: Sequence[Value], like: Sequence[Value],
     return tuple(results)
 
 
-def _range(value: Value) -> Range | None:
+def _range_if_integer(value: Value) -> Range | None:
+    """The range of an integer value; None for others."""
     return range_of(value) if value.dtype in INTEGERS else None
 
 
@@ -73,28 +79,30 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
     for k, pair in enumerate(zip(*(branch.results for branch in branches), strict=True)):
         if not is_alike(*pair):
+            # one branch returns it quantized and the other does not: both compute it in floats
             for branch in branches:
                 branch.compute(k)
     keys = keys_of(branches)
     then, other = (branch.graph(keys) for branch in branches)
     inputs = [condition, *(crossing(t, given(key)) for key in keys)]
     found = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
-    pairs = zip(*([_range(v) for v in branch.results] for branch in branches), strict=True)
+    pairs = zip(*([_range_if_integer(v) for v in branch.results] for branch in branches), strict=True)
     ranges = [union(a, b) if a and b else None for a, b in pairs]
-    return _results(t, call, found, branches[0].results, ranges)
+    return _as_rules_see(t, call, found, branches[0].results, ranges)
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
-    """A truth value, also one about sizes."""
+    """The predicate as a truth value; a comparison of sizes is computed."""
     found = argument_in(outer, argument, "the predicate is")
     return truth(outer.t, found) if isinstance(found, Relation) else value_in(outer, argument, "the predicate is")
 
 
 @lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries is bounded by the condition.
+    """WHILE_LOOP, which needs the extension `controlflow`.
 
-    TOSA's loop carries everything that its graphs use: the body returns additional inputs as they came.
+    The range of an int64 that it carries comes from its condition. TOSA's loop carries everything that its two graphs
+    use. So weights that are no constants, and sizes, are carried too, and the body returns them as they came.
     """
     t = outer.t
     expect_taken(t, tosa.WHILE_LOOP)
@@ -111,11 +119,11 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     graphs = {"cond_graph": condition.graph(keys), "body_graph": body.graph(keys, passed)}
     inputs = [crossing(t, v) for v in (*loop.start, *map(loop.given, passed))]
     results = t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)]
-    return _results(t, call, results, loop.start, ranges)
+    return _as_rules_see(t, call, results, loop.start, ranges)
 
 
 class _Loop:
-    """A ``while_loop``, and in which ranges the integers lie that it carries."""
+    """A ``while_loop``, and the ranges of the integers that it carries."""
 
     def __init__(self, outer: Interpreter, call: Node) -> None:
         self.outer = outer
@@ -126,9 +134,9 @@ class _Loop:
         self.given = operands_of(outer, [*carried, *additional])
 
     def subgraphs(self, ranges: Ranges, only: Wanted | None = None) -> tuple[Subgraph, Subgraph]:
-        """Condition and body when what the loop carries is in ``ranges``, and in the body what the condition says.
+        """Condition and body, lowered for carried values in ``ranges``.
 
-        ``only``: which results of the body are wanted.
+        In the body the condition, which was true, narrows them. ``only`` says which results of the body are wanted.
         """
         condition = Subgraph(self.outer, self.owners[0], self._at(ranges))
         known = assumed(condition.nodes, condition.inner.value_of)
@@ -141,7 +149,10 @@ class _Loop:
         return condition, Subgraph(self.outer, self.owners[1], self._at(inside), only)
 
     def _at(self, ranges: Ranges) -> Given:
-        """What subgraphs are given when what the loop carries, which is never constant, is in ``ranges``."""
+        """A function that gives subgraphs their operands, if what the loop carries is in ``ranges``.
+
+        What a loop carries is never constant, even if it starts from a constant.
+        """
 
         def given(key: Key) -> Value | int:
             if isinstance(key, Symbol) or key >= len(ranges):
@@ -152,10 +163,16 @@ class _Loop:
         return given
 
     def settle(self) -> None:
-        """Let what the loop carries be computed, unless the body returns it in the quantization in which it starts."""
+        """Decide which carried values are quantized.
+
+        Those that the body returns in the quantization in which they start. The others are computed in floats. One that
+        becomes float may change what the body does with the rest, so this repeats until nothing changes.
+        """
         quantized = {k for k, v in enumerate(self.start) if is_quantized(v)}
         while quantized:
-            body = self.subgraphs([None if k in quantized else _range(v) for k, v in enumerate(self.start)])[1]
+            body = self.subgraphs([None if k in quantized else _range_if_integer(v) for k, v in enumerate(self.start)])[
+                1
+            ]
             others = {k for k in quantized if not is_alike(self.start[k], body.results[k])}
             if not others:
                 return
@@ -164,12 +181,13 @@ class _Loop:
             quantized -= others
 
     def invariant(self) -> Ranges:
-        """Ranges that hold before the first step and, if they hold before a step, after it.
+        """A range for each carried integer that holds before the first step, and after a step if it held before it.
 
-        Steps are tried on ranges. Where a step leaves them, they are widened to the next of some lengths of numbers;
-        once a step stays inside, they are narrowed to what was found, as long as that holds.
+        A step is lowered for ranges, starting from those before the first step. Where its results leave them, they are
+        widened to the next of ``WIDTHS``. Once a step stays inside, the ranges are proven; they are narrowed to what
+        the step gave as long as that can be proven, too.
         """
-        start = [_range(v) for v in self.start]
+        start = [_range_if_integer(v) for v in self.start]
         ranges, proven = start, None
         for _ in WIDTHS * 2:
             if all(r is None for r in ranges):
@@ -177,6 +195,7 @@ class _Loop:
             try:
                 found = iter(self.subgraphs(ranges, _is_integer)[1].results)
                 after = [r and range_of(next(found)) for r in ranges]
+            # a step may be refused for ranges that are too narrow to hold
             except Unsupported:
                 if proven is None:
                     raise
@@ -194,16 +213,17 @@ class _Loop:
 
 
 def _is_integer(node: Node) -> bool:
+    """Whether torch recorded an integer tensor for ``node``."""
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and DTYPES.get(val.dtype) in INTEGERS
 
 
 WIDTHS = (0, 7, 15, 30, 31, 63)
-"""Bits to which the integers of a loop are widened, one after the other."""
+"""The numbers of bits to which the ranges of a loop's integers are widened, one after the other."""
 
 
 def _wider(before: Range, after: Range) -> Range:
-    """``after``, with each end that moved at the next width that holds it."""
+    """``after``, with each end that has moved since ``before`` pushed out to the next of ``WIDTHS``."""
     low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
     high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
     return low, high

@@ -1,8 +1,8 @@
-"""``map`` and ``scan``: the operators of all steps, or a loop of many.
+"""``map`` and ``scan``: the operators of all steps written out, or a loop where there are too many steps.
 
-TOSA has neither. Up to ``MOST_STEPS`` steps are written out, which needs no extension. More of them, or as many as only
-run time says, are a WHILE_LOOP that counts its steps: GATHER takes the rows of what is mapped over, SCATTER collects
-those that are made.
+TOSA has neither operator. Up to ``MOST_STEPS`` steps are written out, which needs no extension. More steps, or a number
+that is known at run time only, become a WHILE_LOOP that counts them: in each step GATHER takes a row of the tensors
+that are mapped over, and SCATTER puts the row that the step made into the result.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 MOST_STEPS = 1024
-"""Steps that are written out."""
+"""The most steps that are written out."""
 
 
 @lowers_control(torch.ops.higher_order.map_impl)
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """The operators of all its steps; of more than 1024 steps, or of as many as run time says, a WHILE_LOOP.
+    """``map``: the operators of all steps, or a WHILE_LOOP where there are more than 1024 or run time says how many.
 
-    That needs the extension `controlflow`.
+    The loop needs the extension `controlflow`.
     """
     body, xs, additional = call.args
     steps = _Steps(outer, body, xs)
@@ -51,10 +51,10 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 @lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """As `map`; each step gets what the one before carries.
+    """As ``map``, but each step also gets what the one before carries on.
 
-    In a loop that is no int64 where the target has none: it would have to fit after any number of steps, and no
-    condition bounds it, as one of `while_loop` does. Steps that are written out prove one after the other what fits.
+    In a loop that may not be int64 on a target that lacks it: the values would have to fit after any number of steps,
+    and unlike in `while_loop` no condition bounds them. Steps that are written out prove what fits one after the other.
     """
     body, start, xs, additional = call.args
     steps, rows = _Steps(outer, body, xs), []
@@ -69,9 +69,10 @@ def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 class _Steps:
-    """The steps of ``map`` and ``scan`` over the first axis of ``xs``."""
+    """The steps of ``map`` and ``scan``, one for each index of the first axis of the tensors ``xs``."""
 
     def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
+        """``body`` is the node that fetches the subgraph of one step."""
         self.outer, self.name, self.nodes = outer, str(body.target), list(module_of(body).graph.nodes)
         self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
         self.xs = [value_in(outer, x, "a step takes a slice of") for x in xs]
@@ -80,7 +81,11 @@ class _Steps:
         self.are_too_many = is_dynamic(self.count) or self.count > MOST_STEPS
 
     def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
-        """The results of one step."""
+        """The results of step number ``step``: lower the body on the slices of that step.
+
+        ``carried`` is what the step before returned to carry on, ``additional`` the operands that are the same for all
+        steps.
+        """
         t, source = self.outer.t, self.outer.t.source
         rows = [t.slice(x, (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
         slices = [t.reshape(row, row.shape[1:]) for row in rows]
@@ -97,7 +102,7 @@ class _Steps:
         return [value_in(inner, v, "a step returns") for v in results_of(self.nodes)]
 
     def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
-        """The results of all steps, joined along a new first axis."""
+        """The rows that the steps made, each result joined along a new first axis."""
         t = self.outer.t
         return tuple([t.concat([t.reshape(v, (1, *v.shape)) for v in column], 0) for column in zip(*rows, strict=True)])
 
@@ -105,12 +110,18 @@ class _Steps:
 class _Loop:
     """The steps as a WHILE_LOOP.
 
-    It carries, in this order, the number of the step, what the scan carries, the rows that the steps made so far, what
-    is mapped over, how many steps there are if only run time says so, and what else the body uses. No step changes the
-    last three.
+    The loop carries, in this order: the number of the step; what the scan carries; the rows that the steps have made so
+    far; the tensors that are mapped over; how many steps there are, if only run time says so; and what else the body
+    uses. No step changes the last three.
     """
 
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:
+        """Prepare what the loop carries.
+
+        ``start`` is what the scan carries before the first step, ``additional`` the operands that are the same for all
+        steps. ``carried`` are the values that steps change, ``taken`` those that they only read, ``passed`` what else
+        the body turns out to use; each as the graph holds it (int64 as int32).
+        """
         self.steps, self.outer, self.t = steps, steps.outer, steps.outer.t
         self._expect_loops()
         self.start = [real(self.t, v) for v in start]
@@ -119,17 +130,19 @@ class _Loop:
                 int64_carried("a scan of more steps than are written out carries an int64, which nothing bounds")
             )
         self.given = operands_of(self.outer, additional)
+        # the body returns what it carries first, and then the rows that it makes
         made: list[Any] = list(results_of(steps.nodes)[len(start) :])
         self.made = [type_of(node.meta["val"], "what a step returns") for node in made]
         self.xs = [real(self.t, x) for x in steps.xs]
-        self.taken = list(map(self._rows, self.xs))
+        self.taken = list(map(self._as_rows, self.xs))
         first, self.count = self.t.constant(0, DType.INT32, ()), self.t.constant(steps.count, DType.INT32, ())
         if self.count.constant is None:
             self.taken.append(self.count)
-        self.carried = [first, *map(self.t.held, self.start), *map(self._empty, self.made)]
+        self.carried = [first, *map(self.t.held, self.start), *map(self._zero_rows, self.made)]
         self.passed: dict[Key, Value] = {}
 
     def _expect_loops(self) -> None:
+        """Raise Unsupported if the target has no loops."""
         text = f"its {self.steps.count} steps are more than the {MOST_STEPS} that are written out without a loop"
         if is_dynamic(self.steps.count):
             text = f"it has {self.steps.count} steps, which are not written out without a loop"
@@ -137,13 +150,13 @@ class _Loop:
             raise refused(other_target(self.t.spec, text, [frozenset({"EXT-CONTROLFLOW"})]))
         expect_taken(self.t, tosa.WHILE_LOOP)
 
-    def _rows(self, x: Value) -> Value:
-        """x [N,*S] -> [1,N,C], as GATHER takes it"""
+    def _as_rows(self, x: Value) -> Value:
+        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows"""
         x = self.t.reshape(x, (1, x.shape[0], math.prod(x.shape[1:])))
         return self.t.held(converted(self.t, x, movable(self.t, x.dtype)))
 
-    def _empty(self, row: Any) -> Value:
-        """Zeros [1,N,C] for rows of that type, as SCATTER takes them."""
+    def _zero_rows(self, row: Any) -> Value:
+        """Zeros [1,N,C] for all rows of the type ``row``: into these SCATTER puts what the steps make."""
         dtype = self.t.held_type(row).dtype
         shape, dtype = (1, self.steps.count, math.prod(row.shape)), movable(self.t, dtype)
         if any(map(is_dynamic, shape)):
@@ -151,11 +164,12 @@ class _Loop:
         return self.t.constant(0, dtype, shape)
 
     def results(self) -> tuple[Value, ...]:
+        """The results of the whole call: what the last step carries, and all rows that the steps made."""
         t, n = self.t, len(self.start)
         body, rows = self._body()
-        inputs = [*self.carried, *self.taken, *map(self._passing, self.passed)]
+        inputs = [*self.carried, *self.taken, *map(self._passed_value, self.passed)]
         found = t.control(tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body)
-        last = [self._seen(v, like) for v, like in zip(found[1:], self.start, strict=False)]
+        last = [self._carried_as_rules_see(v, like) for v, like in zip(found[1:], self.start, strict=False)]
         stacked = []
         for value, row, made in zip(found[1 + n :], rows, self.made, strict=False):
             value = t.reshape(value, (self.steps.count, *made.shape))
@@ -164,11 +178,12 @@ class _Loop:
             stacked.append(t.seen(value, made._replace(shape=value.shape), range))
         return (*last, *stacked)
 
-    def _seen(self, held: Value, like: Value) -> Value:
-        """What the scan carries, of which no more is known than its type."""
+    def _carried_as_rules_see(self, held: Value, like: Value) -> Value:
+        """``held``, which the scan carries, as rules see it. Its range is not known: any step may have made it."""
         return self.t.seen(held, like.type, range_of_type(like.dtype) if like.dtype in INTEGERS else None)
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
+        """The graph of the loop's condition: whether the number of the step is below the count."""
         inputs, operators = [Value(v.type) for v in carried], list[Operator]()
         count = self.count if self.count.constant else inputs[len(self.carried) + len(self.xs)]
         count.range = self.count.range
@@ -177,27 +192,32 @@ class _Loop:
         return Graph(inputs, [go], operators, f"{self.steps.name}_condition")
 
     def _body(self) -> tuple[Graph, list[Value]]:
-        """One step, and the rows that it makes."""
+        """The graph of one step, and the rows that it makes, as rules see them."""
         t, n, nodes = self.t, len(self.start), self.steps.nodes
         carried, taken = ([Value(v.type) for v in values] for values in (self.carried, self.taken))
         operators: list[Operator] = []
         with t.inside(operators):
             step = _counter(carried[0], self.steps.most - 1)
             index = t.reshape(step, (1, 1))
-            state = [self._seen(v, like) for v, like in zip(carried[1:], self.start, strict=False)]
-            slices = [self._slice(x, rows, index) for x, rows in zip(self.xs, taken, strict=False)]
+            state = [self._carried_as_rules_see(v, like) for v, like in zip(carried[1:], self.start, strict=False)]
+            slices = [self._row_of(x, rows, index) for x, rows in zip(self.xs, taken, strict=False)]
             inner = self.outer.enter(nodes, lambda node: self._operand(node, [*state, *slices]))
             lower_calls(inner, nodes, self.steps.name)
             made = [real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)]
             after = [t.add(step, 1), *map(t.held, made[:n])]
-            after += [self._put(rows, index, row) for rows, row in zip(carried[1 + n :], made[n:], strict=True)]
+            after += [self._with_row(rows, index, row) for rows, row in zip(carried[1 + n :], made[n:], strict=True)]
+            # a size that the body computes with has to be readable off one of its inputs
             for size in sorted(untold([*carried, *taken, *self.passed.values()], sizes_of(operators))):
-                self.passed[size] = Value(self._passing(size).type)
+                self.passed[size] = Value(self._passed_value(size).type)
             inputs = [*carried, *taken, *self.passed.values()]
             outputs = inner.kept_apart([(nodes[-1], v) for v in (*after, *inputs[len(carried) :])], inputs)
         return Graph(inputs, outputs, operators, self.steps.name), made[n:]
 
     def _operand(self, node: Node, given: Sequence[Value]) -> Value | int:
+        """The value of the body's placeholder ``node``. ``given`` are the first ones.
+
+        Any other operand is passed to the loop.
+        """
         k = self.steps.position[node]
         if k < len(given):
             return given[k]
@@ -210,25 +230,25 @@ class _Loop:
         arrives = self.passed.setdefault(k - len(given), Value(self.t.held(value).type))
         return self.t.seen(arrives, value.type, value.range)
 
-    def _passing(self, key: Key) -> Value:
-        """What the loop is given to pass."""
+    def _passed_value(self, key: Key) -> Value:
+        """What is passed to the loop for ``key``, as the graph around the loop holds it."""
         value = self.given(key)
         assert isinstance(value, Value)
         return self.t.held(real(self.t, value))
 
-    def _slice(self, x: Value, rows: Value, index: Value) -> Value:
-        """rows [1,N,C], index [1,1] -> a row of x [N,*S], [*S]"""
+    def _row_of(self, x: Value, rows: Value, index: Value) -> Value:
+        """The row of x [*S] at ``index`` [1,1] of ``rows`` [1,N,C], which hold the tensor x [N,*S]."""
         row = self.t.reshape(self.t.gather(rows, index), x.shape[1:])
         row = converted(self.t, row, DType.BOOL) if x.dtype is DType.BOOL else row
         return self.t.seen(row, x.type._replace(shape=row.shape), range_of(x) if x.dtype in INTEGERS else None)
 
-    def _put(self, rows: Value, index: Value, row: Value) -> Value:
-        """rows [1,N,C], index [1,1], row [*S] -> [1,N,C] with the row at that place"""
+    def _with_row(self, rows: Value, index: Value, row: Value) -> Value:
+        """``rows`` [1,N,C] with ``row`` [*S] put at ``index`` [1,1]."""
         row = converted(self.t, row, movable(self.t, row.dtype))
         return self.t.scatter(rows, index, self.t.reshape(self.t.held(row), (1, 1, rows.shape[2])))
 
 
 def _counter(value: Value, most: int) -> Value:
-    """The number of a step, which is ``most`` at most."""
+    """``value``, the number of a step, known to be ``most`` at most."""
     value.range = 0, most
     return value

@@ -1,10 +1,10 @@
 """Subgraphs of higher-order calls, lowered to graphs of their own: what ``branches`` and ``repeated`` share.
 
-What a call passes and is constant, such as a weight, is a constant of the graph that uses it. Everything else arrives
-as an input, because graphs of TOSA do not see the values around them. What is quantized crosses as its integers.
+Graphs of TOSA do not see the values around them. So an operand of the call that is constant, such as a weight, becomes
+a constant of the graph that uses it, and every other one an input of it. A quantized operand crosses as its integers.
 
-No shape crosses either: a graph reads sizes that are known at run time only off its inputs. For a size that none of
-them has, it gets one more input: a tensor that is as long.
+A graph has to read sizes that are known at run time only off the shapes of its inputs. For a size that none of them
+has, it gets one more input: a tensor that is as long.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Key = int | Symbol
-"""What a graph may take: an operand of the call by its position, or a tensor that is as long as a symbol says."""
+"""What a graph takes as an input: an operand of the call, by position, or a tensor that is as long as a symbol says."""
 Given = Callable[[Key], Value | int]
-"""What a call passes to a subgraph, a size as it is; Unsupported if that is neither a tensor nor a size."""
+"""The value that the call passes for a key; an operand that is a size stays one. Unsupported for anything else."""
 Wanted = Callable[[Node], bool]
 """Whether a result of a subgraph is wanted."""
 
@@ -39,12 +39,15 @@ Wanted = Callable[[Node], bool]
 class Subgraph:
     """A subgraph that is lowered to operators of its own.
 
-    ``results`` are values as rules see them, int64 too. ``inputs``: key -> the input of the graph, for what it
-    uses of what it is given and is not constant.
+    ``results`` are values as rules see them (int64 is int64). ``inputs`` maps a key to the input of the graph; there is
+    one for each operand that the subgraph uses and that is not constant.
     """
 
     def __init__(self, outer: Interpreter, owner: Node, given: Given, only: Wanted | None = None) -> None:
-        """Without the calls that results for which ``only`` is false need alone; those results are left out."""
+        """Lower the subgraph that the node ``owner`` fetches. ``given`` gives the operands of the call.
+
+        With ``only``, results for which it is false are left out, and so are the calls that only those need.
+        """
         self.t, self.given = outer.t, given
         self.operators: list[Operator] = []
         self.inputs: dict[Key, Value] = {}
@@ -53,10 +56,11 @@ class Subgraph:
         self.inner = outer.enter(self.nodes, self._operand)
         returned = [v for v in results_of(self.nodes) if only is None or not isinstance(v, Node) or only(v)]
         with self.t.inside(self.operators):
-            lower_calls(self.inner, self.nodes if only is None else _needed_for(returned), self.name)
+            lower_calls(self.inner, self.nodes if only is None else _nodes_that_compute(returned), self.name)
             self.results = [value_in(self.inner, v, "a subgraph returns") for v in returned]
 
     def _operand(self, node: Node) -> Value | int:
+        """The value of the placeholder ``node``: a size, a constant, or an input of the graph, as rules see it."""
         value = self.given(self.position[node])
         if not isinstance(value, Value):
             return value
@@ -65,7 +69,7 @@ class Subgraph:
         return seen(self.t, self.input(self.position[node]), value, value.range)
 
     def input(self, key: Key) -> Value:
-        """The input of the graph for that operand of the call, used or not, or for that size."""
+        """The input of the graph for ``key``, made when it is first asked for."""
         if key not in self.inputs:
             given = self.given(key)
             assert isinstance(given, Value)
@@ -76,17 +80,18 @@ class Subgraph:
         return self.inputs[key]
 
     def compute(self, position: int) -> None:
-        """Let a result be computed, which is quantized."""
+        """Replace a quantized result by its real numbers."""
         with self.t.inside(self.operators):
             self.results[position] = real(self.t, self.results[position])
 
     def untold(self, keys: Iterable[Key]) -> set[Symbol]:
-        """The symbols that it computes with and cannot read off its inputs for ``keys``."""
+        """The symbols that the subgraph computes with and that no shape of its inputs for ``keys`` tells."""
         return untold([self.input(key) for key in keys], sizes_of(self.operators))
 
     def graph(self, keys: Sequence[Key], passed: Sequence[Key] = ()) -> Graph:
-        """The graph with inputs for ``keys``; it returns its results, and those of ``passed`` as they came."""
+        """The graph, with inputs for ``keys``. It returns its results, and the inputs for ``passed`` as they came."""
         inputs = [self.input(key) for key in keys]
+        # each result is attributed to the output node
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
         with self.t.inside(self.operators):
             returned = [(n, self.t.held(held(v))) for n, v in zip(nodes, self.results, strict=True)]
@@ -96,20 +101,23 @@ class Subgraph:
 
 
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
-    """What graphs of one operator take: ``carried``, what else one of them uses, and sizes that none of those has."""
+    """The keys that all graphs of one operator take, which must be the same: ``carried``, then what any of them uses.
+
+    Sizes that none of these inputs tells come last.
+    """
     keys = list(carried)
     keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))
     return keys + sorted({size for graph in graphs for size in graph.untold(keys)})
 
 
 def module_of(owner: Node) -> GraphModule:
-    """The subgraph that a ``get_attr`` node fetches."""
+    """The module of the subgraph that the ``get_attr`` node ``owner`` fetches."""
     module: Any = getattr(owner.graph.owning_module, str(owner.target))
     return module  # type: ignore[no-any-return]
 
 
 def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
-    """Lower the calls of the subgraph ``name``; Unsupported names it before the reason."""
+    """Lower the calls of a subgraph. Unsupported has ``name``, the subgraph's, before the reason."""
     for node in nodes:
         try:
             if node.op == "call_function":
@@ -119,13 +127,13 @@ def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
 
 
 def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
-    """What a subgraph of these nodes returns; it may be one value that is in no tuple."""
+    """What a subgraph of these nodes returns. A single result may stand outside of a tuple."""
     returned: Any = nodes[-1].args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
-def _needed_for(values: Iterable[Any]) -> list[Node]:
-    """The nodes that compute ``values``, in graph order."""
+def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
+    """The nodes that ``values`` depend on, in graph order."""
     needed: set[Node] = set()
     waiting = [v for v in values if isinstance(v, Node)]
     while waiting:
@@ -137,7 +145,10 @@ def _needed_for(values: Iterable[Any]) -> list[Node]:
 
 
 def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
-    """The value of an argument; Unsupported for what is no tensor, which ``what`` introduces."""
+    """The value of ``argument``, an operand or result of a subgraph. Unsupported if it is no tensor.
+
+    ``what`` begins the reason.
+    """
     value = argument_in(interpreter, argument, what)
     if not isinstance(value, Value):
         kind = "size" if isinstance(argument, Node) else "Python value"
@@ -146,7 +157,10 @@ def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
 
 
 def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | int:
-    """As ``value_in``; a size, or an int of Python, stays what it is."""
+    """As ``value_in``, but a size or an int of Python stays one.
+
+    Quantized values stay quantized; other lazy ones are computed.
+    """
     if type(argument) is int:
         return argument
     if not isinstance(argument, Node):
@@ -158,37 +172,47 @@ def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | i
 
 
 def is_quantized(value: Value) -> TypeGuard[Scaled]:
-    """Whether it is quantized as activations are, so that its integers say all."""
+    """Whether a value is quantized as activations are, so that its integers are all of it that has to cross."""
     return isinstance(value, Scaled) and value.is_small and value.constant is None
 
 
 def held(value: Value) -> Value:
-    """What the graph has for a value, but for int64: the integers of what is quantized."""
+    """What crosses for a value: the integers of a quantized one, any other as it is.
+
+    (int64 becomes int32 afterwards.)
+    """
     return value.q if is_quantized(value) else value
 
 
 def crossing(t: Tosa, given: Value | int) -> Value:
-    """The value of the graph around it that a graph is given."""
+    """What the graph around the call passes for ``given``, as that graph holds it."""
     assert isinstance(given, Value)
     return t.held(held(given))
 
 
 def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
-    """The way back, of a value that is as ``like`` is and whose integers are in ``range``."""
+    """The reverse of ``crossing``: what rules see of ``crossed``.
+
+    ``like`` is a value of the same form: quantized or not, int64 or not. ``range`` is where its integers lie.
+    """
     if is_quantized(like):
         return Scaled(crossed, like.scale, like.zero_point)
     return t.seen(crossed, like.type, range)
 
 
 def is_alike(first: Value, second: Value) -> bool:
-    """Whether two values cross in the same form: both computed, or in the same quantization."""
+    """Whether two values cross in the same form: both computed, or both in the same quantization."""
     if not (is_quantized(first) and is_quantized(second)):
         return is_quantized(first) == is_quantized(second)
     return (first.scale, first.zero_point, first.q.dtype) == (second.scale, second.zero_point, second.q.dtype)
 
 
 def operands_of(outer: Interpreter, listed: Any) -> Given:
-    """What has to be computed for them belongs to the graph around the call, wherever they are asked for."""
+    """A function that gives the operands ``listed`` of a call by key.
+
+    Operators that an operand needs, such as those that compute a lazy value, go into the graph around the call,
+    wherever the operand is asked for.
+    """
     operators = outer.t.operators
     known: dict[Key, Value | int] = {}
 
@@ -205,17 +229,17 @@ def operands_of(outer: Interpreter, listed: Any) -> Given:
 
 
 def as_long_as(t: Tosa, size: Symbol) -> Value:
-    """A tensor [size], of an element type whose sizes every target reads."""
+    """A tensor [size] to pass a size in its shape. It is BOOL, a type that every target has."""
     return t.tile(t.constant(0, DType.BOOL), (atom(size),))
 
 
 def own(constant: Value) -> Value:
-    """A constant as another value, for what a subgraph proves of integers holds only if it runs."""
+    """A copy of a constant for one subgraph: ranges proven in there hold only if the subgraph runs."""
     return Value(constant.type, constant.constant, constant.name) if constant.dtype in INTEGERS else constant
 
 
 def expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
-    """Unsupported if the target has no such operator, before anything is said of its subgraphs."""
+    """Raise Unsupported if the target lacks the operator ``cls``, before any of its subgraphs is lowered."""
     empty = Graph((), (), ())
     attributes = dict.fromkeys((name for name, kind in cls.attributes.items() if kind == "Graph"), empty)
     why = t.spec.why_not(cls(operands, **attributes))

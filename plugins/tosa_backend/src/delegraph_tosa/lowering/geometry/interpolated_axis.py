@@ -1,4 +1,4 @@
-"""One axis of an interpolation, with sizes that are known beforehand or at run time only."""
+"""One axis of an interpolation; its sizes may be known at run time only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ f32 = np.float32
 
 
 class Axis(NamedTuple):
-    """Sizes along one axis, and the input elements per output element where the user gave a scale."""
+    """An axis of an interpolation.
+
+    Input and output size, and the output elements per input element if the user gave it.
+    """
 
     size: int
     out: int
     scale: float | None = None
 
     def step(self, corners: bool = False) -> np.float32:
-        """Input elements per output element; with ``corners`` the centres of the outer ones stay."""
+        """Input elements per output element. ``corners``: whether the centres of the outermost elements coincide."""
         if corners:
             return f32(self.size - 1) / f32(self.out - 1) if self.out > 1 else f32(0)
         if self.scale is not None and self.scale > 0:
@@ -25,7 +28,7 @@ class Axis(NamedTuple):
         return f32(self.size) / f32(self.out)
 
     def places(self, corners: bool) -> Any:
-        """Where in the input the centres of the outputs lie, in elements."""
+        """Where the centres of the output elements lie in the input, in elements [out]."""
         outputs = np.arange(self.out, dtype=f32)
         step = self.step(corners)
         return outputs * step if corners else (outputs + f32(0.5)) * step - f32(0.5)

@@ -1,4 +1,7 @@
-"""Sliding windows: torch cuts off what does not fill a step, TOSA wants windows that end exactly at the edge."""
+"""Sliding windows. torch ignores what does not fill a last step.
+
+TOSA wants the last window to end exactly at the edge.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ from ...ir.types import FLOATS
 from ..builder import Operand, Tosa
 
 Pad = tuple[int, ...]
-"""(top, bottom, left, right), or with front and back before them"""
+"""(top, bottom, left, right) of an image; of a volume (front, back) comes first."""
 Ints = Sequence[int]
 
 
 class Window(NamedTuple):
-    """A window along one axis, in elements. ``reach`` is from its first to its last element."""
+    """A window along one axis, in elements: its size, step, padding ``before`` and ``after`` the input, and dilation.
+
+    ``ceil``: whether a last window may reach beyond the padding (torch's ceil_mode).
+    """
 
     kernel: int
     stride: int
@@ -28,36 +34,42 @@ class Window(NamedTuple):
 
     @property
     def reach(self) -> int:
+        """The elements from the first to the last one of a window, both included."""
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, size: int) -> int:
-        """How many windows torch makes of ``size`` elements; with ``ceil`` none of them starts behind the input."""
+        """How many windows torch makes of ``size`` elements."""
         room = size + self.before + self.after - self.reach
         if not self.ceil:
             return room // self.stride + 1
         count = -(-room // self.stride) + 1
+        # with ceil_mode no window starts behind the input and the padding before it
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def trailing(self, size: int) -> int:
-        """The padding behind ``size`` elements with which the last window ends at the edge; negative: cut off."""
+        """The padding behind ``size`` elements with which the last window ends at the edge.
+
+        Negative: so many elements at the end are in no window.
+        """
         return (self.count(size) - 1) * self.stride + self.reach - size - self.before
 
 
 def windows(
     kernel: Ints, stride: Ints, padding: Ints, dilation: Ints | None = None, ceil: bool = False
 ) -> list[Window]:
-    """One window an axis, with torch's symmetric padding."""
+    """One window for each axis, with torch's symmetric padding. ``ceil`` is its ceil_mode."""
     dilation = (1,) * len(kernel) if dilation is None else dilation
     return [Window(k, s, p, p, d, ceil) for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)]
 
 
 def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) -> tuple[Value, Pad]:
-    """x [N,*S,C] -> (x' [N,*S',C], pad (before, after) an axis), with which TOSA's windows are torch's.
+    """x [N,*S,C] as an input x' and a padding (before, after) of each axis with which TOSA's windows are torch's.
 
-    What torch's rounding ignores is taken off the trailing padding, and what is left of it off the input. Where it is
-    known at run time only how much that is, the trailing padding becomes part of the input: floats of ``fill``.
+    What no window of torch's reaches is taken off the trailing padding, and, where that is not enough, off the input.
+    If run time alone says how much that is, the trailing padding is made part of the input, as elements ``fill``;
+    without ``fill``, or for integers, that raises Unsupported.
     """
-    x, axes = _with_trailing(t, x, axes, fill)
+    x, axes = _with_trailing_inside(t, x, axes, fill)
     size, pad = list(x.shape), []
     for axis, window in enumerate(axes, start=1):
         last = (window.count(x.shape[axis]) - 1) * window.stride - window.before
@@ -65,14 +77,16 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) 
         t.require(whole, "ceil_mode makes a window of padding only, for which TOSA has no value")
         trailing = window.trailing(x.shape[axis])
         if window.ceil and is_dynamic(trailing):
-            x = _with_end(t, x, axis, trailing, fill)
+            x = _with_ceil_inside(t, x, axis, trailing, fill)
         pad += [window.before, 0 if is_dynamic(trailing) else max(trailing, 0)]
         size[axis] += trailing if is_dynamic(trailing) else min(trailing, 0)
     return t.slice(x, [0] * x.rank, size), tuple(pad)
 
 
-def _with_trailing(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None) -> tuple[Value, Sequence[Window]]:
-    """x and its windows without trailing padding along axes where not all of it may be used."""
+def _with_trailing_inside(
+    t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
+) -> tuple[Value, Sequence[Window]]:
+    """x with trailing padding made part of it along axes where run time says how much is used, and the windows left."""
     padding, moved = [0] * (2 * x.rank), list(axes)
     for axis, window in enumerate(axes, start=1):
         if window.after and is_dynamic(window.trailing(x.shape[axis])):
@@ -82,8 +96,8 @@ def _with_trailing(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
     return t.pad(x, padding, fill or 0), moved
 
 
-def _with_end(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -> Value:
-    """x with as much of ``fill`` behind ``axis`` as ceil_mode makes windows reach beyond it."""
+def _with_ceil_inside(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -> Value:
+    """x with as many elements ``fill`` behind ``axis`` as the windows of ceil_mode reach beyond it."""
     why = f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run time only"
     t.require(fill is not None and x.dtype in FLOATS, why)
     padding = [0] * (2 * x.rank)
@@ -92,18 +106,19 @@ def _with_end(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -
 
 
 def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:
-    """x [*S] with (before, after) elements of ``number`` along each axis; negative ones are cut off."""
+    """x [*S] with a frame of ``number``: (before, after) elements along each axis; negative ones are cut off."""
     start = [largest(-before, 0) for before, _ in frame]
     size = [n + smallest(before, 0) + smallest(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]
     return t.pad(t.slice(x, start, size), [largest(n, 0) for both in frame for n in both], number)
 
 
 def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,(N-1)*step+1,*B]; zeros between the elements of ``axis``"""
+    """x [*A,N,*B] -> [*A,(N-1)*step+1,*B], with step - 1 zeros between two elements of ``axis``."""
     size = x.shape[axis]
     if step == 1 or size == 1:
         return x
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    # zeros behind each element, in an axis of its own; then that axis joins the other
     apart = t.pad(t.reshape(x, (before, size, 1, after)), (0, 0, 0, 0, 0, step - 1, 0, 0))
     rows = t.slice(t.reshape(apart, (before, size * step, after)), (0, 0, 0), (before, (size - 1) * step + 1, after))
     return t.reshape(rows, (*x.shape[:axis], (size - 1) * step + 1, *x.shape[axis + 1 :]))

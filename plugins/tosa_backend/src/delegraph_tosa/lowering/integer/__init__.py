@@ -1,9 +1,10 @@
-"""Integer rules: what ATen operators do to quantized values, one file a family. Importing one registers its rules.
+"""Integer rules: what ATen operators do to quantized values, one file for each family. Importing it registers them.
 
-They stand beside the rules for floats (``aten``), apply many of them to integers, and refuse what those compute better.
+They stand beside the rules for floats (``aten``). Many apply the rule for floats to integers. A call that would lose
+too much in integers is refused, and computed in floats where the target has them.
 """
 
-from ..aten import quantize  # noqa: F401 - registers what makes the values of these rules, and what takes them
+from ..aten import quantize  # noqa: F401 - registers dequantize, which makes lazy values, and quantize, which takes them
 from . import (  # noqa: F401
     activations,
     arithmetic,

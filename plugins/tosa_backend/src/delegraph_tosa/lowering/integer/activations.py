@@ -1,4 +1,4 @@
-"""Limits of quantized values: they become limits of the integers, once a quantize says which."""
+"""Limits of quantized values. They become limits of the integers, once a quantize says in which quantization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ inf = math.inf
 
 
 def between(x: Lazy, low: float | None, high: float | None) -> Lazy:
-    """x between ``low`` and ``high``; a limit below the other one gives the upper one everywhere, as in torch."""
+    """x limited to ``low`` .. ``high``, where None is no limit.
+
+    If ``low`` is above ``high``, all is ``high``, as in torch.
+    """
     least, most = -inf if low is None else float(low), inf if high is None else float(high)
     return Clamped(x, min(least, most), most)
 

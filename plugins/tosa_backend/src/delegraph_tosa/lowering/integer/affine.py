@@ -1,4 +1,4 @@
-"""Products with, and sums of, constants of the model that have a number for each channel."""
+"""Quantized values times a constant, or plus a constant, that has a number for each channel."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from .products import deferred, real_elements
 from .sums import centred
 
 GAIN = 28
-"""Bits of a factor of a channel."""
+"""Bits behind the point of a factor."""
 
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
-    """x * by + bias, which are constants that broadcast in one shape"""
-    return affine(t, _finer(t, x), by.shape, by, bias)
+    """x * by + bias; both are constants that broadcast with x and with each other"""
+    return affine(t, _with_all_bits(t, x), by.shape, by, bias)
 
 
 def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
-    """x above 0, and x * slopes below, which are constants that broadcast in ``shape``"""
-    y = _finer(t, x)
+    """x above 0 and x * slopes below, for constant slopes that broadcast with x in ``shape``"""
+    y = _with_all_bits(t, x)
 
+    # one step of the factors; known when the file is written, when the slopes are read
     def gain() -> float:
         return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
 
-    one, below = (_in_steps(s, v, gain) for s, v in (((1,) * len(shape), None), (shape, slopes)))
+    one, below = (_constant_in_steps(s, v, gain) for s, v in (((1,) * len(shape), None), (shape, slopes)))
     factors = t.select(t.greater(y.q, 0), one, below)
     step = Value(Type((1,), DType.FP32), Deferred(lambda: np.array([gain()], np.float32)))
     return Scaled(t.mul(y.q, factors, shift=GAIN), Scale(y.scale.factor * 2.0**GAIN, (step,)))
 
 
-def _finer(t: Tosa, x: Scaled) -> Scaled:
-    """The same with as many bits as may be multiplied."""
+def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
+    """The same numbers in finer steps: as many bits as int32 can have in a product."""
     step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
     return Scaled(centred(t, x, step), Scale(step))
 
 
 def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
-    """y * weight + bias, which are constants that broadcast in ``shape``.
+    """y * weight + bias, for constants that broadcast with y in ``shape``; None leaves one out.
 
-    One step of the weight is made so large that neither it nor the bias, in steps of the product, overflows.
+    A step of the weight is made so large that neither the weight nor the bias, in steps of the product, overflows. Both
+    are read when the file is written, so the step is computed then (``gain``).
     """
     if weight is None and bias is None:
         return y
@@ -60,16 +62,16 @@ def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value |
         return np.array([largest / 2.0**GAIN], np.float32)
 
     step = Value(Type((1,), DType.FP32), Deferred(gain))
-    factors = _in_steps(shape, weight, lambda: gain().item())
+    factors = _constant_in_steps(shape, weight, lambda: gain().item())
     result = t.mul(y.q, factors, shift=GAIN)
     scale = y.scale.over(2.0**-GAIN)
     if bias is not None:
-        result = t.add(result, _in_steps(shape, bias, lambda: gain().item() * scale.factor))
+        result = t.add(result, _constant_in_steps(shape, bias, lambda: gain().item() * scale.factor))
     return Scaled(result, Scale(scale.factor, (step,)))
 
 
-def _in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> Value:
-    """A constant, or 1, in integers."""
+def _constant_in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> Value:
+    """A constant as integers: its elements divided by ``step``, which is called when the file is written. None is 1."""
 
     def load() -> Array:
         elements = np.ones(math.prod(shape)) if value is None else real_elements(value)

@@ -1,4 +1,8 @@
-"""Sums, products and comparisons of two quantized values. What has one run-time operand is a TABLE instead."""
+"""Sums, products and comparisons of quantized values.
+
+A call that is a function of one quantized value is no business of these rules: they return NotImplemented, and it
+becomes a TABLE.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ aten = torch.ops.aten
 
 
 def _is_table(*operands: Any) -> bool:
-    """Whether a call is a function of each element of one quantized value."""
+    """Whether a call is a function of each element of one quantized value; all other operands are single numbers."""
     points = [v.pointwise() for v in operands if isinstance(v, Lazy)]
     others = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
     if points[0] is None or not all(v.constant is not None and set(v.shape) <= {1} for v in others):
@@ -38,6 +42,7 @@ def _is_table(*operands: Any) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
+    """Whether an operand is a Python number or a constant that is not quantized."""
     return not isinstance(value, Lazy) and (not isinstance(value, Value) or value.constant is not None)
 
 
@@ -60,28 +65,32 @@ def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
 
 
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
+    """left + sign * alpha * right."""
     if _is_table(left, right):
         return NotImplemented
-    first, second = left, _times(t, right, alpha)
+    first, second = left, _operand_times(t, right, alpha)
+    # if one operand cannot be brought to a common scale (a mask, a float), it is added later, when the result's scale
+    # is known
     for x, by, turns in ((first, second, (1, sign)), (second, first, (sign, 1))):
-        if isinstance(x, Lazy) and _is_apart(t, by):
-            return _shifted(t, x if turns[0] > 0 else times(t, x, -1), _times(t, by, turns[1]))
+        if isinstance(x, Lazy) and _is_no_addend(t, by):
+            return _shifted_by(t, x if turns[0] > 0 else times(t, x, -1), _operand_times(t, by, turns[1]))
     (x, y), step = aligned(t, [addend(t, first), addend(t, second)])
     return Scaled(t.add(x, y) if sign > 0 else t.sub(x, y), Scale(step))
 
 
-def _is_apart(t: Tosa, value: Any) -> bool:
-    """Whether an operand has no scale, or hides elements."""
+def _is_no_addend(t: Tosa, value: Any) -> bool:
+    """Whether an operand has no scale, or has numbers so low that they only hide elements (``HIDES``)."""
     return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
 
 
-def _shifted(t: Tosa, x: Lazy, by: Any) -> Lazy:
+def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
+    """x + by, as a lazy value that adds ``by`` once it is quantized."""
     number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
     return Shifted(x, number, lowering_of(aten.add.Tensor)(trial(), Value(x.type), Value(number.type), 1).shape)
 
 
-def _times(t: Tosa, value: Any, factor: float) -> Any:
-    """An operand times a number: of a constant a constant."""
+def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
+    """An operand times a number. A constant or a Python number is multiplied right away."""
     if factor == 1:
         return value
     if isinstance(value, Lazy):
@@ -99,7 +108,7 @@ def neg(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.abs.default, aten.absolute.default, on=Lazy)
 def abs(t: Tosa, self: Lazy) -> Any:
-    """[*S] -> [*S]"""
+    """[*S] -> [*S]; of a sum, the absolute values of its integers"""
     if _is_table(self):
         return NotImplemented
     x = addend(t, self)
@@ -108,7 +117,7 @@ def abs(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, on=Lazy)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S]"""
+    """[*S], [*S] -> [*S]; a factor may be a number, a mask, a constant with a number for each channel, or quantized"""
     if _is_table(self, other):
         return NotImplemented
     for x, factor in ((self, other), (other, self)):
@@ -123,16 +132,19 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
 
 @lowers(aten.prelu.default, on=Lazy)
 def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
-    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE, if all slopes are the same"""
+    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if all slopes are the same"""
     t.require(weight.constant is not None, "its slopes are computed at run time")
-    table, slope = self.pointwise(), _same(weight)
+    table, slope = self.pointwise(), _single_number(weight)
     if table is not None and slope is not None:
         return table.then(lambda t, x: leaky_relu(t, x, slope))
     return sloped(t, addend(t, self), slopes_shape(self, weight), weight)
 
 
-def _same(constant: Value) -> float | None:
-    """The number that all elements are; None if there are several, and in the support check."""
+def _single_number(constant: Value) -> float | None:
+    """The number that all elements of a constant are.
+
+    None if they differ, and in the support check, which does not read it.
+    """
     try:
         numbers = set(real_elements(constant).flat)
     except Unsupported:
@@ -142,23 +154,23 @@ def _same(constant: Value) -> float | None:
 
 @lowers(aten.hardsigmoid.default, on=Lazy)
 def hardsigmoid(t: Tosa, self: Lazy) -> Any:
-    """[*S] -> [*S]"""
+    """[*S] -> [*S]; of int8 a TABLE, of int16 computed"""
     return _gate(t, self) if _is_int16(self) else NotImplemented
 
 
 @lowers(aten.hardswish.default, on=Lazy)
 def hardswish(t: Tosa, self: Lazy) -> Any:
-    """[*S] -> [*S]"""
+    """[*S] -> [*S]; of int8 a TABLE, of int16 computed"""
     return _product(t, addend(t, self), _gate(t, self)) if _is_int16(self) else NotImplemented
 
 
 def _is_int16(x: Lazy) -> bool:
-    """Whether a function of ``x`` whose kinks lie between the entries of a TABLE is not near enough as one."""
+    """Whether ``x`` is int16: its TABLE is linear between entries, so kinks between two entries would be wrong."""
     return isinstance(x, Scaled) and x.q.dtype is DType.INT16
 
 
 def _gate(t: Tosa, self: Lazy) -> Scaled:
-    """clamp(x + 3, 0, 6) / 6, of 28 bits"""
+    """clamp(x + 3, 0, 6) / 6, as integers of 28 bits"""
     x = addend(t, self)
     step = max(x.size * x.scale.factor, 3.0) / 2.0 ** (BITS - 1)
     three = round(3 / step)
@@ -167,7 +179,9 @@ def _gate(t: Tosa, self: Lazy) -> Scaled:
 
 
 def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
+    """left * right. Products that need more than 32 bits lose so many low bits."""
     scale = left.scale.times(right.scale)
+    # MUL of small integers gives int32 itself
     if left.zero_point == right.zero_point == 0 and left.q.dtype is right.q.dtype and left.is_small:
         return Scaled(t.mul(left.q, right.q), scale)
     x, y = [centred(t, p, p.scale.factor) for p in (left, right)]
@@ -177,7 +191,7 @@ def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor, on=Lazy)
 def div(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S]"""
+    """[*S], [*S] -> [*S]; by a number, by a constant with one for each channel, or by another quantized value"""
     if _is_table(self, other):
         return NotImplemented
     if not isinstance(other, Value):
@@ -188,19 +202,21 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
     return Quotient(addend(t, self), addend(t, other), shape)
 
 
-def _compares(packet: Any) -> None:
+def _register_comparison(packet: Any) -> None:
+    """Register the rules for an operator that compares two tensors, or a tensor and a number."""
+
     def compared(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> bool [*S]"""
         if _is_table(self, other):
             return NotImplemented
-        integers, _ = aligned(t, [_compared(t, v) for v in (self, other)])
+        integers, _ = aligned(t, [_comparable(t, v) for v in (self, other)])
         return lowering_of(packet.Tensor)(t, *integers)
 
     lowers(packet.Tensor, packet.Scalar, on=Lazy)(compared)
 
 
-def _compared(t: Tosa, value: Any) -> Scaled:
-    """An operand; a number is one step, of its own size."""
+def _comparable(t: Tosa, value: Any) -> Scaled:
+    """An operand with a scale. A number becomes one step of its own size, or zero steps."""
     if isinstance(value, Value):
         return addend(t, value)
     t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
@@ -208,16 +224,19 @@ def _compared(t: Tosa, value: Any) -> Scaled:
 
 
 for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
-    _compares(compare)
+    _register_comparison(compare)
 
 
-def _chooses(*overloads: Any, larger: bool) -> None:
+def _register_choice(*overloads: Any, larger: bool) -> None:
+    """Register the rule of the element-wise maximum (``larger``) or minimum."""
+
     def choose(t: Tosa, pair: Sequence[Value]) -> Value:
+        """The larger or smaller of two tensors; TOSA compares integers as int32."""
         left, right = (v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair)
         return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
 
     def chosen(t: Tosa, self: Any, other: Any) -> Any:
-        """[*S], [*S] -> [*S]; of what is quantized in the same way one is chosen, else of the two in one scale"""
+        """[*S], [*S] -> [*S]; a constant is quantized as the result is, quantized values are brought to one scale"""
         if _is_table(self, other):
             return NotImplemented
         if _is_constant(self) or _is_constant(other):
@@ -228,8 +247,8 @@ def _chooses(*overloads: Any, larger: bool) -> None:
     lowers(*overloads, on=Lazy)(chosen)
 
 
-_chooses(aten.maximum.default, aten.max.other, larger=True)
-_chooses(aten.minimum.default, aten.min.other, larger=False)
+_register_choice(aten.maximum.default, aten.max.other, larger=True)
+_register_choice(aten.minimum.default, aten.min.other, larger=False)
 
 
 @lowers(aten.clamp.Tensor, on=Lazy)
@@ -257,7 +276,7 @@ def sum_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype
 
 
 FACTORS = 8
-"""The most of them: products of more may be so much smaller than the largest one that no bits are left of them."""
+"""The most factors: a product of more could be so much smaller than the largest possible one that no bits are left."""
 
 
 @lowers(aten.prod.dim_int, on=Lazy)
@@ -274,11 +293,14 @@ def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | 
 
 
 KEPT = 20
-"""Bits of an element that a sum of few may not lose because it could be one of many."""
+"""A sum whose length only run time knows must leave each element so many bits, because it may turn out to be short."""
 
 
 def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
-    """How many low bits ``count`` integers up to ``size`` lose, so that their sum has ``bits`` at most."""
+    """How many low bits ``count`` integers of magnitude ``size`` lose so that their sum has ``bits`` bits at most.
+
+    Unsupported if run time may make the sum so short that too little is left (``KEPT``).
+    """
     lost = max(0, (size * greatest(count)).bit_length() - bits)
     fine = lost == 0 or not is_dynamic(count) or size.bit_length() - lost >= KEPT
     t.require(fine, f"it sums up to {greatest(count)} elements, too many for 32 bits; torch.export.Dim takes a max")
@@ -286,7 +308,7 @@ def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
 
 
 def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[Scaled, int]:
-    """x [*S] -> its sum over ``dim`` [*S'], and of how many elements each is one"""
+    """The sum of x [*S] over ``dim`` [*S'], and how many elements each sum adds."""
     found = addend(t, x)
     count = math.prod([found.shape[a] for a in axes_of(dim, found.rank)])
     lost = lost_in_sum(t, found.size, count, 31)

@@ -1,7 +1,8 @@
 """Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them exp in 32 bits.
 
-The weights of the second product are exp(score - the largest score), and its rows are divided by their sum afterwards:
-weights that were divided before would use few of their bits. They have more than activations, so that product is two.
+The weights of the second product are exp(score - largest score of the row). The rows of the product are divided by the
+sum of their weights afterwards: weights that were divided before would use few of their bits. Weights have more bits
+than activations, so the second product is done in two parts, by their high and by their low bits.
 """
 
 from __future__ import annotations
@@ -28,30 +29,31 @@ from .sums import Shifted
 
 aten = torch.ops.aten
 HIDDEN = -(2**30)
-"""A score that is hidden, below all others."""
+"""A score of what a mask hides, below all others."""
 LOWER = 8
-"""Bits of a weight that are in the second product."""
+"""How many of a weight's bits are its low ones."""
 
 
 class Widths(NamedTuple):
-    """Bits of a value, the most bits of a weight, and bits of the sum of a row of weights, which is below 2**total."""
+    """Numbers of bits: of a value, of a weight at most, and of the sum of a row of weights, which is below 2**total."""
 
     value: int
     weight: int
     total: int
 
     def of_weights(self, t: Tosa, count: int) -> int:
-        """How many bits ``count`` weights may have; Unsupported if that is too few."""
+        """How many bits weights may have, for a sum of ``count`` of them; Unsupported if that is too few."""
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
         t.require(bits >= self.weight - 7, f"attention to up to {count} positions has too large a sum")
         return bits
 
     def lost(self, bits: int, count: int) -> int:
-        """Low bits of a row of so many products that int32 cannot hold."""
+        """How many low bits a sum of ``count`` products loses, so that int32 can hold it."""
         return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
 
 
 WIDTHS = {DType.INT8: Widths(8, 15, 22), DType.INT16: Widths(15, 23, 30)}
+"""Type of the operands -> the widths."""
 
 
 @lowers(aten.scaled_dot_product_attention.default, on=Lazy)
@@ -66,7 +68,7 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Lazy:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; a row that sees nothing is 0"""
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; a row that sees no key is 0"""
     t.require(dropout_p == 0, "it has dropout")
     q, k, v = operand(t, query, "the query"), operand(t, key, "the key"), operand(t, value, "the value")
     t.require(q.q.dtype is k.q.dtype is v.q.dtype, "its operands are quantized to different types")
@@ -80,41 +82,47 @@ def scaled_dot_product_attention(
     bits = widths.of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
     weights = _weights(t, *_masked(t, scores, mask), bits)
-    y = _weighted(t, weights, values, v.zero_point, widths.lost(bits, count))
+    y = _weighted_values(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
-    return _divided(t, y, total, v.scale, widths.value, widths.lost(bits, count))
+    return _divided_by_sums(t, y, total, v.scale, widths.value, widths.lost(bits, count))
 
 
 def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:
-    """The scores with a mask, and which of them are seen; None if all are."""
+    """The scores with the mask applied, and bool [*B,L,S] which of them are seen; None if all are."""
     if mask is None:
         return scores, None
     if mask.dtype is DType.BOOL:
         return Scaled(t.select(mask, scores.q, HIDDEN), scores.scale), mask
-    return logits(t, Shifted(scores, mask, scores.shape)), _seen(t, mask)
+    return logits(t, Shifted(scores, mask, scores.shape)), _where_seen(t, mask)
 
 
-def _seen(t: Tosa, mask: Value) -> Value | None:
-    """Where a mask that is added is not minus infinity; None if it nowhere is."""
+def _where_seen(t: Tosa, mask: Value) -> Value | None:
+    """Where a mask that is added to scores is not minus infinity; None if it is nowhere."""
     if isinstance(mask, Joined):
-        parts = [_seen(t, part) for part in mask.parts]
+        parts = [_where_seen(t, part) for part in mask.parts]
         true = t.constant(1, DType.BOOL, (1,) * mask.rank)
         return None if not any(parts) else mask.join(t, [true if part is None else part for part in parts])
     if isinstance(mask, Moved):
-        seen = _seen(t, mask.of)
+        seen = _where_seen(t, mask.of)
         return seen and mask.move(t, seen)
     return None if isinstance(mask, Lazy) else t.greater(mask, -math.inf)
 
 
 def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
-    """scores int32 [*B,L,S] -> exp(score - the largest of its row), int32"""
+    """scores int32 [*B,L,S] -> exp(score - largest of its row), int32 of ``bits`` bits.
+
+    0 for scores that are not seen
+    """
     distance = Scaled(t.sub(scores.q, t.reduce_max(scores.q, scores.rank - 1)), scores.scale)
     weights = exp_of(t, distance, bits)
     return weights if seen is None else t.select(seen, weights, 0)
 
 
-def _weighted(t: Tosa, weights: Value, values: Value, zero_point: int, lost: int) -> Value:
-    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost: the products by high and by low bits"""
+def _weighted_values(t: Tosa, weights: Value, values: Value, zero_point: int, lost: int) -> Value:
+    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost, as the sum of two products
+
+    One product has the high bits of the weights, one the low bits.
+    """
     high = t.right_shift(t.add(weights, 1 << (LOWER - 1)), LOWER)
     low = t.sub(weights, t.left_shift(high, LOWER))
     sums = [
@@ -125,18 +133,22 @@ def _weighted(t: Tosa, weights: Value, values: Value, zero_point: int, lost: int
 
 
 class Weighing(Accumulating):
-    """The builder ``t``, with sums of int48 of which ``lost`` low bits are rounded off."""
+    """A builder for one of these products: sums of int48 are rescaled to int32, which rounds off ``lost`` low bits."""
 
     def __init__(self, t: Tosa, values: Value, zero_point: int, lost: int) -> None:
         super().__init__(t, WIDE[values.dtype], 0, zero_point)
         self._lost = lost
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
+        """The sums in int32; see ``Accumulating``."""
         return sums if sums.dtype is DType.INT32 else self._rescaled(sums, Scale(2.0**-self._lost))
 
 
-def _divided(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
-    """(y << lost) / total, below 2**bits, by one shift: ``reciprocal``'s plus ``lost``, less the bits of the result."""
+def _divided_by_sums(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
+    """(y << lost) / total, below 2**bits.
+
+    One shift does it all: that of ``reciprocal`` plus ``lost``, less the bits of the result.
+    """
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))
     return Scaled(t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits)))

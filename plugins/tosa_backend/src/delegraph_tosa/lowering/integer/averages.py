@@ -1,7 +1,9 @@
-"""Averages of quantized values.
+"""Averages of quantized values: pools and means.
 
-In the same quantization an average is AVG_POOL2D, which rounds once. In another one that would be rounding twice: then
-it is a sum, whose RESCALE divides as well. Windows of different sizes, or over three axes, are columns of a matrix.
+If the result has the quantization of the operand, an average is AVG_POOL2D on the integers, which rounds once.
+Otherwise that would round twice; so the elements of each window are summed, and the RESCALE of the sums divides as
+well. Windows of different sizes, or over three axes, are summed by a product with a matrix that has a column for each
+window.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from .products import WIDE, Accumulating
 
 aten = torch.ops.aten
 MOST_ENTRIES = 1 << 20
-"""A matrix of windows may have so many entries: a megabyte in the file."""
+"""The most entries of such a matrix: a megabyte in the file."""
 
 
 class Averaged(Lazy):
-    """Averages of windows of ``of``, as the rule of ``pool`` makes them over the last axes."""
+    """Averages of windows of ``of``. ``pool`` is the ATen operator, ``settings`` are its other arguments."""
 
     __slots__ = ("of", "pool", "settings", "windows")
 
@@ -44,26 +46,31 @@ class Averaged(Lazy):
         super().__init__(self.average(self.windows, Value(of.type)).shape)
 
     def average(self, t: Tosa, x: Value) -> Value:
-        """The rule for floats."""
+        """What the rule for floats makes of x; on a builder for integers, it makes sums or averages of integers."""
         result: Value = lowering_of(self.pool)(t, x, *self.settings)
         return result
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The averages as integers, in one of the three ways that the module's docstring describes."""
         same = (self.of.scale, self.of.zero_point, self.of.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
         if same and self.windows.are_averages:
+            # the quantization stays: AVG_POOL2D on the integers is the result
             inside = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
             return limit(t, self.average(inside, self.of.q), to.low, to.high)
         sums = self._sums(t) if self.windows.are_equal else self._columns(t)
         return sums.integer(t, to)
 
     def _sums(self, t: Tosa) -> Scaled:
-        """The averages as sums in a smaller scale."""
+        """The sums of equal windows, in a scale that is smaller by the number of their elements."""
         inside = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(inside, self.of.q)
         return Scaled(sums, self.of.scale.times(inside.unit).over(inside.count))
 
     def _columns(self, t: Tosa) -> Lazy:
-        """The same as products with a matrix, which has a column of zeros and ones for each window."""
+        """Averages of any windows, as products with a constant matrix [elements, windows] of zeros and ones.
+
+        Each column of products has a scale: the share that one element has in that window's average.
+        """
         x, dtype = self.of.q, self.of.q.dtype
         axes = 3 if "3d" in str(self.pool) else 2
         places, results = math.prod(x.shape[-axes:]), math.prod(self.shape[-axes:])
@@ -71,7 +78,7 @@ class Averaged(Lazy):
         t.require(places * results <= MOST_ENTRIES, f"{results} windows in {places} elements are too large a matrix")
         key = (self.pool, repr(self.settings), x.shape[-axes:])
         shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(x.shape[-axes:])))
-        ones = t.once(("ones", dtype, *key), lambda: _ones_of(shares, (1, places, results), dtype))
+        ones = t.once(("ones", dtype, *key), lambda: _ones_where_shared(shares, (1, places, results), dtype))
         inside = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
         sums = inside.matmul(t.reshape(x, (1, math.prod(x.shape[:-axes]), places)), ones)
         share = t.once(("share", *key), lambda: Value(Type((results,), DType.FP32), Deferred(lambda: shares().max(0))))
@@ -79,7 +86,7 @@ class Averaged(Lazy):
         return Scaled(sums, scale, axis=2).moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
 
     def _shares(self, size: Shape) -> Array:
-        """How much of each window's average each element is [elements, windows]: the averages of unit vectors."""
+        """The share of each element in each window's average [elements, windows], found by averaging unit vectors."""
         places = math.prod(size)
         unit = literal(np.eye(places).reshape(places, 1, *size), DType.FP32, np.float32)
         return materialize(self.average(trial(), unit)).reshape(places, -1)
@@ -88,14 +95,18 @@ class Averaged(Lazy):
         return self.average(t, self.of.real(t))
 
 
-def _ones_of(shares: Any, shape: Shape, dtype: DType) -> Value:
+def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
+    """1 where an element belongs to a window, 0 elsewhere.
+
+    The matrix of ``_columns``, computed when the file is written.
+    """
     made = Value(Type(shape, dtype), Deferred(lambda: (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)))
     made.range = (0, 1)
     return made
 
 
 class Windows(Tosa):
-    """A builder on which a rule shows by which windows it averages."""
+    """A builder on which the rule for floats is tried, to see over which windows it averages."""
 
     def __init__(self) -> None:
         self.__dict__.update(trial().__dict__)
@@ -104,29 +115,35 @@ class Windows(Tosa):
 
     @property
     def are_averages(self) -> bool:
-        """Whether its one AVG_POOL2D is all that rounds."""
+        """Whether the rule makes one AVG_POOL2D and divides nothing afterwards, so that only that one rounds."""
         return len(self._pads) == 1 and not self._divides
 
     @property
     def are_equal(self) -> bool:
-        """Whether they have as many elements each, too."""
+        """Whether, in addition, all windows have the same number of elements, because nothing is padded."""
         return self.are_averages and not any(self._pads[0])
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
+        """Note the padding."""
         self._pads.append(pad)
         return super().avg_pool2d(x, kernel, stride, pad)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
+        """Note that the averages are multiplied afterwards, by another divisor."""
         self._divides = True
         return super().mul(left, right, shift)
 
 
 class Summing(Accumulating):
-    """Sums where the rule averages: a depthwise convolution by ones. ``count`` elements each."""
+    """A builder that sums where a rule averages, by a depthwise convolution with ones.
+
+    ``count``: elements of a window.
+    """
 
     count = 1
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
+        """The sum of each window, in place of its average."""
         self.count = math.prod(kernel)
         shape = (*kernel, x.shape[3], 1)
         ones = self.once(("ones", kernel, x.shape[3]), lambda: literal(np.ones(shape), DType.INT8, np.int8))
@@ -134,7 +151,8 @@ class Summing(Accumulating):
         return self.depthwise_conv2d(*operands)
 
 
-def _averages(*overloads: Any) -> None:
+def _register_averages(*overloads: Any) -> None:
+    """Register the rules of pools."""
     for overload in overloads:
 
         def averaged(t: Tosa, self: Lazy, *settings: Any, of: Any = overload) -> Lazy:
@@ -149,7 +167,7 @@ def _averages(*overloads: Any) -> None:
         lowers(overload, on=Lazy)(averaged)
 
 
-_averages(
+_register_averages(
     aten.avg_pool2d.default, aten.avg_pool3d.default, aten.adaptive_avg_pool2d.default,
     aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default,
 )  # fmt: skip
@@ -163,7 +181,7 @@ def mean(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
 
 @lowers(aten.mean.dim, on=Lazy)
 def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
-    """[*S] -> [*S']; over height and width of images it is a pool"""
+    """[*S] -> [*S']; over height and width of images it is a pool, over other axes a sum with a smaller scale"""
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if self.rank == 4 and axes_of(dim, 4) == [2, 3] and not any(map(is_dynamic, self.shape[2:])):
         window = (self.shape[2:], self.shape[2:], (0, 0), False, True, None)

@@ -1,8 +1,9 @@
 """Functions of sums and products that nothing quantizes in between, such as ``tanh(x + y)``.
 
-Such a sum is int32 of known size. Its range is cut into equal pieces, over each of which the function is a parabola
-whose coefficients GATHER reads. There are as few pieces as bring each of eight or more places in a piece near enough to
-what the rules for floats make of it; where none are enough, and the sum has 16 bits, all its values are a constant.
+Such a sum is int32 in a known range. The range is cut into equal pieces, and over each of them the function is
+approximated by a parabola, whose coefficients GATHER reads from a constant. As few pieces are taken as bring the
+parabolas near enough to what the rules for floats compute, which is tried at eight or more places of each piece. If no
+number of pieces is enough, and the sum has 16 bits, all values of the function are a constant.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ from .sums import FINE, addend
 
 SUM = "its operand is a sum or product that nothing quantizes before"
 PIECES = (8, 10, 12)
-"""Powers of two; more of them take more than the 64 KB of all values of 16 bits."""
+"""Powers of two: how many pieces are tried. More would take more than the 64 KB that all values of 16 bits take."""
 MORE_PIECES = (14, 16)
+"""Powers of two that are tried where the sum has more than 16 bits."""
 PLACES = 3
-"""Each piece is tried at two to the power of so many places at least."""
+"""Each piece is compared at two to this power of places at least."""
 ALL_PLACES = 16
-"""The same of the whole range: what bends between two of them, as gelu does near 0, is less than a step of int16."""
+"""The whole range is compared at two to this power of places.
+
+Between two of them gelu near 0 bends less than an int16 step.
+"""
 COEFFICIENT = 28
-"""Bits of a coefficient."""
+"""Bits of a parabola's coefficient."""
 
 
 def curve_of(t: Tosa, x: Lazy) -> Pointwise:
-    """A lazy value as a function of one quantized value or of one sum; Unsupported if the size of that is not known."""
+    """A lazy value as a function of one quantized value, or of one sum; Unsupported if the sum's range is not known."""
     found = x.pointwise()
     if found is not None:
         return found
@@ -44,38 +49,46 @@ def curve_of(t: Tosa, x: Lazy) -> Pointwise:
 
 
 class Pieces(NamedTuple):
-    """Parabolas over pieces of 2**``width`` integers from ``start``: c0 + c1 * u + c2 * u**2, u from 0 to 1 in each."""
+    """Parabolas c0 + c1 * u + c2 * u**2 over pieces of 2**``width`` integers from ``start`` on.
+
+    U runs from 0 to 1 in each.
+    """
 
     start: int
     width: int
     coefficients: Array
-    """Float64 [N, 3], in steps of the result, without its zero point."""
+    """c0, c1, c2 of each piece, float64 [N, 3], in steps of the result and without its zero point."""
 
 
 class Curve(Pointwise):
-    """A function of each element of ``source``, which is int32 of known size."""
+    """A function of each element of ``source``, which is int32 in a known range."""
 
     __slots__ = ()
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The function's results: by parabolas over as few pieces as are enough, else looked up among all values."""
         start, most = range_of(self.source.q)
         count = most - start + 1
         for bits in PIECES if count <= INT16_VALUES else PIECES + MORE_PIECES:
             pieces = self._pieces(t, to, max(count.bit_length() - bits, PLACES))
             if pieces is not None:
-                return _joined(t, self.source.q, pieces, to)
+                return _parabolas(t, self.source.q, pieces, to)
         t.require(count <= INT16_VALUES, f"{SUM}, and of that it is no curve that a table comes near to")
         index = t.sub(self.source.q, start)
         values = materialize(quantized(t, self.entries(t, range(start, most + 1)), to))
-        return _gathered(t, index, literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]))[0]
+        return _gathered_columns(t, index, literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]))[0]
 
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
-        """The parabolas through both ends and the middle of each piece; None if they are not near enough."""
+        """Parabolas through both ends and the middle of each piece of 2**width integers.
+
+        None if they are not near enough.
+        """
         start, most = range_of(self.source.q)
-        count, apart = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _apart(self.source.q))
+        count, apart = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _spacing(self.source.q))
         between = 1 << (width - apart)
         places = range(start, start + (count << width) + 1, 1 << apart)
         least, highest = to.low - to.zero_point, to.high - to.zero_point
+        # results beyond the quantization's range are limited anyway: they need not be approximated far outside of it
         beyond = highest - least
         steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
         steps = np.clip(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf), least - beyond, highest + beyond)
@@ -86,51 +99,54 @@ class Curve(Pointwise):
         powers = (np.arange(between) / between) ** np.arange(3)[:, None]
         limits = least, highest
         distance = np.abs(np.clip(coefficients @ powers, *limits) - np.clip(inside, *limits))
-        return Pieces(start, width, coefficients) if _is_near(distance, to) else None
+        return Pieces(start, width, coefficients) if _is_near_enough(distance, to) else None
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """The largest absolute value among the results at the places where the function is tried."""
         start, most = range_of(self.source.q)
-        found = materialize(self.entries(t, range(start, most + 1, 1 << _apart(self.source.q))))
+        found = materialize(self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q))))
         return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
 
     def truth(self, t: Tosa) -> Value:
+        """The function's truth values, looked up; Unsupported for a sum of more than 16 bits."""
         start, most = range_of(self.source.q)
         t.require(most - start < INT16_VALUES, SUM)
         values = materialize(self.entries(t, range(start, most + 1))).reshape(1, -1, 1)
-        found = _gathered(t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8))[0]
+        found = _gathered_columns(t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8))[0]
         return t.cast(found, DType.BOOL)
 
 
-def _apart(q: Value) -> int:
-    """How far apart the places are at which functions of ``q`` are tried: a power of two"""
+def _spacing(q: Value) -> int:
+    """The distance of the places at which functions of ``q`` are tried: a power of two."""
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 
 
-def _is_near(distance: Array, to: Quantization) -> bool:
-    """Whether rounding is the same for 99 % of elements, and one step off at most.
+def _is_near_enough(distance: Array, to: Quantization) -> bool:
+    """Whether results that are off by ``distance`` steps round to the same integer for 99 % of elements.
 
-    A result that is off by a share of a step is rounded to another integer in as large a share of cases. Sums of
-    ``FINE`` bits are quantized later, to 16 bits at most.
+    The others must be one step off at most. A result that is off by a share of a step rounds to another integer in that
+    share of cases. Sums of ``FINE`` bits are quantized later, to 16 bits at most, so for them a step is larger.
     """
     step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
     return bool(distance.max() <= step / 4 and (distance <= (1 - EQUAL) * step).mean() >= EQUAL)
 
 
-def _joined(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
-    """q int32 [*S] -> integers [*S]"""
+def _parabolas(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
+    """q int32 [*S] -> integers [*S], by the parabola of the piece in which each element lies"""
     fraction = COEFFICIENT - math.ceil(math.log2(max(np.abs(pieces.coefficients).max(), 1)))
     table = np.rint(pieces.coefficients * 2.0**fraction).astype(np.int64)[None]
     offset = t.sub(q, pieces.start)
-    c0, c1, c2 = _gathered(t, t.right_shift(offset, pieces.width), literal(table, DType.INT32, np.int32))
+    c0, c1, c2 = _gathered_columns(t, t.right_shift(offset, pieces.width), literal(table, DType.INT32, np.int32))
+    # the place in its piece: the low bits of the offset
     u = t.bitwise_and(offset, (1 << pieces.width) - 1)
     y = t.add(c0, t.mul(t.add(c1, t.mul(c2, u, shift=pieces.width)), u, shift=pieces.width))
     y.range = -(1 << (COEFFICIENT + 1)), 1 << (COEFFICIENT + 1)
     return Scaled(y, Scale(to.scale / 2.0**fraction)).integer(t, to)
 
 
-def _gathered(t: Tosa, index: Value, table: Value) -> list[Value]:
-    """index int32 [*S], table [1,K,C] -> C values [*S]"""
+def _gathered_columns(t: Tosa, index: Value, table: Value) -> list[Value]:
+    """index int32 [*S], table [1,K,C] -> C values [*S], one for each column of the row that is named"""
     count = math.prod(index.shape)
     rows = t.gather(table, t.reshape(index, (1, count)))
     columns = [t.slice(rows, (0, 0, c), (1, count, 1)) for c in range(table.shape[2])]

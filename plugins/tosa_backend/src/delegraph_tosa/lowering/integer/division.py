@@ -1,4 +1,8 @@
-"""Quotients of quantized values, in steps of what the result is quantized to: they have no size beforehand."""
+"""Quotients of two quantized values.
+
+The range of a quotient is not known beforehand. So it is computed directly in steps of the quantization that the result
+gets.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,11 @@ from .fixed_point import reciprocal
 from .sums import centred
 
 MOST = 17
-"""Bits of a result that is not limited yet: one more than int16 has."""
+"""Bits of a quotient that is not limited to the result's range yet: one more than int16 has."""
 
 
 class Quotient(Lazy):
-    """left / right. What is divided by 0 is infinite; 0 / 0 is 0."""
+    """left / right. A number divided by 0 is infinite; 0 / 0 is 0."""
 
     __slots__ = ("left", "right")
 
@@ -29,14 +33,14 @@ class Quotient(Lazy):
         self.left, self.right = left, right
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The steps n * m / 2**k of the result have their sign apart; m and k depend on the element.
+        """The quotient in steps of the quantization ``to``.
 
-        n and d are brought to 31 bits, so that the quotient has 29 whatever their size, which are then shifted back.
+        Magnitudes are divided, and the sign is put on afterwards.
         """
         t.require(to.dtype in (DType.INT8, DType.INT16), f"a quotient in {to.dtype} is not lowered")
         n, d = (centred(t, x, x.scale.factor) for x in (self.left, self.right))
         ratio = self.left.scale.factor / self.right.scale.factor / to.scale
-        steps = _quotient(t, t.abs(n), t.abs(d), ratio)
+        steps = _quotient_of_magnitudes(t, t.abs(n), t.abs(d), ratio)
         signed = t.select(t.greater(0, t.bitwise_xor(n, d)), t.sub(0, steps), steps)
         return t.cast(limit(t, t.add(signed, to.zero_point), to.low, to.high), to.dtype)
 
@@ -45,10 +49,11 @@ class Quotient(Lazy):
         return result
 
 
-def _quotient(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
+def _quotient_of_magnitudes(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
     """n, d int32 >= 0 -> n / d * ratio, rounded, below 2**(MOST + 1)
 
-    n << a lies in [2**30, 2**31), n / d = (n << a) * mantissa / 2**60 * 2**(shift - a), and ratio = fraction * 2**e.
+    Both are shifted up to 31 bits, so that the quotient has 29 bits whatever their size, and it is shifted back. n << a
+    lies in [2**30, 2**31), n / d = (n << a) * mantissa / 2**60 * 2**(shift - a), and ratio = fraction * 2**e.
     """
     a = t.sub(t.clz(n), 1)
     inverse = reciprocal(t, t.maximum(d, 1))
@@ -56,5 +61,6 @@ def _quotient(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
     product = t.mul(t.left_shift(n, a), inverse.mantissa, shift=31)
     product = t.mul(product, round(fraction * 2**31 - 0.5), shift=31)
     behind = t.add(t.sub(a, inverse.shift), 29 - e)
+    # ``behind``: how many bits the product has behind the point
     behind = t.select(t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(behind, 29 - MOST), 31))
     return t.right_shift(t.add(product, t.left_shift(1, t.sub(behind, 1))), behind)

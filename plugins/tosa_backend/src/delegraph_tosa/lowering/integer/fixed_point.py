@@ -1,7 +1,7 @@
-"""Functions of int32 values whose size is not known beforehand: 1 / x, 1 / sqrt(x), exp.
+"""Functions of int32 values whose magnitude is not known beforehand: 1 / x, 1 / sqrt(x), exp, ln.
 
-A value is brought to a fixed place by CLZ and a shift, and Newton's iterations do the rest in fixed point. Numbers are
-written Qn: the integer stands for itself times 2**-n.
+CLZ and a shift bring a value to a fixed position, and Newton's iterations compute in fixed point. A number in the
+format Qn is an integer that stands for itself times 2**-n.
 """
 
 from __future__ import annotations
@@ -19,86 +19,90 @@ from ..lazy.tables import Entries, looked_up
 from ..lazy.values import Scaled, rescale
 
 FRACTION = 29
-"""Q29 holds numbers below 4, with room for a sign."""
+"""The format of mantissas, Q29: it holds numbers below 4, with room for a sign."""
 ITERATIONS = 3
-"""From an error below 1/10 to one below 1e-7: each one squares it, and a little more."""
+"""Newton's iterations that take an error below 1/10 to one below 1e-7: each one squares it, and a little more."""
 
 
 class Normalized(NamedTuple):
-    """``mantissa`` Q29, between 1 and 2, and the ``shift`` by which what belongs to it has to go to the left."""
+    """A result as ``mantissa``, Q29 between 1 and 2, and ``shift``: by so much its other factor is shifted left."""
 
     mantissa: Value
     shift: Value
 
 
 def reciprocal(t: Tosa, x: Value) -> Normalized:
-    """Of x int32 > 0: n / x = (n << shift) * mantissa / 2**(31 + 29); of 0 something.
+    """1 / x of x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29); of 0 it is any number.
 
     x << shift lies in [2**30, 2**31), as a Q31 number in [1/2, 1).
     """
     shift = t.sub(t.clz(x), 1)
     place = t.left_shift(x, shift)
-    y = t.sub(_q(48 / 17), t.mul(place, _q(32 / 17), shift=31))
+    y = t.sub(_in_q29(48 / 17), t.mul(place, _in_q29(32 / 17), shift=31))
     for _ in range(ITERATIONS):
-        y = t.mul(y, t.sub(_q(2), t.mul(place, y, shift=31)), shift=FRACTION)
+        y = t.mul(y, t.sub(_in_q29(2), t.mul(place, y, shift=31)), shift=FRACTION)
     return Normalized(y, shift)
 
 
 def inverse_root(t: Tosa, x: Value) -> Normalized:
-    """Of x int32 > 0: n / sqrt(x) = (n << shift) * mantissa / 2**(15.5 + 29).
+    """1 / sqrt(x) of x int32 > 0, such that n / sqrt(x) = (n << shift) * mantissa / 2**(15.5 + 29).
 
     x << 2 * shift lies in [2**29, 2**31), as a Q31 number in [1/4, 1).
     """
     shift = t.right_shift(t.sub(t.clz(x), 1), 1)
     place = t.left_shift(x, t.left_shift(shift, 1))
-    y = t.sub(_q(2.2), t.mul(place, _q(1.24), shift=31))
+    y = t.sub(_in_q29(2.2), t.mul(place, _in_q29(1.24), shift=31))
     for _ in range(ITERATIONS + 1):
         square = t.mul(y, y, shift=FRACTION)
-        y = t.mul(y, t.sub(_q(1.5), t.mul(place, square, shift=32)), shift=FRACTION)
+        y = t.mul(y, t.sub(_in_q29(1.5), t.mul(place, square, shift=32)), shift=FRACTION)
     return Normalized(y, shift)
 
 
-def _q(number: float) -> int:
+def _in_q29(number: float) -> int:
+    """The integer that stands for a number in Q29."""
     return round(number * (1 << FRACTION))
 
 
 def exp_table(step: float, bits: int) -> Entries:
-    """exp(step * d) for d from -255 to 0, of so many bits."""
+    """exp(step * d) for d from -255 to 0, as integers of ``bits`` bits."""
     found: Entries = np.rint(np.exp(step * np.arange(-255, 1)) * exp_one(bits)).astype(np.int64)
     return found
 
 
 def exp_one(bits: int) -> int:
-    """What stands for 1 in them: a little less, so that rounding up leaves the upper bits within int8."""
+    """The integer that stands for 1 among integers of ``bits`` bits.
+
+    It is a little less than 2**bits, so that rounding the upper bits up leaves them within int8.
+    """
     return (1 << bits) - (1 << (bits - 7))
 
 
 PLACES = 16
-"""Entries of a table of exp from one whole number to the next: 2**4."""
+"""Entries of a table of exp between two whole numbers."""
 BETWEEN = 20
-"""Bits of the steps from one entry to the next."""
+"""Bits of the position between two entries."""
 LEAST = 255 / PLACES
-"""Below minus this, exp is taken to be 0; it is 1.2e-7 there, which would add up in a sum."""
+"""Below minus this, exp is taken to be 0. It is 1.2e-7 there, which would add up in a sum."""
 
 
 _FITTED = np.polynomial.Chebyshev.interpolate(np.exp, 3, (0, 1 / PLACES))
 _CUBIC: list[float] = _FITTED.convert(kind=np.polynomial.Polynomial).coef.tolist()
-"""exp from 0 to 1/16."""
+"""Coefficients of a cubic for exp from 0 to 1/16."""
 
 
 def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
-    """x int32 <= 0 -> its exp, int32 of so many bits, at most 23.
+    """x int32 <= 0 -> its exp, int32 of ``bits`` bits, at most 23
 
-    Between the entries of the table, for f below 1/16, a cubic is within 1e-8.
+    The table has exp at multiples of 1/16. The rest f, below 1/16, contributes exp(f), a cubic that is right to 1e-8.
     """
     q = t.maximum(x.q, -min(math.floor(LEAST / x.scale.factor), 2**30))
     steps = rescale(t, Scaled(q, x.scale), 1 / (PLACES << BETWEEN), 0, DType.INT32)
     steps = t.maximum(steps, -255 << BETWEEN)
     index = t.cast(t.add(t.right_shift(steps, BETWEEN), 127), DType.INT8)
     f = t.left_shift(t.bitwise_and(steps, (1 << BETWEEN) - 1), FRACTION - BETWEEN - 4)
-    series: Value | int = _q(_CUBIC[3])
+    series: Value | int = _in_q29(_CUBIC[3])
     for coefficient in _CUBIC[2::-1]:
-        series = t.add(t.mul(f, series, shift=FRACTION), _q(coefficient))
+        series = t.add(t.mul(f, series, shift=FRACTION), _in_q29(coefficient))
     entries = exp_table(1 / PLACES, bits)
     entries[0] = 0
     return t.mul(looked_up(t, index, entries), series, shift=FRACTION)
@@ -110,10 +114,10 @@ _LN2 = round(math.log(2) * 2**LOG_FRACTION)
 
 
 def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
-    """Of x int32 > 0 in steps of 1 / ``one``: ln(x), int32 Q24.
+    """ln(x) of x int32 > 0 in steps of 1 / ``one``, as int32 Q24
 
-    x << shift lies in [2**30, 2**31): its upper 8 bits choose a middle m, and what is left, f = (x - m) / m, is below
-    1/256, so that ln(1 + f) = f - f**2 / 2.
+    x << shift lies in [2**30, 2**31). Its upper 8 bits choose a middle m. What is left, f = (x - m) / m, is below
+    1/256, so ln(1 + f) is f - f**2 / 2.
     """
     shift = t.sub(t.clz(x), 1)
     place = t.left_shift(x, shift)

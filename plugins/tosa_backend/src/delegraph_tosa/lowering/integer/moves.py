@@ -1,4 +1,4 @@
-"""What moves quantized values without changing them, or takes the larger ones: the rules for floats, on integers.
+"""Operators that move quantized elements, or choose among them by size: the rules for floats, applied to the integers.
 
 Quantizing keeps the order of numbers, so the largest of some integers is the integer of the largest number.
 """
@@ -36,43 +36,46 @@ MOVES = (
     " upsample_nearest1d upsample_nearest2d upsample_nearest3d"
     " _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
 ).split()
-"""Operators whose results are elements of their first quantized operand, or their places."""
+"""Operators whose results are elements of their only quantized operand, or positions of such elements."""
 
 PUTS = aten.index_put.default, aten._unsafe_index_put.default
-"""They may add to what is there."""
+"""Writes that may add to what is there (``accumulate``)."""
 WRITES = (
     aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
     aten.index_copy.default, aten.masked_scatter.default, *PUTS,
 )  # fmt: skip
-"""Operators whose results are elements of several operands, put where the others say."""
+"""Operators whose results are elements of several operands, at positions that their other arguments say."""
 
 
 def _overloads() -> list[Any]:
+    """All overloads of ``MOVES`` that have a rule for floats."""
     packets = [getattr(aten, name) for name in MOVES]
     found = [getattr(packet, name) for packet in packets for name in packet.overloads()]
     return [overload for overload in found if has_rule(overload) and overload not in (aten.max.other, aten.min.other)]
 
 
 def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The results of the rule for floats, applied to integers."""
+    """The rule for an operator of ``MOVES``: the rule for floats, with integers in place of the quantized operand."""
     (x,) = [a for a in arguments if isinstance(a, Lazy)]
 
     def move(t: Tosa, v: Value) -> Any:
         return lowering_of(overload)(t, *[v if a is x else a for a in arguments])
 
+    # three cases are special: a table with a scale for each row, a weight with scales of channels, and a value that no
+    # quantize has made integers of yet
     if isinstance(x, Scaled) and x.axis == 0 and overload is aten.embedding.default:
-        return _rows(t, x, move)
+        return _rows_of_table(t, x, move)
     if isinstance(x, Scaled) and x.axis is not None and x.constant is not None:
-        return _turned(t, x, overload, move, arguments[1:])
+        return _moved_weight(t, x, overload, move, arguments[1:])
     if isinstance(x, Scaled) and x.is_small:
         results = move(t, x.q)
-        wrap = partial(_like, x)
+        wrap = partial(_in_scale_of, x)
         return tuple(map(wrap, results)) if isinstance(results, tuple) else wrap(results)
-    return _later(t, x, move)
+    return _moved_once_quantized(t, x, move)
 
 
-def _turned(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]) -> Value:
-    """A weight with scales for channels, whose axes change places."""
+def _moved_weight(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]) -> Value:
+    """A weight with a scale for each channel, whose axes change places; the axis of the scales moves along."""
     axes = list(range(x.rank))
     if overload in (aten.t.default, aten.numpy_T.default):
         axes.reverse()
@@ -90,11 +93,14 @@ def _turned(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any
 
 
 ROW_BITS = 22
-"""Bits of a row's scale: with those of int8 they are 30."""
+"""Bits of a row's scale: together with those of int8 they are 30."""
 
 
-def _rows(t: Tosa, x: Scaled, move: Any) -> Value:
-    """Rows of a table [K,C] that has a scale for each: their integers times their share of the largest scale."""
+def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
+    """Rows of a table [K,C] that has a scale for each row.
+
+    Their integers times the row's share of the largest scale.
+    """
     t.require(x.q.dtype is DType.INT8, "its rows have scales of their own, which is lowered for int8 only")
 
     def load() -> Array:
@@ -109,38 +115,47 @@ def _rows(t: Tosa, x: Scaled, move: Any) -> Value:
     return Scaled(t.mul(centred, move(t, shares)), Scale(2.0**-ROW_BITS, (largest,)))
 
 
-def _like(x: Scaled, q: Value | None) -> Value | None:
-    """What the rule made of the integers of ``x``; places are no such integers, and None where they cannot be had."""
+def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
+    """The result ``q`` in the quantization of ``x``.
+
+    A result of another type holds positions, and stays as it is; so does None, a result that the rule cannot make.
+    """
     return q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
 
 
-def _later(t: Tosa, x: Lazy, move: Any) -> Any:
-    """The same for what is quantized afterwards; a trial says how many results there are, and their shapes.
+def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
+    """The results as lazy values, which move once they are quantized.
 
-    Places are had in floats only; a target without them has the elements all the same.
+    A trial tells how many there are, and their shapes. Positions can be computed only from floats. A target without
+    them returns None for these, and the elements all the same.
     """
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
-        return x.moved(t, move, _shape(t, x, results))
+        return x.moved(t, move, _shape_of_elements(t, x, results))
     if "FP" not in t.spec.profiles:
         results = [r if r is None or r.dtype is x.dtype else None for r in results]
     return tuple(
-        [r if r is None else x.moved(t, partial(_taken, move, k), _shape(t, x, r)) for k, r in enumerate(results)]
+        [
+            r if r is None else x.moved(t, partial(_result_at, move, k), _shape_of_elements(t, x, r))
+            for k, r in enumerate(results)
+        ]
     )
 
 
-def _taken(move: Any, position: int, t: Tosa, v: Value) -> Value:
+def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
+    """One of several results of ``move``."""
     result: Value = move(t, v)[position]
     return result
 
 
-def _shape(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
+def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
+    """The shape of a result; Unsupported if it holds positions."""
     t.require(result.dtype is x.dtype, "it takes places of what nothing has quantized yet")
     return result.shape
 
 
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The same of uint8, which int8 is in the same order."""
+    """The rule on uint8: int8 that is 128 less has the same order."""
     results = lowering_of(overload)(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
     if isinstance(results, tuple):
         return tuple([Bytes(q) if q is not None and q.dtype is DType.INT8 else q for q in results])
@@ -165,20 +180,22 @@ def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
 
 
 def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]) -> Value:
+    """Tensors joined by ``join``: as integers if all have the same quantization, else as a lazy value."""
     first = tensors[0]
-    if isinstance(first, Scaled) and first.is_small and all(_in_step(v, first) for v in tensors):
+    if isinstance(first, Scaled) and first.is_small and all(_has_quantization_of(v, first) for v in tensors):
         parts = [v.q for v in tensors if isinstance(v, Scaled)]
         return Scaled(join(t, parts), first.scale, first.zero_point)
     return Joined(tensors, join, join(trial(), [Value(v.type) for v in tensors]).shape)
 
 
-def _in_step(value: Value, first: Scaled) -> bool:
+def _has_quantization_of(value: Value, first: Scaled) -> bool:
+    """Whether a value is quantized exactly as ``first`` is."""
     own = isinstance(value, Scaled) and (value.scale, value.zero_point, value.q.dtype)
     return own == (first.scale, first.zero_point, first.q.dtype)
 
 
 def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
-    """The result of the rule for floats, applied to integers in one quantization."""
+    """The rule for an operator of ``WRITES``: the rule for floats, on integers of all operands in one quantization."""
     places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
 
     def join(t: Tosa, parts: list[Value]) -> Value:
@@ -196,7 +213,7 @@ for overload in WRITES:
 
 @lowers(aten.constant_pad_nd.default, on=Lazy)
 def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']"""
+    """[*S] -> [*S']; ``value`` becomes an integer now if it is a whole number of steps, else when all is quantized"""
     function = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
         number = value / self.scale.factor + self.zero_point
@@ -225,6 +242,7 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
 
 
 def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
+    """All parts with leading axes of size 1 up to the largest rank."""
     rank = max(part.rank for part in parts)
     return [t.ranked(part, rank) for part in parts]
 
@@ -242,7 +260,7 @@ def masked_fill_tensor(t: Tosa, self: Lazy, mask: Value, value: Value) -> Value:
 
 
 def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:
-    """[*B,N,M] -> [*B,N,M]"""
+    """[*B,N,M] -> [*B,N,M]; zeros are chosen by a mask"""
     kept = lowering_of(overload)(t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal)
     return where(t, kept, self, t.like(0.0, self))
 

@@ -1,4 +1,4 @@
-"""Normalization in integers: sums of squares in 32 bits, and one 1 / sqrt a row by Newton's iterations."""
+"""Normalization in integers: sums of squares in 32 bits, and one 1 / sqrt for each row by Newton's iterations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ aten = torch.ops.aten
 
 
 def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Scaled:
-    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps), int32 of about 30 bits.
+    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps) if not ``centre``.
 
-    With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. Of the squares so many low
-    bits are rounded off that their sum has 31. Where eps is the larger part, ``below`` bits more, twice, are rounded
-    off of the squares for it to fit; the result is smaller by so many bits, which its scale takes back.
+    Int32, ~30 bits. With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. So many low
+    bits of the squares are rounded off (``lost``) that their sum has 31 bits. Where eps is the larger part of the sum,
+    ``below`` bits more, twice, are rounded off for it to fit. That makes the result smaller by so many bits, which its
+    scale undoes.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
@@ -125,7 +126,7 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Lazy:
-    """input [N,C,*S], the others [C] -> [N,C,*S]; by the statistics of training"""
+    """input [N,C,*S], the others [C] -> [N,C,*S]; with the running statistics of training, as x * k + s"""
     t.require(not training and running_mean is not None and running_var is not None, "it has the statistics of a batch")
     assert running_mean is not None and running_var is not None
     for value in (weight, bias, running_mean, running_var):

@@ -1,6 +1,6 @@
 """Convolutions and matrix products of integers: the rules for floats, on a builder that sums in int32 or int48.
 
-A sum stands for its product of scales, and waits for the quantize that makes it one RESCALE.
+The scale of such sums is the product of the operands' scales. The next quantize makes one RESCALE of it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ from .sums import Shifted, addend, aligned, times
 
 aten = torch.ops.aten
 WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
-"""What products of activations are summed in."""
+"""Type of the operands -> type in which TOSA sums their products."""
 
 
 class Accumulating(Tosa):
-    """The builder ``t``, with operands that have zero points, and sums of integers.
+    """A builder on which rules for floats make products of quantized integers.
 
-    ``left`` and ``right`` are the zero points of the operands of a product. Padding is the zero point of what is
-    padded: that of the right operand for ``weight``, and for all that is made of it.
+    It shares the operators of ``t``. It gives products the zero points of their operands, ``left`` and ``right``, and
+    sums in the integer type ``sums``. Padding has to be the zero point of the padded value: the right operand's for
+    ``weight`` and everything that is made of it, else the left one's.
     """
 
     unit: Scale = Scale(1.0)
-    """Steps of the sums in one of the results: a power of two, where sums of int48 have lost low bits."""
+    """How many steps of the sums one step of the result is.
+
+    A power of two where int48 loses low bits to become int32.
+    """
     terms: int | None = None
+    """How many products each sum of int48 has."""
 
     def __init__(
         self, t: Tosa, dtype: DType, left: int, right: int, weight: Value | None = None, bias: Value | None = None
@@ -50,23 +55,27 @@ class Accumulating(Tosa):
         self._of_weight = set() if weight is None else {weight}
 
     def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
+        """As in the base class, and notes what is made of the weight."""
         result = super().emit(cls, inputs, fold, **attributes)
         if inputs[0] in self._of_weight:
             self._of_weight.add(result)
         return result
 
     def zero(self, value: Value) -> Value:
+        """The left operand's zero point."""
         return self.constant(self._left, value.dtype)
 
     def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
+        """Both zero points."""
         return self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
+        """Padding by 0 becomes padding by the zero point."""
         zero_point = self._right if x in self._of_weight else self._left
         return super().pad(x, padding, zero_point if number == 0 else number)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Types are those of the rules below, which give a bias in the type of the sums."""
+        """Checks nothing: the bias has the type of the sums, as it should."""
 
     def _convolution(self, cls: type[Operator], x: Value, weight: Value, *settings: Any) -> Value:
         terms = math.prod(weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:])
@@ -77,9 +86,10 @@ class Accumulating(Tosa):
         return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """int48, which nothing but RESCALE takes, as int32 without the bits that do not fit.
+        """int48 as int32, without the low bits that do not fit; only RESCALE takes int48. int32 as it is.
 
-        RESCALE by another number than a power of two has 15 bits of it, which is too little for int16.
+        ``terms`` is the number of products in a sum. The RESCALE is by a power of two: any other multiplier has 15 bits
+        for int48, which is too little for int16 results.
         """
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
@@ -90,34 +100,43 @@ class Accumulating(Tosa):
         if self._bias is None:
             self.unit = Scale(_unit(products))
             return self._bounded(self._rescaled(sums, Scale(1 / self.unit.factor)), terms, left, right)
-        up, down = _unit_of(self._bias, products, 1), _unit_of(self._bias, products, -1)
+        up, down = _unit_with_bias(self._bias, products, 1), _unit_with_bias(self._bias, products, -1)
         self.unit = Scale(1.0, (up,))
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums, with the range of so many products and no bias."""
-        most = greatest(terms) * _farthest(left, self._left) * _farthest(right, self._right) / self.unit.factor
+        """The sums, with the range that ``terms`` products can have; none is known if there is a bias."""
+        most = (
+            greatest(terms)
+            * _largest_distance(left, self._left)
+            * _largest_distance(right, self._right)
+            / self.unit.factor
+        )
         sums.range = (-math.ceil(most), math.ceil(most)) if most < 1 << 31 and self._bias is None else None
         return sums
 
     def _rescaled(self, sums: Value, ratio: Scale) -> Value:
+        """int48 times ``ratio``, as int32."""
         return self.rescale(sums, *multipliers(self, ratio, 15), 0, 0, DType.INT32)
 
     def no_bias(self, x: Value) -> Value:
+        """A bias of 0 in the type of the sums."""
         return self.constant(0, self.sums)
 
     def accumulator(self, x: Value) -> DType:
+        """The type of the sums."""
         return self.sums
 
     def matmul(self, left: Value, right: Value) -> Value:
+        """The sums of products of two matrices [B,L,K] and [B,K,M]; the base class would sum in fp32."""
         sums = self.emit(tosa.MATMUL, (left, right, *self.zeros(left, right)), dtype=self.sums)
         return self._narrow_sums(sums, left.shape[2], left, right)
 
 
-def _summed(
+def _sums_and_scale(
     t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any
 ) -> tuple[Value, Scale]:
-    """The sums of the rule for floats, and what one step of them is."""
+    """The sums that the rule for floats makes on integers, and the scale of the sums."""
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
     steps = bias_in_steps(t, bias, scale, sums)
@@ -128,29 +147,29 @@ def _summed(
 
 
 def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
-    """Whether a constant weight can be of int4, which has no zero points, in a product with ``x``."""
+    """Whether the constant ``weight`` may be stored as int4 for a product with ``x``; int4 has no zero point."""
     possible = "int4" in t.spec.extensions and x.q.dtype is DType.INT8 and weight.constant is not None
     return possible and weight.zero_point == 0 and inside(range_of(weight.q), INT4)
 
 
 def _bits(value: Value) -> int:
-    """How many bits its integers have, beside the sign; the least one counts as the greatest."""
+    """The bits that the integers of ``value`` have beside the sign; the least of a type counts as the greatest."""
     low, high = range_of(value)
     return (max(-low, high, 1) - 1).bit_length()
 
 
-def _farthest(value: Value, zero_point: int) -> int:
-    """The largest distance of its integers from the zero point."""
+def _largest_distance(value: Value, zero_point: int) -> int:
+    """The largest distance of an integer of ``value`` from the zero point."""
     return max(abs(end - zero_point) for end in range_of(value))
 
 
 def _unit(largest: float) -> float:
-    """The least power of two in steps of which sums of int48 up to ``largest`` are below 2**30."""
+    """The least power of two in whose steps numbers up to ``largest`` are below 2**30."""
     return 2.0 ** max(0, math.ceil(math.log2(largest)) - 29)
 
 
-def _unit_of(bias: Value, products: float, sign: int) -> Value:
-    """That unit, or 1 / it, for sums of products and a bias, fp32 [1]; the bias is read when the file is written."""
+def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
+    """As ``_unit``, to the power of ``sign``, for sums with a bias, fp32 [1]; computed when the file is written."""
 
     def load() -> Array:
         largest = products + float(np.abs(materialize(bias)).max())
@@ -160,7 +179,10 @@ def _unit_of(bias: Value, products: float, sign: int) -> Value:
 
 
 def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Value | None:
-    """A constant bias [O], quantized or not, in steps of ``scale``; computed when the file is written."""
+    """A constant bias [O], quantized or not, in steps of ``scale`` and of the type ``sums``.
+
+    Computed when the file is written.
+    """
     if bias is None:
         return None
     t.require(bias.constant is not None, "its bias is computed at run time")
@@ -178,39 +200,39 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
 
 
 def deferred(type: Type, load: Callable[[], Array], most: int) -> Value:
-    """An integer constant that is computed when the file is written, from ``-most`` to ``most``."""
+    """An integer constant between -most and most that ``load`` computes when the file is written."""
     made = Value(type, Deferred(load))
     made.range = (-most, most)
     return made
 
 
 def real_elements(value: Value) -> Array:
-    """The elements of a constant [O], or of one with a single scale, float64."""
+    """The real numbers of a constant [O], quantized or not, as float64. This reads the constant."""
     if not isinstance(value, Scaled):
         return materialize(value).astype(np.float64)
     return (materialize(value.q).astype(np.float64) - value.zero_point) * value.scale.elements()
 
 
 def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """A quantized weight whose channels, if it has scales for them, lie on ``axis``."""
+    """``weight`` as a quantized value; Unsupported if it has scales of channels along another axis than ``axis``."""
     found = operand(t, weight, "its weight")
     t.require(found.axis in (None, axis), f"its weight has scales along axis {found.axis}, not {axis}")
     return found
 
 
 def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """The same for a convolution, of which TOSA has no weights of int16."""
+    """As ``_weight``, for convolutions: TOSA has no int16 weights there."""
     found = _weight(t, weight, axis)
     t.require(found.q.dtype is DType.INT8, f"TOSA convolves by weights of int8 and int4 only, not {found.q.dtype}")
     return found
 
 
 INT4 = (-7, 7)
-"""Integers of int4 (specification: Supported Number Formats), of which -8 is none."""
+"""The integers of int4, to which -8 does not belong (specification: Supported Number Formats)."""
 
 
 def _as_int4(t: Tosa, weight: Value) -> Value:
-    """A constant of int8 that takes half a byte each in the file."""
+    """A constant of int8 as int4, which takes half a byte for each element in the file."""
 
     def load() -> Array:
         elements = materialize(weight)
@@ -223,32 +245,34 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
 
 
 def _convolution(t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any) -> Lazy:
-    """A bias that is computed at run time is added to the sums."""
+    """A convolution of quantized values. A constant bias is part of the sums; another one is added to them."""
     folded = bias if bias is None or bias.constant is not None else None
-    y, scale = _summed(t, overload, x, weight, folded, *settings)
+    y, scale = _sums_and_scale(t, overload, x, weight, folded, *settings)
     axis = y.rank - (weight.rank - 1)
-    return _plus(t, Scaled(y, scale, axis=axis), None if folded is bias else bias, axis)
+    return _with_bias(t, Scaled(y, scale, axis=axis), None if folded is bias else bias, axis)
 
 
-def _plus(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
-    """y + bias [O], whose elements belong to the indices of ``axis``"""
+def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
+    """y + bias [O], the bias along ``axis``."""
     if bias is None:
         return y
     t.require(y.axis is None, "its bias is no part of the sums, because the weight has a scale for each channel")
     shape = (*bias.shape, *(1,) * (y.rank - 1 - axis))
     if bias.constant is not None:
-        load = partial(_as_floats, bias, shape)
+        load = partial(_real_elements_fp32, bias, shape)
         return Shifted(y, Value(Type(shape, DType.FP32), Deferred(load)), y.shape)
     (sums, steps), step = aligned(t, [addend(t, y), addend(t, bias)])
     return Scaled(t.add(sums, t.reshape(steps, shape)), Scale(step))
 
 
-def _as_floats(value: Value, shape: Shape) -> Array:
+def _real_elements_fp32(value: Value, shape: Shape) -> Array:
+    """The real numbers of a constant, fp32, in ``shape``."""
     elements: Array = real_elements(value).astype(np.float32).reshape(shape)
     return elements
 
 
-def _convolves(*overloads: Any) -> None:
+def _register_convolutions(*overloads: Any) -> None:
+    """Register the rules of convolutions."""
     for overload in overloads:
 
         def convolved(
@@ -260,13 +284,14 @@ def _convolves(*overloads: Any) -> None:
         lowers(overload, on=Lazy)(convolved)
 
 
-_convolves(
+_register_convolutions(
     aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default,
     aten.conv3d.padding,
 )  # fmt: skip
 
 
-def _multiplies(*overloads: Any) -> None:
+def _register_products(*overloads: Any) -> None:
+    """Register the rules of matrix products."""
     for overload in overloads:
 
         def multiplied(t: Tosa, self: Value, other: Value, of: Any = overload) -> Lazy:
@@ -277,7 +302,7 @@ def _multiplies(*overloads: Any) -> None:
 
 
 def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
-    """The sums of products of two matrices."""
+    """A product of two quantized matrices, as lazy sums. ``overload`` is the ATen operator."""
     t.require(left.axis is None, f"the left matrix has scales along axis {left.axis}")
     columns = right.rank - 1
     t.require(right.axis in (None, columns), f"the right matrix has scales along axis {right.axis}, not {columns}")
@@ -289,16 +314,17 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
 
 
 def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
-    """int8 beside int16 as int16, without zero point."""
+    """x as int16 without zero point if it is int8 beside an int16 operand: a MATMUL takes one type."""
     if x.q.dtype is other.q.dtype or x.q.dtype is DType.INT16 or x.axis is not None:
         return x
     return Scaled(rescale(t, x, x.scale.factor, 0, DType.INT16), x.scale)
 
 
-_multiplies(aten.matmul.default, aten.mm.default, aten.bmm.default)
+_register_products(aten.matmul.default, aten.mm.default, aten.bmm.default)
 
 
-def _spreads(*overloads: Any) -> None:
+def _register_transposed(*overloads: Any) -> None:
+    """Register the rules of transposed convolutions."""
     for overload in overloads:
 
         def spread(
@@ -306,20 +332,20 @@ def _spreads(*overloads: Any) -> None:
         ) -> Lazy:
             """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
             x, w = operand(t, input, "its input"), _kernel(t, weight, 1)
-            every = Scaled(w.q, _of_groups(t, w.scale, settings[3]), w.zero_point, w.axis)
+            every = Scaled(w.q, _scale_of_groups(t, w.scale, settings[3]), w.zero_point, w.axis)
             return _convolution(t, of, x, every, bias, *settings)
 
         lowers(overload, on=Lazy)(spread)
 
 
-def _of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
-    """The scale of every channel, where each group has the same ones."""
+def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
+    """The scale of all output channels, from that of one group: every group has the same ones."""
     if scale.channels == 1:
         return scale
     return Scale(scale.factor, tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]))
 
 
-_spreads(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+_register_transposed(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 
 
 @lowers(aten.baddbmm.default, on=Lazy)
@@ -329,6 +355,7 @@ def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alp
     y = times(t, product(t, aten.bmm.default, left, right), alpha)
     if beta == 0:
         return y
+    # both in one scale
     (sums, added), step = aligned(t, [addend(t, y), addend(t, times(t, self, beta))])
     return Scaled(t.add(sums, added), Scale(step))
 
@@ -347,9 +374,10 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
     x, w = operand(t, input, "its input"), _weight(t, weight, 0)
+    # whether the sums can have a bias: those of a CONV2D or of int8
     in_sums = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
     folded = bias if in_sums and (bias is None or bias.constant is not None) else None
-    if w.constant is None:  # a MATMUL, whose operands have one type
+    if w.constant is None:  # it becomes a MATMUL, whose operands need one type
         x, w = _widened(t, x, w), _widened(t, w, x)
-    y, scale = _summed(t, aten.linear.default, x, w, folded)
-    return _plus(t, Scaled(y, scale, axis=y.rank - 1), None if folded is bias else bias, y.rank - 1)
+    y, scale = _sums_and_scale(t, aten.linear.default, x, w, folded)
+    return _with_bias(t, Scaled(y, scale, axis=y.rank - 1), None if folded is bias else bias, y.rank - 1)

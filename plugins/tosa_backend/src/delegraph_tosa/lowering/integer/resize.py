@@ -1,7 +1,7 @@
 """Interpolation of quantized images.
 
-RESIZE gives sums of 32 bits, which are weighted with whole numbers. What it cannot express are sums that are weighted
-in fixed point, one axis after the other.
+RESIZE weights integers with whole numbers, and gives sums of 32 bits. Where it cannot express the interpolation, sums
+are weighted in fixed point, one axis after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ aten = torch.ops.aten
 
 
 class Resizing(Tosa):
-    """The builder ``t``, for one RESIZE of integers; ``weight`` is the sum of its weights."""
+    """A builder for one RESIZE of integers. ``weight`` is the sum of its weights, by which the result is too large.
+
+    It raises Unsupported when a rule computes weighted sums, the other way of ``resize``.
+    """
 
     weight = 1
 
@@ -34,6 +37,7 @@ class Resizing(Tosa):
         self.__dict__.update(t.__dict__)
 
     def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
+        """RESIZE, with int48 sums brought to int32."""
         self.weight = scale[0] * scale[2]
         y = super().resize(x, scale, offset, border, mode)
         if y.dtype is not DType.INT48:
@@ -42,16 +46,18 @@ class Resizing(Tosa):
         return self.rescale(y, *multipliers(self, Scale(1.0), 15), 0, 0, DType.INT32)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
+        """Raise Unsupported: the rule has left RESIZE for weighted sums."""
         self.require(False, "its sizes are no fractions that RESIZE can express")
         return super().mul(left, right, shift)
 
     def matmul(self, left: Value, right: Value) -> Value:
+        """Raise Unsupported: the rule has left RESIZE for weighted sums."""
         self.require(False, "its sizes are no fractions that RESIZE can express")
         return super().matmul(left, right)
 
 
 class Weighing(Tosa):
-    """The builder ``t``, for weighted sums of int32, which has some bits of room."""
+    """A builder for sums of int32 that are weighted by fp32 constants; these become integers."""
 
     weighs_integers = True
 
@@ -59,6 +65,7 @@ class Weighing(Tosa):
         self.__dict__.update(t.__dict__)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
+        """left * right, the constant ``right`` in fixed point."""
         weights = np.rint(materialize(right) * 2.0**WEIGHT).astype(np.int64)
         return super().mul(left, literal(weights, DType.INT32, np.int32), shift=WEIGHT)
 
@@ -66,11 +73,11 @@ class Weighing(Tosa):
 WEIGHT = 28
 """Bits of a weight behind the point."""
 ROOM = 4
-"""Bits by which a sum of cubic weights over three axes may be larger than what is weighted."""
+"""How many bits larger a sum of cubic weights over three axes may be than its largest element."""
 
 
-def _weighted(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
-    """[N,C,*S] -> [N,C,*S']"""
+def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
+    """[N,C,*S] -> [N,C,*S'], by weighted sums of int32"""
     x = operand(t, self, "its input")
     step = x.scale.factor / 2.0 ** (BITS - ROOM - x.size.bit_length())
     y: Value = lowering_of(overload)(Weighing(t), centred(t, x, step), *settings)
@@ -78,27 +85,28 @@ def _weighted(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     return Scaled(y, Scale(step))
 
 
-def _resized(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
-    """[N,C,H,W] -> [N,C,H',W']"""
+def _by_resize(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
+    """[N,C,H,W] -> [N,C,H',W'], by RESIZE where it can express that"""
     x, made = operand(t, self, "its input"), len(t.operators)
     inside = Resizing(t)
     try:
         y: Value = lowering_of(overload)(inside, x.q, *settings)
     except Unsupported:
         del t.operators[made:]
-        return _weighted(overload, t, x, *settings)
+        return _by_weighted_sums(overload, t, x, *settings)
     if y.dtype is x.q.dtype:
         return Scaled(y, x.scale, x.zero_point)
+    # the zero point has been weighted, too
     centre = t.sub(y, x.zero_point * inside.weight) if x.zero_point else y
     return Scaled(centre, x.scale.over(inside.weight))
 
 
 for overload in (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec):
-    lowers(overload, on=Lazy)(partial(_resized, overload))
+    lowers(overload, on=Lazy)(partial(_by_resize, overload))
 
 for packet in (
     aten.upsample_linear1d, aten.upsample_trilinear3d, aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa,
     aten._upsample_bicubic2d_aa,
 ):  # fmt: skip
     for overload in (packet.default, packet.vec):
-        lowers(overload, on=Lazy)(partial(_weighted, overload))
+        lowers(overload, on=Lazy)(partial(_by_weighted_sums, overload))

@@ -1,4 +1,4 @@
-"""Values that are added where indices point, and numbers that are written there: the rules for floats, on int32."""
+"""Adding and writing at indices, of quantized values: the rules for floats, on int32."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from .sums import addend, aligned, centred, times
 aten = torch.ops.aten
 
 
-def _summed(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
-    """Operands in one scale, in which all that is added to one place, ``count`` values at most, fits into 32 bits."""
+def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
+    """The rule for floats, with all operands in one scale, in which the sum at any position fits into 32 bits.
+
+    ``count`` is the most values that are added at one position.
+    """
     places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
     quantized = {k: addend(t, arguments[k]) for k in places if isinstance(arguments[k], Lazy)}
     most = (count + 1) * max(reach(t, arguments[k], -math.inf) for k in places)
@@ -39,7 +42,7 @@ def _summed(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
 def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Lazy:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
     count = index.shape[dim] if index.rank else 1
-    return _summed(aten.scatter_add.default, t, self, dim, index, src, count=count)
+    return _added_at_indices(aten.scatter_add.default, t, self, dim, index, src, count=count)
 
 
 @lowers(aten.index_add.default, on=Lazy)
@@ -47,26 +50,29 @@ def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     offered = times(t, source, alpha) if isinstance(source, Lazy) and alpha != 1 else source
     t.require(offered is not source or alpha == 1, "its constant source has a factor")
-    return _summed(aten.index_add.default, t, self, dim, index, offered, 1, count=math.prod(index.shape))
+    return _added_at_indices(aten.index_add.default, t, self, dim, index, offered, 1, count=math.prod(index.shape))
 
 
-def _put(overload: Any, t: Tosa, self: Value, indices: Any, values: Value, accumulate: bool) -> Value:
-    """self [*S], several [*I] that broadcast, values [*A,*I,*B] -> [*S]"""
+def _put_at_indices(overload: Any, t: Tosa, self: Value, indices: Any, values: Value, accumulate: bool) -> Value:
+    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]"""
     if not accumulate:
         return written(overload, t, self, indices, values, accumulate)
     count = math.prod(np.broadcast_shapes(*[index.shape for index in indices if index is not None]))
-    return _summed(overload, t, self, indices, values, accumulate, count=count)
+    return _added_at_indices(overload, t, self, indices, values, accumulate, count=count)
 
 
 for overload in PUTS:
-    lowers(overload, on=Lazy)(partial(_put, overload))
+    lowers(overload, on=Lazy)(partial(_put_at_indices, overload))
 
 
-def _filled(overload: Any, t: Tosa, self: Lazy, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index -> [*A,K,*B]: what the rule makes of truth values says where the number stands"""
+def _filled_at_indices(overload: Any, t: Tosa, self: Lazy, dim: int, index: Value, value: float) -> Value:
+    """self [*A,K,*B], index -> [*A,K,*B] with ``value`` at the index
+
+    The rule for floats, applied to truth values, tells where that is; the number is chosen there.
+    """
     named = lowering_of(overload)(t, t.constant(False, DType.BOOL, self.shape), dim, index, True)
     return where(t, named, value, self)
 
 
 for overload in (aten.scatter.value, aten.index_fill.int_Scalar):
-    lowers(overload, on=Lazy)(partial(_filled, overload))
+    lowers(overload, on=Lazy)(partial(_filled_at_indices, overload))

@@ -1,6 +1,6 @@
-"""Softmax in integers: exp by tables, the sum in 32 bits, and one division a row by Newton's iterations.
+"""Softmax in integers: exp by tables, the sum in 32 bits, and one division for each row by Newton's iterations.
 
-No part of it is quantized to 8 bits, so what it loses does not show in 8 bits.
+Nothing in between is quantized to 8 bits, so that its errors do not show in a result of 8 bits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
 MARGIN = 32.0
-"""Distance of hidden elements from the least of the others: their exp is 1e-14."""
+"""How far below the least of the others hidden elements are put: their exp is then 1e-14."""
 _UNKNOWN = "nothing quantizes its operand before"
 
 
 class Softmax(Lazy):
-    """The softmax of ``of`` along ``axis``; its exponentials have as many bits as the result needs."""
+    """The softmax of ``of`` along ``axis``. Its exponentials get as many bits as the result's type needs."""
 
     __slots__ = ("axis", "of")
 
@@ -39,6 +39,7 @@ class Softmax(Lazy):
         self.of, self.axis = of, axis_of(dim, of.rank)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """exp of each element, times the reciprocal of their sum."""
         e = exponentials(t, logits(t, self.of), self.axis, 15 if to.dtype is DType.INT8 else 23)
         inverse = reciprocal(t, t.reduce_sum(e, self.axis))
         shares = t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31)
@@ -53,17 +54,18 @@ class Softmax(Lazy):
 
 
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]; raises Unsupported here for what ``integer`` could not compute"""
+    """x [*S] -> [*S], as a lazy value; raises Unsupported now for what its ``integer`` could not compute later"""
     found = Softmax(x, dim)
     t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)
-    _room(t, x, found.axis)
+    _bits_in_sum(t, x, found.axis)
     return found
 
 
 def logits(t: Tosa, x: Lazy) -> Scaled:
-    """What a softmax is taken of; hidden elements are as far below the others as int32 lets them be.
+    """The operand of a softmax as integers. Hidden elements are as far below the others as int32 lets them be.
 
-    Where an addition hides all of a row they are equal, as those are to which the lowest number of fp32 was added.
+    In a row where a mask that is added hides everything, all elements are equal then, as with the lowest number of
+    fp32.
     """
     most = x.reach(t, HIDES)
     t.require(most < math.inf, _UNKNOWN)
@@ -74,28 +76,28 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
 
 
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
-    """exp(x - the largest x along ``axis``), int32 in some scale, of which a sum along the axis is below 2**30"""
-    bits, distance = min(_room(t, x, axis), bits), _distance(t, x, axis)
+    """exp(x - the largest x along ``axis``), int32 in some scale; their sum along the axis is below 2**30"""
+    bits, distance = min(_bits_in_sum(t, x, axis), bits), _distance_from_largest(t, x, axis)
     if x.q.dtype is DType.INT8:
         return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, bits))
     return exp_of(t, Scaled(distance, x.scale), bits)
 
 
-def _room(t: Tosa, x: Value, axis: int) -> int:
-    """How many bits each element may have, so that their sum has 30."""
+def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
+    """How many bits each exponential may have, so that the sum along ``axis`` has 30."""
     count = greatest(x.shape[axis])
     room = 30 - math.ceil(math.log2(count))
     t.require(room >= 15, f"a softmax over up to {count} elements has too large a sum")
     return room
 
 
-def _distance(t: Tosa, x: Scaled, axis: int) -> Value:
+def _distance_from_largest(t: Tosa, x: Scaled, axis: int) -> Value:
     """x minus the largest x along ``axis``, int32"""
     return t.sub(t.cast(x.q, DType.INT32), t.cast(t.reduce_max(x.q, axis), DType.INT32))
 
 
 def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]"""
+    """x [*S] -> [*S]; the distance from the largest element, minus the logarithm of the sum of exponentials"""
     distance, total = _logarithm_of_sum(t, logits(t, x), axis_of(dim, x.rank))
     (left, right), step = aligned(t, [distance, total])
     return Scaled(t.sub(left, right), Scale(step))
@@ -103,7 +105,7 @@ def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
 
 def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
     """d = x minus the largest x along ``axis``, and the logarithm of the sum of exp(d)."""
-    distance, bits = Scaled(_distance(t, x, axis), x.scale), min(_room(t, x, axis), 23)
+    distance, bits = Scaled(_distance_from_largest(t, x, axis), x.scale), min(_bits_in_sum(t, x, axis), 23)
     total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
     total.q.range = (-1, math.ceil(math.log2(greatest(x.shape[axis])) + 1) << LOG_FRACTION)
     return distance, total

@@ -1,4 +1,4 @@
-"""Running sums, variances, deviations and norms of quantized values: sums of squares in 32 bits."""
+"""Running sums, variances, deviations and norms of quantized values, by sums of squares in 32 bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Dims = Sequence[int] | int | None
 
 @lowers(aten.cumsum.default, on=Lazy)
 def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
-    """[*A,N,*B] -> [*A,N,*B]"""
+    """[*A,N,*B] -> [*A,N,*B]; in steps so large that the last sum fits into 32 bits"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
@@ -41,7 +41,7 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
 
 
 def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Scaled:
-    """c int32 [*S] -> the sum of its squares over ``axes``, which has 30 bits"""
+    """The sum of the squares of c int32 [*S] over ``axes``, which has 30 bits; low bits of the squares may be lost"""
     count = math.prod([c.shape[axis] for axis in axes])
     most = max(abs(end) for end in range_of(c)) ** 2
     lost = lost_in_sum(t, most, count, 30)
@@ -52,7 +52,7 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
 
 
 def root(t: Tosa, x: Scaled) -> Scaled:
-    """The square root of x int32 >= 0, below 2**31: n * mantissa / 2**44.5, with 13.5 bits behind the point"""
+    """The square root of x int32 >= 0, below 2**31, as n * mantissa / 2**44.5 with 13.5 bits behind the point."""
     inverse = inverse_root(t, t.maximum(x.q, 1))
     y = t.mul(t.left_shift(x.q, inverse.shift), inverse.mantissa, shift=31)
     y.range = 0, 1 << FRACTION
@@ -60,7 +60,10 @@ def root(t: Tosa, x: Scaled) -> Scaled:
 
 
 def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) -> Scaled:
-    """With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) * variance."""
+    """The variance of x over ``dims``.
+
+    With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) * variance.
+    """
     axes = axes_of(dims, x.rank)
     n = math.prod([x.shape[a] for a in axes])
     t.require(not is_dynamic(n), "of how many elements it is the variance is known at run time only")
@@ -77,15 +80,18 @@ def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) 
 def _moments(
     t: Tosa, self: Lazy, dims: Dims, correction: float | None, keepdim: bool, rooted: bool
 ) -> tuple[Lazy, Lazy]:
-    """The variance, or its root, and the mean."""
+    """The variance of a value, or its root if ``rooted``, and the mean."""
     x = operand(t, self, "its input")
     spread = _variance(t, x, dims, 1 if correction is None else correction, keepdim)
     total, count = summed(t, x, None if dims is None else [dims] if isinstance(dims, int) else dims, keepdim)
     return root(t, spread) if rooted else spread, Scaled(total.q, total.scale.over(count))
 
 
-def _registers(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]) -> None:
-    """Rules of the three overloads that each of these operators has."""
+def _register_overloads(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]) -> None:
+    """Register rules for the three overloads of an operator.
+
+    ``pick`` says which of (variance or root, mean) it returns.
+    """
     packet = getattr(aten, name)
 
     def corrected(t: Tosa, self: Lazy, dim: Dims, correction: float | None, keepdim: bool) -> Any:
@@ -106,8 +112,8 @@ def _registers(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]
 
 
 for name in ("var", "std"):
-    _registers(name, name == "std", lambda both: both[0])
-    _registers(f"{name}_mean", name == "std", lambda both: both)
+    _register_overloads(name, name == "std", lambda both: both[0])
+    _register_overloads(f"{name}_mean", name == "std", lambda both: both)
 
 
 @lowers(aten.linalg_vector_norm.default, on=Lazy)

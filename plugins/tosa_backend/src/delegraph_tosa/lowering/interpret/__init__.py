@@ -1,1 +1,4 @@
-"""Walks a program of torch: binds each call to its rule and applies it, on real values or on a trial."""
+"""The walk over a torch program.
+
+It binds each call to its rule and applies it, for real or as a trial (the dry run).
+"""

@@ -1,4 +1,4 @@
-"""The support check: rules applied to what is known of values before the program runs, and to nothing else."""
+"""The support check: the same rules, applied to facts (what is known before the program runs) in place of values."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from .templates import ABSENT
 
 
 class Fact(NamedTuple):
-    """What a rule may know of a value before the program runs. With equal facts it does the same."""
+    """All that a rule may know of a value before the program runs; with equal facts a rule does the same."""
 
     type: Type
     constant: bool
     range: Range | None
     number: float | None = None
-    """The number in a constant of a single float."""
+    """The element of a constant that is a single float."""
 
     @staticmethod
     def of(value: Value) -> Fact:
-        """What is known of ``value``; floats have a range only where they were made to (``saturation``)."""
+        """What is known of ``value``. Floats have a range only if something limited them (``saturation``)."""
         range = None if value.dtype is DType.BOOL else range_of(value) if value.dtype in INTEGERS else value.range
         return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
-        """A value of which no more is known."""
+        """A value of which exactly this is known, to call a rule with."""
         known = None if self.number is None else Literal(np.full(self.type.shape, self.number, np.float32))
         made = Value(self.type, known or (ABSENT if self.constant else None))
         made.range = self.range
         return made
 
     def why_not_result(self, spec: TosaSpec) -> str | None:
-        """Why the value cannot leave a delegate; None if it can.
+        """Why a delegate cannot return the value; None if it can.
 
-        An int64 leaves as int32 and is cast outside, unless the target has int64.
+        Where the target has no int64, the delegate returns int32, and the core casts it outside.
         """
         if self.type.dtype is not DType.INT64 or self.range is None or spec.has_int64:
             return spec.why_not_tensor(self.type)
@@ -63,16 +63,18 @@ class Fact(NamedTuple):
 
 
 def _why_not_32_bits(range: Range) -> str | None:
+    """The reason against an int64 that may be out of int32's range; None if it fits."""
     if inside(range, INT32):
         return None
     return f"an int64 that may be from {range[0]} to {range[1]}, which 32 bits do not hold"
 
 
 Constants = Callable[[Node], Fact | None]
+"""The fact of a constant placeholder; None for other nodes."""
 
 
 def facts_of_constants(program: ExportedProgram) -> Constants:
-    """The fact of a constant placeholder, None for other nodes. Elements of ``READ`` types are read, once."""
+    """A function from a constant placeholder to its fact; each is made once, and reads elements of ``READ`` types."""
     constant, specs = constant_placeholders(program), dict(placeholders(program))
     facts: dict[Node, Fact] = {}
 
@@ -89,7 +91,10 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
 
 
 def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
-    """What is known of a constant. Of floats only a single number is read: a limit, a factor, a mask's."""
+    """What is known of a constant.
+
+    A single float is read, because it often is a limit, a factor or the fill value of a mask. Other floats are not.
+    """
     is_number = type.dtype is DType.FP32 and set(type.shape) <= {1}
     if not (is_number or type.dtype in READ) or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
         return Fact(type, True, None)
@@ -99,10 +104,11 @@ def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
 
 
 class DryRun(Interpreter):
-    """Lowers on facts only. What was lowered once, with the same facts and arguments, is not lowered again.
+    """Applies rules to facts.
 
-    ``arriving`` tells what is known of an int64 value that is computed elsewhere and crosses the border as int32;
-    without it the uses tell.
+    What a rule did is kept in ``memo``: with the same facts and arguments it is not asked again. ``arriving`` gives the
+    range of an int64 that is computed outside and crosses the border as int32; if it is None, the range is what the
+    uses of the value prove. ``nodes`` are those to lower.
     """
 
     def __init__(
@@ -117,7 +123,7 @@ class DryRun(Interpreter):
         self.arriving, self.memo = arriving or self.bounds.get, memo
 
     def input(self, node: Node) -> Value:
-        """As in a lowering; an int64 value arrives as an int32 that may be anything, if it is known to fit."""
+        """As in a lowering. An int64 that is known to fit into 32 bits arrives as int32, and may be any of these."""
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64 or self.t.has_int64:
             return super().input(node)
@@ -129,6 +135,7 @@ class DryRun(Interpreter):
         return Fact(arrives, False, INT32).value()
 
     def run(self, node: Node) -> Result | float:
+        """Apply the rule of ``node`` to the facts of its operands; Unsupported says why it cannot be lowered."""
         if is_unpacking(node) or is_size(node):
             return super().run(node)
         if node.target in CONTROL:
@@ -146,14 +153,19 @@ class DryRun(Interpreter):
             kept = self._attempt(node, arguments)
             if not isinstance(kept, Lazy):
                 self.memo[key] = kept
+        # a refusal is kept as its text
         if isinstance(kept, str):
             raise refused(kept)
-        result: Result = _revive(kept)
+        result: Result = _results_of(kept)
         self.values[node] = self.bounded(node, result)
         return result
 
     def _run_control(self, node: Node) -> Result:
-        """Not remembered as a whole: what the calls in its subgraphs come to is."""
+        """Lower a branch or a loop.
+
+        It is not kept in ``memo`` as a whole: it depends on all nodes of its subgraphs, whose calls are kept one by
+        one.
+        """
         try:
             made = apply_control(self, node)
             result = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in made])
@@ -168,7 +180,10 @@ class DryRun(Interpreter):
             raise refused(within(str(node.target), refusal.message)) from refusal
 
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """Not kept: lazy values know which integers they come from, and that is more than facts say."""
+        """Apply a rule to lazy operands.
+
+        It is not kept in ``memo``: a lazy value knows the integers that it comes from, which facts do not say.
+        """
         try:
             call = apply_lazy if any_lazy(arguments) else apply
             result = self.values[node] = call(self.t, rule, node, arguments)
@@ -177,15 +192,16 @@ class DryRun(Interpreter):
         return result
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
-        """The refusal, or the facts of the results."""
+        """What to keep of a call: the reason of its refusal, or the facts of its results."""
         try:
-            return _summarize(self.templates.outline(self.t, rule_of(node), node, arguments))
+            return _facts_of(self.templates.outline(self.t, rule_of(node), node, arguments))
         except Unsupported as refusal:
             return refusal.message
         finally:
             self.t.operators.clear()
 
     def why_not(self, node: Node) -> str | None:
+        """The reason why ``node`` cannot be lowered; None if it can."""
         try:
             self.run(node)
         except Unsupported as refusal:
@@ -194,14 +210,17 @@ class DryRun(Interpreter):
 
 
 def _constant(node: Node, fact: Fact | None) -> Value | None:
-    """A constant of which no more than ``fact`` is known."""
+    """A constant of which only ``fact`` is known."""
     if fact is None:
         return None
     return Bytes(fact.value()) if is_bytes(node.meta["val"]) else fact.value()
 
 
 def _key(argument: Any) -> Hashable:
-    """What a rule may see of an argument. Python compares 1, 1.0 and True equal, rules do not."""
+    """What a rule may see of an argument, as a key of ``memo``.
+
+    Python takes 1, 1.0 and True for equal, rules do not.
+    """
     if isinstance(argument, Value):
         return Fact.of(argument)
     if isinstance(argument, (list, tuple)):
@@ -209,15 +228,17 @@ def _key(argument: Any) -> Hashable:
     return type(argument), argument
 
 
-def _summarize(result: Result) -> Any:
+def _facts_of(result: Result) -> Any:
+    """The facts of a rule's results, in the same structure; a tuple becomes a list."""
     if isinstance(result, tuple):
-        return [_summarize(value) for value in result]
+        return [_facts_of(value) for value in result]
     return result if result is None or isinstance(result, Lazy) else Fact.of(result)
 
 
-def _revive(kept: Any) -> Any:
+def _results_of(kept: Any) -> Any:
+    """The reverse of ``_facts_of``: results of which only the facts are known."""
     if isinstance(kept, list):
-        return tuple([_revive(one) for one in kept])
+        return tuple([_results_of(one) for one in kept])
     if isinstance(kept, Lazy):
         return kept
     return None if kept is None else kept.value()

@@ -1,4 +1,4 @@
-"""A whole program: placeholders become inputs and constants, rules are applied in graph order, results get names."""
+"""The lowering of a whole program: placeholders become inputs and constants, and each call is lowered by its rule."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ R = TypeVar("R", bound=Result | int)
 
 
 class Origin(NamedTuple):
-    """Where an operator of the graph comes from: the node, its debug handle, its module, and the user's line."""
+    """Where an operator of the graph comes from: node, debug handle, module, and the line that the user wrote."""
 
     node: str
     operator: str
@@ -56,13 +56,14 @@ class Origin(NamedTuple):
 
     @staticmethod
     def of(node: Node) -> Origin:
-        """What the metadata of ``node`` tells."""
+        """The origin that the metadata of ``node`` tells."""
         modules = node.meta.get("nn_module_stack") or {"": ("", None)}
         path = next(reversed(modules.values()))[0]
         return Origin(node.name, str(node.target), node.meta.get("debug_handle"), path, source_of(node))
 
     def __hash__(self) -> int:
-        return hash(self.node)  # all fields would take five times as long
+        # hashing all fields would take five times as long
+        return hash(self.node)
 
     def __str__(self) -> str:
         """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
@@ -71,11 +72,12 @@ class Origin(NamedTuple):
 
 
 class Interpreter:
-    """The values of a program's nodes, as far as they are known.
+    """Maps the nodes of a program to values, and lowers its calls one by one.
 
-    A node that nobody lowered is an input: its value arrives at run time with the type that torch gives it.
-    ``constant`` makes the value of a constant placeholder, or None for other nodes; that of a subgraph may be a size.
-    ``nodes`` are those to lower; ``bounds`` says in which ranges integers lie because of what these use them for.
+    An operand that was not lowered here is an input: it arrives at run time with the type that torch recorded.
+    ``constant`` makes the value of a constant placeholder, and returns None for other nodes; for a placeholder of a
+    subgraph it may return a size. ``nodes`` are the calls to lower. ``bounds`` are ranges of integers that the uses of
+    a node prove (``bounds_of``).
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Interpreter:
         self.templates = templates_for(t.spec)
 
     def value_of(self, node: Node) -> Value:
-        """The value that ``node`` stands for as an operand."""
+        """The value that ``node`` stands for as an operand; Unsupported if it has none."""
         found = self.values.get(node)
         if found is None:
             found = self.values[node] = self._first_use(node)
@@ -103,7 +105,8 @@ class Interpreter:
         return found  # type: ignore[return-value]
 
     def _first_use(self, node: Node) -> Value | int:
-        producer, index = self._unpacked(node)
+        """The value of a node that nothing has lowered yet: one of several results, a constant, or an input."""
+        producer, index = self._unpacked_call(node)
         several = self.values.get(producer)
         if several is None:
             known = self.constant(node)
@@ -113,25 +116,32 @@ class Interpreter:
             raise refused(f"result {index} of {producer.target} is not lowered")
         return self.bounded(node, found)
 
-    def _unpacked(self, node: Node) -> tuple[Any, Any]:
-        """The call that ``node`` takes one of several results of, and which; (None, None) if it is no such node."""
+    def _unpacked_call(self, node: Node) -> tuple[Any, Any]:
+        """For a node that picks one of several results: the call that returned them, and which one.
+
+        Else (None, None).
+        """
         return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
 
     def bounded(self, node: Node, result: R) -> R:
-        """What ``node`` stands for, in the range that its uses prove."""
+        """``result`` of ``node``, its range narrowed by what the uses of ``node`` prove."""
         if node in self.bounds and isinstance(result, Value):
             result.range = meet(range_of(result), self.bounds[node])
         return result
 
     def type_of_operand(self, node: Node) -> Type:
-        """The type of a value whose elements are not read, but which arrives if it is computed elsewhere."""
+        """The type of an operand whose elements the rule does not read.
+
+        If the host computes it, it is an input of the delegate all the same, so the target must have tensors of its
+        type.
+        """
         found = type_of(node.meta.get("val"), f"the input {node.name}", node)
         if node not in self.values:
             self.expect_tensor(node, self.t.held_type(found))
         return found
 
     def input(self, node: Node) -> Value:
-        """A value that arrives at run time; Unsupported if the target has no such tensor."""
+        """The value of a node that arrives at run time; Unsupported if the target has no such tensor."""
         val, what = node.meta.get("val"), f"the input {node.name}"
         arrives = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what, node)
         self.expect_tensor(node, arrives)
@@ -139,7 +149,7 @@ class Interpreter:
         return Bytes.arriving(self.t, value) if is_bytes(val) else value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
-        """Raise Unsupported unless the target has inputs of this type, as which the value of ``node`` arrives."""
+        """Raise Unsupported unless the target has inputs of ``type``, which is how ``node`` would arrive."""
         if type.is_dynamic and not self.t.spec.takes_dynamic:
             raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
         why = self.t.spec.why_not_tensor(type)
@@ -148,9 +158,10 @@ class Interpreter:
             raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
 
     def run(self, node: Node) -> Result | float:
-        """Lower one call; Unsupported says why it cannot be."""
+        """Lower one call; Unsupported says why it cannot be lowered."""
         if is_unpacking(node):
-            return None  # when it is used: of several results, those that nobody uses need not be there
+            # lowered when it is used: results that nothing uses may be missing
+            return None
         if is_size(node):
             return self.size(node)
         if node.target in CONTROL:
@@ -158,7 +169,7 @@ class Interpreter:
             return results
         rule = rule_of(node)
         if is_empty(node):
-            return None  # there is nothing to compute; who needs it as an operand is refused
+            return None
         arguments = self.arguments(rule, node)
         if any_lazy(arguments):
             result = self.bounded(node, apply_lazy(self.t, rule, node, arguments))
@@ -168,14 +179,18 @@ class Interpreter:
         return result
 
     def arguments(self, rule: Rule, node: Node) -> list[Any]:
-        """What the rule is called with."""
+        """The arguments for the rule of ``node``, in the schema's order."""
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
+        # a cast of floats to int64 whose operand may be limited first (``saturation``)
         if node in self.casts:
             arguments[0] = saturated(self.t, arguments[0], self.casts[node])
         return arguments
 
     def lower(self, node: Node) -> None:
-        """Lower one call; Unsupported has the node, the innermost one of control flow, and the user's line."""
+        """Lower one call. Unsupported carries the node and the user's line.
+
+        In a branch or loop, those of the innermost call.
+        """
         self.t.source = origin = Origin.of(node)
         try:
             self.run(node)
@@ -185,7 +200,7 @@ class Interpreter:
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
     def enter(self, nodes: Collection[Node], given: Callable[[Node], Value | int]) -> Interpreter:
-        """An interpreter for the nodes of a subgraph, whose placeholders stand for what is ``given``."""
+        """An interpreter for the nodes of a subgraph. ``given`` maps the subgraph's placeholders to values or sizes."""
         inner = copy(self)
         inner.values, inner.bounds = {}, bounds_of(nodes, indexes_of)
         inner.casts = saturating_casts(nodes, inner.bounds)
@@ -193,18 +208,23 @@ class Interpreter:
         return inner
 
     def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
-        """Let ``buffer`` stand for the variable that holds it."""
+        """Let ``buffer``, a placeholder that the program writes, stand for what its variable holds at first."""
+        # the variable is read on behalf of the first call that uses it
         first = next((user for user in buffer.users if user.op == "call_function"), buffer)
         self.t.source = Origin.of(first)
         self.values[buffer] = self.t.variable(name, constant_of(name, initial))
 
     def write_variable(self, value: Node, name: str) -> None:
-        """Let the variable hold ``value`` in the next call."""
+        """Let the variable hold ``value`` when the next call starts."""
         self.t.source = Origin.of(value)
         self.t.variable_write(name, self.value_of(value))
 
     def size(self, node: Node) -> float:
-        """What a call on sizes returns: torch knows of which symbols it is made, and the operands are those already."""
+        """The number that a call on sizes computes.
+
+        No operator is made: torch recorded the number as an expression of symbols, and those symbols are read off the
+        shapes of inputs.
+        """
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
         for operand in node.all_input_nodes:
@@ -214,19 +234,25 @@ class Interpreter:
         return found
 
     def _expect_inside(self, node: Node) -> None:
-        """Raise Unsupported for what a call on sizes would take into the delegate, although no element is read."""
-        val, producer = node.meta.get("val"), self._unpacked(node)[0]
+        """Raise Unsupported if ``node``, an operand of a call on sizes, cannot be in the delegate.
+
+        Its elements are not read, but its shape is.
+        """
+        val, producer = node.meta.get("val"), self._unpacked_call(node)[0]
         if not isinstance(val, torch.Tensor):
             self.value_of(node)
         elif producer not in self.values and not is_bytes(val):
             self.type_of_operand(node)
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
-        """Results of the graph: IDENTITY keeps a result apart from inputs, constants and results before it."""
+        """The results of the graph for the returned ``nodes``.
+
+        An IDENTITY makes a result of its own of what is an input, a constant or another result already.
+        """
         return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
 
     def kept_apart(self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]) -> list[Value]:
-        """As ``returned``, of nodes and what the graph has for them."""
+        """As ``returned``, for pairs of a node and the value that the graph holds for it."""
         taken, results = set(inputs), []
         for position, (node, value) in enumerate(returned):
             self.t.source = Origin.of(node)
@@ -243,12 +269,12 @@ class Interpreter:
 def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = None) -> Graph:
     """The TOSA graph of a functional program, before the passes.
 
-    Inputs are the user's, in order, named as the placeholders; outputs as the nodes that are returned. Parameters,
-    buffers and constants stay where they are until the graph is written. Buffers that the program writes are
-    variables: it reads them first and writes them last. Raises Unsupported with the node and the user's line.
+    Inputs are the user's, in order, named as their placeholders; results are named as the returned nodes. Parameters,
+    buffers and constants are referred to, and read when the graph is written. Buffers that the program writes are
+    variables: the graph reads them first and writes them last. Raises Unsupported with the node and the user's line.
     """
     interpreter = Interpreter(t or Tosa(spec), _constants(program), program.graph.nodes)
-    inputs = [_held(interpreter.value_of(node)) for node in user_inputs(program)]
+    inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
     state = written_values(program)
     names = {node: str(spec.target) for node, spec in placeholders(program) if node in state}
     for node, name in names.items():
@@ -260,17 +286,20 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
         interpreter.write_variable(state[node], name)
     nodes = _returned_nodes(program)
     results = interpreter.returned(nodes, inputs)
-    _name(results, nodes, {value.name for value in inputs})
+    _name_results(results, nodes, {value.name for value in inputs})
     return Graph(inputs, results, interpreter.t.operators)
 
 
-def _held(value: Value) -> Value:
-    """The input of the graph that a value is, or is made of."""
+def _graph_input(value: Value) -> Value:
+    """The input of the graph that ``value`` is, or that it is made of."""
     return value.held if isinstance(value, Bytes) and value.held is not None else value
 
 
-def _name(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
-    """As the nodes, so that a file of one delegate says which values of the program it gives; all names differ."""
+def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
+    """Name results as their nodes, so that a file of one delegate says which values it returns.
+
+    A name that is taken gets _.
+    """
     for value, node in zip(results, nodes, strict=True):
         value.name = node.name
         while value.name in taken:
@@ -279,7 +308,7 @@ def _name(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> N
 
 
 def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
-    """Makes the value of a constant placeholder, by reference to its tensor; the same one for tied weights."""
+    """A function that makes the value of a constant placeholder, by reference to its tensor; tied weights share one."""
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))
     made: dict[Any, Value] = {}
@@ -299,14 +328,14 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
 
 
 def _tensor_of(node: Node) -> Value | None:
-    """The constant that a ``get_attr`` node fetches; None for other nodes."""
+    """The constant tensor that a ``get_attr`` node of a subgraph fetches; None for other nodes."""
     if node.op != "get_attr":
         return None
     return constant_of(node.name, getattr(node.graph.owning_module, str(node.target)))
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:
-    """What the caller gets."""
+    """The nodes that the program returns to its caller, without those that only update buffers."""
     specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     returned = [value for spec, value in specs if spec.kind not in STATE_WRITES]
     for position, item in enumerate(returned):

@@ -1,4 +1,4 @@
-"""Calls with lazy operands: those on complex numbers and on uint8 have rules of their own, the others are quantized."""
+"""Calls with lazy operands: those on complex numbers and on uint8 have their own rules, all others are quantized."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from ..torch_values.hints import no_operand
 from ..torch_values.types import refused
 
 LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
-"""Kinds of values whose element type TOSA lacks: nothing else computes with them than their own rules."""
+"""Kinds of lazy values whose element type TOSA lacks -> that type. Only their own rules compute with them."""
 
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call that has a complex, an unsigned or a quantized operand; ``rule`` is the one on ``Value``."""
+    """The result of a call with a complex, an unsigned or a quantized operand.
+
+    ``rule`` is the operator's rule on ``Value``.
+    """
     kind: type[Lazy] = next(kind for kind in (Complex, Bytes, Lazy) if any_lazy(arguments, kind))
     if kind is not Complex:
-        from . import quantized_calls  # imports the rules for integers and uint8, which few programs need
+        # it imports the rules for integers and uint8, which few programs need
+        from . import quantized_calls
     if kind is Lazy:
         return quantized_calls.apply_quantized(t, rule, node, arguments)
     own = RULES.get((node.target, kind))  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
-"""Floats that are cast to int64: how far the uses of the integers tell large ones apart.
+"""Floats that are cast to int64: in which range the integers need to be right, given how they are used.
 
-An infinity becomes the least int64, which 32 bits do not hold. Often nobody sees it: what is used is the smaller of it
-and a number, or an index where a condition holds, as in T5's buckets of distances. If all uses of an integer do the
-same with the end of a range as with what lies beyond it, or fail there, the cast may stop at that end.
+A cast turns infinity into the least int64, which 32 bits do not hold. Often nothing depends on it: the program goes on
+with the smaller of it and a number, or uses it as an index only where a condition holds, as T5 does to sort distances
+into buckets. If every use of an integer treats all numbers beyond the end of a range as it treats that end, or fails
+there, then the floats may be limited to that range before the cast.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ _MONOTONOUS = {
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), (0,)),
 }
 _PASSED = {**_CHOICES, **_MONOTONOUS}
-"""Operators that give what they are given, or a number between; positions of those operands."""
+"""Operators whose result is one of their operands, or a number that lies between -> the positions of those operands."""
 
 
 def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> dict[Node, Range]:
-    """The casts of floats to int64 among ``nodes`` that may stop at the ends of a range; ``bounds`` of those nodes."""
+    """The casts of floats to int64 whose operand may be limited to a range -> that range.
+
+    ``bounds`` are the ranges that uses of ``nodes`` prove (``bounds_of``).
+    """
     casts = [n for n in nodes if n.target in _CASTS and _is_from_float(n)]
     uses = _Uses(nodes, bounds) if casts else None
     found = {n: range for n in casts if uses and (range := uses.range_of(n)) is not None}
@@ -46,6 +50,7 @@ def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> d
 
 
 def _is_from_float(cast: Node) -> bool:
+    """Whether the call is a cast from a float type to int64."""
     before: Any = getattr(cast.args[0], "meta", {}).get("val")
     after: Any = cast.meta.get("val")
     both = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)
@@ -53,7 +58,7 @@ def _is_from_float(cast: Node) -> bool:
 
 
 def saturated(t: Tosa, x: Value, range: Range) -> Value:
-    """Floats [*S] -> [*S], none of them outside of ``range``; NaN is its least number."""
+    """Floats [*S], each limited to ``range``; NaN becomes its least number."""
     if x.dtype not in FLOATS or type(x) is not Value:
         return x
     low, high = map(float, range)
@@ -63,30 +68,35 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
 
 
 class _Uses:
-    """How far the uses among ``nodes`` distinguish integers."""
+    """Finds for integers in which range their uses, among ``nodes``, tell them apart."""
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
         self._nodes, self._bounds = set(nodes), bounds
         self._known: dict[Node, Range | None] = {}
 
     def range_of(self, node: Node) -> Range | None:
-        """The range beyond which all uses do with an element what they do at its end; None if there is none."""
+        """The range beyond which every use treats an element as it treats the end of the range.
+
+        None if there is none.
+        """
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:
+            # no answer while the uses are asked, which may lead back here
             self._known[node] = None
             found = [self._of_use(user, node) for user in node.users if not _reads_type(user, node)]
             known = [range for range in found if range is not None]
             if known and len(known) == len(found):
-                self._known[node] = _joined(known)
+                self._known[node] = _union(known)
         return self._known[node]
 
     def _of_use(self, user: Node, node: Node) -> Range | None:
+        """The range in which the call ``user`` tells elements of ``node`` apart; None if that is not known."""
         if user not in self._nodes:
             return None
         indexes = indexes_of(user)
         if indexes:
-            return _said_of(node, indexes, user)
+            return _range_proven_by(node, indexes, user)
         places = _PASSED.get(user.target)  # type: ignore[call-overload]
         passes = places is not None and all(k in places for k, a in enumerate(user.args) if a is node)
         if not passes and user.target not in PASSING:
@@ -94,24 +104,28 @@ class _Uses:
         range = self.range_of(user)
         if range is None or passes:
             return range
-        return _said_of(node, PASSING[user.target](user, range), user)
+        return _range_proven_by(node, PASSING[user.target](user, range), user)
 
 
 def _reads_type(user: Node, node: Node) -> bool:
-    """Whether a call takes the type and the size of ``node`` and not its elements, as full_like does."""
+    """Whether the call ``user`` takes only the type and shape of ``node``, not its elements, as full_like does."""
     rule = RULES.get((user.target, Value))  # type: ignore[arg-type]
     return rule is not None and all(k in rule.types for k, a in enumerate(user.args) if a is node)
 
 
-def _joined(ranges: Iterable[Range]) -> Range:
+def _union(ranges: Iterable[Range]) -> Range:
+    """The union of all ranges."""
     first, *others = ranges
     for other in others:
         first = union(first, other)
     return first
 
 
-def _said_of(node: Node, found: Iterable[tuple[Any, Range]], user: Node) -> Range | None:
-    """What a use says of ``node``, if it says something of every place where it has it."""
+def _range_proven_by(node: Node, found: Iterable[tuple[Any, Range]], user: Node) -> Range | None:
+    """The range that ``found`` gives for ``node``.
+
+    None unless it covers every place where ``user`` has it as an operand.
+    """
     ranges = [range for argument, range in found if argument is node]
     places = sum(a is node for a in tree_leaves((user.args, user.kwargs)))
-    return _joined(ranges) if ranges and len(ranges) == places else None
+    return _union(ranges) if ranges and len(ranges) == places else None

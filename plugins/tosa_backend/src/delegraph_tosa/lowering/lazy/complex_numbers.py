@@ -1,7 +1,8 @@
-"""Complex numbers, which TOSA has not: inside of a delegate they are pairs of real ones.
+"""Complex numbers, which TOSA lacks: inside of a delegate they are pairs of real numbers.
 
-A Fourier transform gives a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return them, or real
-numbers (``abs``, ``view_as_real``); any other operator is refused, and so is a border that one crosses.
+A Fourier transform returns a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return complex ones
+again, or real numbers (``abs``, ``view_as_real``). Any other operator on them is refused, and so is a delegate whose
+border one would cross.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .values import Lazy
 
 
 class Complex(Lazy):
-    """complex64 [*S] as ``parts`` fp32 [*S,2], as ``torch.view_as_real`` has them."""
+    """complex64 [*S], held as ``parts``, fp32 [*S,2]: real and imaginary part, as ``torch.view_as_real`` has them."""
 
     __slots__ = ("parts",)
 
@@ -26,7 +27,9 @@ class Complex(Lazy):
         self.parts = parts
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """Raise Unsupported: complex numbers cannot be quantized."""
         raise refused(no_dtype(torch.complex64))
 
     def real(self, t: Tosa) -> Value:
+        """Raise Unsupported: only rules on ``Complex`` take complex numbers."""
         raise refused(no_dtype(torch.complex64))

@@ -1,7 +1,7 @@
 """Quantization as numbers: scales, the quantized types that a program asks for, and the fixed-point form of a ratio.
 
-real = scale * (integer - zero point), as in PyTorch. Scales of channels are tensors of the model, which stay where they
-are until the file is written; so do the multipliers that follow from them.
+As in PyTorch, real = scale * (integer - zero point). Scales of channels are tensors of the model. Nothing reads them
+before the file is written, and the multipliers that follow from them are computed then.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ FP32 = np.finfo(np.float32)
 
 
 class Scale(NamedTuple):
-    """What one step of an integer is in real units: a number, times one number for each index of an axis.
+    """The real number that one step of an integer is: ``factor``, times the elements of ``tensors``.
 
-    ``tensors`` are constants of floats, [C] or [1].
+    ``tensors`` are constants of floats, [C] (one number for each index of an axis) or [1].
     """
 
     factor: float
     tensors: tuple[Value, ...] = ()
 
     def times(self, other: Scale) -> Scale:
+        """The scale of a product of numbers in this scale and in ``other``."""
         return Scale(self.factor * other.factor, self.tensors + other.tensors)
 
     def over(self, number: float) -> Scale:
+        """The same scale divided by ``number``."""
         return Scale(self.factor / number, self.tensors)
 
     @property
     def channels(self) -> int:
-        """How many numbers it is."""
+        """How many numbers the scale is: 1, or one for each channel."""
         return max([tensor.shape[0] for tensor in self.tensors], default=1)
 
     def elements(self) -> Array:
-        """The numbers, float64 [1] or [C]; reads the tensors."""
+        """The numbers as float64 [1] or [C]; this reads the tensors."""
         product: Array = np.full(self.channels, self.factor)
         for tensor in self.tensors:
             product = product * materialize(tensor).astype(np.float64)
@@ -59,7 +61,7 @@ class Quantization(NamedTuple):
     dtype: DType
 
     def nearest(self, number: float) -> int:
-        """The integer of a real number, as ``quantize_per_tensor`` rounds and limits it."""
+        """The integer for a real number, rounded and limited as ``quantize_per_tensor`` does."""
         if math.isinf(number):
             return self.low if number < 0 else self.high
         return min(max(round(number / self.scale) + self.zero_point, self.low), self.high)
@@ -70,16 +72,17 @@ class Quantization(NamedTuple):
 
 
 def expect_scale(scale: float) -> None:
-    """Unsupported unless ``scale`` is a positive finite number of fp32, which PyTorch computes with."""
+    """Raise Unsupported unless ``scale`` is a positive, finite, normal number of fp32, in which PyTorch computes it."""
     if not (FP32.smallest_normal <= scale <= FP32.max):
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 
 
 def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
-    """(multiplier, shift) with ratio = multiplier / 2**shift, for RESCALE (specification: RESCALE, apply_scale).
+    """(multiplier, shift) with ratio = multiplier / 2**shift, as RESCALE takes them (specification.
 
-    A multiplier has ``bits`` bits, 31 or 15, as many of them significant as ``2 <= shift <= 62`` lets it have. A ratio
-    beyond that saturates whatever is not 0.
+    RESCALE, apply_scale). Multipliers have ``bits`` bits, 31 or 15, and RESCALE wants ``2 <= shift <= 62``. A ratio too
+    small for that loses low bits of its multiplier. One too large gets the largest multiplier: whatever is not 0
+    saturates.
     """
     fraction, exponent = np.frexp(ratios)
     multiplier = np.rint(np.ldexp(fraction, bits)).astype(np.int64)
@@ -93,12 +96,16 @@ def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
 
 
 def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
-    """The operands multiplier [C or 1] and shift [C or 1] of a RESCALE by ``ratio``."""
-    made: tuple[Value, Value] = t.once(("multipliers", ratio, bits), lambda: _multipliers(ratio, bits))
+    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``.
+
+    The same constants for an equal ratio.
+    """
+    made: tuple[Value, Value] = t.once(("multipliers", ratio, bits), lambda: _make_multipliers(ratio, bits))
     return made
 
 
-def _multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
+def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
+    """As ``multipliers``, made anew. Those of a scale with tensors are computed when the file is written."""
     wide = DType.INT32 if bits == 31 else DType.INT16
     if not ratio.tensors:
         multiplier, shift = fixed_point(np.array([ratio.factor]), bits)
@@ -113,7 +120,7 @@ def _multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
 
 
 def _positive(scales: Array) -> Array:
-    """Scales that were read; Unsupported unless all are positive numbers."""
+    """``scales`` as they are; Unsupported unless all are positive, finite numbers."""
     wrong = scales[~((scales > 0) & np.isfinite(scales))]
     if wrong.size:
         raise refused(f"a scale of {wrong[0]} is not a positive number")

@@ -1,7 +1,8 @@
-"""uint8, of which TOSA has no tensors: inside of a delegate it is int8 that is 128 less.
+"""uint8, of which TOSA has no tensors: inside of a delegate it is int8, and each element is 128 less.
 
-RESCALE alone reads and writes unsigned numbers, so it stands at the border. Dequantized values are the same real
-numbers, with a zero point that is 128 less; what else takes uint8 is refused.
+Only RESCALE reads and writes unsigned numbers, so one stands where a uint8 tensor crosses the delegate's border.
+Dequantizing needs no operator: the real numbers are the same with a zero point that is 128 less. Other operators on
+uint8 are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ HALF = 128
 
 
 class Bytes(Lazy):
-    """uint8 [*S] as ``q`` int8 [*S], 128 less; ``held`` is what arrives, if it arrives."""
+    """uint8 [*S], held as ``q``, int8 [*S], 128 less.
+
+    ``held`` is the input of the graph that it comes from, if it is one.
+    """
 
     __slots__ = ("held", "q")
 
@@ -33,23 +37,29 @@ class Bytes(Lazy):
 
     @staticmethod
     def arriving(t: Tosa, held: Value) -> Bytes:
-        """Of an input of the graph, int8 with the bits of uint8."""
-        return Bytes(_across(t, held, arrives=True), held)
+        """The uint8 of an input of the graph, ``held``, which is int8 with the same bits."""
+        return Bytes(_shifted_by_half(t, held, arrives=True), held)
 
     def leaving(self, t: Tosa) -> Value:
-        """int8 with the bits of uint8."""
-        return _across(t, self.q, arrives=False)
+        """A result of the graph: int8 with the bits of the uint8."""
+        return _shifted_by_half(t, self.q, arrives=False)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """Raise Unsupported: only rules on ``Bytes`` take uint8."""
         raise refused(no_dtype(torch.uint8))
 
     def real(self, t: Tosa) -> Value:
+        """Raise Unsupported: only rules on ``Bytes`` take uint8."""
         raise refused(no_dtype(torch.uint8))
 
 
-def _across(t: Tosa, x: Value, arrives: bool) -> Value:
-    """x - 128 of an unsigned x, or x + 128 as an unsigned number."""
-    zero, half = t.constant(0, DType.INT8), t.constant(-HALF, DType.INT8)  # which has the bits of 128
+def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
+    """x - 128 of an unsigned x that arrives; else x + 128 as an unsigned number.
+
+    A RESCALE by 1 with other zero points.
+    """
+    # -128 has the bits of 128
+    zero, half = t.constant(0, DType.INT8), t.constant(-HALF, DType.INT8)
     points = (half, zero) if arrives else (zero, half)
     return t.emit(
         tosa.RESCALE,
@@ -65,16 +75,17 @@ def _across(t: Tosa, x: Value, arrives: bool) -> Value:
 
 
 def is_bytes(val: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a node's value is a tensor of uint8."""
+    """Whether ``val``, what torch recorded of a node, is a tensor of uint8."""
     return isinstance(val, torch.Tensor) and val.dtype is torch.uint8
 
 
 def type_of_bytes(val: torch.Tensor, what: str) -> Type:
-    """The type of what the graph has for uint8."""
+    """The type of the int8 tensor that stands for the uint8 tensor ``val``; ``what`` names it in a refusal."""
     return type_of(val, what, dtype=torch.int8)
 
 
 def constant_bytes(name: str, tensor: torch.Tensor) -> Bytes:
-    """A weight of uint8; nothing is read before it is written."""
+    """A constant of uint8; its elements are read when the file is written."""
+    # flipping the highest bit subtracts 128 and makes the byte signed
     type = type_of_bytes(tensor, f"the constant {name}")
     return Bytes(Value(type, Deferred(lambda: (array_of(tensor) ^ HALF).view("int8")), name))

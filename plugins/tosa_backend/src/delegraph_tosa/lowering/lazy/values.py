@@ -1,9 +1,9 @@
-"""Real numbers that are not computed: what a rule sees between a dequantize and the next quantize.
+"""Lazy values: real numbers that no operator has computed, between a dequantize and the next quantize.
 
-``dequantize`` computes nothing. It gives a ``Lazy`` value, which is fp32 to torch and knows the integers it stands for.
-Integer rules take such values and return such values. ``quantize`` asks one for its integers in the quantization that
-the program wants, and only then the last operators of a chain are made: RESCALE, CLAMP, TABLE. Who needs the real
-numbers themselves gets them from ``real``, which a target without PRO-FP refuses.
+``dequantize`` computes nothing. It returns a ``Lazy`` value, which is fp32 to torch and knows the integers it stands
+for. Integer rules take such values and return such values. ``quantize`` asks a value for its integers in the
+quantization that the program wants, and only then the last operators of a chain are made: RESCALE, CLAMP, TABLE. An
+operator without an integer rule asks for the real numbers (``real``), which a target without PRO-FP refuses.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from .quantization import Quantization, Scale, multipliers
 from .tables import gathered, interpolated, looked_up, table_sums
 
 Function = Callable[[Tosa, Value], Value]
+"""A function of one tensor, as operators that the builder makes."""
 SMALL = (DType.INT8, DType.INT16)
-"""What activations are quantized to; wider integers are sums and products that nothing has quantized yet."""
+"""Types that activations are quantized to. Wider integers are sums and products that nothing has quantized yet."""
 BITS = 29
-"""Wider integers have at most so many bits beside the sign: RESCALE takes values below 2**(shift - 1) only."""
+"""Wider integers have at most so many bits beside the sign, because RESCALE takes values below 2**(shift - 1) only."""
 
 
 class Lazy(Value):
-    """fp32 [*S] that is not computed."""
+    """A tensor of fp32 [*S] that is not computed."""
 
     __slots__ = ()
 
@@ -42,28 +43,34 @@ class Lazy(Value):
         super().__init__(Type(shape, DType.FP32))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of its elements in a quantization; Unsupported if there is no way but through floats."""
+        """The integers of its elements in the quantization ``to``; Unsupported if only floats can give them."""
         raise NotImplementedError
 
     def real(self, t: Tosa) -> Value:
-        """The elements, computed; Unsupported if the target has no floats."""
+        """The elements as floats, computed; Unsupported if the target has no floats."""
         raise NotImplementedError
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """A bound for the distance from zero of the elements above ``least``; infinite if none is known."""
+        """The largest absolute value that an element can have; infinite if none is known.
+
+        Elements below ``least`` do not count.
+        """
         return math.inf
 
     def pointwise(self) -> Pointwise | None:
-        """The same as a function of one integer of 8 or 16 bits; None if it is no such function."""
+        """The same value as a function of one integer of 8 or 16 bits; None if it is no such function."""
         return None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """Its elements in another order or shape, or some of them; ``move`` does that to integers and floats alike."""
+        """Its elements in another order or of another shape, or some of them.
+
+        ``move`` does that to integers and floats alike.
+        """
         return Moved(self, move, shape)
 
 
 class Scaled(Lazy):
-    """scale * (q - zero_point); a scale of several numbers has one for each index of ``axis``."""
+    """Integers and their quantization: scale * (q - zero_point). ``axis`` is that of a scale of several numbers."""
 
     __slots__ = ("axis", "q", "scale", "zero_point")
 
@@ -71,36 +78,49 @@ class Scaled(Lazy):
         super().__init__(q.shape)
         self.q, self.scale, self.zero_point = q, scale, zero_point
         self.axis = axis if scale.tensors else None
-        self.constant = q.constant  # says that it is one; its elements are those of ``real``
+        # only whether it is None is read: the elements are those of ``real``
+        self.constant = q.constant
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The integers, rescaled unless they are in the wanted quantization already, and limited to its range."""
         same = (self.scale, self.zero_point, self.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
         q = self.q if same else rescale(t, self, to.scale, to.zero_point, to.dtype)
         return limit(t, q, to.low, to.high)
 
     def real(self, t: Tosa) -> Value:
+        """scale * (q - zero_point), computed in floats."""
         product = t.sub(t.cast(self.q, DType.FP32), float(self.zero_point))
+        # axes of size 1 behind ``axis``, so that scales of channels broadcast
         inner = () if self.axis is None else (1,) * (self.rank - 1 - self.axis)
         for tensor in self.scale.tensors:
             product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
         return product if self.scale.factor == 1 and self.scale.tensors else t.mul(product, self.scale.factor)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """The reach of the largest distance from the zero point.
+
+        Of wide integers or scales of channels none is known.
+        """
         return self.size * self.scale.factor if not self.scale.tensors and self.size < 1 << 31 else math.inf
 
     def pointwise(self) -> Pointwise | None:
-        return Pointwise(self, _itself) if self.is_small else None
+        """The identity of this value, if it has few bits."""
+        return Pointwise(self, _identity) if self.is_small else None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
+        """The moved integers in the same quantization.
+
+        Sums are moved once they are quantized, when they have fewer bits.
+        """
         return Scaled(move(t, self.q), self.scale, self.zero_point) if self.is_small else Moved(self, move, shape)
 
     def is_like(self, other: Scaled) -> bool:
-        """Whether it is the same integers in the same quantization."""
+        """Whether both are the same integers in the same quantization."""
         return self.q is other.q and (self.scale, self.zero_point) == (other.scale, other.zero_point)
 
     @property
     def size(self) -> int:
-        """The largest distance of an integer from the zero point."""
+        """The largest distance of an integer from the zero point, in steps."""
         low, high = range_of(self.q)
         return max(abs(low - self.zero_point), abs(high - self.zero_point))
 
@@ -110,12 +130,15 @@ class Scaled(Lazy):
         return self.q.dtype in SMALL and not self.scale.tensors
 
 
-def _itself(t: Tosa, x: Value) -> Value:
+def _identity(t: Tosa, x: Value) -> Value:
     return x
 
 
 class Clamped(Lazy):
-    """A lazy value between two real numbers. Rounding keeps the order, so its integers lie between theirs."""
+    """A lazy value ``of``, limited to ``low`` .. ``high``, which are real numbers.
+
+    Quantizing keeps the order of numbers. So its integers are those of ``of``, limited to the integers of the limits.
+    """
 
     __slots__ = ("high", "low", "of")
 
@@ -124,9 +147,11 @@ class Clamped(Lazy):
         self.of, self.low, self.high = of, low, high
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The integers of the value, limited to the integers of both limits."""
         low, high = range_of_type(to.dtype)
         most = self.of.reach(t) if to.dtype not in SMALL else 0
-        if to.scale * 2.0**30 < most < math.inf:  # more steps than 32 bits hold: in coarser ones they are limited first
+        # The steps of ``of`` may need more than 32 bits. Then they are limited in coarser steps first.
+        if to.scale * 2.0**30 < most < math.inf:
             step = most / 2.0**BITS
             coarse = self.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype))
             return Scaled(coarse, Scale(step)).integer(t, to)
@@ -137,14 +162,19 @@ class Clamped(Lazy):
         return t.clamp(self.of.real(t), self.low, self.high)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """The smaller of the value's reach and that of the limits; infinite if the value's is."""
         most = self.of.reach(t, least)
         return most if math.isinf(most) else min(most, max(abs(self.low), abs(self.high)))
 
     def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
-        """The same in the quantization of ``of``; Unsupported if a limit lies between two of its integers."""
+        """The same in the quantization of ``of``, as limited integers.
+
+        Unsupported if a limit lies between two of them.
+        """
         scale, (least, most) = of.scale.factor, range_of_type(of.q.dtype)
         limits = []
         for number, end in ((self.low, least), (self.high, most)):
+            # where the limit is, in steps; outside of the integers' range it limits nothing
             place = end if math.isinf(number) else number / scale + of.zero_point
             t.require(
                 place == round(place) or not least < place < most, f"the limit {number} is no multiple of {scale}"
@@ -153,6 +183,7 @@ class Clamped(Lazy):
         return Scaled(limit(t, of.q, *limits), of.scale, of.zero_point)
 
     def pointwise(self) -> Pointwise | None:
+        """The value's function, clamped."""
         inner = self.of.pointwise()
         return inner and inner.then(lambda t, x: t.clamp(x, self.low, self.high))
 
@@ -160,13 +191,16 @@ class Clamped(Lazy):
 BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
 """All integers of 8 and of 16 bits."""
 KNOTS = range(-32768, 32769, 128)
-"""Those for which a TABLE of int16 has entries; the last one is none of them (specification: TABLE)."""
+"""The integers for which a TABLE of int16 has entries; the last one is beyond int16 (specification: TABLE)."""
 MIDDLES = range(-32704, 32768, 128)
-"""Those between them."""
+"""The integers in the middle between two entries."""
 
 
 class Pointwise(Lazy):
-    """A function of each element of ``source``, which is small: a TABLE of what float rules make of every integer."""
+    """A function of each element of ``source``, which has few bits: looked up in a TABLE.
+
+    The entries are what the rules for floats compute for all integers that there are, folded to a constant.
+    """
 
     __slots__ = ("function", "source")
 
@@ -176,14 +210,15 @@ class Pointwise(Lazy):
         self.constant = source.constant
 
     def of(self, function: Function) -> Pointwise:
-        """Another function of the same."""
+        """Another function of the same source."""
         return type(self)(self.source, function)
 
     def then(self, function: Function) -> Pointwise:
-        """``function`` of its elements."""
+        """``function`` of the elements of this value."""
         return self.of(lambda t, x: function(t, self.function(t, x)))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The function's results, quantized when the program is lowered and looked up by the integers of the source."""
         q = self.source.q
         if q.dtype is DType.INT16:
             return self._of_int16(t, to)
@@ -193,7 +228,10 @@ class Pointwise(Lazy):
         return limit(t, t.table(q, entries), *to.range)
 
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
-        """By interpolation where that comes near enough, else from a constant with all values."""
+        """The integers of a function of int16.
+
+        By interpolation where that is near enough, else looked up among all values.
+        """
         q = self.source.q
         wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
         steps, middles = (materialize(self.entries(t, at)).astype(np.float64) / to.scale for at in (KNOTS, MIDDLES))
@@ -204,23 +242,25 @@ class Pointwise(Lazy):
         return Scaled(sums, Scale(to.scale * step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """The largest absolute value among the results for all integers."""
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
         found = materialize(self.entries(t, domain))
         return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
 
     def truth(self, t: Tosa) -> Value:
-        """What it computes, if that is truth values: a lookup of 0 and 1."""
+        """The function's results, if they are truth values: 0 and 1 are looked up and cast."""
         q = self.source.q
         if q.dtype is DType.INT8:
             return t.cast(t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL)
         return t.cast(gathered(t, q, materialize(self.entries(t, SHORTS)), DType.INT8), DType.BOOL)
 
     def entries(self, t: Tosa, domain: range) -> Value:
-        """The constant [N] of the function at these integers, fp32 or bool."""
+        """A constant [N], fp32 or bool: the function at the integers ``domain``."""
         dtype = DType.INT8 if domain is BYTES else DType.INT32
         places = t.once(domain, lambda: literal(np.array(domain), dtype, dtype.name.lower()))
+        # a builder that folds constants of any size, since these never reach a file
         folding = copy(t)
-        folding.folded_bytes = 4 * max(len(domain), len(SHORTS))  # no file has them
+        folding.folded_bytes = 4 * max(len(domain), len(SHORTS))
         found = self.function(folding, Scaled(places, self.source.scale, self.source.zero_point).real(folding))
         t.require(found.constant is not None and found.shape == places.shape, "it is no function of each element alone")
         return found
@@ -232,11 +272,12 @@ class Pointwise(Lazy):
         return self
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
+        """The same function of the moved source: moving before or after a function of single elements is the same."""
         return type(self)(Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point), self.function)
 
 
 class Moved(Lazy):
-    """A lazy value whose elements move once they are quantized."""
+    """The elements of the lazy value ``of``, moved by ``move`` once they are quantized."""
 
     __slots__ = ("move", "of")
 
@@ -245,17 +286,22 @@ class Moved(Lazy):
         self.of, self.move = of, move
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The integers of the value, then moved."""
         return self.move(t, self.of.integer(t, to))
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         return self.of.reach(t, least)
 
     def real(self, t: Tosa) -> Value:
+        """The real numbers of the value, then moved."""
         return self.move(t, self.of.real(t))
 
 
 class Joined(Lazy):
-    """Elements of several values, each of which is quantized before: CONCAT, SELECT."""
+    """Elements of several values, such as CONCAT and SELECT take them.
+
+    Each part is quantized before ``join`` joins them.
+    """
 
     __slots__ = ("join", "parts")
 
@@ -264,28 +310,31 @@ class Joined(Lazy):
         self.parts, self.join = parts, join
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The integers of each part in the same quantization, then joined."""
         return self.join(t, [integer(t, part, to) for part in self.parts])
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """The largest reach of a part."""
         return max([reach(t, part, least) for part in self.parts])
 
     def real(self, t: Tosa) -> Value:
+        """The real numbers of each part, then joined."""
         return self.join(t, [real(t, part) for part in self.parts])
 
 
 def trial() -> Tosa:
-    """A builder for any target, on which a rule shows what shapes it makes."""
+    """A builder for a target that takes nearly everything: a rule is run on it to see which shapes it makes."""
     return Tosa(_any_target())
 
 
 @cache
 def _any_target() -> TosaSpec:
-    """Made when it is needed, since it reads the table of the draft."""
+    """Its target, parsed when it is first needed, because that reads a table."""
     return TosaSpec.parse("TOSA-1.1+FP+INT+shape")
 
 
 def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
-    """Whether one of a rule's arguments, or of a list of them, is a lazy value of that kind."""
+    """Whether one of a rule's arguments, or of a list among them, is a lazy value of that ``kind``."""
     for argument in arguments:
         if isinstance(argument, kind) or (isinstance(argument, list) and any_lazy(argument, kind)):
             return True
@@ -293,21 +342,22 @@ def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
 
 
 def real(t: Tosa, value: Value) -> Value:
-    """A value that is computed."""
+    """``value`` as a computed one: lazy ones are computed in floats, others are computed already."""
     return value.real(t) if isinstance(value, Lazy) else value
 
 
 def integer(t: Tosa, value: Value, to: Quantization) -> Value:
-    """The integers of a lazy value or of a constant; Unsupported for floats that are computed."""
+    """The integers of a lazy value or of a constant in the quantization ``to``; Unsupported for computed floats."""
     if isinstance(value, Lazy):
         return value.integer(t, to)
+    # int32 is a scaled sum, as ``integer.fixed_point`` makes: floats may be cast to it if the target has them
     fixed_point = to.dtype is DType.INT32 and "FP" in t.spec.profiles
     t.require(value.constant is not None or fixed_point, f"the operand {value!r} is computed in floats")
     return quantized(t, value, to)
 
 
 def reach(t: Tosa, value: Value, least: float) -> float:
-    """As ``Lazy.reach``; infinite for floats that are computed."""
+    """As ``Lazy.reach``, of any value; infinite for computed floats, about which nothing is known."""
     if isinstance(value, Lazy):
         return value.reach(t, least)
     if value.constant is None:
@@ -317,7 +367,10 @@ def reach(t: Tosa, value: Value, least: float) -> float:
 
 
 def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
-    """fp32 [*S] -> integers [*S], as ``quantize_per_tensor`` computes it: times the inverse scale, to even, limited."""
+    """fp32 [*S] -> integers [*S], as ``quantize_per_tensor`` does.
+
+    Times the inverse scale, rounded to even, and limited.
+    """
     scaled = t.clamp(t.mul(x, 1 / to.scale), float(to.low - to.zero_point), float(to.high - to.zero_point))
     y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
     found = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
@@ -326,7 +379,7 @@ def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
 
 
 def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
-    """Integers between ``low`` and ``high``; no operator if they are known to be."""
+    """Integers limited to ``low`` .. ``high``; no operator is made if their range shows that they are."""
     if inside(range_of(q), (low, high)):
         return q
     if q.dtype in SMALL:
@@ -340,7 +393,10 @@ def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
 
 
 def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> Value:
-    """The integers of ``x`` by another scale: one RESCALE, on the last axis if ``x`` has a scale for each channel."""
+    """The integers of ``x`` in another scale and zero point: one RESCALE.
+
+    RESCALE has its multipliers along the last axis. If ``x`` has a scale for each channel, that axis is moved there.
+    """
     ratio = x.scale.over(scale)
     t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
     if x.axis is None or ratio.channels == 1:
@@ -355,14 +411,14 @@ def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> 
 
 
 def _rescaled(range: Range, before: int, ratio: float, after: int, dtype: DType) -> Range:
-    """Where the integers of a RESCALE lie."""
+    """The range of the results of a RESCALE of integers in ``range``. ``before`` and ``after`` are the zero points."""
     low, high = range_of_type(dtype)
     ends = [(end - before) * ratio + after for end in range]
     return max(math.floor(ends[0]), low), min(math.ceil(ends[1]), high)
 
 
 def operand(t: Tosa, value: Value, what: str) -> Scaled:
-    """``value`` as integers of few bits; Unsupported if nothing quantized it."""
+    """``value`` as integers of 8 or 16 bits. Unsupported if nothing quantized it; ``what`` names it then."""
     if isinstance(value, Scaled) and value.q.dtype in SMALL:
         return value
     if isinstance(value, Clamped) and isinstance(value.of, Scaled) and value.of.is_small:

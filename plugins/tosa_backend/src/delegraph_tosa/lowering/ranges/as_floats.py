@@ -1,8 +1,8 @@
-"""Integers for a target without PRO-INT: within 24 bits they are exact in fp32, and run as such where they have to.
+"""Integers for a target without PRO-INT: within 24 bits fp32 holds them exactly, so arithmetic on them can run in fp32.
 
-PRO-FP adds and multiplies int32, reads it as an index and makes it of a maximum's place; it neither moves nor compares
-nor selects it. What is proven to lie within 24 bits (token ids, positions, counts) is cast to fp32 for that, once, and
-back where an index, a sum or a result needs it; casts that nobody needs are dropped later.
+PRO-FP can add and multiply int32, use it as an index, and make it of a maximum's place; it cannot move, compare or
+select it. An integer that is proven to lie within 24 bits (token ids, positions, counts) is cast to fp32 once for that,
+and back where an index, a sum or a result needs it. A pass later drops casts that nothing needs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
 )
 """Operators that compute the same integers on fp32, as long as each operand and the result is exact there.
 
-Partial sums are exact if the whole one is: they lie between zero and its bounds.
+A sum is exact if its result is: partial sums lie between zero and the bounds of the whole one.
 """
 INDICES = {tosa.GATHER: 1, tosa.SCATTER: 1}
-"""Which operand stays an integer."""
+"""Operator -> position of the operand that has to stay an integer, because it is an index."""
 
 
 def runs_as_floats(operator: Operator) -> bool:
-    """Whether the int32 that an operator takes and makes can be fp32 instead."""
+    """Whether fp32 can replace int32 in the operands and results of ``operator`` without changing a number."""
     types = [value.dtype for value in (*operator.inputs, *operator.outputs)]
     if type(operator) not in COMPUTED_AS_FLOATS or (type(operator) is tosa.CAST and DType.BOOL not in types):
         return False

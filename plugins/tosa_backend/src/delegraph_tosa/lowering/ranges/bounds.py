@@ -1,6 +1,8 @@
-"""What the uses of integers prove of them: an index that is out of its range is an error in eager, so it is inside.
+"""Ranges of integers that follow from how a program uses them later.
 
-Token ids are inside of the embedding's table, whatever the program does with them before and beside that.
+Eager raises for an index that is out of range, so in a program that runs each index is inside. The proof goes
+backwards, from the index to what it is made of: token ids lie inside of the embedding's table, also before the program
+adds an offset to them.
 """
 
 from __future__ import annotations
@@ -19,35 +21,39 @@ from ..torch_values.types import DTYPES
 from .ranges import COUNTED, Range, inside, meet, range_of_type
 
 aten = torch.ops.aten
-Found = Iterable[tuple[Any, Range]]
-"""Arguments of a call, and in which range their elements are."""
+ArgumentRanges = Iterable[tuple[Any, Range]]
+"""Pairs: an argument of a call, and the range in which its elements lie."""
 
 
-def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], Found]) -> dict[Node, Range]:
-    """Node -> the range in which its elements are unless one of ``nodes`` raises; users come after what they use.
+def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges]) -> dict[Node, Range]:
+    """Node -> the range in which its elements lie, provided that none of ``nodes`` raises.
 
-    ``indexes_of``: the arguments of a call that are indices, with the ranges outside of which it raises.
+    ``nodes`` are in graph order, which is walked backwards. ``indexes_of`` gives the arguments of a call that are
+    indices, each with the range outside of which the call raises.
     """
     bounds: dict[Node, Range] = {}
     parts: dict[Node, list[Part]] = {}
     for node in reversed(list(nodes)):
-        _note(bounds, indexes_of(node))
-        if node not in bounds or 0 in _shape(node):  # nothing is said of what is left out
+        _narrow_each(bounds, indexes_of(node))
+        # of a tensor without elements, no element proves anything of the operands
+        if node not in bounds or 0 in _shape(node):
             continue
         if node.target in PASSING:
-            _note(bounds, PASSING[node.target](node, bounds[node]))
+            _narrow_each(bounds, PASSING[node.target](node, bounds[node]))
         elif node.target in _TAKING:
-            _note(bounds, _joined(node, bounds[node], parts))
+            _narrow_each(bounds, _whole_from_parts(node, bounds[node], parts))
     return bounds
 
 
-def _note(bounds: dict[Node, Range], found: Found) -> None:
+def _narrow_each(bounds: dict[Node, Range], found: ArgumentRanges) -> None:
+    """Narrow ``bounds`` of each argument that is an integer tensor by the range that was found for it."""
     for argument, range in found:
         if isinstance(argument, Node) and _dtype(argument) in (torch.int32, torch.int64):
             bounds[argument] = meet(bounds[argument], range) if argument in bounds else range
 
 
 def _dtype(node: Node) -> torch.dtype | None:
+    """The element type that torch recorded for ``node``; None if it is no tensor."""
     val = node.meta.get("val")
     return val.dtype if isinstance(val, torch.Tensor) else None
 
@@ -60,41 +66,49 @@ def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-def _first(node: Node, range: Range) -> Found:
+def _first_argument(node: Node, range: Range) -> ArgumentRanges:
+    """(self, ..): all elements of the first argument are in the result."""
     return [(node.args[0], range)]
 
 
-def _listed(node: Node, range: Range) -> Found:
+def _each_listed(node: Node, range: Range) -> ArgumentRanges:
+    """(tensors, ..): all elements of each tensor of a list are in the result, as in ``cat``."""
     return [(part, range) for part in node.args[0]]  # type: ignore[union-attr]
 
 
-def _cast(node: Node, range: Range) -> Found:
-    """To a type that has all values of the one before."""
+def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
+    """(self, ..): the operand, if the new type holds all values of the old one and so changes no element."""
     before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
     whole = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
     return [(node.args[0], range)] if whole else []
 
 
-def _copied(node: Node, range: Range) -> Found:
-    """(self, src): the source, in self's type."""
+def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
+    """(self, src): the source, if the copy does not convert it."""
     return [(node.args[1], range)] if _dtype(node) is _dtype(node.args[1]) else []  # type: ignore[arg-type]
 
 
-def _summed(sign: int) -> Callable[[Node, Range], Found]:
-    """x + c or x - c, or with a row of numbers as c. int64 that wraps around comes to where the result is not."""
+def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
+    """For ``x + c`` (sign 1) or ``x - c`` (sign -1), where the program knows c beforehand: x lies as far off as c says.
 
-    def rule(node: Node, range: Range) -> Found:
+    int64 sums that wrap around change nothing: a wrapped one is outside of the result's range.
+    """
+
+    def rule(node: Node, range: Range) -> ArgumentRanges:
         if _dtype(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
             return []
         left, right = node.args
         found = [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
-        return [pair for x, c, s in found for pair in _less(x, _numbers(c), s, range)]
+        return [pair for x, c, s in found for pair in _operand_of_sum(x, _range_known_beforehand(c), s, range)]
 
     return rule
 
 
-def _less(x: Any, numbers: Range | None, sign: int, range: Range) -> Found:
-    """x, if x + sign * c is in ``range`` for every c of ``numbers``."""
+def _operand_of_sum(x: Any, numbers: Range | None, sign: int, range: Range) -> ArgumentRanges:
+    """The range of ``x`` such that ``x + sign * c`` is in ``range`` for every c in ``numbers``.
+
+    [] if c is not known.
+    """
     if numbers is None:
         return []
     low, high = sorted((sign * numbers[0], sign * numbers[1]))
@@ -102,34 +116,42 @@ def _less(x: Any, numbers: Range | None, sign: int, range: Range) -> Found:
     return [(x, before)] if before[0] <= before[1] and inside(before, range_of_type(DType.INT64)) else []
 
 
-def _numbers(argument: Any) -> Range | None:
-    """The range of numbers that the program makes itself, whatever its inputs are, in whatever shape."""
+def _range_known_beforehand(argument: Any) -> Range | None:
+    """The range of a number or tensor that does not depend on the program's inputs, such as an arange.
+
+    None for others.
+    """
     if type(argument) is int:
         return argument, argument
     if not isinstance(argument, Node):
         return None
     if _dtype(argument) is torch.bool:
         return 0, 1
-    made = _MADE.get(argument.target) if _dtype(argument) is torch.int64 else None
+    made = _KNOWN_BEFOREHAND.get(argument.target) if _dtype(argument) is torch.int64 else None
     if made is not None:
         return made(argument)
-    return _numbers(argument.args[0]) if PASSING.get(argument.target) is _first else None
+    # a view has the elements of what it views
+    return _range_known_beforehand(argument.args[0]) if PASSING.get(argument.target) is _first_argument else None
 
 
-def _counting(node: Node) -> Range | None:
-    """An arange in steps of 1."""
-    start, end = [_end(given) for given in [0, *node.args[:2]][-2:]]
+def _range_of_arange(node: Node) -> Range | None:
+    """The range of an arange in steps of 1; None if its ends are not known."""
+    start, end = [_range_of_number(given) for given in [0, *node.args[:2]][-2:]]
     return (start[0], max(end[1] - 1, start[0])) if start and end else None
 
 
-def _end(given: Any) -> Range | None:
-    """The range of a whole number or a size."""
+def _range_of_number(given: Any) -> Range | None:
+    """The range of an int or of a symbolic size; None for anything else."""
     number = given.meta.get("val") if isinstance(given, Node) else given
     return range_of(size_of(number)) if type(number) is int or isinstance(number, torch.SymInt) else None
 
 
-def _multiplied(node: Node) -> Range | None:
-    left, right = map(_numbers, node.args)
+def _range_of_product(node: Node) -> Range | None:
+    """The range of a product of two operands that are known beforehand.
+
+    None if one is not, or if int64 may overflow.
+    """
+    left, right = map(_range_known_beforehand, node.args)
     if left is None or right is None:
         return None
     corners = [x * y for x in left for y in right]
@@ -137,50 +159,57 @@ def _multiplied(node: Node) -> Range | None:
     return found if inside(found, range_of_type(DType.INT64)) else None
 
 
-_WHOLE = (
+_KEEP_ALL_ELEMENTS = (
     "alias clone contiguous detach lift_fresh_copy view reshape _unsafe_view view_as unsqueeze squeeze flatten"
     " unflatten permute transpose swapaxes swapdims movedim t mT numpy_T expand expand_as broadcast_to repeat tile flip"
     " roll"
 ).split()
-"""Operators each of whose results has all elements of the first argument, and no others."""
+"""Operators whose result has all elements of the first argument and no others, in whatever shape and order."""
 
 
 def _overloads(name: str) -> list[Any]:
+    """The overloads of the operator ``name``, but for the view that reinterprets the bits as another dtype."""
     packet = getattr(aten, name)
     return [getattr(packet, overload) for overload in packet.overloads() if (name, overload) != ("view", "dtype")]
 
 
-PASSING: dict[Any, Callable[[Node, Range], Found]] = {
-    **{overload: _first for name in _WHOLE for overload in _overloads(name)},
-    **{overload: _listed for name in ("cat", "concat", "concatenate", "stack") for overload in _overloads(name)},
-    **{overload: _cast for name in ("to", "_to_copy", "type_as") for overload in _overloads(name)},
-    **{overload: _summed(1) for overload in _overloads("add")},
-    **{overload: _summed(-1) for overload in _overloads("sub")},
-    aten.copy.default: _copied,
+PASSING: dict[Any, Callable[[Node, Range], ArgumentRanges]] = {
+    **{overload: _first_argument for name in _KEEP_ALL_ELEMENTS for overload in _overloads(name)},
+    **{overload: _each_listed for name in ("cat", "concat", "concatenate", "stack") for overload in _overloads(name)},
+    **{overload: _operand_of_cast for name in ("to", "_to_copy", "type_as") for overload in _overloads(name)},
+    **{overload: _operands_of_sum(1) for overload in _overloads("add")},
+    **{overload: _operands_of_sum(-1) for overload in _overloads("sub")},
+    aten.copy.default: _source_of_copy,
 }
-"""Operators whose results tell of their operands."""
+"""Operator -> function of a call and the range of its result, which gives the ranges of its operands."""
 
-_MADE: dict[Any, Callable[[Node], Range | None]] = {
-    **dict.fromkeys((aten.arange.default, aten.arange.start), _counting),
-    **{overload: lambda node: _numbers(node.args[0]) for overload in (*_overloads("to"), *_overloads("_to_copy"))},
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _multiplied),
+_KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
+    **dict.fromkeys((aten.arange.default, aten.arange.start), _range_of_arange),
+    **{
+        overload: lambda node: _range_known_beforehand(node.args[0])
+        for overload in (*_overloads("to"), *_overloads("_to_copy"))
+    },
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _range_of_product),
 }
-"""Operators that make int64 of what the program knows: counted, converted, multiplied."""
+"""Operator -> the range of an int64 that it makes of numbers that the program knows beforehand, or None."""
 
 
-# ---- parts: what is known of each of them is known of the whole
+# ---- a tensor of which all parts are known, as where a row of token ids is split, is known itself
 
 
 class Part(NamedTuple):
-    """Positions along an axis that a call takes of a tensor, and the range of what is there."""
+    """A part that a call takes of a tensor: the positions along one axis, and the range of the elements there."""
 
     axis: int
     positions: range
     range: Range
 
 
-def _joined(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> Found:
-    """What ``node`` takes a part of, if ``parts`` and this one together are all of it; else the part is noted."""
+def _whole_from_parts(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> ArgumentRanges:
+    """The range of the tensor that the call ``node`` takes a part of, once all parts of it are known; until then [].
+
+    ``parts`` collects the parts of each tensor that were met so far, to which this one is added.
+    """
     base, dim, positions = _TAKING[node.target](node)
     if not positions:
         return []
@@ -188,51 +217,57 @@ def _joined(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> Found:
     known = parts.setdefault(base, [])
     known.append(Part(axis, positions, bound))
     along, size = [part for part in known if part.axis == axis], _shape(base)[axis]
+    # the second test counts positions that two parts share once
     if sum(len(part.positions) for part in along) < size or len({p for part in along for p in part.positions}) < size:
         return []
     return [(base, (min(part.range[0] for part in along), max(part.range[1] for part in along)))]
 
 
 Taken = tuple[Any, int, range]
-"""A tensor, an axis of it, and the positions along that; of sizes that are not known, none."""
+"""A tensor, an axis of it, and the positions along it that a call takes; no positions if they are not known."""
 
 
-def _selected(node: Node) -> Taken:
+def _taken_by_select(node: Node) -> Taken:
     arguments: Any = node.args
     base, dim, index = arguments
-    return base, dim, _run(base, dim, index, 1)
+    return base, dim, _positions_from(base, dim, index, 1)
 
 
-def _sliced(node: Node) -> Taken:
+def _taken_by_slice(node: Node) -> Taken:
     base, dim = node.args[0], _argument(node, 1, "dim", 0)
     ends = _argument(node, 2, "start"), _argument(node, 3, "end"), _argument(node, 4, "step", 1)
     return base, dim, _positions(base, dim, *ends)
 
 
-def _narrowed(node: Node) -> Taken:
+def _taken_by_narrow(node: Node) -> Taken:
     arguments: Any = node.args
     base, dim, start, length = arguments
-    return base, dim, _run(base, dim, start, length)
+    return base, dim, _positions_from(base, dim, start, length)
 
 
-def _unpacked(node: Node) -> Taken:
-    """One tensor of a list into which a call has cut another one."""
+def _taken_by_getitem(node: Node) -> Taken:
+    """The part that is one tensor of the list into which a call, such as ``split``, has cut its operand."""
     arguments: Any = node.args
     call, index = arguments
     if call.target not in _CUTTING:
         return call, 0, range(0)
     base, dim = call.args[0], _argument(call, _CUTTING[call.target], "dim", 0)
     sizes = [1 if call.target is aten.unbind.int else part.shape[dim] for part in call.meta["val"]]
-    return base, dim, _run(base, dim, sum(sizes[:index]), sizes[index])
+    return base, dim, _positions_from(base, dim, sum(sizes[:index]), sizes[index])
 
 
-def _run(base: Any, dim: int, start: Any, length: Any) -> range:
-    """``length`` positions from ``start`` on, which may count from the end."""
+def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
+    """``length`` positions from ``start`` on. ``start`` may count from the end; empty if one of both is not an int."""
     known = type(start) is int and type(length) is int
+    # an end of 0 would mean the tensor's start: None is its end
     return _positions(base, dim, start, (start + length) or None) if known and length else range(0)
 
 
 def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
+    """The positions of the slice start:stop:step along ``dim``.
+
+    Empty if one of the numbers is known at run time only.
+    """
     size = _shape(base)[dim]
     known = all(end is None or type(end) is int for end in (size, start, stop, step))
     return range(size)[start:stop:step] if known else range(0)
@@ -242,11 +277,11 @@ _CUTTING: dict[Any, int] = {
     aten.unbind.int: 1,
     **{overload: 2 for name in ("split", "split_with_sizes", "chunk") for overload in _overloads(name)},
 }
-"""Operators that return a list of all parts of a tensor, and the position of their argument ``dim``."""
+"""Operators that return all parts of a tensor as a list -> the position of their argument ``dim``."""
 _TAKING: dict[Any, Callable[[Node], Taken]] = {
-    aten.select.int: _selected,
-    aten.slice.Tensor: _sliced,
-    aten.narrow.default: _narrowed,
-    operator.getitem: _unpacked,
+    aten.select.int: _taken_by_select,
+    aten.slice.Tensor: _taken_by_slice,
+    aten.narrow.default: _taken_by_narrow,
+    operator.getitem: _taken_by_getitem,
 }
-"""Operators whose results are parts of a tensor."""
+"""Operators whose result is a part of a tensor -> which part."""

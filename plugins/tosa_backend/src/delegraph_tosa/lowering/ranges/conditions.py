@@ -1,4 +1,7 @@
-"""What the condition of a loop proves of integers in its body: ``i < n`` that ``i`` is at most ``n - 1``."""
+"""What the condition of a loop proves of integers in the loop's body.
+
+``i < n`` proves that ``i`` is at most ``n - 1``.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ ValueOf = Callable[[Node], Value | int]
 
 
 def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
-    """Placeholder -> the range in which its elements are if the subgraph, which returns one truth, returns true.
+    """Placeholder -> the range in which its elements lie whenever the condition returns true.
 
-    ``value_of`` gives what the nodes of the subgraph stand for.
+    ``nodes`` are those of the condition's graph, which returns one truth value. ``value_of`` gives the value or size
+    that a node stands for.
     """
     result: Any = nodes[-1].args[0]
     (truth,) = result if isinstance(result, (tuple, list)) else (result,)
@@ -33,7 +37,7 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
 
 
 def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
-    """What each comparison says that has to hold for ``truth`` to."""
+    """The bounds that follow from ``truth`` being true: those of each comparison in it that is joined by ``and``."""
     truth = _same_element(truth)
     if not isinstance(truth, Node):
         return
@@ -43,19 +47,20 @@ def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
     elif truth.target in _COMPARISONS:
         left, right = map(_same_element, truth.args[:2])
         below, above = _COMPARISONS[truth.target]
-        yield from _compared(left, right, below, above, value_of)
-        yield from _compared(right, left, _turned(above), _turned(below), value_of)
+        yield from _bounds_of_left(left, right, below, above, value_of)
+        yield from _bounds_of_left(right, left, _negated(above), _negated(below), value_of)
 
 
-def _turned(distance: int | None) -> int | None:
+def _negated(distance: int | None) -> int | None:
+    """The distance seen from the other operand."""
     return None if distance is None else -distance
 
 
-def _compared(
+def _bounds_of_left(
     left: Any, right: Any, below: int | None, above: int | None, value_of: ValueOf
 ) -> Iterator[tuple[Node, Range]]:
-    """left <= right + below and left >= right + above, where None says nothing."""
-    numbers = _numbers(right, value_of)
+    """The range of ``left``, given left <= right + below and left >= right + above; None: there is no such bound."""
+    numbers = _range_of_operand(right, value_of)
     if isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left) and numbers is not None:
         low, high = range_of_type(DType.INT64)
         low = low if above is None else numbers[0] + above
@@ -63,7 +68,8 @@ def _compared(
         yield left, (low, high)
 
 
-def _numbers(argument: Any, value_of: ValueOf) -> Range | None:
+def _range_of_operand(argument: Any, value_of: ValueOf) -> Range | None:
+    """The range of an int, a size or a tensor of one integer; None for anything else."""
     if type(argument) is int:
         return argument, argument
     if not isinstance(argument, Node) or not (is_size(argument) or _is_one_integer(argument)):
@@ -75,6 +81,7 @@ def _numbers(argument: Any, value_of: ValueOf) -> Range | None:
 
 
 def _is_one_integer(node: Node) -> bool:
+    """Whether ``node`` is an integer tensor of one element."""
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor) or val.is_floating_point() or val.dtype is torch.bool:
         return False
@@ -82,7 +89,7 @@ def _is_one_integer(node: Node) -> bool:
 
 
 def _same_element(argument: Any) -> Any:
-    """What ``argument``, of one element, is a view or a copy of."""
+    """``argument``, a node of one element, traced back through views and copies to the node that made the element."""
     while isinstance(argument, Node) and argument.target in _COPIES:
         argument = argument.args[0]
     return argument
@@ -94,7 +101,7 @@ _COPIES = frozenset(
     for overload in getattr(aten, name).overloads()
     if (name, overload) != ("view", "dtype")
 )
-"""Operators that, of one element, give that element; ``all`` and ``any`` of one truth."""
+"""Operators that, of a tensor with one element, return that element; ``all`` and ``any`` do of one truth value."""
 _BOTH = frozenset({aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor})
 _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), (-1, None)),
@@ -103,4 +110,4 @@ _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.ge.Scalar, aten.ge.Tensor), (None, 0)),
     **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), (0, 0)),
 }
-"""Comparison -> how far below, and above, the right operand the left one ends and begins; None: no end there."""
+"""Comparison -> (below, above): left <= right + below and left >= right + above if it is true. None: no such bound."""

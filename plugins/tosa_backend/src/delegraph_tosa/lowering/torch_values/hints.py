@@ -1,4 +1,8 @@
-"""What the user can do about a refusal. Every reason that has a hint is worded here, so that they sound alike."""
+"""Reasons of refusals with a hint that says what the user can do. All are worded here, so that they sound alike.
+
+Each function returns a ``Reason``: its text, the hint, and a ``cause``, a key by which the report joins refusals that
+one change would lift. ``of`` is the operand that is to blame, ``unless`` is the change (another dtype, or fixed sizes).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from ...spec import TosaSpec
 
 _MEANT = "TOSA wants every shape beforehand"
 _CHOOSES = "quantized_decomposed::choose_qparams"
-"""How operators are called that find the scale of a value at run time."""
+"""How the names of the operators begin that choose a scale from the data at run time."""
 _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
     torch.float64: (".float()", torch.float32),
     torch.uint8: (".int()", torch.int32),
@@ -24,14 +28,21 @@ _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
 
 
 def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
-    """``what`` has sizes that are known at run time only; those that depend on the data are a cause of their own."""
+    """The reason why ``what``, a tensor like ``val``, is refused: it has sizes that are known at run time only.
+
+    ``of`` is the node that has it. Sizes that depend on the data (as of nonzero) are another cause, with another hint:
+    exporting with static sizes does not help there.
+    """
     if any(free_unbacked_symbols(size) for size in val.shape):
         return data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}; {_MEANT}", of)
     return needs_sizes(f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time")
 
 
 def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
-    """What only a target with sizes of the run time takes, such as ``wider``."""
+    """The reason for what only a target with sizes at run time takes.
+
+    ``wider`` is such a target, which the hint names.
+    """
     hint = (
         f"lower for spec={wider}, which computes with sizes, or export with static sizes (without these"
         " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
@@ -40,7 +51,7 @@ def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
 
 
 def data_dependent(text: str = f"the shape of its result depends on the data, and {_MEANT}", of: Any = None) -> Reason:
-    """The result has as many elements as the data say."""
+    """The reason for a result whose number of elements depends on the data. ``of`` is the node that has it."""
     hint = (
         "keep the shape: torch.where(mask, x, 0) or the best by torch.topk instead of x[mask] and nonzero; or do it"
         " before or after the model"
@@ -49,41 +60,48 @@ def data_dependent(text: str = f"the shape of its result depends on the data, an
 
 
 def int64_value(node: Node, why: str) -> Reason:
-    """An int64 that is made elsewhere and that may not fit into 32 bits."""
+    """The reason for an int64 that the host computes and that may not fit into the 32 bits of a delegate."""
     cast = "write .int() behind what makes it"
     if node.op == "placeholder":
-        cast = f"{_from_the_start(node.name, torch.int32, '.int()')}; a mask can be bool"
+        cast = f"{_give_other_dtype(node.name, torch.int32, '.int()')}; a mask can be bool"
     text, hint = f"the input {node.name}: {why}", f"if its values fit into 32 bits, {cast}"
     return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
 
 
-def _from_the_start(given: str, other: torch.dtype, cast: str) -> str:
-    """Of an input or a buffer: a cast inside of the model is itself an operator on what TOSA does not take."""
+def _give_other_dtype(given: str, other: torch.dtype, cast: str) -> str:
+    """The hint for ``given``, an input or a buffer.
+
+    A cast in the model would not help, since it stays on the host itself.
+    """
     name = str(other).removeprefix("torch.")
     return f"let {given} be {name} from the start ({given}{cast} in the model stays on the host)"
 
 
 def cast_of_bytes(dtype: torch.dtype | None, given: str | None) -> Reason:
-    """uint8 that becomes another integer; ``given`` is the input, if it is one."""
+    """The reason for a cast of uint8 to another integer type.
+
+    ``given`` is the input that is cast, by name, if it is one.
+    """
     cast, other = _INSTEAD[torch.uint8]
-    hint = _from_the_start(given, other, cast) if given else "as float32 it is taken"
+    hint = _give_other_dtype(given, other, cast) if given else "as float32 it is taken"
     return Reason(f"uint8 is not converted to {dtype}, only to float32", hint=hint, cause="uint8")
 
 
 def int64_result(text: str) -> Reason:
-    """An int64 that is computed here and that may not fit into 32 bits."""
+    """The reason for an int64 that a delegate computes, and that may not fit into 32 bits."""
     how = ".int() on its operands, or dtype=torch.int32 where it takes that"
     return Reason(text, hint=f"if its values fit into 32 bits, compute it in int32: {how}", cause="int64")
 
 
 def int64_carried(text: str) -> Reason:
-    """An int64 that goes from one step to the next."""
+    """The reason for an int64 that a loop hands from one step to the next."""
     hint = "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write while_loop with `i < n`"
     return Reason(text, hint=hint, cause="int64")
 
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
-    """TOSA has no such elements."""
+    """The reason for a tensor whose dtype TOSA lacks. ``what`` names the tensor, ``of`` is the node that has it."""
+    # the float64 is a scale chosen at run time: the cause is dynamic quantization, not the type
     if of is not None and _is_chosen_scale(of):
         return scale_at_run_time()
     name = str(dtype).removeprefix("torch.")
@@ -93,14 +111,17 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
         hint = f"let it be {other}: without casts to {dtype}, and without buffers or constants of it"
     elif other is not None and of is not None:
         given = of.op == "placeholder"
-        hint = _from_the_start(of.name, other, cast) if given else f"write {cast} behind what makes it"
+        hint = _give_other_dtype(of.name, other, cast) if given else f"write {cast} behind what makes it"
     if dtype.is_complex:
         hint = "compute real and imaginary parts apart, as torch.view_as_real gives them"
     return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)
 
 
 def no_operand(dtype: torch.dtype) -> Reason:
-    """An operand that a delegate moves and converts, but does not compute with."""
+    """The reason for an operand that a delegate can move and convert, but not compute with.
+
+    Uint8 and complex numbers.
+    """
     reason = no_dtype(dtype, "its operand")
     if dtype is not torch.uint8:
         return reason
@@ -109,25 +130,25 @@ def no_operand(dtype: torch.dtype) -> Reason:
 
 
 def within(what: str, why: str) -> str:
-    """The reason of a call inside of ``what``, with what the user can do about it."""
+    """The reason ``why`` of a call that is inside of ``what`` (a branch, a composite); its hint stays."""
     if not isinstance(why, Reason):
         return f"{what}: {why}"
     return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless)
 
 
 def number_crosses(text: str) -> Reason:
-    """A number of Python, or a size, where graphs of control flow take and return tensors."""
+    """The reason for a Python number or a size where a branch or a loop takes or returns tensors only."""
     return Reason(text, hint="let it be a tensor: torch.full((), number) in place of the number")
 
 
 def number_at_run_time(text: str) -> Reason:
-    """A number of Python that is computed of sizes, in a way that TOSA has no operators for, or elsewhere."""
+    """The reason for a Python number that is computed from sizes at run time, which TOSA has no operators for."""
     hint = "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and torch.log or the like of that"
     return Reason(f"{text}; TOSA takes and returns tensors", hint=hint, cause="number", unless="static")
 
 
 def undecided(text: str) -> Reason:
-    """A rule asks for a size that is known at run time only."""
+    """The reason for a call whose rule has to know a size that is known at run time only."""
     hint = (
         "export with static sizes (without these dynamic_shapes), once for each that you need (delegraph.lower_buckets)"
     )
@@ -135,23 +156,27 @@ def undecided(text: str) -> Reason:
 
 
 def by_size(text: str, instead: str) -> Reason:
-    """A call whose operators differ from size to size; ``instead`` is one whose operators do not."""
+    """The reason for a call that needs other operators for each size. ``instead``: a call that does not."""
     return Reason(text, hint=f"{instead}, or export with static sizes", cause="dynamic", unless="static")
 
 
 def untold_size(text: str) -> Reason:
-    """A part of the program computes with a size that none of its operands has."""
+    """The reason for a partition that computes with a size which none of its inputs has, so that it cannot learn it."""
     hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
 def too_large(text: str) -> Reason:
-    """A constant that a rule would have to spell out."""
+    """The reason for a call that would put a large constant into the file."""
     return Reason(text, hint="make it once, in the module's __init__, and register it as a buffer")
 
 
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
-    """What another target takes: ``ways`` are the profiles and extensions, any of which would do."""
+    """The reason ``text`` for what ``spec`` refuses and another target takes.
+
+    ``ways`` are sets of profiles and extensions, any of which is enough. The hint names the target that adds the
+    fewest.
+    """
     if not ways or any(names <= spec.names for names in ways):
         return text
     wider = spec.with_names(min(ways, key=lambda names: (len(names - spec.names), sorted(names))))
@@ -160,7 +185,7 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
 
 
 def scale_at_run_time() -> Reason:
-    """Dynamic quantization."""
+    """The reason for dynamic quantization, whose scales are computed from the data."""
     hint = (
         "quantize with scales that calibration finds (delegraph.quantize), or leave these activations in floats;"
         " weights alone may be quantized"
@@ -169,6 +194,7 @@ def scale_at_run_time() -> Reason:
 
 
 def _is_chosen_scale(node: Node) -> bool:
+    """Whether ``node`` is a result of an operator that chooses a scale from the data."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, Node) and _chooses_scale(source.target)
 
@@ -178,7 +204,7 @@ def _chooses_scale(target: Any) -> bool:
 
 
 def neither(in_integers: str, in_floats: str) -> str:
-    """A call on quantized values that neither way takes; the hint is that of the integer rule."""
+    """The reason for a call on quantized values that can be computed neither as integers nor as floats."""
     text = f"in integers: {in_integers}; in floats: {in_floats}"
     if not isinstance(in_integers, Reason):
         return text
@@ -186,7 +212,10 @@ def neither(in_integers: str, in_floats: str) -> str:
 
 
 def at_border(spec: TosaSpec, node: Node, why: str) -> str:
-    """``why``, with a hint for the quantize of an input or dequantize of a result, which INT leaves to the host."""
+    """``why``, with a hint if ``node`` quantizes an input or dequantizes a result of the program.
+
+    A target without floats leaves those to the host, unless the program takes and returns integers itself.
+    """
     name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
     arrives = name == "quantized_decomposed::quantize_per_tensor" and node.all_input_nodes[0].op == "placeholder"
     leaves = name == "quantized_decomposed::dequantize_per_tensor" and all(u.op == "output" for u in node.users)
@@ -197,7 +226,7 @@ def at_border(spec: TosaSpec, node: Node, why: str) -> str:
 
 
 def no_rule(target: Any) -> Reason:
-    """There is no lowering for the operator."""
+    """The reason for an operator that has no rule here."""
     if _chooses_scale(target):
         return scale_at_run_time()
     tags = getattr(target, "tags", ())

@@ -1,4 +1,4 @@
-"""What torch computes of symbolic sizes and is no size: floats, and truth values."""
+"""Numbers that torch computes from symbolic sizes and that are no sizes themselves: floats and truth values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ...ir.sizes import waits
 from .sizes import size_of_expression
 
 UNKNOWN = math.nan
-"""Stands for a number that TOSA cannot compute of sizes, such as a logarithm on the way from one to another."""
+"""Stands for a number that TOSA cannot compute from sizes, such as a logarithm.
+
+It may be a step on the way to a number that is never used, so it is refused only where an operand is asked for.
+"""
 _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "StrictGreaterThan": (">", False, False),
     "GreaterThan": (">=", False, False),
@@ -22,14 +25,17 @@ _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "Equality": ("==", False, False),
     "Unequality": ("==", False, True),
 }
-"""Classes of sympy -> function of ``Relation``, whether the sides change places, and whether it is not so."""
+"""Name of a sympy class -> how to write it as a ``Relation``.
+
+Function, whether to swap the sides, whether to negate.
+"""
 
 
 def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
-    """A formula or a relation; ``UNKNOWN`` for what is neither."""
+    """A symbolic float as a ``Formula``, a symbolic truth value as a ``Relation``; ``UNKNOWN`` where there is none."""
     expression, ranges = val.node.expr, val.node.shape_env.var_to_range
     if isinstance(val, torch.SymFloat):
-        found = _float(expression, ranges)
+        found = _float_of(expression, ranges)
         return found if waits(found) else UNKNOWN
     function, swapped, not_ = _RELATIONS.get(type(expression).__name__, ("", False, False))
     if not function:
@@ -38,14 +44,14 @@ def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
     return Relation(function, right, left, not_) if swapped else Relation(function, left, right, not_)
 
 
-def _float(expression: Any, ranges: Any) -> Any:
-    """A number, a size or a formula; ``UNKNOWN`` if a part is."""
+def _float_of(expression: Any, ranges: Any) -> Any:
+    """A sympy expression as a number, a size or a ``Formula``; ``UNKNOWN`` if a part of it is."""
     name = type(expression).__name__
     if expression.is_Symbol or expression.is_integer:
         return size_of_expression(expression, ranges)
     if expression.is_number:
         return float(expression)
-    parts = [_float(part, ranges) for part in expression.args]
+    parts = [_float_of(part, ranges) for part in expression.args]
     if any(part is UNKNOWN for part in parts):
         return UNKNOWN
     if name == "ToFloat":

@@ -27,7 +27,10 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.int64: DType.INT64,
     torch.bool: DType.BOOL,
 }
-"""No operator of TOSA 1.0 takes INT64: constants fold in it, the graph computes in INT32 (see ``integer_widths``)."""
+"""torch's dtype -> TOSA's.
+
+No operator of TOSA 1.0 takes INT64: constants are folded in it, and the graph computes in INT32 (``integer_widths``).
+"""
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()}
 
@@ -38,7 +41,7 @@ def refused(why: str) -> Unsupported:
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """The TOSA element type; Unsupported where there is none."""
+    """The TOSA element type of a torch dtype; Unsupported where there is none."""
     found = DTYPES.get(dtype)
     if found is not None:
         return found
@@ -46,13 +49,15 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 
 def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torch.dtype | None = None) -> Type:
-    """The type of a fake (or real) tensor; Unsupported if it is no tensor of positive sizes.
+    """The type of a fake (or real) tensor; Unsupported if it is no dense tensor with elements that TOSA has.
 
-    ``of``: the operand that it is the type of, if it is one's. ``dtype``: what the graph has for its dtype, if another.
+    ``what`` names the tensor in the reason, ``of`` is its node if it is an operand. ``dtype`` replaces the tensor's own
+    where the graph holds it as another.
     """
     if not isinstance(val, torch.Tensor):
         raise refused(no_tensor(val, what))
     dtype = dtype or val.dtype
+    # by far the commonest case, kept apart because a lowering asks thousands of times
     if val.layout is torch.strided and not is_dynamic_tensor(val):
         known = _known_type(val.shape, dtype)
         if known is not None:
@@ -72,29 +77,29 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torc
 
 @lru_cache(maxsize=4096)
 def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
-    """The type of a dense tensor whose sizes are numbers, one object for all of that type; None if TOSA has none."""
+    """The type of a dense tensor whose sizes are all numbers; equal calls share one object. None if TOSA has none."""
     found = DTYPES.get(dtype)
     return None if found is None or 0 in shape else Type(tuple(shape), found)
 
 
 def dtype_of_number(number: float) -> torch.dtype:
-    """torch's type for a tensor of that number, which may be known at run time only."""
+    """The dtype that torch gives a tensor made of ``number``, which may be known at run time only."""
     if waits(number):
         return torch.int64 if is_dynamic(number) else torch.get_default_dtype()
     return torch.tensor(number).dtype
 
 
 def no_tensor(val: Any, what: str) -> str:
-    """The reason for what is a number, or no tensor at all."""
+    """The reason why ``val``, a Python number or another object, is refused where ``what`` has to be a tensor."""
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return number_at_run_time(f"{what} is {val}, a number that is known at run time only")
     return f"{what} is {val!r}, not a tensor"
 
 
 def constant_of(name: str, tensor: torch.Tensor) -> Value:
-    """A parameter, buffer or constant by reference: nothing is read before it is written.
+    """A parameter, buffer or constant as a constant that refers to its tensor; the file's writer reads the elements.
 
-    Writing raises ContractViolation if the tensor was changed in place in between.
+    Writing raises ContractViolation if the tensor was changed in place after the lowering.
     """
     value_type = type_of(tensor, f"the constant {name}")
     if isinstance(tensor, FakeTensor):
@@ -103,6 +108,7 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
 
 
 def _read(name: str, tensor: torch.Tensor, version: int | None) -> Array:
+    """The elements for the file; ContractViolation unless the tensor still has the ``version`` that was lowered."""
     if _version(tensor) != version:
         raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
     return array_of(tensor)
@@ -114,17 +120,17 @@ def finfo(dtype: DType) -> torch.finfo:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements as constants have them (``ARRAY_DTYPES``), in the tensor's memory if that is the host's."""
+    """The elements as constants have them (numpy, ``ARRAY_DTYPES``); no copy if the tensor is on the host."""
     plain = tensor.detach().cpu().resolve_neg()
     array: Array = (plain.view(torch.uint16) if plain.dtype is torch.bfloat16 else plain).numpy()
     return array
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
-    """Equal for tensors that are the same elements of the same memory."""
+    """A key that is equal for tensors which are the same elements of the same memory, as tied weights are."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """How often the tensor was written in place; inference tensors do not count it."""
+    """How often the tensor was written in place, as torch counts it; None for inference tensors, which do not count."""
     return None if tensor.is_inference() else tensor._version
