@@ -6,7 +6,7 @@ import copy
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -132,8 +132,10 @@ class LoweredProgram(MethodPrograms):
     ) -> Verification:
         """Run a method here and in eager PyTorch on the same inputs, each from the initial state; figures of both.
 
-        Both begin with the same random seed. ``runtime`` names one that executes files of a format (``"executorch"``):
-        the program is saved in that format and run there instead. ``observer`` is told the values of the run here.
+        Both begin with the same random seed. Where they differ, eager is run again, at most twelve times, with other
+        rounding and with equal elements in another order: where it disagrees with itself, the figures are beside what
+        it returns then, and say so. ``runtime`` names one that executes files of a format (``"executorch"``): the
+        program is saved in that format and run there instead. ``observer`` is told the values of the run here.
         ``per_operator``: every value is compared as well, by ``delegraph_analysis.verify_operators``. Raises NoRuntime
         if the runtime is not there, InputError for an observer of it. The model is not called while another thread
         lowers, since torch puts tracers in the place of its weights.
@@ -153,8 +155,13 @@ class LoweredProgram(MethodPrograms):
         given = copy.deepcopy(args), copy.deepcopy(kwargs)
         seed = torch.get_rng_state()
         got = self._run_in(runtime, name, *given) if runtime else self._run_here(name, observer, *given)
-        torch.set_rng_state(seed)
-        return Verification.of(got, self._run_eager(name, args, kwargs))
+
+        def eager(mode: AbstractContextManager[Any]) -> Any:
+            torch.set_rng_state(seed)
+            return self._run_eager(name, args, kwargs, mode)
+
+        wanted = eager(nullcontext())
+        return Verification.of(got, wanted).settled(got, wanted, eager)
 
     def observe(self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
         """What a method returns from its initial state; ``observer`` is told the values on the way."""
@@ -190,12 +197,14 @@ class LoweredProgram(MethodPrograms):
             return ObservedExecutable(start, observer, self.delegates)(*args, **kwargs)
         return SuspiciousExecutable(start._method, start._delegates)(*args, **kwargs)
 
-    def _run_eager(self, name: str, args: Any, kwargs: Any) -> Any:
-        """What eager PyTorch returns; what it writes is put back."""
+    def _run_eager(self, name: str, args: Any, kwargs: Any, mode: AbstractContextManager[Any]) -> Any:
+        """What eager PyTorch returns in a dispatch mode; what it writes is put back."""
         written = {target for d in self.delegates if d.method == name for target in d.module.state}
         written |= written_targets(self._programs[name])
         with TRACING, torch.no_grad(), _state_kept(self._eager_module(name), written) as eager:
-            returned = eager(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            given = copy.deepcopy(args), copy.deepcopy(kwargs)
+            with mode:
+                returned = eager(*given[0], **given[1])
             return copy.deepcopy(returned)  # it may be the state itself, which is now put back
 
     def _run_in(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:

@@ -25,9 +25,9 @@ class OutputStatistics(NamedTuple):  # a verification has thousands, and a froze
 
     ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
     outputs are compared exactly; their ``max_abs_error`` is of integers. What is no number, such as None, counts as one
-    element that is the same or not. ``dtype`` is that of eager; ``remark`` says why a difference is nobody's error,
-    such as a tie in a top-k. ``snr`` is the signal-to-noise ratio in dB, 10 log10(sum of eager's squares / sum of
-    squared differences) over what is finite; None where there is no difference, or nothing but difference.
+    element that is the same or not. ``dtype`` is that of eager. ``remark`` says that eager disagrees with itself: the
+    figures are then beside what it could return as well. ``snr`` is the signal-to-noise ratio in dB, 10 log10(sum of
+    eager's squares / sum of squared differences) over what is finite; None without a difference, or with nothing else.
     """
 
     name: str
@@ -49,9 +49,9 @@ class OutputStatistics(NamedTuple):  # a verification has thousands, and a froze
         return {k: finite(v) for k, v in {**self._asdict(), "relative_error": self.relative_error}.items()}
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether the difference is within ``tolerance``, by default that of ``TOLERANCES``, or has a remark."""
+        """Whether the difference is within ``tolerance``, by default that of ``TOLERANCES``."""
         accepted = TOLERANCES.get(self.dtype, 0.0) if tolerance is None else tolerance
-        return bool(self.remark) or (not self.mismatched and self.relative_error <= accepted)
+        return not self.mismatched and self.relative_error <= accepted
 
     def __str__(self) -> str:
         odd = f", {self.mismatched} elements differ in being finite" if self.mismatched else ""

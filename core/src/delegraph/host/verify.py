@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,12 @@ class Verification:
         """Compare two results of the same structure, output by output."""
         pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
         return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+
+    def settled(self, got: Any, wanted: Any, run: Callable[[Any], Any]) -> Verification:
+        """Beside eager as it decides where it disagrees with itself; ``run`` calls it in a torch dispatch mode."""
+        from .undecided import settle
+
+        return self if self.agrees() else Verification(settle(self.outputs, got, wanted, run))
 
     def __repr__(self) -> str:
         verdict = "agrees with" if self.agrees() else "differs from"
@@ -52,8 +58,13 @@ class Verification:
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
         """Of one method with several inputs: the worst figures of each output."""
         columns = zip(*(v.outputs for v in several), strict=True)
-        worst = (max(column, key=lambda o: (not o.agrees(), o.mismatched, o.relative_error)) for column in columns)
-        return Verification(tuple(worst))
+        return Verification(tuple(map(_worst, columns)))
 
     def __str__(self) -> str:
         return "\n".join(["compared with eager:", *(f"  {o}" for o in self.outputs)])
+
+
+def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
+    """The worst figures of one output; what was remarked in another run stays said."""
+    worst = max(column, key=lambda o: (not o.agrees(), o.mismatched, o.relative_error))
+    return worst._replace(remark=worst.remark or next(filter(None, (o.remark for o in column)), ""))

@@ -38,9 +38,9 @@ class OperatorStatistics(NamedTuple):
     """Of a loop body: the first run of it that does not agree."""
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether the difference is within the tolerance of its type, or within twice what eager itself loses."""
+        """Whether a difference is nobody's, within the tolerance of its type or twice what eager itself loses."""
         f = self.figures
-        if f.agrees(tolerance) or (self.quantizes and f.max_abs_error <= 1):
+        if f.remark or f.agrees(tolerance) or (self.quantizes and f.max_abs_error <= 1):
             return True
         return not f.mismatched and f.relative_error <= SLACK * self.eager_error
 

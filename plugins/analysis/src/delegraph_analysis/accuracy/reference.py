@@ -120,7 +120,7 @@ class Reference:
         """``found`` with all this. Outputs that agree with eager once it decides as the program did are remarked."""
         decided = any(row.figures.remark for row in self._rows)
         pairs = zip(found.outputs, self._outputs.outputs, strict=True)
-        outputs = [a._replace(remark=DECIDED) if decided and not a.agrees() and b.agrees() else a for a, b in pairs]
+        outputs = [b._replace(remark=DECIDED) if decided and not a.agrees() and b.agrees() else a for a, b in pairs]
         return VerificationByOperator(tuple(outputs), self.verification)
 
     def begin(self, values: Mapping[Node, Any]) -> None:

@@ -265,11 +265,11 @@ def _inside(row: DelegateRow, drawn: Drawn) -> str:
 
 
 def _output(o: OutputStatistics) -> list[str]:
-    verdict = o.remark or ("" if o.agrees() else "differs")
+    verdict = "" if o.agrees() else "differs"
     odd = f"{o.mismatched:,} elements differ in being finite" if o.mismatched else ""
     tensor = f"{o.dtype}[{', '.join(map(str, o.shape))}]"
     figures = [_ratio(o.relative_error), _decibels(o), f"{o.max_abs_error:.3g}", f"{o.max_abs_value:.3g}"]
-    return [text(o.name), code(tensor), *figures, text("; ".join(filter(None, (verdict, odd))) or "agrees")]
+    return [text(o.name), code(tensor), *figures, text("; ".join(filter(None, (verdict, o.remark, odd))) or "agrees")]
 
 
 def _decibels(o: OutputStatistics) -> str:

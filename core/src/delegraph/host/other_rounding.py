@@ -1,0 +1,115 @@
+"""Eager PyTorch with its results rounded otherwise, or with equal elements in another order.
+
+What it returns then is as right as what it returned first. Rounding at random is the method CESTAC
+(https://doi.org/10.1016/0378-4754(93)90003-D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .output_statistics import TOLERANCES
+
+aten = torch.ops.aten
+_PICKS = {aten.topk.default, aten.sort.default, aten.sort.stable, aten.argmax.default, aten.argmin.default}
+_PICKS |= {aten.max.dim, aten.min.dim, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim}
+"""Operators that return positions of elements."""
+_MOVES = frozenset(
+    """
+    _to_copy _unsafe_index abs alias amax amin arange cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy
+    diagonal_copy embedding empty expand_copy eye fill flip floor full full_like gather index index_put index_select
+    lift_fresh_copy masked_fill masked_scatter masked_select max max_pool2d_with_indices maximum min minimum neg
+    new_empty new_full new_ones new_zeros ones ones_like permute_copy pixel_shuffle pixel_unshuffle relu repeat roll
+    round scalar_tensor scatter select_scatter slice_scatter stack trunc where zero zeros zeros_like
+    """.split()
+)
+"""Operators whose results are elements of their operands, or exact: they round nothing."""
+_LAST_BITS = {
+    torch.float64: (torch.int64, 0xFFFFF),
+    torch.float32: (torch.int32, 0xFF),
+    torch.float16: (torch.int16, 0x7),
+    torch.bfloat16: (torch.int16, 0x3),
+}
+"""Type -> the integers of its width, and which of their bits are 0 in a number of few digits: a count, a half."""
+
+
+class OtherRounding(TorchDispatchMode):
+    """Eager whose results are off by up to ``share`` of the tolerance of their type; to the other side with -1 as sign.
+
+    ``what``: ``"order"`` leaves all values as they are, and of elements that are about equal the later ones count as
+    larger. ``"rounding"`` changes the last digits of each result at random.
+    """
+
+    supports_higher_order_operators = True  # what a branch, a loop or a delegate returns is taken as it is
+
+    def __init__(self, what: Literal["order", "rounding"], share: float, sign: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._share, self._sign = share, sign
+        self._random = torch.Generator().manual_seed(0) if what == "rounding" else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _PICKS and not kwargs.get("stable"):  # torch says of stable sorting which of equals comes first
+            return self._pick(func, args, kwargs)
+        returned = func(*args, **kwargs)
+        if self._random is not None and isinstance(func, OpOverload):
+            name = func._schema.name.removeprefix("aten::").removesuffix("_")
+            views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+            if not views and name not in _MOVES:
+                pytree.tree_map_only(torch.Tensor, self._round, returned)
+        return returned
+
+    def _round(self, result: torch.Tensor) -> torch.Tensor:
+        """Change the last digits of each element in place. Numbers of few digits are exact as a rule, and stay."""
+        if result.dtype in _LAST_BITS and result.layout is torch.strided:
+            integers, mask = _LAST_BITS[result.dtype]
+            few = (result.view(integers) & mask) == 0
+            result.mul_(torch.where(few, 1.0, 1 + self._size(result.dtype) * self._noise(result)).to(result.dtype))
+        return result
+
+    def _pick(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What ``func`` returns if elements that are about equal have another order."""
+        named = func._schema.arguments
+        given = zip((a.name for a in named), args, strict=False)
+        bound = {**{a.name: a.default_value for a in named}, **dict(given), **kwargs}
+        source, dim = bound["self"], bound["dim"]
+        returned = func(self._reordered(source, dim), *args[1:], **kwargs)
+        if isinstance(returned, torch.Tensor):
+            return returned
+        positions = returned[1]  # the values are those of the source
+        kept = positions.dim() == source.dim()
+        values = source.gather(dim, positions if kept else positions.unsqueeze(dim))
+        return values if kept else values.squeeze(dim), positions
+
+    def _reordered(self, source: torch.Tensor, dim: int | None) -> torch.Tensor:
+        """``source`` in float64, moved by so little that only elements that are about equal have another order."""
+        wide = source.double()
+        finite = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
+        largest = float(finite.max()) if finite.numel() else 0.0
+        if largest > 2**50 and not source.is_floating_point():  # float64 does not hold the difference
+            return source
+        beyond = 2 * largest or 1.0  # where infinities go, which are equal to each other as well
+        by = self._size(source.dtype) * beyond if source.is_floating_point() else 0.25
+        return wide.nan_to_num(nan=torch.nan, posinf=beyond, neginf=-beyond) + by * self._noise(wide, dim)
+
+    def _noise(self, like: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+        """From -1 to 1: at random but for the middle, or rising along a dimension (if it is None, all elements)."""
+        if self._random is not None:
+            wide = torch.float64 if like.dtype is torch.float64 else torch.float32
+            noise = torch.rand(like.shape, generator=self._random, dtype=wide) - 0.5
+            return self._sign * (noise + 0.5 * noise.sign()).to(like.device)
+        size = like.numel() if dim is None or like.dim() == 0 else like.shape[dim]
+        rising = torch.linspace(-self._sign, self._sign, size, dtype=torch.float64, device=like.device)
+        if dim is None or like.dim() == 0:
+            return rising.reshape(like.shape)
+        return rising.reshape([-1 if d == dim % like.dim() else 1 for d in range(like.dim())])
+
+    def _size(self, dtype: torch.dtype) -> float:
+        tolerance = TOLERANCES.get(str(dtype).removeprefix("torch."), 0.0)
+        return max(self._share * tolerance, torch.finfo(dtype).eps)

@@ -1,0 +1,192 @@
+"""Outputs that differ because eager disagrees with itself, and outputs beside them that are wrong."""
+
+import pytest
+import torch
+from delegraph.host.other_rounding import OtherRounding
+from delegraph.host.undecided import SHARES
+from delegraph.host.verify import Verification
+
+RANDOM = torch.Generator().manual_seed(0)
+BOXES = torch.randn(1, 40, 4, generator=RANDOM)
+
+
+class Calls:
+    """Eager, which counts how often it is called again."""
+
+    def __init__(self, model, *inputs):
+        self.model, self.inputs, self.count = model, inputs, 0
+
+    def run(self, mode):
+        self.count += 1
+        with mode, torch.no_grad():
+            return self.model(*self.inputs)
+
+    def verify(self, got):
+        with torch.no_grad():
+            wanted = self.model(*self.inputs)
+        return Verification.of(got, wanted).settled(got, wanted, self.run)
+
+
+def detect(scores, order=None):
+    """The best eight of 40: scores, places, boxes. ``order`` breaks ties as another backend does."""
+    k = scores.topk(8, -1).indices if order is None else order(scores)[:, :8]
+    return scores.gather(1, k), k, BOXES.gather(1, k[..., None].expand(-1, -1, 4))
+
+
+def last_first(scores):
+    return scores.shape[1] - 1 - scores.flip(1).sort(dim=1, descending=True, stable=True).indices
+
+
+def first_first(scores):
+    return scores.sort(dim=1, descending=True, stable=True).indices
+
+
+QUANTIZED = (torch.randn(1, 40, generator=RANDOM) * 3).round() / 4
+NEAR = torch.randn(1, 40, generator=RANDOM) @ torch.eye(40)
+NEAR[0, 7] = NEAR[0, 19] = NEAR.max() * 1.1
+CLOSE = NEAR.clone()
+CLOSE[0, 19] *= 1 + 2e-7
+
+
+@pytest.mark.parametrize("scores", [QUANTIZED, NEAR, CLOSE, QUANTIZED.masked_fill(QUANTIZED < 0.9, -torch.inf)])
+@pytest.mark.parametrize("order", [first_first, last_first])
+def test_a_detector_that_ties_agrees_and_the_tie_is_said(scores, order):
+    calls = Calls(detect, scores)
+    if scores is CLOSE:  # which rounds to what ties
+        order = lambda _: last_first(NEAR)  # noqa: E731
+    got = detect(scores, order)
+    found = calls.verify(got)
+    assert found.agrees() and found.relative_error < 1e-5 and calls.count <= 12
+    same = all(map(torch.equal, got, detect(scores)))
+    assert ("eager disagrees with itself at" in str(found)) is not same
+    assert same or "where it gives this as well" in str(found)
+
+
+def wrong_box_beside(got):
+    got[2][0, 5, 1] += 0.1
+
+
+def wrong_box_in_the_tie(got):
+    got[2][0, 0, 1] += 0.1
+
+
+def boxes_in_another_order_than_labels(got):
+    got[2][:, [0, 1]] = got[2][:, [1, 0]]
+
+
+def one_of_both_twice(got):
+    for output in got:
+        output[:, 1] = output[:, 0]
+
+
+def another_label_beside(got):
+    got[1][0, 6] += 1
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        wrong_box_beside,
+        wrong_box_in_the_tie,
+        boxes_in_another_order_than_labels,
+        one_of_both_twice,
+        another_label_beside,
+    ],
+)
+def test_a_wrong_number_beside_a_tie_is_found(defect):
+    ours = max(
+        (detect(NEAR, order) for order in (first_first, last_first)), key=lambda o: o[1][0, 0] != detect(NEAR)[1][0, 0]
+    )
+    assert Calls(detect, NEAR).verify(ours).agrees()
+    defect(ours)
+    found = Calls(detect, NEAR).verify(ours)
+    assert not found.agrees() and "differs" in str(found)
+
+
+def test_argmax_of_integers_that_are_equal():
+    pick = lambda x: x.argmax(1)  # noqa: E731
+    x = torch.tensor([[1, 5, 5, 5, 2], [9, 1, 2, 3, 4]])
+    for ours, agrees in (([3, 0], True), ([2, 0], True), ([3, 1], False), ([4, 0], False)):
+        assert Calls(pick, x).verify(torch.tensor(ours)).agrees() is agrees, ours
+
+
+def test_a_decision_that_hangs_on_rounding():
+    over = lambda x: (x * 3.0) > 0.3  # noqa: E731
+    x = torch.tensor([0.1, 0.5, 0.0999])
+    found = Calls(over, x).verify(over(x) ^ torch.tensor([True, False, False]))
+    assert found.agrees() and "at 1 of 3 places" in str(found)
+    found = Calls(over, x).verify(over(x) ^ torch.tensor([True, False, True]))
+    assert not found.agrees() and "at 1 of 3 places" in str(found)
+
+
+def test_what_is_exact_is_not_rounded_otherwise():
+    cells = lambda x: ((x + 0.5) * 0.25).floor().long()  # noqa: E731
+    x = torch.arange(8.0)
+    wrong = cells(x)
+    wrong[2] += 1  # as if 0.625 were 1
+    assert not Calls(cells, x).verify(wrong).agrees()
+
+
+def test_torch_says_which_of_equal_elements_stable_sorting_puts_first():
+    places = lambda x: x.sort(stable=True).indices  # noqa: E731
+    x = torch.tensor([2.0, 1.0, 2.0])
+    assert not Calls(places, x).verify(torch.tensor([1, 2, 0])).agrees()
+    loose = lambda x: x.sort().indices  # noqa: E731
+    assert Calls(loose, x).verify(torch.tensor([1, 2, 0])).agrees()
+
+
+def test_a_plain_difference_costs_four_runs_and_is_shown_as_it_is():
+    calls = Calls(lambda x: x.sin(), torch.linspace(0, 1, 5))
+    found = calls.verify(torch.linspace(0, 1, 5).sin() * 1.01)
+    assert not found.agrees() and calls.count == 4 and "eager disagrees" not in str(found)
+    assert found.relative_error == pytest.approx(0.01, rel=1e-3)
+
+
+def test_outputs_that_cannot_be_compared_are_not_run_again():
+    calls = Calls(lambda: (torch.ones(3),))
+    assert not calls.verify((torch.ones(2),)).agrees() and calls.count == 0
+    calls = Calls(lambda: (None, torch.ones(0), 3))
+    assert not calls.verify((1, torch.ones(0), 3)).agrees() and calls.count == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_results_are_off_by_less_than_their_tolerance(dtype):
+    x = torch.linspace(0.1, 1, 50, dtype=torch.float64).to(dtype)
+    with OtherRounding("rounding", SHARES[0], 1):
+        y, held = x * 3, torch.cat([x, x])
+        z = x.clone().mul_(3)
+    off = ((y.double() - (x * 3).double()) / (x * 3).double()).abs().max()
+    assert 0 < off <= max(1.01 * SHARES[0] * 5e-2, 2 * torch.finfo(dtype).eps) and torch.equal(held, torch.cat([x, x]))
+    assert not torch.equal(z, x * 3)
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        y = torch.cond(x.sum() > 0, lambda v: v * 2, lambda v: v - 1, (x,))
+        return y.topk(1).indices, (y * 1.1).tolist()
+
+
+def test_branches_and_numbers_that_are_no_tensors():
+    x = torch.tensor([1.0, 2.0, 2.0])
+    first, numbers = Branching()(x)
+    assert Calls(Branching(), x).verify((3 - first, numbers)).agrees()
+    assert torch.equal(Branching()(x)[0], first)
+    assert not Calls(Branching(), x).verify((3 - first, [numbers[0] * 1.1, *numbers[1:]])).agrees()
+    assert not Calls(Branching(), x).verify((first * 0, numbers)).agrees()
+
+
+class Strict(torch.nn.Module):
+    """Its own rounding breaks what it asserts."""
+
+    def forward(self, x):
+        if float((x * 3.3 - 3.3).abs().max()) > 0:
+            raise RuntimeError("too much")
+        return x.topk(1).indices
+
+
+def test_a_model_that_asserts_what_its_rounding_breaks():
+    x = torch.ones(3)
+    calls = Calls(Strict(), x)
+    assert calls.verify(2 - Strict()(x)).agrees() and calls.count <= 2
+    calls = Calls(Strict(), x)
+    assert not calls.verify(5 - Strict()(x)).agrees() and 4 <= calls.count <= 12
