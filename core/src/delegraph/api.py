@@ -92,6 +92,7 @@ def lower(
             ],
             folds_constants=fold_constants,
             executor=executor,
+            gives_back=True,
             notifies=True,
         )
         report = run(lowering).report()

@@ -92,7 +92,8 @@ class BackendDetails(ABC):
         """Compile one partition: its placeholders are constants, then inputs; it returns a flat tuple.
 
         ``edge_program.graph_module.meta`` says where it comes from: ``meta["method"]`` is the name of the method,
-        ``meta["partition"]`` the tag that its partitioner gave it.
+        ``meta["partition"]`` the tag that its partitioner gave it. Raises Unsupported for a partition that it cannot
+        compile: ``delegraph.lower`` gives that to the next backend or to the host, and reports the reason.
         """
         raise NotImplementedError
 

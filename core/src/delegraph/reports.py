@@ -12,7 +12,7 @@ from .report.facts import Fact, Told, format_seconds, format_size, list_counts, 
 from .report.formats import LoweringResult, ReportFormat, verification_content
 from .report.model import SCHEMA, Report
 from .report.notation import Notation, stem
-from .report.rows import Cause, DelegateRow, MethodRow, RefusalRow
+from .report.rows import Cause, DelegateRow, GivenBack, MethodRow, RefusalRow
 from .report.saving import SavedReport, write_report
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Cause",
     "DelegateRow",
     "Fact",
+    "GivenBack",
     "LoweringResult",
     "MethodRow",
     "Notation",

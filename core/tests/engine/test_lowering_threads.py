@@ -17,7 +17,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.errors import OptionError, Unsupported
+from delegraph.errors import OptionError
 from delegraph.exported.gc_pause import pause_collection
 from delegraph.exported.tracing import TRACING, unlogged
 from delegraph.formats import ProgramFormat
@@ -119,9 +119,9 @@ def test_the_first_error_in_order_is_raised_when_nothing_runs_any_more(pool):
     def work(text):
         running.append(text)
         if ", 1)" in text or ", 2)" in text:
-            raise Unsupported("unsupported", f"refused {text}")
+            raise OptionError("option-invalid", f"refused {text}")
 
-    with pytest.raises(Unsupported) as error:
+    with pytest.raises(OptionError) as error:
         lowered(backend(True, work), 6, pool)
     assert ", 1)" in str(error.value)
     count = len(running)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.errors import BackendNotFound, OptionError, Unsupported
+from delegraph.errors import BackendNotFound, ContractViolation, OptionError
 from delegraph.exported.tracing import TRACING
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_analysis import comparison
@@ -24,7 +24,7 @@ class MuteBackend(BackendDetails):
 class BrokenBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
-        raise Unsupported("unsupported", "too large\nfor it")
+        raise ContractViolation("contract-violation", "too large\nfor it")
 
 
 class Net(torch.nn.Module):
@@ -60,7 +60,7 @@ def test_a_row_for_each_backend_and_one_for_all(found):
     assert [c.backends for c in compared.candidates[:3]] == [("echobackend",), ("mutebackend",), ("brokenbackend",)]
     assert echo.report.delegated_share == 0.5 and echo.relative_error == 0 and echo.run_seconds > 0
     assert mute.run_seconds is None and mute.error.code == "no-runtime" and mute.bytes == 4
-    assert broken.report is None and broken.error.code == "unsupported"
+    assert broken.report is None and broken.error.code == "contract-violation"
     assert together.backends == ("echobackend", "mutebackend", "brokenbackend") and together.error is not None
     assert compared.alone == {"echobackend": {"aten.sin.default": 1}, "mutebackend": {"aten.relu.default": 1}}
     assert compared.eager_seconds > 0
@@ -82,7 +82,10 @@ def test_text_and_page(found):
     _, compared = found
     lines = str(compared).splitlines()
     assert lines[1].startswith("echobackend") and "50% of 4" in lines[1]
-    assert lines[3].endswith("unsupported: too large") and lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
+    assert (
+        lines[3].endswith("contract-violation: too large")
+        and lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
+    )
     page = compared.to_html()
     assert "Operators that only one takes" in page and "too large" in page and "<script" not in page
 

@@ -4,6 +4,7 @@ import delegraph_devkit as devkit
 import torch
 
 from .support import bad_backends as backends
+from .support.kit import under_test
 
 
 class TestGood(devkit.BackendContract):
@@ -20,3 +21,13 @@ def test_the_class_has_one_method_for_each_check():
     methods = [name.removeprefix("test_") for name in dir(devkit.BackendContract) if name.startswith("test_")]
     assert sorted(methods) == sorted(devkit.CHECKS)
     assert all(check.purpose for check in devkit.CHECKS.values())
+
+
+def test_a_compiler_that_may_refuse_what_its_check_took():
+    register = backends.BAD["accepted_compiles"]["accepts_too_much"]
+    one = under_test(register, may_refuse=True)
+    figures = devkit.CHECKS["accepted_compiles"].run(one)
+    assert figures["operators_refused"]
+    refused = {why for o in one.sweep.outcomes for _, why in o.refused}
+    assert "layer_norm.default cannot be compiled" in refused
+    devkit.CHECKS["only_tagged_nodes_lowered"].run(one)

@@ -7,6 +7,7 @@ partitioner is asked as in a lowering. Reports do it, when they are read.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,26 +39,32 @@ class Asked:
     """By method and backend: the program that was partitioned, and the partitioner."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], tuple[ExportedProgram, Partitioner]] = {}
+        self._kept: dict[tuple[str, str], tuple[ExportedProgram, Partitioner, frozenset[int]]] = {}
         self._lock = threading.Lock()
 
-    def keep(self, method: str, backend: str, plan: Plan, partitioner: Partitioner) -> None:
-        """Keep what to ask again, if a refusal says what would have to change. Programs with subgraphs are left out."""
+    def keep(
+        self, method: str, backend: str, plan: Plan, partitioner: Partitioner, not_compiled: Iterable[Node]
+    ) -> None:
+        """Keep what to ask again, if a refusal says what would have to change. Programs with subgraphs are left out.
+
+        ``not_compiled``: what the partitioner takes, and the compiler does not.
+        """
         if not plan.inner and any(getattr(r.reason, "unless", None) is not None for r in plan.refusals):
-            self._kept[method, backend] = plan.program, partitioner
+            handles = frozenset(n.meta.get("debug_handle", 0) for n in not_compiled)
+            self._kept[method, backend] = plan.program, partitioner, handles
 
     def __call__(self, method: str, backend: str, reason: Reason) -> frozenset[int] | None:
         """The debug handles of what the backend refuses where ``reason`` does not hold; None if that is not known."""
         if (method, backend) not in self._kept:
             return None
-        program, partitioner = self._kept[method, backend]
+        program, partitioner, not_compiled = self._kept[method, backend]
         with self._lock, TRACING, unlogged(), pause_collection():
             try:
                 changed = _static(program) if reason.unless == "static" else _retyped(program, reason.of, reason.unless)
                 answer = Decomposer(watched=False).ask(changed, partitioner)
             except (_Impossible, DelegraphError):  # then the report says less, but nothing wrong
                 return None
-        return frozenset(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)
+        return not_compiled.union(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)
 
 
 class _Impossible(Exception):

@@ -17,13 +17,15 @@ from torch.fx import Node
 from ..backend import BackendDetails, CompileSpec, PreprocessResult
 from ..delegates.lowered_module import Argument
 from ..discovery.attribution import AtWork
-from ..errors import ContractViolation, OptionError
+from ..errors import ContractViolation, OptionError, Unsupported
 from ..exported.subgraphs import all_nodes
 from ..exported.tracing import TRACING
-from ..exported_program import MUTATIONS, output_values
+from ..exported_program import MUTATIONS, output_values, user_inputs
 from ..io.blob import is_blob
 from ..named_data import check_output
+from ..source import source_of
 from .extract import extract
+from .partition import NotCompiled
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -37,8 +39,10 @@ _MOMENT = 0.05
 class _Call:
     """One call of a backend, which a thread of the executor or the caller makes: whoever begins it first."""
 
-    def __init__(self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
-        self.backend, self._work, self._registry = backend, work, registry
+    def __init__(
+        self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool
+    ) -> None:
+        self.backend, self._work, self._registry, self._may_refuse = backend, work, registry, may_refuse
         self._first = threading.Lock()
         self.outcome: Future[None] = Future()
 
@@ -51,7 +55,7 @@ class _Call:
         if not self._first.acquire(blocking=False):
             return
         try:
-            _compile(self.backend, self._work, self._registry)
+            _compile(self.backend, self._work, self._registry, self._may_refuse)
             self.outcome.set_result(None)
         except BaseException as e:  # the caller gets it with the outcome
             self.outcome.set_exception(e)
@@ -76,8 +80,12 @@ class _Call:
         raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
 
 
-def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | None = None) -> None:
+def compile_all(
+    work: Sequence[Work], registry: Registry, executor: Executor | None = None, may_refuse: bool = False
+) -> None:
     """Hand each program of ``work`` to its backend, and keep what that returns as the ``result`` of the work.
+
+    Where a backend ``may_refuse``, Unsupported is noted as ``not_compiled`` of the work, and the others go on.
 
     Backends are called in the order in which they first appear. One that compiles all methods jointly is called once;
     any other once a partition. Backends that say they are thread-safe are called in ``executor``, if there is one, all
@@ -87,7 +95,7 @@ def compile_all(work: Sequence[Work], registry: Registry, executor: Executor | N
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
     wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
-    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry)]
+    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry, may_refuse)]
     aside: list[_Call] = []
     try:
         if executor is not None:
@@ -110,7 +118,7 @@ def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
     return OptionError("option-invalid", text, hint=hint)
 
 
-def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_Call]:
+def _calls(backend_id: str, work: Sequence[Work], registry: Registry, may_refuse: bool) -> list[_Call]:
     """One call with all partitions of the backend if it compiles methods jointly, otherwise one for each partition."""
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
@@ -118,7 +126,7 @@ def _calls(backend_id: str, work: Sequence[Work], registry: Registry) -> list[_C
         item.module.belongs_to(backend.__name__)
     default: Any = BackendDetails.preprocess_multimethod
     joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
-    return [_Call(backend, items, registry) for items in ([mine] if joint else [[item] for item in mine])]
+    return [_Call(backend, items, registry, may_refuse) for items in ([mine] if joint else [[item] for item in mine])]
 
 
 def _await(call: _Call, others: Sequence[_Call]) -> None:
@@ -131,8 +139,8 @@ def _await(call: _Call, others: Sequence[_Call]) -> None:
     call.outcome.result()
 
 
-def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry) -> None:
-    """Call the backend with ``work``, check what it did, and note the results."""
+def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool) -> None:
+    """Call the backend with ``work``, check what it did, and note the results, or why there are none."""
     by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
     work = [item for items in by_method.values() for item in items]
     before = [(Snapshot(w.program, w.plan.snapshot), _handles(w.program)) for w in work]
@@ -142,16 +150,43 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
     }
     places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
     nodes = [n for w in work for n in w.partition.nodes]
-    with nullcontext() if backend.thread_safe else TRACING:
-        start = time.perf_counter()
-        with AtWork(backend, "preprocess", places, nodes, registry):
-            returned = backend.preprocess_multimethod(programs, specs)
-        share = (time.perf_counter() - start) / len(work)
+    try:
+        with nullcontext() if backend.thread_safe else TRACING:
+            start = time.perf_counter()
+            with AtWork(backend, "preprocess", places, nodes, registry):
+                returned = backend.preprocess_multimethod(programs, specs)
+            share = (time.perf_counter() - start) / len(work)
+    except Unsupported as refusal:
+        if not may_refuse:
+            raise
+        for item, (snapshot, _) in zip(work, before, strict=True):
+            _check_others(backend.__name__, item, snapshot)
+        again = _note_refusal(work, refusal)
+        if again:
+            for item in again:  # the call that failed may have rewritten its programs
+                item.program = extract(item.method, item.plan, item.partition)
+                item.module.restore(item.program)
+            _compile(backend, again, registry, may_refuse)
+        return
     results = _flat_results(backend.__name__, programs, returned)
     for item, (snapshot, handles), result in zip(work, before, results, strict=True):
         _check_result(backend.__name__, item.partition.tag, handles, result)
         _check_untouched(backend.__name__, item, snapshot)
         item.result, item.seconds["compile"] = result, share
+
+
+def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:
+    """Note the refusal of one call of a backend; returns the work that it is not about, which can be tried without.
+
+    It is about the program of which it names a node, and where it names none, about all.
+    """
+    node: Any = refusal.node if isinstance(refusal.node, Node) else None
+    about = [w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))] or work
+    for item in about:
+        # not the error itself: its traceback would keep the program alive for as long as the report
+        source = refusal.source or (node is not None and source_of(node)) or None
+        item.not_compiled = NotCompiled(refusal.message, refusal.hint or "", source)
+    return [w for w in work if w.not_compiled is None]
 
 
 def _handles(program: ExportedProgram) -> set[int]:
@@ -215,9 +250,17 @@ def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
 def _check_untouched(backend: str, item: Work, before: Snapshot) -> None:
     """A backend may rewrite the graph that it was given (the host then gets its own), but not what others rely on.
 
-    That is the caller's weights, subgraphs of branches and loops, which the host's graph has too, and the inputs and
-    outputs that the delegate is called with.
+    That is what `_check_others` looks at, and the inputs and outputs that the delegate is called with.
     """
+    _check_others(backend, item, before)
+    if before.is_rewritten():
+        own = extract(item.method, item.plan, item.partition)
+        _check_convention(backend, item, [n.name for n in user_inputs(own)])
+        item.module.restore(own)
+
+
+def _check_others(backend: str, item: Work, before: Snapshot) -> None:
+    """The caller's weights, and subgraphs of branches and loops, which the host's graph has too, are as they were."""
     written, edited, tag = before.written_tensors(), before.edited_subgraphs(), item.partition.tag
     if written:
         text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
@@ -226,14 +269,10 @@ def _check_untouched(backend: str, item: Work, before: Snapshot) -> None:
         text = f"{backend}.preprocess changed the subgraph {edited[0]} in partition {tag}, which the host shares"
         hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
         raise ContractViolation("contract-violation", text, hint=hint)
-    if before.is_rewritten():
-        _check_convention(backend, item)
-        item.module.restore(extract(item.plan, item.partition))
 
 
-def _check_convention(backend: str, item: Work) -> None:
+def _check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
     """A program that lost, swapped or gained inputs or outputs was compiled to something that is called differently."""
-    inputs = [a.name for a in item.module.inputs]
     inputs_left = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
     outputs = [a.type for a in item.module.outputs]
     specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)

@@ -7,15 +7,14 @@ before anything is decomposed, and never leaves such operators behind.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node, map_arg
 
 from ..exported.decompose.inline import Inlining
 from ..partitioner import Refusal
-from .plan import Answer
 
 
 @dataclass(frozen=True)
@@ -49,44 +48,42 @@ class Composites:
         if parts and all(result in parts for result in results.values()):
             self._listed.append(Composite(*whole, parts, results))
 
-    def restore(self, answer: Answer) -> Answer:
-        """The same answer about a program in which calls of which nothing was tagged are whole again."""
+    def restore(self, taken: Collection[Node], named: Collection[str], refusals: Sequence[Refusal]) -> list[Refusal]:
+        """Make calls whole again of which no part is ``taken`` or ``named``; returns the refusals as they are then."""
         restored = {}
         there = [c for c in self._listed if not any(part._erased for part in c.parts)]
         for composite in sorted(there, key=lambda c: c.parts[0]):
-            if self._can_be_whole(composite, answer):
+            if self._can_be_whole(composite, taken, named):
                 restored[self._put_together(composite)] = composite
-        if not restored:
-            return answer
-        reasons = {r.node: r for r in answer.result.refusals}
+        reasons = {r.node: r for r in refusals}
         refused = [Refusal(new, why) for new, old in restored.items() for why in _first_reason(old, reasons)]
         gone = {part for composite in restored.values() for part in composite.parts}
-        kept = [r for r in answer.result.refusals if r.node not in gone]
-        return answer._replace(result=replace(answer.result, refusals=[*kept, *refused]))
+        return [*(r for r in refusals if r.node not in gone), *refused]
 
-    def _now(self, node: Node) -> Node:
+    def now(self, node: Node) -> Node:
+        """What stands for a result, by now, after its call was decomposed or made whole."""
         while node in self._became:
             node = self._became[node]
         return node
 
-    def _can_be_whole(self, composite: Composite, answer: Answer) -> bool:
-        """Whether nothing of it was tagged, nothing else uses a part of it, and every result needs every operand.
+    def _can_be_whole(self, composite: Composite, taken: Collection[Node], named: Collection[str]) -> bool:
+        """Whether nothing of it was taken, nothing else uses a part of it, and every result needs every operand.
 
         Otherwise a delegate may lie between two of its parts, which it cannot do inside of one call.
         """
         parts = composite.parts
-        if any(part in answer.tags or part.name in answer.result.boundary_types for part in parts):
+        if any(part in taken or part.name in named for part in parts):
             return False
         inside, results = set(parts), set(composite.results.values())
         if any(user not in inside for part in inside - results for user in part.users):
             return False
-        computed = {n for n in map(self._now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
+        computed = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
         return not any(n._erased for n in computed) and all(computed <= _needed(r, inside) for r in results)
 
     def _put_together(self, composite: Composite) -> Node:
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):
-            args, kwargs = map_arg((composite.args, composite.kwargs), self._now)
+            args, kwargs = map_arg((composite.args, composite.kwargs), self.now)
             call = graph.call_function(composite.target, args, kwargs)
             call.name = composite.name
             call.meta = {k: v for k, v in composite.meta.items() if k != "delegation_tag"}

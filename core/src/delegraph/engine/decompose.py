@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,7 +55,12 @@ class Decomposer:
     def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
         """The plan of ``partitioner`` once everything that neither it nor one of ``later`` keeps was decomposed."""
         composites = Composites()
-        return make_plan(composites.restore(self.ask(program, partitioner, later, composites)))
+        answer = self.ask(program, partitioner, later, composites)
+        result = answer.result
+        refusals = composites.restore(answer.tags, result.boundary_types, result.refusals)
+        plan = make_plan(answer._replace(result=replace(result, refusals=refusals)))
+        plan.composites = composites  # a compiler may refuse what was decomposed for it
+        return plan
 
     def ask(
         self,
@@ -125,7 +131,7 @@ class Decomposer:
             return any([reducer.decompose(n, composites) for n in unwanted])
         keeps = AtWork(who, "support check").around(_Answers(support))
         attempts = _Attempts(self.tracer, lambda node: keeps(node) or others(node), self._useless)
-        return any([attempts.decompose(n) for n in unwanted])
+        return any([attempts.decompose(n, composites) for n in unwanted])
 
 
 def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
@@ -238,13 +244,14 @@ class _Attempts:
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
         self.tracer, self.keeps, self._useless = tracer, keeps, useless
 
-    def decompose(self, node: Node) -> bool:
+    def decompose(self, node: Node, composites: Composites) -> bool:
         """Decompose ``node`` if a backend takes more of the program then; returns whether it was decomposed."""
         # An answer may depend on where an operand comes from, for example on whether it is a constant: so does the key.
         producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
         key = (self.tracer.signature(node), *producers)
         attempt = None if key in self._useless else self.attempt(node)
         if attempt is not None and attempt.is_worthwhile:
+            composites.add(attempt)
             attempt.commit()
             return True
         self._useless.add(key)

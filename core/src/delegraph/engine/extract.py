@@ -29,8 +29,7 @@ _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: Ou
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
     """The partition as a program, and a module for it that has no blob yet."""
     start = time.perf_counter()
-    program = extract(plan, partition)
-    program.graph_module.meta.update(method=method, partition=partition.tag)
+    program = extract(method, plan, partition)
     inputs, outputs = (
         tuple(_argument(n, partition.boundary.get(n)) for n in nodes) for nodes in (partition.inputs, partition.outputs)
     )
@@ -38,8 +37,10 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
     return Work(method, plan, partition, program, module, {"extract": time.perf_counter() - start})
 
 
-def extract(plan: Plan, partition: Partition) -> ExportedProgram:
+def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
     """The partition as a program: placeholders are its constants, then its inputs; it returns a flat tuple.
+
+    ``meta`` of its graph says where it comes from.
 
     A value with a boundary type arrives (or leaves) in that dtype and is cast inside. The new values of buffers that it
     owns and writes come first, as mutations of the signature; their tensors are its own.
@@ -50,6 +51,7 @@ def extract(plan: Plan, partition: Partition) -> ExportedProgram:
     # of them, and makes closures that only the garbage collector frees.
     root, given = plan.program.graph_module, plan.program
     program = build_program(root, build.graph, build.inputs, build.outputs, given, call, check=False)
+    program.graph_module.meta.update(method=method, partition=partition.tag)
     for target in written_targets(program):
         tensors = program.state_dict if target in program.state_dict else program.constants
         given, own = tensors[target], tensors[target].detach().clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -17,6 +18,7 @@ from ..exported.call_names import is_operator
 from ..exported.subgraphs import Subgraph
 from ..partitioner.contract import DelegationSpec, Refusal
 from ..source import source_of
+from .composites import Composites
 from .snapshot import Snapshot
 
 Tags = dict[Node, tuple[str | None, ...]]
@@ -67,6 +69,7 @@ class Plan:
     snapshot: Snapshot
     units: list[Unit] = field(default_factory=list)
     inner: list[tuple[Subgraph, Plan]] = field(default_factory=list)
+    composites: Composites = field(default_factory=Composites)
 
     def all(self) -> Iterator[Plan]:
         """The plan itself and those of subgraphs, at any depth."""
@@ -75,11 +78,19 @@ class Plan:
             yield from plan.all()
 
 
+class NotCompiled(NamedTuple):
+    """Why a compiler refused a partition, what can be done about it, and the user's line, where they are known."""
+
+    reason: str
+    hint: str
+    source: object
+
+
 @dataclass
 class Work:
     """One partition on its way: its program for the backend, the module that will stand for it, seconds per step.
 
-    ``result`` is what the backend made of the program, once it has.
+    ``result`` is what the backend made of the program, once it has; ``not_compiled`` is why it made nothing of it.
     """
 
     method: str
@@ -89,6 +100,7 @@ class Work:
     module: LoweredBackendModule
     seconds: dict[str, float]
     result: PreprocessResult | None = None
+    not_compiled: NotCompiled | None = None
 
     def info(self, name: str) -> DelegateInfo:
         """The delegate that the partition has become; ``name`` is where the method's program has it."""

@@ -42,10 +42,12 @@ from .constants import compute_constants
 from .decompose import Decomposer, rebuild, support_of
 from .export import Source, export_method
 from .extract import begin_work
+from .give_back import give_back, given_back_row
 from .insert import insert_delegates
 from .order import order, random_notes
 from .partition import Plan, Work
 from .plan import ask, make_plan
+from .snapshot import Snapshot
 from .state import shared_state_notes
 
 
@@ -68,10 +70,12 @@ class Lowering:
     ``transforms`` by method; one round for each backend, in order of preference; whether operators that no backend
     keeps are ``decomposed`` for it; whether what the host computes is to be ``in_core_aten``, apart from operators to
     ``keep`` whole; whether calls on constants alone that a backend refuses are computed now (``folds_constants``); an
-    ``executor`` to compile in; whether plugins that listen are told of each round (``notifies``); whether the one
-    partition stands for the ``whole`` program, and is called with all of its inputs. The second group is what steps
-    leave for later steps and for the report. ``plans`` and ``work`` are those of the current round; ``changed`` says of
-    a method what transforms made of its border.
+    ``executor`` to compile in; whether a backend ``gives_back`` partitions that its compiler refuses, which is an error
+    where there is no report to say so; whether plugins that listen are told of each round (``notifies``); whether the
+    one partition stands for the ``whole`` program, and is called with all of its inputs. The second group is what steps
+    leave for later steps and for the report. ``plans`` and ``work`` are those of the current round; ``given_back`` has
+    the refused partitions of all rounds, with the names of their backends; ``changed`` says of a method what transforms
+    made of its border.
     """
 
     registry: Registry
@@ -84,12 +88,14 @@ class Lowering:
     keep: Collection[object] = ()
     folds_constants: bool = False
     executor: Executor | None = None
+    gives_back: bool = False
     notifies: bool = False
     whole: bool = False
 
     turn: int = 0
     plans: dict[str, Plan] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
+    given_back: list[tuple[str, Work]] = field(default_factory=list)
     decomposer: Decomposer = field(default_factory=Decomposer)
     names: Iterator[str] = field(default_factory=lambda: (f"lowered_module_{k}" for k in count()))
     delegates: list[DelegateInfo] = field(default_factory=list)
@@ -102,7 +108,8 @@ class Lowering:
     def report(self) -> Report:
         """What went where so far, in the rounds up to the current one."""
         backends = [r.name for r in self.rounds[: self.turn + 1]]
-        origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.asked)
+        given_back = [given_back_row(name, work) for name, work in self.given_back]
+        origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.asked, given_back)
         # now, since a backend may be taken out of the registry before the report is read
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
@@ -213,7 +220,12 @@ def _extract(lowering: Lowering) -> None:
 
 
 def _compile(lowering: Lowering) -> None:
-    compile_all(lowering.work, lowering.registry, lowering.executor)
+    compile_all(lowering.work, lowering.registry, lowering.executor, lowering.gives_back)
+    refused = [work for work in lowering.work if work.not_compiled is not None]
+    lowering.work = [work for work in lowering.work if work.not_compiled is None]
+    for plan in (plan for top in lowering.plans.values() for plan in top.all()):
+        give_back(plan, [work for work in refused if work.plan is plan])
+    lowering.given_back += [(lowering.rounds[lowering.turn].name, work) for work in refused]
     for work in lowering.work:
         if work.result is not None:
             work.module.attach(work.result, lowering.registry.producer(work.module.backend_id))
@@ -230,11 +242,17 @@ def _insert(lowering: Lowering) -> None:
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
         if current.own:
-            lowering.asked.keep(method, name, top, current.partitioners[method])
+            late = [n for who, w in lowering.given_back if (who, w.method) == (name, method) for n in w.partition.nodes]
+            lowering.asked.keep(method, name, top, current.partitioners[method], late)
 
 
 def _finish(lowering: Lowering) -> None:
     decomposer = lowering.decomposer
+    if lowering.given_back and lowering.folds_constants:  # what the last backend gave back, nobody was asked about
+        for method, program in lowering.programs.items():
+            if computed := compute_constants(Plan(program, [], {}, {}, [], Snapshot(program)), taken_too=False):
+                lowering.notes.append(f"{method}: {computed}")
+                lowering.programs[method] = rebuild(program)
     if lowering.in_core_aten:
         lowering.programs = {m: decomposer.finish(p, lowering.keep) for m, p in lowering.programs.items()}
     lowering.notes += decomposer.notes

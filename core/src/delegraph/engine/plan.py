@@ -50,8 +50,14 @@ def make_plan(answer: Answer) -> Plan:
     """The partitions of an answer, with what crosses their borders. Raises ContractViolation if there can be none."""
     program, result, tags, before = answer
     assert before is not None, "what is lowered is watched"
-    partitions = _collect(tags, result)
+    partitions = connected_partitions(program, result, tags)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
+    return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
+
+
+def connected_partitions(program: ExportedProgram, result: PartitionResult, tags: Tags) -> dict[str, Partition]:
+    """The partitions of a program by tag, with what crosses their borders."""
+    partitions = _collect(tags, result)
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
     returned = returned_values(program, {n for p in partitions.values() for n in p.state})
@@ -61,7 +67,7 @@ def make_plan(answer: Answer) -> Plan:
         # Results of the program have its order, among themselves: the file of a whole program returns them so.
         ordered = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
         partition.outputs = [next(ordered) if n in results else n for n in partition.outputs]
-    return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
+    return partitions
 
 
 def _check_untouched(who: str, before: Snapshot) -> None:

@@ -23,6 +23,7 @@ from .edge import (
     to_edge,
     to_edge_transform_and_lower,
 )
+from .extract import extract_partition
 from .graph_queries import (
     format_delegated_graph,
     get_delegated_payload,
@@ -41,6 +42,7 @@ __all__ = [
     "MethodProgramsPartitionerSpec",
     "delegate_calls",
     "delegate_map",
+    "extract_partition",
     "format_delegated_graph",
     "get_delegated_payload",
     "get_delegates",

@@ -112,7 +112,8 @@ class Support(Protocol):
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
         """Refusals that show only in a finished partition, where all but constants arrives at run time; {} if none.
 
-        What this returns empty for must compile.
+        What this returns empty for must compile, as far as that can be known without compiling;
+        ``delegraph.lowering.extract_partition`` gives the program that ``preprocess`` would get.
         """
 
 

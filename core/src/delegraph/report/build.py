@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from torch.fx import Node
 
@@ -25,6 +26,8 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
         left = left_operators(nodes[method])
         rows.host[method] = dict(Counter(one.operator for one in left))
         rows.causes += find_causes(method, left, origin, origin.notation(method))
+        mine = [row for row in origin.given_back if row.method == method]
+        rows.given_back += [replace(row, reason=origin.notation(method).text(row.reason)) for row in mine]
     return rows
 
 

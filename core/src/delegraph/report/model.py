@@ -11,7 +11,7 @@ from ..discovery.own import provided
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
 from .facts import COUNT, COUNTS, SECONDS, TEXTS, Fact, Kind, Told, array_of, by_name, list_seconds, pluralize, row_as
-from .rows import Cause, DelegateRow, MethodRow, RefusalRow, ReportOrigin, Rows
+from .rows import Cause, DelegateRow, GivenBack, MethodRow, RefusalRow, ReportOrigin, Rows
 
 if TYPE_CHECKING:
     from ..host.verify import Verification
@@ -75,6 +75,11 @@ class Report(Told):
     def refusals(self) -> list[RefusalRow]:
         """The same by operator and reason."""
         return [row for cause in self.causes for row in cause.refusals]
+
+    @property
+    def given_back(self) -> list[GivenBack]:
+        """Partitions that a backend took and its compiler refused."""
+        return self.rows.given_back
 
     def expect_full(self) -> None:
         """Raise NotFullyDelegated, with this report, if an operator was left to the host."""
@@ -175,6 +180,9 @@ class Report(Told):
             yield f"  {row}"
             if verbose:
                 yield from (f"      {line}" for line in row.details())
+        given_back = [row for row in self.given_back if row.method == method.name]
+        yield from ["  refused when they were compiled:"] if given_back else []
+        yield from (f"    {row}" for row in given_back)
         causes = [cause for cause in self.causes if cause.method == method.name]
         if method.left:
             operators = pluralize(method.host_operators, "operator")
@@ -192,4 +200,5 @@ class Report(Told):
         Fact("notes", TEXTS),
         Fact("seconds", SECONDS, "time", entries=list_seconds),
         Fact("methods", by_name(row_as("method"))),
+        Fact("given_back", array_of(row_as("given back"))),
     )

@@ -173,6 +173,31 @@ class Cause(Told):
 
 
 @dataclass(frozen=True)
+class GivenBack(Told):
+    """A partition that a backend took and its compiler refused: the next backend, or the host, got its operators.
+
+    ``operators``: operator -> count. ``source``: the line that the compiler names, else the first of the partition.
+    """
+
+    method: str
+    backend: str
+    partition: str
+    operators: Mapping[str, int]
+    reason: str
+    source: Source | None
+
+    FACTS = (
+        *(Fact(name, TEXT, name) for name in ("method", "backend", "partition", "reason")),
+        Fact("operators", COUNTS, "operators", _count_operators, list_counts),
+        Fact("source", optional(_PLACE)),
+    )
+
+    def __str__(self) -> str:
+        at = f"\n      at {self.source}" if self.source else ""
+        return f"{self.partition}  {self.in_short()}  {self.backend}: {self.reason}{at}"
+
+
+@dataclass(frozen=True)
 class MethodRow(Told):
     """One method: its delegates, and operator -> how many of it were left to the host."""
 
@@ -203,6 +228,7 @@ class Rows:
     delegates: list[DelegateRow] = field(default_factory=list)
     host: dict[str, dict[str, int]] = field(default_factory=dict)
     causes: list[Cause] = field(default_factory=list)
+    given_back: list[GivenBack] = field(default_factory=list)
 
 
 class ReportOrigin:
@@ -215,10 +241,11 @@ class ReportOrigin:
         reasons: Mapping[str, Reasons] | None = None,
         backends: Sequence[str] = (),
         what_if: WhatIf | None = None,
+        given_back: Sequence[GivenBack] = (),
     ) -> None:
         self.programs, self.delegates = dict(programs or {}), tuple(delegates)
         self.reasons, self.backends = {m: dict(r) for m, r in (reasons or {}).items()}, tuple(backends)
-        self.what_if = what_if
+        self.what_if, self.given_back = what_if, tuple(given_back)
         self._notations: dict[str, Notation] = {}
 
     def notation(self, method: str) -> Notation:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
+from delegraph.errors import Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.facts import COUNT, TEXTS, Fact
 from delegraph.report.model import Report
@@ -58,6 +59,12 @@ class First(BackendDetails):
         return result
 
 
+class Refusing(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        raise Unsupported("unsupported", EVIL)
+
+
 class Second(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
@@ -68,6 +75,7 @@ def registered():
     made = Registry(discover=False)
     made.register(First)
     made.register(Second)
+    made.register(Refusing)
     return made
 
 
@@ -660,3 +668,12 @@ def test_a_cause_may_free_more_than_it_keeps():
     row = RefusalRow("forward", "aten.conv2d.default", "acme", "dynamic", 2, None)
     for frees, said in ((1, "takes 1 of 2"), (3, "takes 3 operators, with those behind them")):
         assert Cause("forward", "acme", "dynamic", "", "", (row,), frees).remarks == [f"without that acme {said}"]
+
+
+def test_partitions_that_a_compiler_refused_have_a_table():
+    report = lowered(partitioners=[taking(["tanh", "sin"], "Refusing"), taking(["tanh"], "Second")]).report
+    page = report.to_html()
+    _, _, section = page.partition("<h3>Refused when they were compiled</h3>")
+    rows = section.partition("</table>")[0]
+    assert [row.partition in rows for row in report.given_back] == [True] * len(report.given_back) != []
+    assert text(EVIL) in rows and "<script>alert" not in page

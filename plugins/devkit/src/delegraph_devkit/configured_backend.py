@@ -35,7 +35,7 @@ DEVICE = "executorch"
 GATE, QUICK_GATE = 600, 100
 """How many operators and random programs are tried besides the small ones that every backend is tried on."""
 Register = Callable[[Registry], Any]
-_FIELDS = ("name", "options", "tolerance", "gate", "seconds", "operators", "randoms", "device")
+_FIELDS = ("name", "options", "tolerance", "gate", "seconds", "operators", "randoms", "device", "may_refuse")
 """The fields that another process gets unchanged."""
 
 
@@ -48,7 +48,8 @@ class ConfiguredBackend:
     value of an output. ``example`` returns (module, inputs) that the backend takes at least in part; a backend that
     takes none of the usual small programs needs one. ``register`` adds a backend that is not installed to a registry;
     as a function of a module it serves other processes too. With ``device``, programs run in the backend's device half,
-    not in its host runtime.
+    not in its host runtime. Its compiler ``may_refuse`` partitions that its support check took; otherwise that is a
+    failure, since users see it only after they waited for the compiler, and lose the whole partition.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ConfiguredBackend:
     randoms: int = RANDOM_PROGRAMS
     """How many random programs are among the samples."""
     device: bool = False
+    may_refuse: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     """The environment variables that other processes get, as they were before the backend did anything."""
     warnings: list[str] = field(default_factory=list, repr=False)
@@ -134,7 +136,8 @@ class ConfiguredBackend:
         exported = program.exported_dynamic if dynamic else program.exported
         if exported is None:
             return None
-        return attempt_lowering(program, exported, self.partitioner, self.registry, self.runtime is None)
+        eager = self.runtime is None
+        return attempt_lowering(program, exported, self.partitioner, self.registry, eager, self.may_refuse)
 
     # --- in another process
 

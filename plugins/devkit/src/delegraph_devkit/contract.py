@@ -24,7 +24,8 @@ class BackendContract:
     ``options`` are those of the backend; ``tolerance`` is relative to the largest value of an output; ``gate`` is how
     many operators and random programs are tried, the same at every run, and ``seconds`` how long others. ``example``, a
     static method, returns (module, inputs) that the backend takes at least in part. ``register``, a static method, adds
-    a backend that is not installed to a registry.
+    a backend that is not installed to a registry. A compiler that ``may_refuse`` partitions which the support check
+    took does not fail for that.
     """
 
     backend: ClassVar[str] = ""
@@ -32,6 +33,7 @@ class BackendContract:
     tolerance: ClassVar[float] = TOLERANCE
     gate: ClassVar[int] = QUICK_GATE
     seconds: ClassVar[float] = 0.0
+    may_refuse: ClassVar[bool] = False
     example: ClassVar[Callable[[], Example] | None] = None
     register: ClassVar[Register | None] = None
 
@@ -40,7 +42,7 @@ class BackendContract:
         """What the checks of this class look at; made once, so that they share what they lowered."""
         if cls not in _tested:
             given = dict(cls.options), cls.tolerance, cls.example, cls.register, cls.gate, cls.seconds
-            _tested[cls] = BackendUnderTest(cls.backend, *given)
+            _tested[cls] = BackendUnderTest(cls.backend, *given, may_refuse=cls.may_refuse)
         return _tested[cls]
 
 

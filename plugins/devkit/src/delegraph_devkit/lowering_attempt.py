@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import delegraph
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import ContractViolation
+from delegraph.errors import ContractViolation, Unsupported
 from delegraph.lowering import get_non_lowered_nodes
 from delegraph.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
@@ -62,8 +62,11 @@ class LoweringAttempt:
 
     @property
     def refusals(self) -> dict[Node, str]:
-        """Node -> reason, as the partitioner gave it."""
-        return {r.node: r.reason for r in self.partitioned.refusals} if self.partitioned else {}
+        """Node -> reason, as the partitioner gave it, or the compiler of a backend that may refuse partitions."""
+        late = {row.partition: row.reason for row in self.lowered.report.given_back} if self.lowered else {}
+        tags = {n: n.meta.get("delegation_tag") for n in self.calls} if late else {}
+        refused = {n: late[tag] for n, tag in tags.items() if isinstance(tag, str) and tag in late}
+        return {r.node: r.reason for r in self.partitioned.refusals} | refused if self.partitioned else {}
 
     @property
     def calls(self) -> list[Node]:
@@ -141,8 +144,12 @@ def attempt_lowering(
     partitioner: Callable[[], Partitioner],
     registry: delegraph.Registry,
     eager: bool,
+    may_refuse: bool = False,
 ) -> LoweringAttempt:
-    """Lower ``program``, which was exported before; ``eager`` is for backends without a runtime."""
+    """Lower ``program``, which was exported before; ``eager`` is for backends without a runtime.
+
+    What a compiler refuses, which a lowering gives to the host, is an error here, unless it ``may_refuse``.
+    """
     attempt = LoweringAttempt(program, *exported)
     try:
         with quiet():
@@ -152,6 +159,8 @@ def attempt_lowering(
                 attempt.exported, backends=[attempt.recording], registry=registry, on_missing_runtime=mode
             )
             attempt.handed_over = handed_over(attempt.lowered)
+            for row in () if may_refuse else attempt.lowered.report.given_back:
+                raise Unsupported("unsupported", row.reason, source=row.source)
     except (Exception, SystemExit) as e:
         attempt.lowered, attempt.error, attempt.phase = None, e, _phase(e, attempt, registry)
     return attempt

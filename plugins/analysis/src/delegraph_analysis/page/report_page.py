@@ -139,6 +139,7 @@ class _MethodSection:
         self.counts, self.rows = row.left, row.delegates
         self.verified = page.verifications.get(method)
         found = None if self.verified is None else operators_of(self.verified)
+        self.given_back = [row for row in page.report.given_back if row.method == method]
         prefix = page.ids[method]
         causes = [cause for cause in page.report.causes if cause.method == method]
         self.causes = {f"{prefix}c{k}": cause for k, cause in enumerate(causes)}
@@ -162,6 +163,7 @@ class _MethodSection:
             verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
             error = _ratio(self.verified.relative_error)
             yield f"<p>The outputs {verdict}; largest error {error} of the largest value.</p>\n"
+        yield from self._given_back()
         yield from self._left()
         yield from self._graphs()
         yield from self._accuracy()
@@ -173,6 +175,21 @@ class _MethodSection:
         if self.insides and len(self.insides) < len(self.rows):
             missing = len(self.rows) - len(self.insides)
             yield f"<p>The inside of {missing:,} more is not drawn, to keep this page small.</p>\n"
+
+    def _given_back(self) -> Iterator[str]:
+        """The partitions that a compiler refused; what became of their operators, the other tables say."""
+        if self.given_back:
+            rows = [
+                [
+                    text(row.partition),
+                    cell(list_counts(row.operators), row.in_short()),
+                    f"<b>{text(row.backend)}</b>: {text(row.reason)}",
+                    _where(row.source),
+                ]
+                for row in self.given_back
+            ]
+            heads = ("partition", "operators", "why", "at")
+            yield f"<h3>Refused when they were compiled</h3>\n{table(heads, rows, 'name', 'op', 'text', 'text')}"
 
     def _left(self) -> Iterator[str]:
         if not self.counts:

@@ -44,7 +44,7 @@ def _difference(one: LoweringAttempt) -> str | None:
         return f"the delegation contract was broken: {one.error}"
     if one.recording is not None and one.recording.changed:
         return f"the partitioner changed {one.recording.changed[0]}"
-    if one.lowered is None:
+    if one.lowered is None or one.lowered.report.given_back:  # then less is delegated than was tagged
         return None
     tagged = {n.meta["debug_handle"] for n in one.calls if n.meta.get("delegation_tag")}
     lowered = {n.meta["debug_handle"] for d in one.lowered.delegates for n in d.nodes}

@@ -25,6 +25,8 @@ class Check:
         parser.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         parser.add_argument("--quick", action="store_true", help="try 100 operators and random programs instead of 600")
         parser.add_argument("--device", action="store_true", help="run the programs in its device half, and only that")
+        text = "its compiler may refuse what its support check took: no failure"
+        parser.add_argument("--may-refuse", action="store_true", help=text)
         parser.add_argument("--seconds", type=_seconds, default=0.0, metavar="S", help="then try others for so long")
         parser.add_argument(
             "--operator",
@@ -62,6 +64,7 @@ def _check(args: argparse.Namespace) -> Outcome:
         seconds=args.seconds,
         operators=tuple(args.operator),
         device=args.device,
+        may_refuse=args.may_refuse,
     )
     chosen = args.only or (_ABOUT_RESULTS[: 2 if args.operator else 3] if args.operator or args.device else [])
     report = devkit.run_checks(backend, chosen, lambda name: progress(f"checking {name}"))

@@ -1,0 +1,38 @@
+"""The program of one partition before there is a plan, for support checks that ask their compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..engine.extract import extract
+from ..engine.partition import Plan
+from ..engine.plan import connected_partitions
+from ..engine.snapshot import Snapshot
+from ..exported_program import constant_placeholders
+from ..partitioner.contract import DelegationSpec, PartitionResult
+
+
+def extract_partition(
+    exported_program: ExportedProgram,
+    nodes: Sequence[Node],
+    boundary_types: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> ExportedProgram:
+    """The program that ``preprocess`` would get for a partition of ``nodes``, calls of ``exported_program``.
+
+    It is for ``Support.partition_why_not(nodes)``, with the program that ``begin`` was given. Its calls have the names
+    and debug handles of ``nodes``. Tensors are shared, and so are the subgraphs of branches and loops: read them only.
+    Buffers that the program writes are inputs. ``boundary_types`` are those of the ``PartitionResult``. Takes time
+    linear in the program.
+    """
+    constant = constant_placeholders(exported_program)
+    used = {n for call in nodes for n in call.all_input_nodes if n in constant}
+    tags: dict[Node, tuple[str | None, ...]] = {n: ("",) for n in exported_program.graph.nodes if n in used}
+    tags |= dict.fromkeys(nodes, ("",))
+    result = PartitionResult(exported_program, {"": DelegationSpec("")}, boundary_types)
+    partition = connected_partitions(exported_program, result, tags)[""]
+    return extract("", Plan(exported_program, [partition], tags, {}, [], Snapshot(exported_program)), partition)

@@ -1,0 +1,514 @@
+"""Partitions that a compiler refuses: they go to the next backend or to the host, and the report names each."""
+
+import copy
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.engine.pipeline import Lowering, Round, run
+from delegraph.errors import ContractViolation, NotFullyDelegated, PluginFailed, Unsupported
+from delegraph.lowering import extract_partition, to_backend
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    Reason,
+    WrappingPartitioner,
+    tag_constant_data,
+    tag_mutated_buffer,
+)
+from delegraph.runtime import BackendRuntime
+from torch import nn
+
+from core.tests.conftest import COMPILED, EchoRuntime
+
+from ..support import aliasing_programs
+
+aten = torch.ops.aten
+
+
+def names_of(program):
+    return [
+        n.target.overloadpacket.__name__ for n in program.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+    ]
+
+
+def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=False):
+    """A backend whose runtime runs what it was given; ``refuses(names of operators)`` is a reason, or None."""
+
+    class Made(BackendDetails):
+        thread_safe = safe
+        seen: ClassVar = []
+
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            names = names_of(edge_program)
+            Made.seen.append(names)
+            if rewrites:
+                for node in edge_program.graph.nodes:
+                    if node.target is aten.relu.default:
+                        node.target = aten.abs.default
+            why = refuses(names)
+            if why is not None:
+                raise why if isinstance(why, Exception) else Unsupported("unsupported", why)
+            blob = f"program {len(COMPILED)}".encode()
+            COMPILED[blob] = edge_program
+            return PreprocessResult(blob)
+
+    if joint:
+
+        def preprocess_multimethod(cls, edge_programs, compile_specs):
+            return {m: [cls.preprocess(p, []) for p in programs] for m, programs in edge_programs.items()}
+
+        Made.preprocess_multimethod = classmethod(preprocess_multimethod)
+    Made.__name__ = Made.__qualname__ = name
+    return Made
+
+
+def taking(backend_id, *names, **more):
+    def why_not(node):
+        known = getattr(getattr(node.target, "overloadpacket", None), "__name__", str(node.target))
+        return None if not names or known in names else f"{backend_id} has no {known}"
+
+    return CapabilityPartitioner(why_not, backend_id, **more)
+
+
+def registry_of(*backends):
+    made = Registry(discover=False)
+    for one in backends:
+        made.register(one, runtime=EchoRuntime)
+    return made
+
+
+def lowered(module, inputs, *pairs, **more):
+    """Lower ``module`` with pairs of a backend and its partitioner."""
+    registry = registry_of(*(b for b, _ in pairs))
+    module = module.eval() if isinstance(module, nn.Module) else module
+    return delegraph.lower(module, inputs, backends=[p for _, p in pairs], registry=registry, **more)
+
+
+def same(program, *inputs):
+    for output in program.verify(*inputs).outputs:
+        assert output.max_abs_error <= 1e-6 and not output.mismatched, output
+
+
+class Thirds(nn.Module):
+    """Nine layers; between any two, something that only eager PyTorch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(9))
+
+    def forward(self, x):
+        for k, layer in enumerate(self.layers):
+            x = layer(x).relu()
+            x = x.sin() if k % 3 == 1 else x.cos()
+        return x
+
+
+def one_in_three():
+    """A compiler that refuses what is followed by a sine."""
+    return backend("FirstBackend", lambda names: "the sine table is full" if "sin" in names else None)
+
+
+FIRST = ("linear", "relu", "sin")
+
+
+def test_one_partition_in_three_is_given_to_the_host():
+    x = torch.randn(2, 4)
+    first = one_in_three()
+    program = lowered(Thirds(), (x,), (first, taking("FirstBackend", *FIRST, largest=3)))
+    assert len(first.seen) == 9
+    assert len(program.delegates) == 6
+    given = program.report.given_back
+    assert len(given) == 3 and len({row.partition for row in given}) == 3
+    wanted = {"aten.linear.default": 1, "aten.relu.default": 1, "aten.sin.default": 1}
+    text = str(program.report)
+    for row in given:
+        assert row.operators == wanted and row.reason == "the sine table is full"
+        assert f"    {row.partition}  3 operators  " in text and "test_give_back.py" in row.source.file
+    assert program.report.to_json()["given_back"][0]["operators"] == wanted
+    rows = [r for r in program.report.refusals if r.operator == "aten.linear.default"]
+    assert sum(r.count for r in rows) == 3
+    assert all("the sine table is full" in r.reason and "test_give_back.py" in r.source.file for r in rows)
+    same(program, x)
+
+
+def test_another_backend_gets_it_with_what_is_around():
+    """Also with ``require_full``, since nothing is left over."""
+    x = torch.randn(2, 4)
+    first, second = one_in_three(), backend("SecondBackend")
+    pairs = (first, taking("FirstBackend", *FIRST, largest=3)), (second, taking("SecondBackend"))
+    program = lowered(Thirds(), (x,), *pairs, require_full=True)
+    assert ["cos", "linear", "relu", "sin"] in second.seen  # the cosine before was refused from the start
+    assert program.report.host_operators == 0
+    text = str(program.report)
+    assert len(program.report.given_back) == 3 and all(row.partition in text for row in program.report.given_back)
+    same(program, x)
+
+
+def test_what_is_left_over_is_an_error_where_all_is_required():
+    with pytest.raises(NotFullyDelegated, match="its compiler refused the partition: the sine table is full"):
+        pair = one_in_three(), taking("FirstBackend", "linear", "relu", "sin", "cos", largest=3)
+        lowered(Thirds(), (torch.randn(2, 4),), pair, require_full=True)
+
+
+def test_only_a_report_can_say_it():
+    """``to_backend`` has none, and ends as it does in ExecuTorch."""
+    kind = backend("LoneBackend", lambda names: "too large")
+    program = torch.export.export(nn.ReLU().eval(), (torch.ones(2),))
+    with delegraph.register(kind, runtime=EchoRuntime):
+        with pytest.raises(Unsupported, match="too large"):
+            to_backend(program, taking("LoneBackend"))
+        with pytest.raises(Unsupported, match="too large"):
+            to_backend("LoneBackend", program, [])
+
+
+def test_other_errors_are_errors():
+    pair = backend("SadBackend", lambda names: ValueError("a defect")), taking("SadBackend")
+    with pytest.raises(PluginFailed, match="a defect"):
+        lowered(nn.ReLU(), (torch.ones(2),), pair)
+
+
+def test_who_refuses_may_not_write_weights_either():
+    class WritingBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            next(iter(edge_program.state_dict.values())).data.zero_()
+            raise Unsupported("unsupported", "too late")
+
+    with pytest.raises(ContractViolation, match="changed weights"):
+        lowered(nn.Linear(2, 2), (torch.ones(1, 2),), (WritingBackend, taking("WritingBackend")))
+
+
+class Two(nn.Module):
+    def forward(self, x):
+        return torch.sin(torch.relu(x).sum(0).tanh()) + 1
+
+
+def test_one_that_compiles_jointly_is_asked_again_without_what_it_names():
+    class JointBackend(backend("Base")):
+        @classmethod
+        def preprocess_multimethod(cls, edge_programs, compile_specs):
+            cls.seen.append({m: len(p) for m, p in edge_programs.items()})
+            for node in (n for p in edge_programs.values() for one in p for n in one.graph.nodes):
+                if node.target is aten.sin.default:
+                    raise Unsupported("unsupported", "no sine", node)
+                if node.op == "call_function" and node.target is aten.relu.default:
+                    node.target = aten.abs.default  # what was compiled in vain is not compiled again
+            return super().preprocess_multimethod(edge_programs, compile_specs)
+
+    JointBackend.seen = []
+    pair = JointBackend, taking("JointBackend", "relu", "sin")
+    x = torch.randn(3, 2)
+    program = lowered({"a": Two().eval(), "b": Two().eval()}, {"a": (x,), "b": (x,)}, pair)
+    assert JointBackend.seen == [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 1}]
+    assert [(row.method, row.operators) for row in program.report.given_back] == [
+        ("a", {"aten.sin.default": 1}),
+        ("b", {"aten.sin.default": 1}),
+    ]
+    assert [d.method for d in program.delegates] == ["a", "b"]
+    torch.testing.assert_close(program.method("b")(-x.abs()), Two()(x.abs()))  # abs in place of relu
+
+
+def test_one_that_names_nothing_gives_all_of_its_call_back():
+    pair = backend("AllBackend", lambda names: "no memory", joint=True), taking("AllBackend", "relu", "sin")
+    program = lowered(Two(), (torch.ones(3, 2),), pair)
+    assert len(program.report.given_back) == 2 and not program.delegates
+    same(program, torch.ones(3, 2))
+
+
+def test_by_threads():
+    x = torch.randn(2, 4)
+    first = backend("FirstBackend", lambda names: "full" if "sin" in names else None, safe=True)
+    with ThreadPoolExecutor(3) as pool:
+        program = lowered(Thirds(), (x,), (first, taking("FirstBackend", *FIRST)), executor=pool)
+    assert len(program.report.given_back) == 3 and len(program.delegates) == 3
+    same(program, x)
+
+
+class Table(nn.Module):
+    """Two partitions read one constant that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(4, 4))
+
+    def forward(self, x):
+        table = self.table.t().tanh()
+        return (x.sinh() @ table).cosh().sin() @ table
+
+
+@pytest.mark.parametrize("refused", ["sinh", "sin"])
+def test_a_constant_of_several_partitions(refused):
+    """The one that is compiled has its copy, and the host gets a value that is computed once."""
+    x = torch.randn(4, 4)
+    pair = (
+        backend("TableBackend", lambda names: "full" if refused in names else None),
+        taking("TableBackend", "t", "tanh", "mm", "sinh", "sin", "matmul", "transpose", "permute"),
+    )
+    program = lowered(Table(), (x,), pair)
+    assert len(program.delegates) == 1 and len(program.report.given_back) == 1
+    assert "aten.tanh.default" not in program.report.host["forward"]
+    assert any("computed while lowering" in note for note in program.report.notes)
+    same(program, x)
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x):
+        self.count += x.relu()
+        return self.count * 2
+
+
+class Keeping(CapabilityPartitioner):
+    """Its delegates own what they write."""
+
+    def partition(self, exported_program):
+        result = super().partition(exported_program)
+        tag_mutated_buffer(exported_program)
+        return result
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_state_that_the_partition_was_to_keep_is_the_hosts(refuses):
+    kind = backend("StateBackend", lambda names: "no state" if refuses else None)
+    program = lowered(Counter(), (torch.ones(2),), (kind, Keeping(lambda n: None, "StateBackend")))
+    assert [d.module.keeps_state for d in program.delegates] == [True] * (not refuses)
+    assert [program(torch.ones(2)).tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        def yes(x):
+            return (x.sin() + 1).cosh().relu()
+
+        def no(x):
+            return x.relu()
+
+        return torch.cond(x.sum() > 0, yes, no, (x,)).tanh()
+
+
+def test_in_the_body_of_a_branch():
+    kind = backend("BodyBackend", lambda names: "full" if "sin" in names else None)
+    x = torch.randn(3)
+    second = backend("NextBackend")
+    pairs = (kind, taking("BodyBackend", "sin", "add", "relu")), (second, taking("NextBackend", "sin"))
+    program = lowered(Branches(), (x,), *pairs)
+    assert [row.operators for row in program.report.given_back] == [{"aten.sin.default": 1, "aten.add.Tensor": 1}]
+    assert second.seen == [["sin"]]
+    for inputs in (x.abs(), -x.abs()):
+        same(program, inputs)
+
+
+def test_a_branch_that_was_taken_whole():
+    """The host calls it; the next backend is asked about what is in it."""
+    kind, second = backend("WholeBackend", lambda names: "no branches"), backend("NextBackend")
+
+    def calls(node):
+        return None if "cond" in str(node.target) or node.target.__name__ == "getitem" else "no"
+
+    pairs = (kind, CapabilityPartitioner(calls, "WholeBackend")), (second, taking("NextBackend", "relu"))
+    program = lowered(Branches(), (torch.randn(3),), *pairs)
+    assert len(program.report.given_back) == 1 and second.seen == [["relu"], ["relu"]]
+    for inputs in (torch.ones(3), -torch.ones(3)):
+        same(program, inputs)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.norm(x.sinh()).tanh()
+
+
+class Tagging(Partitioner):
+    """Cannot be asked, so it sees core ATen."""
+
+    def partition(self, exported_program):
+        spec = DelegationSpec("TagBackend")
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function":
+                node.meta["delegation_tag"] = "all"
+        tag_constant_data(exported_program)
+        return PartitionResult(exported_program, {"all": spec})
+
+
+@pytest.mark.parametrize("partitioner", [Tagging(), taking("TagBackend", "sinh", "native_layer_norm", "tanh")])
+def test_what_was_decomposed_for_it_is_whole_again(partitioner):
+    x = torch.randn(2, 4)
+    first = backend("TagBackend", lambda names: "full" if "native_layer_norm" in names else None)
+    program = lowered(Normed(), (x,), (first, partitioner))
+    assert "native_layer_norm" in str(first.seen)
+    assert program.report.host["forward"].get("aten.layer_norm.default") == 1
+    (row,) = (r for r in program.report.refusals if r.operator == "aten.layer_norm.default")
+    assert "full" in row.reason
+    same(program, x)
+
+
+def test_of_a_partitioner_that_wraps_another():
+    x = torch.randn(2, 4)
+    kind = backend("OuterBackend", lambda names: "full" if "sin" in names else None)
+    partitioner = WrappingPartitioner(taking("InnerBackend", *FIRST), "OuterBackend")
+    program = lowered(Thirds(), (x,), (kind, partitioner))
+    assert {row.backend for row in program.report.given_back} == {"WrappingPartitioner"}
+    assert len(program.delegates) == 3
+    same(program, x)
+
+
+def test_a_value_that_crosses_in_another_type():
+    class Ids(CapabilityPartitioner):
+        def partition(self, exported_program):
+            result = super().partition(exported_program)
+            result.boundary_types["x"] = torch.int32
+            return result
+
+    class Lookup(nn.Module):
+        def forward(self, x):
+            return (x + 1).cosh().sin(), (x + 2).relu()
+
+    x = torch.arange(4)
+    kind = backend("IdsBackend", lambda names: "full" if "relu" in names else None)
+    program = lowered(Lookup(), (x,), (kind, Ids(taking("", "add", "sin", "relu").support, "IdsBackend", largest=1)))
+    assert program.report.given_back
+    same(program, x)
+
+
+def test_what_a_backend_would_take_leaves_out_what_its_compiler_refused():
+    def why_not(node):
+        if node.meta["val"].dtype is torch.float64 and node.target is not aten.to.dtype:
+            return Reason("it is float64", cause="float64", of=node.all_input_nodes[0], unless=torch.float32)
+        return None
+
+    class Wide(nn.Module):
+        def forward(self, x, y):
+            return x.sin().cos(), y.relu()
+
+    kind = backend("WideBackend", lambda names: "full" if "relu" in names else None)
+    inputs = torch.ones(2, dtype=torch.float64), torch.ones(2)
+    partitioner = CapabilityPartitioner(why_not, "WideBackend")
+    programs = {"forward": torch.export.export(Wide(), inputs)}
+    rounds = [Round("wide", {"forward": partitioner}, own=True)]
+    lowering = Lowering(registry_of(kind), programs=programs, rounds=rounds, gives_back=True)
+    causes = run(lowering, "normalize").report().causes
+    assert [(c.frees, sum(c.operators.values())) for c in causes if c.frees is not None] == [(2, 2)]
+
+
+def test_the_reason_has_the_hint_and_the_line_that_the_compiler_names():
+    def refuse(names):
+        return Unsupported("unsupported", "a window of 9x9", source="net.py:7", hint="pool twice")
+
+    pair = backend("HintBackend", refuse), taking("HintBackend")
+    report = lowered(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),), pair).report
+    (cause,) = report.causes
+    assert cause.count == 2 and cause.hint == "pool twice"
+    assert cause.reason == "its compiler refused the partition: a window of 9x9"
+
+
+class FailingRuntime(BackendRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        def run(*args):
+            raise ValueError("no device")
+
+        return run
+
+
+def test_an_error_at_run_time_names_the_partition_of_a_program_that_was_rewritten():
+    class F(nn.Module):
+        def forward(self, input):
+            return input.relu()
+
+    kind = backend("RewritingBackend", rewrites=True)
+    registry = Registry(discover=False)
+    registry.register(kind, runtime=FailingRuntime)
+    program = delegraph.lower(F().eval(), (torch.ones(2),), backends=[taking("RewritingBackend")], registry=registry)
+    with pytest.raises(PluginFailed, match="partition RewritingBackend_0 of method forward"):
+        program(torch.ones(2))
+
+
+class AsksItsCompiler:
+    """Names the node to blame before anything is lowered, so that the others of its partition are taken."""
+
+    def __init__(self, compiler):
+        self.compiler, self.programs = compiler, []
+
+    def begin(self, exported_program):
+        self.program = exported_program
+
+    def why_not(self, node):
+        return None if node.target in (aten.linear.default, aten.relu.default, aten.sin.default) else "not ours"
+
+    def is_constant(self, node):
+        return False
+
+    def partition_why_not(self, nodes):
+        self.programs.append(extract_partition(self.program, nodes))
+        try:
+            self.compiler.preprocess(self.programs[-1], [])
+        except Unsupported as refusal:
+            return {n: refusal.message for n in nodes if n.name == refusal.node.name}
+        return {}
+
+
+def test_a_support_check_may_ask_the_compiler_about_the_extracted_program():
+    class ExactBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            for node in edge_program.graph.nodes:
+                if node.target is aten.sin.default:
+                    raise Unsupported("unsupported", "the sine table is full", node)
+            return PreprocessResult(b"")
+
+    x = torch.randn(2, 4)
+    support = AsksItsCompiler(ExactBackend)
+    program = lowered(Thirds(), (x,), (ExactBackend, CapabilityPartitioner(support, "ExactBackend", largest=3)))
+    assert not program.report.given_back and len(program.delegates) == 9
+    assert program.report.host["forward"]["aten.sin.default"] == 3
+    compiled = program.delegates[0].module.original_module
+    asked = next(p for p in support.programs if names_of(p) == names_of(compiled))
+    assert str(asked.graph_signature) == str(compiled.graph_signature)
+    assert [n.format_node() for n in asked.graph.nodes] == [n.format_node() for n in compiled.graph.nodes]
+    assert asked.state_dict.keys() == compiled.state_dict.keys() != set()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_are_eager_over_two_calls(seed):
+    """With writes, views and state; a third of the partitions is refused, and the next backend takes half of it."""
+    chance = random.Random(seed)
+    module = aliasing_programs.Program(seed).eval()
+    masks = [chance.getrandbits(61) for _ in range(2)]
+
+    def partitioner(name, mask):
+        return CapabilityPartitioner(
+            lambda n: "by chance" if mask >> (n.meta["debug_handle"] % 61) & 1 else None, name, largest=4
+        )
+
+    first = backend("FirstBackend", lambda names: "by chance" if len(first.seen) % 3 == 1 else None)
+    pairs = (
+        (first, partitioner("FirstBackend", masks[0])),
+        (
+            backend("SecondBackend"),
+            partitioner("SecondBackend", masks[1]),
+        ),
+    )
+    program = lowered(module, aliasing_programs.inputs(0), *pairs)
+    eager = copy.deepcopy(module)
+    for call in range(2):
+        mine, theirs = aliasing_programs.inputs(call), aliasing_programs.inputs(call)
+        torch.testing.assert_close(program(*mine), eager(*theirs), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    assert len(first.seen) == sum(d.backend_id == "FirstBackend" for d in program.delegates) + len(
+        program.report.given_back
+    )
