@@ -30,7 +30,7 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
 
 def near(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
     """Pairs of tensors whose spans of bytes overlap: all that may share memory."""
-    spans = [(span, key) for key, tensor in tensors.items() if (span := _addresses(tensor)) is not None]
+    spans = [(span, key) for key, tensor in tensors.items() if (span := addresses(tensor)) is not None]
     reaching: list[tuple[int, Key]] = []
     for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
         reaching = [(last, other) for last, other in reaching if last > first]
@@ -43,7 +43,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     Storages are not compared: two that were made of one numpy array, or of one buffer, are two views of its memory.
     """
-    ours, theirs = _addresses(a), _addresses(b)
+    ours, theirs = addresses(a), addresses(b)
     if ours is None or theirs is None or a.device != b.device:
         return False
     (first, end), (start, last) = ours, theirs
@@ -57,7 +57,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(taken.as_strided(b.shape, b.stride(), (start - origin) // a.element_size()).any())
 
 
-def _addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
+def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
     """(first, end) of the bytes between which the elements lie; None without any: sparse, fake and empty tensors."""
     if tensor.layout is not torch.strided or isinstance(tensor, FakeTensor) or not tensor.numel():
         return None

@@ -1,0 +1,94 @@
+"""What a partition as bytes costs: its form written, hashed and read, beside the lowering of the program it is of.
+
+    python benchmarks/forms.py [--repeats 9]
+
+The models of examples/, lowered by tosa, each as one partition. Milliseconds of CPU time on one thread, medians; a
+lowering is of a program that was exported before. ``hashed`` is SHA-256 of all constants, ``read`` the program from its
+bytes apart from that; constants of 1 MB and more are used where they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import delegraph
+import torch
+from delegraph.engine import pipeline
+from delegraph.exported.work import read, write
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import mobilenet_v2
+import resnet
+import transformer
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "MobileNetV2": mobilenet_v2.mobilenet_v2,
+    "ResNet-50": resnet.resnet50,
+    "BERT-base": transformer.bert_base,
+    "Llama, 8 layers": transformer.llama_8,
+}
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    gc.collect()
+    start = time.process_time()
+    call()
+    return (time.process_time() - start) * 1e3
+
+
+def partition_of(program: Any) -> Any:
+    """The program that the backend is given for the whole of ``program``."""
+    found: list[Any] = []
+    compile_all = pipeline.compile_all
+    pipeline.compile_all = lambda work, *rest: found.extend(work) or compile_all(work, *rest)  # type: ignore[func-returns-value]
+    try:
+        delegraph.lower(program, backends=["tosa"])
+    finally:
+        pipeline.compile_all = compile_all
+    return found[0].program
+
+
+def measure(build: Callable[[], Any], repeats: int) -> str:
+    module, inputs = build()
+    program = torch.export.export(module, inputs)
+    partition = partition_of(program)
+    form = write(partition)
+    data = b"".join(form.pieces())
+    large = {m.digest: bytearray(b"".join(m.pieces())) for m in form.memories}
+    inline = [bytes(large[m.digest]) for m in form.memories if m.size < 1 << 20]
+    columns = [
+        lambda: delegraph.lower(program, backends=["tosa"]),
+        lambda: write(partition),
+        lambda: [m.digest for m in write(partition).memories],
+        lambda: [hashlib.sha256(piece).digest() for piece in inline],
+        lambda: read(data, lambda digest, size: large[digest]),
+    ]
+    rows = [[milliseconds(column) for column in columns] for _ in range(repeats)]
+    lower, written, hashed, checked, back = (median(column) for column in zip(*rows, strict=True))
+    sizes = f"{sum(m.size for m in form.memories) / 1e6:.0f} MB | {len(form.structure) / 1e3:.0f} kB"
+    share = (written + back - checked) / lower
+    figures = f"{lower:.0f} | {written:.1f} | {back - checked:.1f} | {hashed - written:.0f} | {share:.0%}"
+    return f"{sizes} | {figures}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    print("| model | constants | structure | lowered | written | read | hashed | (written + read) / lowered |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, build in MODELS.items():
+        print(f"| {name} | {measure(build, repeats)} |")
+
+
+if __name__ == "__main__":
+    main()

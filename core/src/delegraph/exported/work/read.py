@@ -1,0 +1,155 @@
+"""A form as a program again: ``read``. It evaluates nothing, imports nothing and trusts nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ...errors import DelegraphError, FormatError
+from ...exported_program import append_node, argument_of, build_program, flat_call, output_node
+from ..gc_pause import pause_collection
+from ..tracing import TRACING
+from .constants import ConstantsRead
+from .form import Fetch, unpack
+from .operators import call_of, target_of
+from .sizes import SymbolsRead, at
+from .values import DTYPES, TypesRead
+from .values import read as read_value
+
+
+def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = False) -> ExportedProgram:
+    """The program that ``Form.pieces`` gave the bytes of.
+
+    Nodes are called v0, v1, ..., constants c0, c1, ..., and debug handles count from 1. With ``named`` everything has
+    the writer's names and numbers, and the user's lines.
+
+    ``fetch`` is asked for constants of 1 MB and more; that it gives what the digest says is its own affair. All else is
+    checked, and raises FormatError where it is damaged, of another version, or calls what this torch does not have.
+    """
+    try:
+        structure, beside, memories = unpack(data, fetch)
+        with TRACING, pause_collection():  # fake tensors of symbolic sizes compute
+            reader = _Reader(structure, beside if named else None, memories)
+            with reader.environment.suppress_guards():
+                return reader.program()
+    except DelegraphError:
+        raise
+    except Exception as e:  # whatever sympy and torch raise when they are given nonsense
+        text = f"the form of a program holds what no program has: {type(e).__name__}: {e}"
+        raise FormatError("format-invalid", text) from e
+
+
+class _Reader:
+    """The tables of a form, and the graphs that are made of them."""
+
+    def __init__(self, structure: list[Any], beside: list[Any] | None, memories: Sequence[memoryview]) -> None:
+        _, default, symbols, targets, types, constants, self._signature, self._graphs = structure
+        if DTYPES[default] is not torch.get_default_dtype():
+            text = f"the form was written where the default dtype was {default}; it is {torch.get_default_dtype()} here"
+            raise FormatError("format-invalid", text, hint="torch.set_default_dtype")
+        self._beside = beside
+        self.environment = ShapeEnv()
+        self._symbols = SymbolsRead(symbols, self.environment, beside[1] if beside else None)
+        mode = FakeTensorMode(allow_non_fake_inputs=True, export=True, shape_env=self.environment)
+        self._types = TypesRead(types, self._symbols, mode)
+        self._constants = ConstantsRead(constants, memories)
+        self._targets = [target_of(name) for name in targets]
+        self._modules: dict[int, GraphModule] = {}
+
+    def program(self) -> ExportedProgram:
+        """The program of the first graph."""
+        root: Any = torch.nn.Module()
+        graph = self._graph(0, root)
+        inputs, outputs = self._specs(graph)
+        like: Any = SimpleNamespace(
+            state_dict={}, constants={}, range_constraints=self._symbols.constraints, _guards_code=()
+        )
+        for spec, (_, constant, _) in zip(inputs, self._signature[0], strict=True):
+            if constant is not None:
+                tensor = self._constants.tensor(constant)
+                is_parameter = spec.kind is InputKind.PARAMETER  # torch wants one where the signature says so
+                table = like.state_dict if is_parameter or spec.persistent else like.constants
+                table[spec.target] = torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+        arriving = [spec for spec in inputs if spec.kind is InputKind.USER_INPUT]
+        call = flat_call(len(arriving), sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs))
+        program = build_program(root, graph, inputs, outputs, like, call, check=False)
+        program.graph_module.meta.update(self._beside[3] if self._beside else {"method": "forward", "partition": "0"})
+        return program
+
+    def _specs(self, graph: Graph) -> tuple[list[InputSpec], list[OutputSpec]]:
+        given, returned = self._signature
+        arriving = [node for node in graph.nodes if node.op == "placeholder"]
+        targets = (
+            self._beside[0] if self._beside else [None if row[1] is None else f"c{k}" for k, row in enumerate(given)]
+        )
+        inputs = [
+            InputSpec(InputKind[kind], argument_of(node), target, persistent)
+            for node, target, (kind, _, persistent) in zip(arriving, targets, given, strict=True)
+        ]
+        names = [target or node.name for node, target in zip(arriving, targets, strict=True)]
+        values: Any = output_node(graph).args[0]
+        outputs = [
+            OutputSpec(OutputKind[kind], argument_of(value), None if k is None else names[at(k)])
+            for value, (kind, k) in zip(values, returned, strict=True)
+        ]
+        return inputs, outputs
+
+    def _graph(self, number: int, root: Any) -> Graph:
+        graph, nodes = Graph(owning_module=root), list[Node]()
+        for k, (what, args, type_, handle, *marks) in enumerate(self._graphs[number]):
+            meta: dict[str, Any] = {} if what == "output" else {"val": self._types.val(type_)}
+            meta |= {"debug_handle": at(handle)} if handle else {}
+            name, target = "output" if what == "output" else f"v{k}", None
+            if self._beside is not None:
+                name, target = self._put_back(meta, self._beside, number, k)
+            for mark in marks:
+                meta |= read_value(mark, (), self._symbols)
+            op, called, given, named = self._call(what, args, nodes, number, root, target or name)
+            nodes.append(append_node(graph, op, called, given, named, name, meta))
+        return graph
+
+    def _call(self, what: Any, args: Any, nodes: list[Node], number: int, root: Any, name: str) -> Any:
+        """What a node does: its kind, target, arguments and keywords."""
+        if what == "input":
+            return "placeholder", name, (), {}
+        if what == "output":
+            return "output", "output", (read_value(args, nodes, self._symbols),), {}
+        if what in ("graph", "constant"):
+            held = name
+            setattr(root, held, self._constants.tensor(args) if what == "constant" else self._module(at(args), number))
+            return "get_attr", held, (), {}
+        target = self._targets[at(what)]
+        if isinstance(target, OpOverload):
+            return "call_function", target, *call_of(target, args, nodes, self._symbols)
+        positional, named = (read_value(given, nodes, self._symbols) for given in args)
+        return "call_function", target, tuple(positional), named
+
+    def _module(self, number: int, above: int) -> GraphModule:
+        if number <= above:  # a graph that holds itself has no end
+            raise FormatError("format-invalid", f"graph {above} holds graph {number}")
+        if number not in self._modules:
+            root = torch.nn.Module()
+            self._modules[number] = _LazyGraphModule(root, self._graph(number, root))
+        return self._modules[number]
+
+    def _put_back(self, meta: dict[str, Any], beside: list[Any], graph: int, node: int) -> tuple[str, str | None]:
+        """The writer's name and target of a node, whose metadata gets what the writer knew of it."""
+        name, target, trace, modules = beside[5][graph][node]
+        if "debug_handle" in meta:
+            meta["debug_handle"] = beside[2][meta["debug_handle"] - 1]
+        if text := beside[4][at(trace)]:
+            meta["stack_trace"] = text
+        if text := beside[4][at(modules)]:
+            meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in json.loads(text)}
+        return name, target

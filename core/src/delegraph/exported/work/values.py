@@ -1,0 +1,149 @@
+"""Arguments of calls, and the types that torch recorded, as JSON and back.
+
+In JSON ``null``, ``true``, whole numbers, texts and lists are themselves; all else is an object of one key:
+``{"v": 3}`` is the value that node 3 makes, ``{"f": ...}`` a float by its bits, ``{"t": [...]}`` a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Node
+
+from ...errors import FormatError
+from .sizes import SYMBOLIC, NoForm, SymbolsRead, SymbolsWritten, at, bits_of, float_of
+
+_NAMED: dict[str, dict[str, Any]] = {
+    tag: {str(v)[6:]: v for v in vars(torch).values() if isinstance(v, kind) and not str(v).startswith("torch.q")}
+    for tag, kind in (("d", torch.dtype), ("m", torch.memory_format), ("y", torch.layout))
+}
+"""Tag -> what torch names, by its name: dtypes but for those of quantized tensors, memory formats, layouts."""
+_TAGS = {v: {tag: name} for tag, named in _NAMED.items() for name, v in named.items()}
+_PLAIN = frozenset({type(None), bool, int, str})
+DTYPES: Mapping[str, torch.dtype] = _NAMED["d"]
+"""Dtypes by their names."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def written(value: Any, number_of: Mapping[Node, int], symbols: SymbolsWritten, flat: bool = False) -> Any:
+    """An argument. With ``flat`` tuples are lists, which are the same to operators."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is Node:
+        return {"v": number_of[value]}
+    if kind is float:
+        return {"f": bits_of(value)}
+    if isinstance(value, (list, tuple)):
+        items = [written(v, number_of, symbols, flat) for v in value]
+        return {"t": items} if isinstance(value, tuple) and not flat else items
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {"k": [[key, written(value[key], number_of, symbols, flat)] for key in sorted(value)]}
+    if kind in SYMBOLIC:
+        return {SYMBOLIC[kind]: symbols.write(value)}
+    if kind is torch.device:
+        return {"device": str(value)}
+    if kind is complex:
+        return {"c": [bits_of(value.real), bits_of(value.imag)]}
+    try:
+        return _TAGS[value]
+    except (KeyError, TypeError):  # TypeError: it has no hash
+        raise NoForm(f"the form has no words for {value!r:.80}, which is a {kind.__name__}") from None
+
+
+def read(given: Any, nodes: Sequence[Node], symbols: SymbolsRead) -> Any:
+    """The inverse of ``written``."""
+    if type(given) is list:
+        return [read(v, nodes, symbols) for v in given]
+    if type(given) is not dict:
+        return given
+    ((tag, value),) = given.items()
+    if tag == "v":
+        return nodes[at(value)]
+    if tag == "f":
+        return float_of(value)
+    if tag == "t":
+        return tuple(read(v, nodes, symbols) for v in value)
+    if tag == "k":
+        return {key: read(v, nodes, symbols) for key, v in value}
+    if tag in _NAMED:
+        return _NAMED[tag][value]
+    if tag == "device":
+        return torch.device(value)
+    return complex(*map(float_of, value)) if tag == "c" else symbols.number(value, tag)
+
+
+def c_strides(shape: Sequence[Any]) -> list[Any]:
+    """The strides of a tensor in C order, as torch gives them."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
+class TypesWritten:
+    """The table of types of a form, ``rows``: each is written once.
+
+    A tensor's is dtype, shape, and strides unless they are those of C order.
+    """
+
+    def __init__(self, symbols: SymbolsWritten) -> None:
+        self.rows: list[Any] = []
+        self._symbols, self._known = symbols, dict[Any, int]()
+
+    def index(self, val: Any) -> int:
+        """The row of a recorded value: a fake tensor, a number, None, or a list or tuple of them."""
+        if not isinstance(val, FakeTensor) or val._has_symbolic_sizes_strides:
+            row = self._row(val)
+            return self._number(repr(row), row)
+        key = val.dtype, val.shape, val.stride(), val.device, val.layout
+        return self._known[key] if key in self._known else self._number(key, self._tensor(val))
+
+    def _number(self, key: Any, row: Any) -> int:
+        number = self._known.setdefault(key, len(self.rows))
+        self.rows += [row] if number == len(self.rows) else []
+        return number
+
+    def _row(self, val: Any) -> Any:
+        if isinstance(val, (list, tuple)):
+            return {"t" if isinstance(val, tuple) else "l": [self._row(v) for v in val]}
+        return self._tensor(val) if isinstance(val, FakeTensor) else written(val, {}, self._symbols)
+
+    def _tensor(self, val: torch.Tensor) -> list[Any]:
+        if val.device.type != "cpu" or val.layout is not torch.strided or val.dtype not in NAMES:
+            raise NoForm(f"the form has no words for a tensor on {val.device}, {val.dtype}, {val.layout}")
+        shape, strides = ([self._symbols.write(n) for n in sizes] for sizes in (val.shape, val.stride()))
+        plain = not val._has_symbolic_sizes_strides and strides == c_strides(shape)
+        return [NAMES[val.dtype], shape, *([] if plain else [strides])]
+
+
+class TypesRead:
+    """What the rows of a table of types stand for; tensors of one row are made anew for each node."""
+
+    def __init__(self, rows: Sequence[Any], symbols: SymbolsRead, mode: FakeTensorMode) -> None:
+        self._rows, self._symbols, self._mode = rows, symbols, mode
+
+    def val(self, index: Any) -> Any:
+        """The value of a row."""
+        return self._read(self._rows[at(index)])
+
+    def _read(self, row: Any) -> Any:
+        if isinstance(row, list):
+            return self._tensor(*row)
+        if isinstance(row, dict) and row.keys() & {"l", "t"}:
+            ((tag, value),) = row.items()
+            return (list if tag == "l" else tuple)(map(self._read, value))
+        return read(row, (), self._symbols)
+
+    def _tensor(self, dtype: str, shape: Any, strides: Any = None) -> torch.Tensor:
+        shape = [self._symbols.number(size, "int") for size in shape]
+        steps = c_strides(shape) if strides is None else [self._symbols.number(step, "int") for step in strides]
+        if any(type(n) is int and not 0 <= n < 1 << 60 for n in (*shape, *steps)):
+            raise FormatError("format-invalid", f"no tensor has the shape {shape} and the strides {steps}")
+        # What the mode does as well, which asks first how the operator is to be faked: a third of the time.
+        meta = torch.empty_strided(shape, steps, dtype=DTYPES[dtype], device="meta")
+        return FakeTensor(self._mode, meta, torch.device("cpu"))

@@ -1,0 +1,154 @@
+"""A program as a form: ``write``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+
+from ...errors import Unsupported
+from ...exported_program import CONSTANT_KINDS, constant_tensor, placeholders
+from ...source import source_of
+from ..call_names import EXPORTED, LEFT
+from .constants import written_constants
+from .form import VERSION, Form, dumps
+from .operators import convention_of, name_of
+from .sizes import NoForm, SymbolsWritten
+from .values import NAMES, TypesWritten, written
+
+_BESIDE = ("stack_trace", "nn_module_stack")
+_ELSEWHERE = frozenset({
+    "val", "debug_handle", *_BESIDE,
+    EXPORTED, LEFT, "decomposed_from",  # for reports
+    "delegation_tag", "no_copy",  # a partitioner's answer, which has been followed
+    "tensor_meta", "example_value", "eager_input_vals",  # they say what "val" says, or less
+    "torch_fn", "original_aten", "from_node", "seq_nr", "source_fn_stack", "fwd_source_fn_stack",  # of tracers
+    "fwd_nn_module_stack", "partitioner_tag", "autograd_backward", "is_torch_exported", "desc",
+})  # fmt: skip
+"""Metadata of nodes that a form has elsewhere, or that no backend computes by. Every other key is in the form."""
+
+
+def write(program: ExportedProgram) -> Form:
+    """The form of ``program``. Takes time linear in its graphs; no constant is read.
+
+    Raises Unsupported, with the node, for what the form has no words for.
+    """
+    writer = _Writer(program)
+    try:
+        return writer.form()
+    except NoForm as e:
+        node = writer.node
+        text = f"{e}; such a program cannot be written as bytes"
+        raise Unsupported("unsupported", text, node, source_of(node) if node else None) from e
+
+
+class _Writer:
+    """The tables of a form, filled while the graphs are walked; ``node`` is where the walk is."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.node: Node | None = None
+        self._graphs = _graphs(program.graph_module)
+        self._nodes = [list(module.graph.nodes) for module in self._graphs]
+        self._symbols = SymbolsWritten(n.meta.get("val") for nodes in self._nodes for n in nodes)
+        self._types = TypesWritten(self._symbols)
+        self._targets: dict[Any, int] = {}
+        self._handles: dict[int, int] = {}
+        self._tensors: list[torch.Tensor] = []
+
+    def form(self) -> Form:
+        """The form of the program."""
+        signature = self._signature()
+        graphs = [self._graph(nodes) for nodes in self._nodes]
+        self.node = None
+        constants, memories = written_constants(self._tensors)
+        symbols = self._symbols.table(self.program.range_constraints)
+        default = NAMES[torch.get_default_dtype()]  # some rules of torch follow it
+        names = [name_of(target) for target in self._targets]
+        tables = [VERSION, default, symbols, names, self._types.rows, constants, signature, graphs]
+        return Form(dumps(tables), dumps(self._beside()), memories)
+
+    def _signature(self) -> list[Any]:
+        inputs, place = [], dict[str | None, int]()
+        for k, (node, spec) in enumerate(placeholders(self.program)):
+            self.node, given = node, spec.kind is InputKind.USER_INPUT
+            if not given and spec.kind not in CONSTANT_KINDS:
+                raise NoForm(f"the form has no words for the input {node.name}, a {spec.kind.name}")
+            place[node.name if given else spec.target] = k
+            constant = None if given else self._constant(constant_tensor(self.program, spec))
+            inputs.append([spec.kind.name, constant, spec.persistent])
+        outputs = self.program.graph_signature.output_specs
+        return [inputs, [[s.kind.name, None if s.target is None else place[s.target]] for s in outputs]]
+
+    def _constant(self, tensor: torch.Tensor) -> int:
+        self._tensors.append(tensor)
+        return len(self._tensors) - 1
+
+    def _graph(self, nodes: list[Node]) -> list[Any]:
+        numbers = {node: k for k, node in enumerate(nodes)}
+        return [self._row(node, numbers) for node in nodes]
+
+    def _row(self, node: Node, numbers: Mapping[Node, int]) -> list[Any]:
+        """What a node does, with which arguments, the type of its value, its debug handle, what else backends read."""
+        self.node, meta = node, node.meta
+        handle = meta.get("debug_handle")
+        number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
+        row = [*self._action(node, numbers), self._types.index(meta.get("val")), number]
+        others = {key: meta[key] for key in meta.keys() - _ELSEWHERE}
+        if "custom" in others:  # delegraph's own there are the names of layers
+            others["custom"] = {k: v for k, v in others["custom"].items() if not str(k).startswith("delegraph.")}
+        others = {key: value for key, value in others.items() if value is not None and value != {}}
+        return [*row, written(others, {}, self._symbols)] if others else row
+
+    def _action(self, node: Node, numbers: Mapping[Node, int]) -> tuple[int | str, Any]:
+        if node.op == "placeholder":
+            return "input", None
+        if node.op == "output":
+            return "output", written(node.args[0], numbers, self._symbols)
+        if node.op == "get_attr":
+            held = getattr(node.graph.owning_module, str(node.target))
+            if isinstance(held, torch.Tensor):
+                return "constant", self._constant(held)
+            if not isinstance(held, GraphModule):
+                raise NoForm(f"the form has no words for {node.name}, a {type(held).__name__}")
+            return "graph", next(k for k, module in enumerate(self._graphs) if module is held)
+        name_of(node.target)  # which refuses what has none
+        what = self._targets.setdefault(node.target, len(self._targets))
+        if not isinstance(node.target, OpOverload):
+            return what, [written(given, numbers, self._symbols) for given in (list(node.args), node.kwargs)]
+        names, defaults, *_ = convention_of(node.target)
+        # all arguments, in the order of the schema, whether the call gives them or not
+        args = [written(v, numbers, self._symbols, flat=True) for v in node.args]
+        args += defaults[len(args) :]
+        for key, value in node.kwargs.items():
+            args[names.index(key)] = written(value, numbers, self._symbols, flat=True)
+        return what, args
+
+    def _beside(self) -> list[Any]:
+        """What the form leaves out, by the numbers that it has for things."""
+        known: dict[str, int] = {}  # many nodes are of one line, and of one module
+        graphs = [[self._names(node, known) for node in nodes] for nodes in self._nodes]
+        targets = [s.target for s in self.program.graph_signature.input_specs]
+        place = {key: self.program.graph_module.meta.get(key) for key in ("method", "partition")}
+        return [targets, list(map(str, self._symbols.numbers)), list(self._handles), place, list(known), graphs]
+
+    def _names(self, node: Node, known: dict[str, int]) -> list[Any]:
+        target = str(node.target) if node.op in ("placeholder", "get_attr") else None
+        trace, modules = map(node.meta.get, _BESIDE)
+        stack = json.dumps([[key, path, str(kind)] for key, (path, kind) in modules.items()]) if modules else ""
+        return [node.name, target, *(known.setdefault(text, len(known)) for text in (trace or "", stack))]
+
+
+def _graphs(top: GraphModule) -> list[GraphModule]:
+    """The graphs of a program, itself first, then those that its calls take, as they are first fetched."""
+    found = [top]
+    for module in found:  # which grows
+        fetched = [getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")]
+        found += [m for m in dict.fromkeys(fetched) if isinstance(m, GraphModule) and not any(m is k for k in found)]
+    return found

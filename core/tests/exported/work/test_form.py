@@ -1,0 +1,410 @@
+"""Forms: a program goes into one and comes back; names never matter, all else does."""
+
+import copy
+import math
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from delegraph.delegates import LoweredBackendModule
+from delegraph.errors import FormatError, Unsupported
+from delegraph.exported import all_nodes
+from delegraph.exported.work import read, write
+from delegraph.exported_program import constant_tensor, copy_program, placeholders
+from torch import nn
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from ...support.partitions import PROGRAMS, sizes
+
+
+def packed(program):
+    return b"".join(write(program).pieces())
+
+
+def fetching(form):
+    """``fetch`` for the constants of a form, each time as bytes of their own."""
+    table = {m.digest: b"".join(m.pieces()) for m in form.memories}
+    return lambda digest, size: bytearray(table[digest])
+
+
+def there_and_back(program, **options):
+    form = write(program)
+    return read(b"".join(form.pieces()), fetching(form), **options)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_read_has_the_form_that_was_written(name, named):
+    program = PROGRAMS[name]()
+    form = write(program)
+    again = there_and_back(program, named=named)
+    again.validate()
+    assert write(again).key == form.key
+    assert (write(again).beside == form.beside) == named
+
+
+@pytest.mark.parametrize("name", ["layers", "sizes", "branches", "counts"])
+def test_what_is_read_computes_the_same(name):
+    program = PROGRAMS[name]()
+    inputs = {"layers": ((1, 3, 6, 6), (1, 6, 6)), "sizes": ((6, 8), (5, 4)), "branches": ((2, 4),), "counts": ((3,),)}
+    given = [torch.randn(shape) for shape in inputs[name]]
+    again = there_and_back(program)
+    wanted = copy.deepcopy(program).module()(*given)  # which may write its buffers
+    got = again.module(check_guards=False)(*given)
+    for ours, theirs in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_names_are_put_back_with_what_is_beside():
+    program = delegraph.lower(nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[]).exported_program("forward")
+    program.graph_module.meta["partition"] = "tag7"
+    bare, named = there_and_back(program), there_and_back(program, named=True)
+    assert [n.name for n in bare.graph.nodes] == ["v0", "v1", "v2", "v3", "output"]
+    assert [n.name for n in named.graph.nodes] == [n.name for n in program.graph.nodes]
+    for ours, theirs in zip(named.graph.nodes, program.graph.nodes, strict=True):
+        for key in ("stack_trace", "debug_handle"):
+            assert ours.meta.get(key) == theirs.meta.get(key)
+        assert list(ours.meta.get("nn_module_stack", {})) == list(theirs.meta.get("nn_module_stack", {}))
+    assert named.state_dict.keys() == program.state_dict.keys()
+    assert bare.state_dict.keys() == {"c0", "c1"}
+    assert named.graph_module.meta["partition"] == "tag7"
+
+
+def renamed(program):
+    """The program with other names of nodes, constants, modules and lines, and with other debug handles."""
+    program = copy_program(program)
+    for k, node in enumerate(program.graph.nodes):
+        node._rename(f"other_{len(program.graph.nodes) - k}") if node.op == "call_function" else None
+        node.meta |= {"stack_trace": f'File "elsewhere.py", line {k}, in f', "nn_module_stack": {"a": ("b", "c")}}
+        node.meta |= {"custom": {"delegraph.layer": node.name}, "exported_name": "x", "debug_handle": 1000 - k}
+    return program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_names_lines_and_handles_do_not_matter(name):
+    program = PROGRAMS[name]()
+    for k, node in enumerate(program.graph.nodes):
+        node.meta["debug_handle"] = k + 1
+    ours, theirs = write(program), write(renamed(program))
+    assert ours.key == theirs.key
+    assert ours.beside != theirs.beside
+
+
+def test_names_of_arguments_modules_and_dims_do_not_matter():
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, quite_another_name):
+            return self.inner(quite_another_name)
+
+    one, other = nn.Linear(3, 2), Other()
+    other.inner.load_state_dict(one.state_dict())
+    x = torch.randn(1, 3)
+    forms = [write(torch.export.export(m.eval(), (x,))) for m in (one, other, other.requires_grad_(False))]
+    assert len({form.key for form in forms}) == 1
+    assert write(sizes(names="ab")).key == write(sizes(names="yx")).key
+
+
+def test_the_size_of_the_example_does_not_matter():
+    assert write(sizes(rows=4)).key == write(sizes(rows=6)).key
+
+
+SCRIPT = """
+from core.tests.support.partitions import PROGRAMS
+from delegraph.exported.work import write
+print([write(PROGRAMS[name]()).key for name in ("sizes", "branches")])
+"""
+
+
+def test_another_process_and_another_hash_seed_give_the_same_key():
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=root, env={"PYTHONHASHSEED": "4711"}
+    )
+    assert done.stdout.strip() == str([write(PROGRAMS[name]()).key for name in ("sizes", "branches")]), done.stderr
+
+
+LITERALS = [1, -1, 1.0, 0.0, -0.0, math.inf, -math.inf, math.nan, True, False, None, "a", 1 << 80, 1j, -0j, (1, 2)]
+LITERALS += [struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0], torch.float16, torch.device("cpu")]
+LITERALS += [torch.channels_last, torch.strided, [1, [2.0, None]], (1,), [1], {"a": (2,), "b": 1}]
+
+
+def test_literals_come_back_as_they_were_and_no_two_are_taken_for_equal():
+    forms = []
+    program = PROGRAMS["counts"]()
+    for literal in LITERALS:
+        node = next(n for n in program.graph.nodes if n.op == "call_function")
+        node.meta["vendor"] = [literal]
+        forms.append(write(program).structure)
+        (again,) = there_and_back(program).graph.find_nodes(op="call_function", target=node.target)[0].meta["vendor"]
+        assert type(again) is type(literal)
+        assert repr(again) == repr(literal)
+        if isinstance(literal, float):
+            assert struct.pack(">d", again) == struct.pack(">d", literal)
+    assert len(set(forms)) == len(LITERALS)
+
+
+def test_calls_come_back_as_export_writes_them_whatever_they_say_needlessly():
+    class Says(nn.Module):
+        def forward(self, x, y):
+            return torch.ops.aten.sub.Tensor(x, y), torch.ops.aten.softmax.int(x, 1, None), x.mean([0, 1])
+
+    given = (torch.randn(2, 2), torch.randn(2, 2))
+    program = torch.export.export(Says().eval(), given)
+    wordy = copy.deepcopy(program)
+    sub, softmax, mean, _ = (n for n in wordy.graph.nodes if n.op != "placeholder")
+    sub.kwargs = {"alpha": 1}
+    softmax.args, softmax.kwargs = softmax.args[:1], {"dim": 1, "dtype": None}
+    mean.args = (mean.args[0], (0, 1), False)
+    assert write(program).key == write(wordy).key
+    assert str(there_and_back(wordy).graph) == str(there_and_back(program).graph)
+    assert str(there_and_back(wordy, named=True).graph) == str(program.graph)
+
+
+def tensors_of(program):
+    return [constant_tensor(program, s) for _, s in placeholders(program) if s.kind is not InputKind.USER_INPUT]
+
+
+class Holds(nn.Module):
+    def __init__(self, *tensors):
+        super().__init__()
+        for k, tensor in enumerate(tensors):
+            self.register_buffer(f"b{k}", tensor)
+
+    def forward(self, x):
+        return tuple(x + b for b in self.buffers())
+
+
+def holding(*tensors):
+    """A program with these constants, as they are."""
+    program = torch.export.export(Holds(*(torch.zeros(t.shape, dtype=t.dtype) for t in tensors)), (torch.ones(()),))
+    for k, tensor in enumerate(tensors):
+        program.state_dict[f"b{k}"] = tensor
+    return program
+
+
+def test_constants_that_share_memory_do_so_again_and_equal_ones_do_not():
+    base = torch.arange(12.0)
+    program = holding(base[:6], base[2:8], base[8:], torch.ones(3), torch.ones(3), base[:6])
+    a, b, c, one, other, same = tensors_of(there_and_back(program))
+    for ours, theirs in zip((a, b, c, one, other), tensors_of(program), strict=False):
+        assert torch.equal(ours, theirs)
+    a[2] = 77
+    assert b[0] == 77
+    assert same[2] == 77
+    assert one.data_ptr() != other.data_ptr()
+    assert write(holding(base[:6], base[:6])).key != write(holding(base[:6], base[:6].clone())).key
+
+
+STRIDED = {
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "every second": lambda: torch.arange(12.0)[::2],
+    "a column": lambda: torch.randn(1000, 1000)[:, 3],
+    "expanded": lambda: torch.tensor([3.0]).expand(5),
+    "transposed": lambda: torch.randn(3, 4).T,
+    "a number": lambda: torch.tensor(2.5),
+    "nothing": lambda: torch.zeros(0, 3),
+    "bool": lambda: torch.tensor([True, False]),
+    "bfloat16": lambda: torch.randn(3, dtype=torch.bfloat16),
+    "float8": lambda: torch.randn(4).to(torch.float8_e4m3fn),
+    "conjugate": lambda: torch.tensor([1 + 2j, 3j]).conj(),
+    "NaN and zeros": lambda: torch.tensor([math.nan, -0.0, math.inf]),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_constants_keep_elements_and_strides(name):
+    tensor = STRIDED[name]()
+    form = write(holding(tensor))
+    (again,) = tensors_of(there_and_back(holding(tensor)))
+    assert again.stride() == tensor.stride()
+    assert again.dtype == tensor.dtype
+    assert again.resolve_conj().contiguous().flatten().view(torch.uint8).tolist() == (
+        tensor.resolve_conj().contiguous().flatten().view(torch.uint8).tolist()
+    )
+    assert sum(memory.size for memory in form.memories) <= tensor.nbytes  # no gaps
+
+
+def test_what_lies_between_the_elements_of_a_constant_does_not_matter():
+    base = torch.arange(12.0)
+    before = write(holding(base[::2])).key
+    base[1::2] = 99
+    assert write(holding(base[::2])).key == before
+
+
+def test_large_constants_are_fetched_and_used_where_they_are():
+    program = holding(torch.randn(1 << 18), torch.ones(1 << 18), torch.ones(1 << 18))
+    form, given = write(program), []
+
+    def fetch(digest, size):
+        given.append(bytearray(next(b"".join(m.pieces()) for m in form.memories if m.digest == digest)))
+        return given[-1]
+
+    data = b"".join(form.pieces())
+    assert len(data) < 10_000
+    first, one, other = tensors_of(read(data, fetch))
+    assert torch.equal(first, tensors_of(program)[0])
+    given[0][:4] = struct.pack("<f", 5.0)
+    assert first[0] == 5
+    assert one.data_ptr() != other.data_ptr()
+    with pytest.raises(FormatError, match="not there"):
+        read(data)
+    with pytest.raises(FormatError, match="truncated"):
+        read(data, lambda digest, size: bytearray(size - 4))
+
+
+def test_a_written_program_is_read_in_several_threads():
+    from concurrent.futures import ThreadPoolExecutor
+
+    data, key = packed(sizes()), write(sizes()).key
+    with ThreadPoolExecutor(4) as pool:
+        assert {write(program).key for program in pool.map(read, [data] * 8)} == {key}
+
+
+class Vendor:
+    """Something that a partitioner left on a node."""
+
+
+def _mark(value):
+    def mark(program):
+        next(n for n in program.graph.nodes if n.op == "call_function").meta["vendor"] = value
+        return program
+
+    return mark
+
+
+def _constant(tensor):
+    def replace(program):
+        program.state_dict[next(iter(program.state_dict))] = tensor
+        return program
+
+    return replace
+
+
+REFUSED = {
+    "what a partitioner left is a Vendor": _mark(Vendor()),
+    "a dict with keys that are no texts": _mark({1: 2}),
+    "a constant without elements": _constant(torch.zeros(4, device="meta")),
+    "a sparse constant": _constant(torch.zeros(4).to_sparse()),
+    "a subclass": _constant(torch._subclasses.FakeTensorMode().from_tensor(torch.zeros(4))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_form_is_refused(name):
+    with pytest.raises(Unsupported, match=r"the form has no words for .*; such a program cannot be written as bytes"):
+        write(REFUSED[name](PROGRAMS["layers"]()))
+
+
+def test_a_program_with_delegates_is_refused():
+    program = torch.export.export(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+    program.graph_module.inner = LoweredBackendModule("Keeps", copy_program(program), [])
+    with program.graph.inserting_before(program.graph.output_node()):
+        program.graph.get_attr("inner")
+    with pytest.raises(Unsupported, match="LoweredBackendModule"):
+        write(program)
+
+
+def mutated(program, choose):
+    """The program with one thing changed that a backend may see; what it was, or None if nothing fits."""
+    nodes = [n for n in all_nodes(program.graph_module) if n.op == "call_function"]
+    node = choose.choice(nodes)
+    match choose.randrange(7):
+        case 0:
+            return _literal(node, choose)
+        case 1:  # another type of a result
+            values = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+            node = choose.choice(values)
+            val = node.meta["val"]
+            dtype = choose.choice([d for d in (torch.float16, torch.int8, torch.float64) if d != val.dtype])
+            node.meta["val"] = val.to(dtype)
+            return f"{node} is {dtype}"
+        case 2:
+            spec = choose.choice([s for _, s in placeholders(program) if s.kind is not InputKind.USER_INPUT] or [None])
+            return spec and _bit(program, spec, choose)
+        case 3:  # another operator of the same convention
+            pairs = {torch.ops.aten.relu.default: torch.ops.aten.sigmoid.default}
+            pairs |= {torch.ops.aten.mul.Tensor: torch.ops.aten.div.Tensor}
+            node = choose.choice([n for n in nodes if n.target in pairs] or [None])
+            if node is not None:
+                node.target = pairs[node.target]
+                return f"{node} calls {node.target}"
+        case 4:  # operands that change places
+            given = [k for k, a in enumerate(node.args) if isinstance(a, Node)]
+            if len(given) > 1 and node.args[given[0]] is not node.args[given[1]]:
+                args = list(node.args)
+                args[given[0]], args[given[1]] = args[given[1]], args[given[0]]
+                node.args = tuple(args)
+                return f"{node} has its operands swapped"
+        case 5:
+            node.meta["vendor"] = choose.choice(LITERALS[:12]) if choose.random() < 0.5 else {"k": choose.randrange(9)}
+            return None if node.meta["vendor"] is None else f"{node} is marked"
+        case 6 if symbols := [s for s in program.range_constraints if s.is_Symbol]:
+            symbol = choose.choice(symbols)
+            old = program.range_constraints[symbol]
+            program._range_constraints[symbol] = type(old)(old.lower, choose.randrange(100, 1000))
+            return f"{symbol} has another range"
+    return None
+
+
+def _literal(node, choose):
+    places = [k for k, a in enumerate(node.args) if isinstance(a, (int, float))]
+    if not places:
+        return None
+    k = choose.choice(places)
+    old = node.args[k]
+    new = choose.choice([old + 1, -old - 3, float(old) + 0.5, not old] if not isinstance(old, bool) else [not old])
+    node.args = (*node.args[:k], new, *node.args[k + 1 :])
+    return None if type(new) is type(old) and new == old else f"{node} has {new!r} for {old!r}"
+
+
+def _bit(program, spec, choose):
+    table = program.state_dict if spec.target in program.state_dict else program.constants
+    tensor = table[spec.target].detach().clone()
+    raw = tensor.view(-1).view(torch.uint8)
+    raw[choose.randrange(len(raw))] ^= 1 << choose.randrange(8)
+    table[spec.target] = torch.nn.Parameter(tensor, requires_grad=False) if spec.kind is InputKind.PARAMETER else tensor
+    return f"a bit of {spec.target}"
+
+
+def _mutations(count, seed):
+    choose, known = random.Random(seed), {name: write(make()).key for name, make in PROGRAMS.items()}
+    done = 0
+    while done < count:
+        name = choose.choice(list(PROGRAMS))
+        program = PROGRAMS[name]()
+        done += (what := mutated(program, choose)) is not None
+        if what is not None:
+            assert write(program).key != known[name], f"{name}: {what}"
+
+
+def test_no_mutated_program_has_the_key_of_the_original():
+    _mutations(200, seed=1)
+
+
+@pytest.mark.slow
+def test_none_of_ten_thousand_has():
+    _mutations(10_000, seed=2)
+
+
+def test_two_processes_with_other_default_dtypes_do_not_understand_each_other():
+    data = packed(PROGRAMS["counts"]())
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(FormatError, match="default dtype was float32; it is torch.float64 here"):
+            read(data)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_subgraphs_of_a_branch_are_in_the_form():
+    again = there_and_back(PROGRAMS["branches"]())
+    assert len([n for n in all_nodes(again.graph_module) if n.op == "output"]) == 3

@@ -1,0 +1,149 @@
+"""Partitions as bytes, compiled from what was read back: the same blobs, maps and data as from the partition itself."""
+
+import importlib.util
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from delegraph.engine import pipeline
+from delegraph.exported.work import read, write
+from delegraph.io.blob import join
+from torch import nn
+from torch.export import Dim
+
+ROOT = Path(__file__).parent.parent
+DYNAMIC = {"tosa": {"spec": "TOSA-1.1+FP+INT+controlflow+shape"}}
+
+
+def example(file, function, *arguments):
+    spec = importlib.util.spec_from_file_location(file, ROOT / f"examples/{file}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return *getattr(module, function)(*arguments), {}
+
+
+class Sizes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        z = self.layer(x).relu()
+        return torch.cat([z, y]).reshape(-1), z * x.shape[0]
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: self.one(x).relu(), lambda x: self.other(x).sigmoid(), (x,))
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x):
+        self.count.add_(x)
+        return self.count * 2
+
+
+def sizes():
+    rows = Dim("rows", min=2, max=16)
+    shapes = {"x": {0: rows}, "y": {0: rows}}
+    return Sizes().eval(), (torch.randn(4, 8), torch.randn(4, 4)), {"dynamic_shapes": shapes, "options": DYNAMIC}
+
+
+def quantized():
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    image = torch.randn(1, 3, 16, 16)
+    module = nn.Sequential(*layers, nn.Linear(8, 4)).eval()
+    return delegraph.quantize(module, [(image,)], backend="tosa"), (image,), {}
+
+
+MODELS = {
+    "vision transformer": lambda: example("transformer", "vit_b16", 2, 64),
+    "decoder": lambda: example("transformer", "llama_8", 2, 64, 16),
+    "two partitions": lambda: example("two_partitions", "two_partitions"),
+    "sizes": sizes,
+    "state": lambda: (Counts().eval(), (torch.randn(3),), {}),
+    "branches in host": lambda: (Branches().eval(), (torch.randn(2, 4),), {}),
+    "branches inside": lambda: (Branches().eval(), (torch.randn(2, 4),), {"options": DYNAMIC}),
+    "quantized": quantized,
+}
+LARGE = {
+    "MobileNetV2": lambda: example("mobilenet_v2", "mobilenet_v2"),
+    "ResNet-18": lambda: example("resnet", "resnet18"),
+    "BERT": lambda: example("transformer", "bert_base"),
+    "Llama": lambda: example("transformer", "llama_8"),
+}
+
+
+def partitions(model, backend, monkeypatch):
+    """The programs of a lowering's partitions as its backend is given them, with compile specs."""
+    given = []
+    spy = lambda work, *rest: [given.extend(work), COMPILE_ALL(work, *rest)]  # noqa: E731
+    monkeypatch.setattr(pipeline, "compile_all", spy)
+    module, inputs, options = model
+    delegraph.lower(module, inputs, backends=[backend], **options)
+    return [(w.program, list(w.partition.spec.compile_specs)) for w in given]
+
+
+COMPILE_ALL = pipeline.compile_all
+
+
+def compiled(backend, program, specs):
+    result = delegraph.get_backend(backend).preprocess(program, specs)
+    store = result.data_store_output
+    named = None if store is None else (store.pte_data, [join(b) for b in store.buffers])
+    return join(result.processed_bytes), result.debug_handle_map, named
+
+
+def packed(form):
+    table = {m.digest: b"".join(m.pieces()) for m in form.memories}
+    return b"".join(form.pieces()), lambda digest, size: bytearray(table[digest])
+
+
+def check(model, backend, monkeypatch):
+    torch.manual_seed(0)
+    found = partitions(model, backend, monkeypatch)
+    assert found
+    for program, specs in found:
+        form = write(program)
+        data, fetch = packed(form)
+        assert compiled(backend, read(data, fetch, named=True), specs) == compiled(backend, program, specs)
+        bare = read(data, fetch)
+        assert write(bare).key == form.key
+        # what has no names compiles too, and always to the same
+        assert compiled(backend, bare, specs) == compiled(backend, read(data, fetch), specs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_read_back_compiles_to_the_same_bytes(name, monkeypatch):
+    check(MODELS[name](), "tosa", monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_so_do_large_models(name, monkeypatch):
+    check(LARGE[name](), "tosa", monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MODELS, *LARGE])
+@pytest.mark.parametrize("backend", ["xnnpack", "compiler-demo"])
+def test_so_do_other_backends(name, backend, monkeypatch):
+    if backend == "xnnpack":
+        pytest.importorskip("executorch")
+    model = (MODELS | LARGE)[name]()
+    model[2].pop("options", None)
+    try:
+        check(model, backend, monkeypatch)
+    except AssertionError as e:
+        if "assert []" not in str(e):
+            raise
+        pytest.skip(f"{backend} takes nothing of it")
