@@ -370,5 +370,8 @@ def _computed_sizes(program: ProgramContents) -> int:
     """Numbers that the host computes of the sizes of tensors; they are no operators, and yet a part of the program."""
     import torch
 
-    nodes = (n for method in program.methods for n in program.exported_program(method).graph.nodes)
+    from .exported.checks import find_checks
+
+    graphs = [program.exported_program(method).graph for method in program.methods]
+    nodes = [n for graph in graphs for n in {*graph.nodes} - find_checks(graph)]
     return sum(n.op == "call_function" and isinstance(n.meta.get("val"), torch.SymInt) for n in nodes)

@@ -30,7 +30,7 @@ from ..exported.tracing import TRACING
 from ..exported_program import build_program, copy_program, name_outputs, output_values, root_call
 from ..partitioner import Partitioner, Support
 from .composites import Composites
-from .partition import Plan
+from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
 
 Keeps = Callable[[Node], bool]
@@ -85,7 +85,7 @@ class Decomposer:
         while True:
             answer = ask(program, partitioner, self._watched)
             whole = attempted.union(r.node for r in answer.result.refusals if r.final)
-            left = [n for n in _calls(program) if n not in answer.tags and n not in whole]
+            left = [n for n in _calls(program) if n not in answer.tags and n not in whole and ON_HOST not in n.meta]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
             attempted.update(left)
             if not left or not self._decompose_left(program, partitioner, later, left, composites):

@@ -21,6 +21,8 @@ from ..source import source_of
 from .composites import Composites
 from .snapshot import Snapshot
 
+ON_HOST = "checked_on_host"
+"""Metadata of a call that only checks something: its tags do not count."""
 Tags = dict[Node, tuple[str | None, ...]]
 """Node -> where it is computed: partitions, by tag, and None for the host."""
 

@@ -37,6 +37,7 @@ from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
+from .checks import settle_checks
 from .compile import compile_all
 from .constants import compute_constants
 from .decompose import Decomposer, rebuild, support_of
@@ -183,6 +184,9 @@ def _partition(lowering: Lowering) -> None:
 def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     """The plan of a method's program, without calls on constants alone that the backend left to the host."""
     plan, asked = _plan(lowering, method, program), lowering.rounds[lowering.turn].partitioners[method]
+    changed, note = settle_checks(plan)
+    lowering.notes += [f"{method}: {note}"] if note else []
+    plan = _plan(lowering, method, rebuild(plan.program)) if changed else plan
     while lowering.folds_constants and (computed := compute_constants(plan, taken_too=support_of(asked) is None)):
         lowering.notes.append(f"{method}: {computed}")
         plan = _plan(lowering, method, rebuild(plan.program))

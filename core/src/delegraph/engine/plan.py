@@ -14,7 +14,7 @@ from ..discovery.attribution import AtWork
 from ..exported_program import constant_placeholders, output_values, written_values
 from ..partitioner.contract import Partitioner, PartitionResult
 from ..partitioner.validate import check_result
-from .partition import Partition, Plan, Tags, broken
+from .partition import ON_HOST, Partition, Plan, Tags, broken
 from .snapshot import Snapshot
 from .state import give_state, returned_values
 
@@ -90,7 +90,7 @@ def _tags(program: ExportedProgram, known: Mapping[str, Any], who: str) -> Tags:
     tags: Tags = {}
     for node in program.graph.nodes:
         listed = _tags_of(node, tags, who)
-        if not listed:
+        if not listed or ON_HOST in node.meta:
             continue
         if node.op == "output":
             raise broken(f"{who}: output node {node.name} should not be tagged")

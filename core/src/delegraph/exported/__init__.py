@@ -4,6 +4,7 @@ The names below are public; the modules are not.
 """
 
 from .call_names import EXPORTED, LEFT, count_operators, is_operator, operator_name, unpacked
+from .checks import erase, find_checks
 from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
 from .gc_pause import pause_collection
@@ -26,6 +27,8 @@ __all__ = [
     "all_nodes",
     "bound_arguments",
     "count_operators",
+    "erase",
+    "find_checks",
     "is_operator",
     "is_random",
     "operator_name",

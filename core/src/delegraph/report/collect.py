@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.fx import Node
 
 from ..exported.call_names import LEFT, is_operator, operator_name, unpacked
+from ..exported.checks import find_checks
 from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
 
@@ -35,10 +36,15 @@ class Left(NamedTuple):
 
 
 def left_operators(nodes: Iterable[Node]) -> list[Left]:
-    """The operators that are left to the host. What the host decomposes is one, as backends were asked about it."""
+    """The operators that are left to the host. What the host decomposes is one, as backends were asked about it.
+
+    What only checks something is none: no backend is to have it.
+    """
     found: dict[Any, Left] = {}
-    for node in host_calls(nodes):
-        if is_operator(node):
+    calls = host_calls(nodes)
+    checks = {check for graph in {n.graph for n in calls} for check in find_checks(graph)}
+    for node in calls:
+        if is_operator(node) and node not in checks:
             whole = node.meta.get(LEFT)
             found.setdefault(whole or node, Left(whole[-1] if whole else operator_name(node), node))
     return list(found.values())

@@ -101,3 +101,14 @@ def test_what_the_program_writes_or_draws_is_no_constant() -> None:
     for module in (Written(), p.Function(lambda x: x @ torch.linalg.qr(torch.rand(3, 3))[0])):
         with pytest.raises(Unsupported, match=r"no kernel that computes aten.(linalg_qr|rand)"):
             emit(lower(module, (torch.ones(3),)))
+
+
+def checked(x: Tensor) -> Tensor:
+    torch._check_tensor_all(x.abs() < 100, lambda: "large")
+    torch._assert_async((x == x).all(), "not a number")
+    return x * 2
+
+
+def test_checks_are_left_out_of_files() -> None:
+    x = torch.linspace(-1, 1.5, 12)
+    check_numbers(p.Function(checked), [(x,), (-x,)])

@@ -23,25 +23,12 @@ from .views import emit_view
 aten = torch.ops.aten
 CODES = {getattr(torch, name): int(code) for code, name in TORCH_NAMES.items()}
 """dtype -> its number in the file."""
-CHECKS_ONLY = frozenset(
-    {
-        aten._assert_async.default,
-        aten._assert_async.msg,
-        aten._assert_scalar.default,
-        aten._assert_tensor_metadata.default,
-        aten.sym_constrain_range.default,
-        aten.sym_constrain_range_for_size.default,
-    }
-)
-"""Operators that compute nothing; a runtime has no kernels for them."""
 
 
 def emit_operator(body: Body, node: Node) -> Result:
     """An operator: a view of memory that is there, or the call of the kernel that computes it."""
     target = node.target
     assert isinstance(target, OpOverload)
-    if target in CHECKS_ONLY:
-        return None
     if target in BY_PLACE and (in_elements := by_elements(node, _arguments(target, node))) is not None:
         return _emit_instead(body, node, *in_elements)
     view = emit_view(body, node)

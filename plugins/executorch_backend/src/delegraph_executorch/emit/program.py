@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from delegraph.backend import Blob, DataEntry, NamedDataStoreOutput
 from delegraph.errors import OptionError
+from delegraph.exported import erase, find_checks
 from delegraph.formats import ProgramContents
-from torch.fx import Node
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 
 from ..kernels import KernelSet, kernel_set
 from ..memory import ALIGNMENT
@@ -155,7 +157,7 @@ def _emit(
     delegates = [d for d in program.delegates if d.method == name]
     return emit_method(
         name,
-        program.core_program(name),
+        _without_checks(program.core_program(name)),
         delegates,
         context,
         _of_method(options.plan_inputs, name, True),
@@ -163,6 +165,14 @@ def _emit(
         _of_method(options.skip_h2d_for_method_inputs, name, False),
         _of_method(options.skip_d2h_for_method_outputs, name, False),
     )
+
+
+def _without_checks(program: ExportedProgram) -> ExportedProgram:
+    """A program of our own without what only checks something, for which a runtime has no kernels."""
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            erase(module.graph, find_checks(module.graph))
+    return program
 
 
 def _of_method(option: bool | Mapping[str, bool], method: str, usual: bool) -> bool:

@@ -1,0 +1,38 @@
+"""What only checks something is the host's: it is offered to no backend, and makes no delegate return anything.
+
+ExecuTorch drops assertions. Here the host makes those of what it has: inputs, what it computes itself, and what
+delegates return. To check a value inside of a delegate, that would have to return it with each call, on a device too;
+such a check is dropped, and the report says so.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from ..exported.checks import ASSERTIONS, erase, find_checks
+from ..report.facts import pluralize
+from ..source import source_of
+from .partition import ON_HOST, Plan
+
+
+def settle_checks(plan: Plan) -> tuple[bool, str]:
+    """Leave to the host what only checks something. Whether the program is to be planned again, and what to report."""
+    program, provider = plan.program, plan.provider
+    checks = find_checks(program.graph)
+    inside = {n: provider[n] for n in provider if n not in checks}
+    hidden = {n for n, at in inside.items() if all(u in checks or provider.get(u) is at for u in n.users)}
+    dropped: set[Node] = set()
+    for node in (n for n in program.graph.nodes if n in checks):
+        if any(used in dropped or used in hidden for used in node.all_input_nodes):
+            dropped.add(node)
+    for node in reversed([n for n in program.graph.nodes if n in checks - dropped]):
+        if node.target not in ASSERTIONS and dropped.issuperset(node.users):  # for those, or for nothing at all
+            dropped.add(node)
+    moved = checks.intersection(plan.tags) - dropped
+    for node in moved:
+        node.meta[ON_HOST] = True
+    lines = dict.fromkeys(source_of(n) for n in program.graph.nodes if n in dropped and n.target in ASSERTIONS)
+    note = f"{pluralize(len(lines), 'check')} of values inside of delegates dropped" if lines else ""
+    note += f", first at {next(iter(lines))}" if any(lines) else ""
+    erase(program.graph, dropped)
+    return bool(moved or dropped), note

@@ -1,0 +1,44 @@
+"""Calls that only check something: assertions, and what is computed for these alone or for nothing at all."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, Node
+
+from ..exported_program import has_effect
+from .schema import is_random
+
+aten = torch.ops.aten
+ASSERTIONS = frozenset({aten._assert_async.default, aten._assert_async.msg, aten._assert_scalar.default})
+ASSERTIONS |= {aten._assert_tensor_metadata.default, aten.sym_constrain_range.default}
+ASSERTIONS |= {aten.sym_constrain_range_for_size.default}
+
+
+def find_checks(graph: Graph) -> set[Node]:
+    """The calls of a graph of which nothing but an assertion needs the results."""
+    checks: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and checks.issuperset(node.users):
+            if node.target in ASSERTIONS or not (_acts(node) or (node.target is operator.getitem and not node.users)):
+                checks.add(node)
+    return checks
+
+
+def _acts(node: Node) -> bool:
+    """Whether a call does something beside its result, or may: what calls a graph is not looked into."""
+    if isinstance(node.target, HigherOrderOperator):
+        return True
+    if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or is_random(node)):
+        return True
+    return has_effect(node)
+
+
+def erase(graph: Graph, nodes: Collection[Node]) -> None:
+    """Take calls out of a graph, those of ``nodes`` that nothing else uses."""
+    for node in reversed(graph.nodes):
+        if node in nodes and not node.users:
+            graph.erase_node(node)

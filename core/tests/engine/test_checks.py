@@ -1,0 +1,111 @@
+"""What only checks something is no refusal, makes no delegate, and is checked where the host has the value."""
+
+import delegraph.api as api
+import pytest
+import torch
+from delegraph.partitioner import CapabilityPartitioner
+from torch import nn
+
+aten = torch.ops.aten
+X = torch.linspace(0.1, 1, 6).reshape(2, 3)
+
+
+class Checked(nn.Module):
+    """Checks an input, a value between two calls, one of the host, and a result; what is bounded is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("bound", torch.full((3,), 100.0))
+
+    def forward(self, x):
+        torch._check_tensor_all(x.abs() < 50, lambda: "input")
+        y = x * 2 + 1
+        torch._assert_async((y < 1e6).all(), "between")
+        z = (y * 3).tanh()
+        torch._assert_async((z <= self.bound / 100).all(), "of the host")
+        w = z * self.bound
+        torch._assert_async((w + x < 130).all(), "result")
+        return w
+
+
+def lower(registry, model, *inputs, refused=("tanh", "assert", "item", "_is_all_true"), **options):
+    why_not = lambda n: "refused" if any(k in str(n.target) for k in refused) else None  # noqa: E731
+    partitioner = CapabilityPartitioner(why_not, "EchoBackend")
+    return api.lower(model.eval(), inputs, backends=[partitioner], registry=registry, **options)
+
+
+def test_checks_are_no_refusals_and_split_no_delegate(echo_registry):
+    made = lower(echo_registry, Checked(), X)
+    assert made.report.host == {"forward": {"aten.tanh.default": 1}}
+    assert [(len(d.module.inputs), len(d.module.outputs)) for d in made.delegates] == [(1, 1), (1, 1)]
+    assert [set(row.operators) for row in made.report.delegates] == [
+        {"aten.mul.Tensor", "aten.add.Tensor"}, {"aten.mul.Tensor"}
+    ]  # fmt: skip
+    (note,) = [n for n in made.report.notes if "dropped" in n]
+    assert note.startswith("forward: 1 check of values inside of delegates dropped, first at ")
+    assert 'torch._assert_async((y < 1e6).all(), "between")' in note
+    assert made.verify(X).relative_error == 0
+
+
+@pytest.mark.parametrize(("x", "said"), [(X * 1000, "Runtime|input"), (X * 40, "result")], ids=["input", "result"])
+def test_they_are_checked_at_run_time(echo_registry, x, said):
+    with pytest.raises(RuntimeError, match=said):
+        Checked()(x)
+    with pytest.raises(RuntimeError, match=said):
+        lower(echo_registry, Checked(), X)(x)
+
+
+class Unused(nn.Module):
+    def forward(self, x):
+        y = x + 1
+        (y.sum() > 3).item()
+        return y
+
+
+def test_what_feeds_nothing_else_is_no_refusal(echo_registry):
+    made = lower(echo_registry, Unused(), X, refused=("item",), require_full=True)
+    assert made.report.host_operators == 0 and not made.report.notes
+    assert [list(row.operators) for row in made.report.delegates] == [["aten.add.Tensor"]]
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        def small(v):
+            torch._assert_async((v < 5).all(), "small")
+            return v + 1
+
+        return torch.cond(x.sum() > 0, small, lambda v: v - 1, (x,))
+
+
+def test_checks_in_branches_are_no_refusals(echo_registry):
+    made = lower(echo_registry, Branches(), X, refused=("cond", "assert"))
+    assert "aten._assert_async.msg" not in made.report.host["forward"] and made.verify(X).relative_error == 0
+    with pytest.raises(RuntimeError, match="small"):
+        made(X * 100)
+
+
+def test_a_program_of_checks_alone(echo_registry):
+    class Alone(nn.Module):
+        def forward(self, x):
+            torch._assert_async((x < 5).all(), "alone")
+            return x
+
+    made = lower(echo_registry, Alone(), X)
+    assert made.delegates == [] and made.report.host_operators == 0
+    with pytest.raises(RuntimeError, match="alone"):
+        made(X * 100)
+
+
+def test_what_writes_or_draws_is_no_check(echo_registry):
+    class Acts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            torch.rand(2)
+            return x + 1
+
+    made = lower(echo_registry, Acts(), X, refused=("rand",))
+    assert "aten.rand.default" in made.report.host["forward"]
