@@ -13,7 +13,7 @@ import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for q
 from delegraph import errors
 from delegraph.report.facts import COUNT, Fact, Kind
 from delegraph.report.model import Report
-from delegraph.report.rows import Cause, DelegateRow, GivenBack, MethodRow, RefusalRow
+from delegraph.report.rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
@@ -273,6 +273,7 @@ REPORT_FORMS: dict[str, Sequence[Fact]] = {
     "delegate": DelegateRow.FACTS,
     "cause": Cause.FACTS,
     "given back": GivenBack.FACTS,
+    "figures of lines": LineFigures.FACTS,
     "refusal": (*RefusalRow.FACTS, PLACE_OF_CAUSE),
 }
 """Definitions of schema.json that follow from the facts of a report; their descriptions are written there."""

@@ -135,8 +135,8 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3080, "discovery": 1720, "engine": 1580, "cli": 1070, "host": 970, "partitioner": 710,
-    "report": 710, "io": 500, "command": 480, "lowering": 370, "plugin.py": 280, "exported_program.py": 250,
+    "exported": 3080, "discovery": 1720, "engine": 1590, "cli": 1070, "host": 970, "partitioner": 710,
+    "report": 780, "io": 500, "command": 480, "lowering": 370, "plugin.py": 280, "exported_program.py": 250,
     "delegates": 220, "formats.py": 200, "lowered_program.py": 170, "named_data.py": 160, "api.py": 150,
     "backend.py": 120, "__init__.py": 110, "summary.py": 100, "errors.py": 90, "source.py": 60,
     "runtime.py": 50, "reports.py": 50, "__main__.py": 10,

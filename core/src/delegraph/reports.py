@@ -8,11 +8,20 @@ from __future__ import annotations
 from .host.output_statistics import TOLERANCES, OutputStatistics
 from .host.verify import Verification
 from .report.collect import NOT_TAGGED, host_calls, left_operators, refused_by
-from .report.facts import Fact, Told, format_seconds, format_size, list_counts, most_frequent, pluralize
+from .report.facts import (
+    Fact,
+    Told,
+    format_seconds,
+    format_size,
+    list_amounts,
+    list_counts,
+    most_frequent,
+    pluralize,
+)
 from .report.formats import LoweringResult, ReportFormat, verification_content
 from .report.model import SCHEMA, Report
 from .report.notation import Notation, stem
-from .report.rows import Cause, DelegateRow, GivenBack, MethodRow, RefusalRow
+from .report.rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow
 from .report.saving import SavedReport, write_report
 
 __all__ = [
@@ -23,6 +32,7 @@ __all__ = [
     "DelegateRow",
     "Fact",
     "GivenBack",
+    "LineFigures",
     "LoweringResult",
     "MethodRow",
     "Notation",
@@ -37,6 +47,7 @@ __all__ = [
     "format_size",
     "host_calls",
     "left_operators",
+    "list_amounts",
     "list_counts",
     "most_frequent",
     "pluralize",

@@ -7,12 +7,17 @@ Model Explorer 0.1.34 shows all columns of both beside these nodes, looked at in
 import contextlib
 import io
 import json
+from pathlib import Path
 
 import delegraph
 import pytest
 import torch
+from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.cli import main
+from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph_analysis.columns import node_data_of
 from delegraph_tosa.serialize import read_numbered
 from torch import nn
 
@@ -69,7 +74,7 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
 
 
 def test_a_value_that_is_not_finite_is_written_out_and_numbers_of_several_parts_are_the_worst(exported):
-    from delegraph_analysis.node_data import NodeData
+    from delegraph_analysis import NodeData
 
     data = NodeData(
         "error", {"graph": {"a": float("inf"), "b": 0.5}}, ("red", "green"), {float("inf"): "red"}
@@ -125,3 +130,40 @@ def test_the_command_line_writes_a_file_a_column_also_for_the_nodes_of_the_file(
     assert {p.name for p in tmp_path.glob("b.*.json")} == {
         f"b.{m}.{c}.json" for m in ("one", "two") for c in ("delegate", "source", "refusal")
     }
+
+
+class FusingBackend(BackendDetails):
+    """Expects cycles: 5 for two calls together, and 7 for the last."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        first, second, third = (n.meta["debug_handle"] for n in edge_program.graph.nodes if n.op == "call_function")
+        handles, figures = {"f": (first, second), "l": (third,)}, {"f": {"cycles": 5}, "l": {"cycles": 7}}
+        return PreprocessResult(b"", handles, figures=figures)
+
+
+class Chain(torch.nn.Module):
+    def forward(self, x):
+        return x.sin().cos().tanh()
+
+
+def test_figures_of_a_backend_are_columns_and_a_table_of_the_page(tmp_path):
+    registry = Registry(discover=False)
+    registry.register(FusingBackend)
+    partitioner = CapabilityPartitioner(lambda n: None, "FusingBackend")
+    lowered = delegraph.lower(Chain().eval(), (torch.ones(2),), backends=[partitioner], registry=registry)
+    columns = {
+        c.name: c for c in node_data_of(lowered.report, "forward", None, lambda identifier: ("file", identifier))
+    }
+    assert columns["cycles"].values == {"graph": {"sin": 5, "cos": 5, "tanh": 7}, "file": {"f": 5, "l": 7}}
+    page = lowered.report.to_html()
+    rows = page.partition("<h3>By line of the program</h3>")[2].partition("</table>")[0]
+    assert "x.sin().cos().tanh()" in rows and ">12<" in rows
+
+
+def test_no_module_takes_a_name_away():
+    """Importing a module makes it an attribute of its package, also where a function had that name."""
+    import delegraph_analysis
+
+    modules = {path.stem for path in Path(delegraph_analysis.__file__).parent.iterdir()}
+    assert not modules & set(delegraph_analysis.__all__)

@@ -11,7 +11,7 @@ relu = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))
 assert delegraph.lower(relu, backends=["tosa"]).host_operators == 0
 rarely_needed = {
     "torch.ao.quantization.fx", "delegraph_tosa.lowering.integer", "delegraph_tosa.lowering.aten.quantize",
-    "delegraph_tosa.evaluate.elementwise", "delegraph_analysis.accuracy.reference", "delegraph_analysis.node_data",
+    "delegraph_tosa.evaluate.elementwise", "delegraph_analysis.accuracy.reference", "delegraph_analysis.columns",
 }
 assert not rarely_needed & set(sys.modules), rarely_needed & set(sys.modules)
 

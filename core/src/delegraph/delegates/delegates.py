@@ -137,6 +137,16 @@ class DelegateInfo:
         return dict(self.module.meta.get("debug_handle_map") or {})
 
     @property
+    def facts(self) -> dict[str, str]:
+        """What the backend tells of the delegate, by name."""
+        return dict(self.module.meta.get("facts", {}))
+
+    @property
+    def figures(self) -> dict[Any, dict[str, int | float]]:
+        """Delegate debug identifier -> amounts by name, such as cycles, as the backend expects them."""
+        return dict(self.module.meta.get("figures", {}))
+
+    @property
     def producer(self) -> str:
         """The distribution that provides the backend, and its version."""
         return str(self.module.meta.get("producer", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -81,8 +81,12 @@ class LoweredBackendModule(torch.nn.Module):
         self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
-        if result._delegate_info_meta is not None:
-            self.meta["_delegate_info_meta"] = result._delegate_info_meta
+        given = result._delegate_info_meta  # ExecuTorch's name for what a backend tells; facts where it has names
+        if given is not None:
+            self.meta["_delegate_info_meta"] = given
+        facts = {**(given if isinstance(given, Mapping) else {}), **result.facts}
+        self.meta["facts"] = {str(name): str(fact) for name, fact in facts.items()}
+        self.meta["figures"] = {identifier: dict(amounts) for identifier, amounts in result.figures.items()}
 
     @property
     def backend_id(self) -> str:

@@ -221,6 +221,11 @@ def _check_result(backend: str, tag: str, handles: Collection[int], result: Any)
         what = type(data).__name__
     elif why := _why_not_debug_map(result.debug_handle_map, handles):
         what, wanted = f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles"
+    elif why := _why_not_told(result):
+        what, wanted = (
+            why,
+            "facts have names; figures are numbers below 2**63 by name, for identifiers of debug_handle_map",
+        )
     elif result.data_store_output is not None:
         try:
             check_output(result.data_store_output)
@@ -244,6 +249,24 @@ def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
         unknown = [handle for handle in listed if handle not in handles]
         if unknown:
             return f"with debug handle {unknown[0]!r:.80} for {identifier!r:.80}, which no node of the partition has"
+    return None
+
+
+def _why_not_told(result: PreprocessResult) -> str | None:
+    """What is wrong with facts and figures, which end up in files that are read by others."""
+    tables = {"facts": result.facts, "figures": result.figures}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            return f"{name} that are a {type(table).__name__}"
+    for identifier, amounts in result.figures.items():
+        if identifier not in (result.debug_handle_map or {}):
+            return f"figures for {identifier!r:.80}, which debug_handle_map does not have"
+        if not isinstance(amounts, Mapping):
+            return f"the figures {amounts!r:.80} for {identifier!r:.80}"
+        for name, amount in amounts.items():
+            is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+            if not isinstance(name, str) or not is_number or not abs(amount) < 2**63:  # nan is not less
+                return f"the figure {name!r:.80} of {identifier!r:.80}"
     return None
 
 

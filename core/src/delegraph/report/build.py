@@ -11,9 +11,9 @@ from torch.fx import Node
 from ..delegates.delegates import DelegateInfo
 from ..exported.call_names import count_operators
 from .causes import find_causes
-from .collect import left_operators
+from .collect import add_up, figures_by_line, left_operators
 from .notation import Notation
-from .rows import DelegateRow, ReportOrigin, Rows
+from .rows import DelegateRow, LineFigures, ReportOrigin, Rows
 
 
 def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backends: Mapping[str, str]) -> Rows:
@@ -21,19 +21,29 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
 
     ``nodes``: those of each method, subgraphs included. ``backends``: identifier of a backend -> its name.
     """
-    rows = Rows([_delegate_row(d, backends[d.backend_id], origin.notation(d.method)) for d in origin.delegates])
+    targets: dict[str, set[str]] = {}
+    for d in origin.delegates:
+        targets.setdefault(d.backend_id, set()).add(d.facts.get("target", ""))
+    several = {backend_id for backend_id, listed in targets.items() if len(listed) > 1}
+    rows = Rows(
+        [
+            _delegate_row(d, backends[d.backend_id], origin.notation(d.method), d.backend_id in several)
+            for d in origin.delegates
+        ]
+    )
     for method in origin.programs:
         left = left_operators(nodes[method])
         rows.host[method] = dict(Counter(one.operator for one in left))
+        by_line = figures_by_line(d for d in origin.delegates if d.method == method)
+        rows.figures += [LineFigures(method, sources, figures) for sources, figures in by_line.items()]
         rows.causes += find_causes(method, left, origin, origin.notation(method))
         mine = [row for row in origin.given_back if row.method == method]
         rows.given_back += [replace(row, reason=origin.notation(method).text(row.reason)) for row in mine]
     return rows
 
 
-def _delegate_row(info: DelegateInfo, backend: str, notation: Notation) -> DelegateRow:
-    module = info.module
-    facts = module.meta.get("_delegate_info_meta")
+def _delegate_row(info: DelegateInfo, backend: str, notation: Notation, several_targets: bool) -> DelegateRow:
+    module, facts = info.module, info.facts
     return DelegateRow(
         method=info.method,
         name=info.name,
@@ -43,6 +53,8 @@ def _delegate_row(info: DelegateInfo, backend: str, notation: Notation) -> Deleg
         inputs=tuple(map(notation.argument, module.inputs)),
         outputs=tuple(map(notation.argument, module.outputs)),
         bytes=len(module.blob),
-        facts={str(k): str(v) for k, v in facts.items()} if isinstance(facts, Mapping) else {},
+        facts={name: fact for name, fact in facts.items() if several_targets or name != "target"},
         seconds=dict(info.seconds),
+        target=facts.get("target", ""),
+        figures=add_up(info.figures.values()),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx import Node
@@ -11,8 +11,10 @@ from ..exported.call_names import LEFT, is_operator, operator_name, unpacked
 from ..exported.checks import find_checks
 from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
+from ..source import Source, source_of
 
 if TYPE_CHECKING:
+    from ..delegates.delegates import DelegateInfo
     from .rows import Reasons
 
 
@@ -48,6 +50,32 @@ def left_operators(nodes: Iterable[Node]) -> list[Left]:
             whole = node.meta.get(LEFT)
             found.setdefault(whole or node, Left(whole[-1] if whole else operator_name(node), node))
     return list(found.values())
+
+
+def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Amounts by name, of several."""
+    total: dict[str, float] = {}
+    for amounts in figures:
+        for name, amount in amounts.items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def figures_by_line(delegates: Iterable[DelegateInfo]) -> dict[tuple[Source, ...], dict[str, float]]:
+    """Lines of the user's program -> the amounts that backends expect for what stands there, the largest first.
+
+    The debug handles of an identifier lead to its operators. One that stands for several lines, such as a fusion, is
+    counted for all of them together and for none alone: nobody knows its shares.
+    """
+    found: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
+    for info in delegates:
+        lines = {n.meta.get("debug_handle", 0): source for n in info.nodes if (source := source_of(n)) is not None}
+        handles = info.debug_handle_map
+        for identifier, amounts in info.figures.items():
+            sources = dict.fromkeys(lines[handle] for handle in handles.get(identifier, ()) if handle in lines)
+            found.setdefault(tuple(sources), []).append(amounts)
+    total = {sources: add_up(amounts) for sources, amounts in found.items()}
+    return dict(sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0)))
 
 
 NOT_TAGGED = "not tagged by its partitioner"

@@ -93,6 +93,7 @@ TEXT = Kind({"type": "string"}, str)
 COUNT = Kind({"type": "integer", "minimum": 0})
 TEXTS = array_of(TEXT)
 COUNTS = Kind(by_name(COUNT).schema, lambda counts: dict(sorted(counts.items())))
+AMOUNTS = by_name(Kind({"type": "number"}))
 SECONDS = by_name(Kind({"type": "number", "minimum": 0}, lambda seconds: round(seconds, 6)))
 
 
@@ -122,6 +123,13 @@ def format_size(count: int) -> str:
 def format_seconds(seconds: float) -> str:
     """A time, in seconds from one second on and in milliseconds below."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def list_amounts(amounts: Mapping[str, float]) -> list[str]:
+    """``cycles 1,200``; what is no integer has four digits."""
+    return [
+        f"{name} {amount:,}" if isinstance(amount, int) else f"{name} {amount:.4g}" for name, amount in amounts.items()
+    ]
 
 
 def list_seconds(seconds: Mapping[str, float]) -> list[str]:

@@ -11,7 +11,7 @@ from ..discovery.own import provided
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
 from .facts import COUNT, COUNTS, SECONDS, TEXTS, Fact, Kind, Told, array_of, by_name, list_seconds, pluralize, row_as
-from .rows import Cause, DelegateRow, GivenBack, MethodRow, RefusalRow, ReportOrigin, Rows
+from .rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow, ReportOrigin, Rows
 
 if TYPE_CHECKING:
     from ..host.verify import Verification
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SCHEMA = "delegraph.report/1"
 _LONGEST_CELL = 20_000
 """Characters of a report in a notebook."""
+_MOST_LINES = 10
+"""Lines of the program whose figures text shows, where it is not verbose."""
 
 
 def _refusals_by_cause(report: Report) -> list[dict[str, Any]]:
@@ -80,6 +82,11 @@ class Report(Told):
     def given_back(self) -> list[GivenBack]:
         """Partitions that a backend took and its compiler refused."""
         return self.rows.given_back
+
+    @property
+    def figures(self) -> list[LineFigures]:
+        """What backends expect to spend, such as cycles, by line of the user's program, the most expensive first."""
+        return self.rows.figures
 
     def expect_full(self) -> None:
         """Raise NotFullyDelegated, with this report, if an operator was left to the host."""
@@ -180,6 +187,11 @@ class Report(Told):
             yield f"  {row}"
             if verbose:
                 yield from (f"      {line}" for line in row.details())
+        figures = [row for row in self.figures if row.method == method.name]
+        shown = figures if verbose else figures[:_MOST_LINES]
+        yield from ["  by line of the program:"] if shown else []
+        yield from (f"    {row}" for row in shown)
+        yield from [f"    and {len(figures) - len(shown)} more"] if len(shown) < len(figures) else []
         given_back = [row for row in self.given_back if row.method == method.name]
         yield from ["  refused when they were compiled:"] if given_back else []
         yield from (f"    {row}" for row in given_back)
@@ -201,4 +213,5 @@ class Report(Told):
         Fact("seconds", SECONDS, "time", entries=list_seconds),
         Fact("methods", by_name(row_as("method"))),
         Fact("given_back", array_of(row_as("given back"))),
+        Fact("figures", array_of(row_as("figures of lines"))),
     )

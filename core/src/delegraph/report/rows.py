@@ -11,6 +11,7 @@ from ..delegates.lowered_module import Argument
 from ..partitioner.contract import Reason
 from ..source import Source
 from .facts import (
+    AMOUNTS,
     COUNT,
     COUNTS,
     SECONDS,
@@ -18,8 +19,10 @@ from .facts import (
     TEXTS,
     Fact,
     Told,
+    array_of,
     by_name,
     format_size,
+    list_amounts,
     list_counts,
     list_seconds,
     most_frequent,
@@ -55,6 +58,8 @@ class DelegateRow(Told):
     """One delegate: where it is called, its backend, what it computes (operator -> count), its border and size.
 
     ``seconds``: what each phase of the lowering took for this delegate alone; empty where that was not measured.
+    ``target``: what it was compiled for, where its backend says so; it is among ``facts`` only where delegates of one
+    backend have different ones. ``figures``: the amounts that its backend expects, such as cycles, added up.
     """
 
     method: str
@@ -67,6 +72,8 @@ class DelegateRow(Told):
     bytes: int
     facts: Mapping[str, str]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    target: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def operator_count(self) -> int:
@@ -80,10 +87,34 @@ class DelegateRow(Told):
         Fact("operators", COUNTS, "operators", _count_operators, list_counts, first=True),
         Fact("facts", by_name(TEXT), "facts", lambda facts: ", ".join(f"{k} {v}" for k, v in facts.items())),
         Fact("seconds", SECONDS, "time", entries=list_seconds),
+        Fact("target", TEXT),
+        Fact("figures", AMOUNTS, "figures", lambda figures: ", ".join(list_amounts(figures))),
     )
 
     def __str__(self) -> str:
         return f"{self.name}  {self.backend} ({self.producer})  {self.in_short()}"
+
+
+@dataclass(frozen=True)
+class LineFigures(Told):
+    """Amounts that backends expect, such as cycles, for one line of the user's program, or for lines that they fused.
+
+    ``sources`` is empty for operators of which no line is known.
+    """
+
+    method: str
+    sources: tuple[Source, ...]
+    figures: Mapping[str, float]
+
+    FACTS = (
+        Fact("method", TEXT),
+        Fact("figures", AMOUNTS),
+        Fact("sources", array_of(_PLACE)),
+    )
+
+    def __str__(self) -> str:
+        places = [str(source) for source in self.sources[:1]] + [source.place for source in self.sources[1:]]
+        return f"{', '.join(list_amounts(self.figures))}  {' with '.join(places) or 'no line is known'}"
 
 
 @dataclass(frozen=True)
@@ -229,6 +260,7 @@ class Rows:
     host: dict[str, dict[str, int]] = field(default_factory=dict)
     causes: list[Cause] = field(default_factory=list)
     given_back: list[GivenBack] = field(default_factory=list)
+    figures: list[LineFigures] = field(default_factory=list)
 
 
 class ReportOrigin:

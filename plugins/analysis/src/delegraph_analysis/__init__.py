@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accuracy.operators import OperatorStatistics, OperatorVerification, VerificationByOperator
     from .accuracy.reference import compare_operators, verify_operators
+    from .columns import NodeData, node_data
     from .comparison import Candidate, Comparison, compare
-    from .node_data import NodeData, node_data
     from .page.report_page import render_page
-    from .summary_text import summary_text
+    from .summaries import summary_text
 
 __all__ = [
     "Candidate",
@@ -38,9 +38,9 @@ _NAMES = {
     "accuracy.operators": "OperatorStatistics OperatorVerification VerificationByOperator",
     "accuracy.reference": "compare_operators verify_operators",
     "comparison": "Candidate Comparison compare",
-    "node_data": "NodeData node_data",
+    "columns": "NodeData node_data",  # no module is called as one of the names: importing it would take the name away
     "page.report_page": "render_page",
-    "summary_text": "summary_text",
+    "summaries": "summary_text",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

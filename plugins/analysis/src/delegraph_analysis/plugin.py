@@ -13,7 +13,7 @@ def delegraph_reports() -> list[ReportSpec]:
         ReportSpec(".html", "delegraph_analysis.page.report_page:PageReport", _PAGE),
         ReportSpec(".htm", "delegraph_analysis.page.report_page:PageReport", _PAGE),
         ReportSpec(".junit.xml", "delegraph_analysis.junit:JUnitReport", "what passed and failed, for CI"),
-        ReportSpec(".nodes.json", "delegraph_analysis.node_data:NodeDataReport", "figures of nodes for Model Explorer"),
+        ReportSpec(".nodes.json", "delegraph_analysis.columns:NodeDataReport", "figures of nodes for Model Explorer"),
     ]
 
 

@@ -42,9 +42,10 @@ class TOSABackend(BackendDetails):
         quantization = quantization_of(edge_program)
         trailer = quantization.trailer(graph) if options.metadata else b""
         file = TosaFile(graph, options.spec, locations=options.locations, trailer=trailer)
-        facts = {"needs": str(required_target(graph)[1])} | quantization.facts()
+        needs = str(required_target(graph)[1])
+        facts = {"needs": needs, "target": str(options.spec)} | quantization.facts()
         blob, data = cut(file) if options.named_constants else (file, None)
-        return PreprocessResult(blob, _debug_handles(file.numbers), data, _delegate_info_meta=facts)
+        return PreprocessResult(blob, _debug_handles(file.numbers), data, facts=facts)
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:

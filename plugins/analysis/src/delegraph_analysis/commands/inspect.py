@@ -11,7 +11,7 @@ from delegraph.command import Outcome, expect_file, expect_places, output_path, 
 from delegraph.host import FileFormat
 from delegraph.io.atomic_write import write_whole
 
-from ..summary_text import summary_text
+from ..summaries import summary_text
 
 
 class Inspect:

@@ -139,6 +139,7 @@ class _MethodSection:
         self.counts, self.rows = row.left, row.delegates
         self.verified = page.verifications.get(method)
         found = None if self.verified is None else operators_of(self.verified)
+        self.figures = [row for row in page.report.figures if row.method == method]
         self.given_back = [row for row in page.report.given_back if row.method == method]
         prefix = page.ids[method]
         causes = [cause for cause in page.report.causes if cause.method == method]
@@ -164,6 +165,7 @@ class _MethodSection:
             error = _ratio(self.verified.relative_error)
             yield f"<p>The outputs {verdict}; largest error {error} of the largest value.</p>\n"
         yield from self._given_back()
+        yield from self._figures()
         yield from self._left()
         yield from self._graphs()
         yield from self._accuracy()
@@ -175,6 +177,21 @@ class _MethodSection:
         if self.insides and len(self.insides) < len(self.rows):
             missing = len(self.rows) - len(self.insides)
             yield f"<p>The inside of {missing:,} more is not drawn, to keep this page small.</p>\n"
+
+    def _figures(self) -> Iterator[str]:
+        """What backends expect each line of the program to spend, the most expensive first."""
+        if self.figures:
+            names = list(dict.fromkeys(name for row in self.figures for name in row.figures))
+            rows = [
+                [
+                    *(f"{row.figures[name]:,}" if name in row.figures else "" for name in names),
+                    "<br/>".join(map(_where, row.sources)) or _where(None),
+                ]
+                for row in self.figures
+            ]
+            heads = (*names, "line")
+            kinds = [*["number"] * len(names), "text"]
+            yield f"<h3>By line of the program</h3>\n{table(heads, rows, *kinds, around='short')}"
 
     def _given_back(self) -> Iterator[str]:
         """The partitions that a compiler refused; what became of their operators, the other tables say."""

@@ -128,6 +128,8 @@ def node_data_of(
 ) -> list[NodeData]:
     """The columns of one method: where each operator runs, its line, why it was refused, its error if that is known.
 
+    Each figure that a backend tells, such as cycles, is a column too.
+
     The nodes are those of the exported program. ``node_of``: of a method that is one delegate, those of its file too.
     Raises InputError for a report whose programs were released.
     """
@@ -157,6 +159,12 @@ class _MethodColumns:
         host = [n for n in host_calls(self.origin.programs[method].graph.nodes) if is_operator(n)]
         self.places = [_Place(self.rows[d.name], n) for d in own for n in d.nodes] + [_Place(None, n) for n in host]
         self.files: dict[int, list[tuple[str, str]]] = {}
+        self.figures = [
+            (d.name, identifier, amounts, d.debug_handle_map.get(identifier, ()))
+            for d in own
+            for identifier, amounts in d.figures.items()
+        ]
+        self.node_of = node_of if len(own) == 1 else None
         if node_of is not None and len(own) == 1:
             for identifier, handles in own[0].debug_handle_map.items():
                 for handle in handles:
@@ -177,7 +185,24 @@ class _MethodColumns:
         if self.errors:
             heats: dict[float | str, str] = {_size(o): _HEATS[degree(o) - 1] for o in self.errors.values()}
             columns.append(NodeData("error", self._values(self._error, max), colors=heats))
-        return columns
+        names = dict.fromkeys(name for amounts in self.figures for name in amounts[2])
+        return columns + [NodeData(name, self._amounts(name), gradient=_HEATS) for name in names]
+
+    def _amounts(self, name: str) -> Mapping[str, Mapping[str, float | str]]:
+        """Graph -> node -> what its backend expects it to spend; a fusion's on each node that it stands for."""
+        found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
+        nodes: dict[tuple[str, int], dict[str, None]] = {}
+        for row, node in self.places:
+            if row is not None and EXPORTED in node.meta:
+                key = row.name, node.meta.get("debug_handle", -1)
+                nodes.setdefault(key, {})[node.meta[EXPORTED]] = None
+        for delegate, identifier, amounts, handles in self.figures:
+            shown = {(PROGRAM, exported) for handle in handles for exported in nodes.get((delegate, handle), ())}
+            shown |= {self.node_of(identifier)} if self.node_of is not None else set()
+            for graph, place in shown if name in amounts else ():
+                of_graph: Any = found.setdefault(graph, {})
+                of_graph[place] = of_graph.get(place, 0) + amounts[name]
+        return found
 
     def _texts(self, say: Callable[[_Place], str]) -> Mapping[str, Mapping[str, float | str]]:
         """Of what several operators have become, each text once."""
