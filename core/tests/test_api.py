@@ -557,7 +557,7 @@ class Strides(nn.Module):
 BAD_PROGRAMS = {
     "no_inputs": (lambda: (NoInput().eval(), ()), "input-invalid", "takes no inputs"),
     "no_examples": (lambda: (Middle().eval(), None), "input-invalid", "example_inputs are needed"),
-    "training": (lambda: (Middle(), (torch.randn(3, 4),)), "training-mode", "training mode"),
+    "training": (lambda: (nn.Dropout(), (torch.randn(3, 4),)), "training-mode", "training mode"),
     "not_a_module": (lambda: (lambda x: x, (torch.randn(3),)), "input-invalid", "an nn.Module or an ExportedProgram"),
     "class": (lambda: (Middle, (torch.randn(3, 4),)), "input-invalid", r"not the class Middle(.|\n)*make one of it"),
     "number_as_examples": (lambda: (Middle().eval(), 3), "input-invalid", "is a tuple"),

@@ -52,7 +52,10 @@ def alone():
     return Net().eval()
 
 def three():
-    return Net().eval(), (x,), {}
+    return Net().eval(), (x,), None
+
+def keywords():
+    return Net().eval(), (x,), {"scale": torch.tensor(2.0)}
 
 def misspelt():
     return {"model": Net().eval(), "arguments": (x,)}
@@ -117,7 +120,7 @@ def test_gates_that_are_passed(model, tmp_path, capsys):
 
 
 def test_what_a_model_file_may_return(more, capsys):
-    for function, methods in (("whole", 1), ("dynamic", 1), ("methods", 2), ("exported", 1)):
+    for function, methods in (("whole", 1), ("keywords", 1), ("dynamic", 1), ("methods", 2), ("exported", 1)):
         code, found = as_data(capsys, "lower", f"{more}:{function}", *LOWER, "--verify")
         assert found.get("code") in (None, "verification-failed"), found
         assert len(found["report"]["host"]) == methods
@@ -132,7 +135,7 @@ def test_what_a_model_file_may_return(more, capsys):
     [
         ("nothing", "returned None;"),
         ("alone", "returned a Net;"),
-        ("three", "returned a tuple of 3 (Net, tuple, dict);"),
+        ("three", "returned a tuple of 3 (Net, tuple, NoneType);"),
         ("misspelt", "the dict has 'arguments'; what it may have is model, args"),
         ("tensor", "example inputs are a tuple, not a Tensor"),
     ],

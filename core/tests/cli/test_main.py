@@ -28,7 +28,7 @@ import torch
 
 class Model(torch.nn.Module):
     def forward(self, x):
-        return torch.relu(torch.sin(x))
+        return torch.relu(torch.sin(x)) if not self.training else x
 
 def model():
     return Model().eval(), (torch.linspace(-1, 2, 6).reshape(2, 3),)

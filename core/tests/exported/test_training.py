@@ -3,6 +3,7 @@
 import delegraph.api as api
 import pytest
 import torch
+from delegraph.errors import InputError
 from delegraph.exported.training import training_note
 from torch import nn
 from torch.nn import functional as F
@@ -83,3 +84,44 @@ def test_the_dropout_between_the_layers_of_an_lstm_is_not_lost(echo_registry):
     module = Recurrent().train()
     made = api.lower(exported(module), backends=[takes_pieces], registry=echo_registry)
     torch.testing.assert_close(made(X), module(X))  # all is dropped, so nothing is random
+
+
+class Wrapper(nn.Module):
+    """What people write around a model that is in eval mode, and forget to put into it too."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.after = model.eval(), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x):
+        return self.after(self.model(x))
+
+
+class Auxiliary(Wrapper):
+    def forward(self, x):
+        return self.outputs(super().forward(x))
+
+    def outputs(self, x):
+        return (x, x + 1) if getattr(self, "training", False) else x
+
+
+class Decides(Wrapper):
+    @property
+    def depth(self):
+        return 2 if self.training else 1
+
+    def forward(self, x):
+        return super().forward(x) * self.depth
+
+
+def test_a_wrapper_in_training_mode_is_accepted_if_the_mode_changes_nothing():
+    model = Wrapper(Trained())
+    made = api.lower(model, (X,), backends=[])
+    assert made.verify(X).agrees() and model.training and not made.report.notes
+
+
+@pytest.mark.parametrize("part", [Auxiliary, Decides, Trained, lambda m: Wrapper(m).train()])
+def test_what_may_compute_otherwise_is_an_error(part):
+    model = part(Alike()) if part is not Trained else Trained()
+    with pytest.raises(InputError, match="is in training mode\n  hint: call .eval"):
+        api.lower(model, (X,), backends=[])

@@ -285,7 +285,7 @@ def test_a_backend_whose_quantizer_is_wrong_is_named(quantizer, error, message):
 
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(InputError, match="training mode"):
-        delegraph.quantize(net().train(), batches())
+        delegraph.quantize(torch.nn.Sequential(net(), torch.nn.Dropout()), batches())
 
 
 def test_a_backend_without_a_quantizer():

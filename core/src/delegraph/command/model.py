@@ -22,7 +22,7 @@ from ..plugin import ModelSpec
 from ..source import Source
 from .outcome import expect_file
 
-_FORM = "a function without arguments that returns (module, example_inputs), an ExportedProgram or a dict"
+_FORM = "a function without arguments that returns (module, args), (module, args, kwargs), an ExportedProgram or a dict"
 _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
 """What the dict of a model file may hold; each of ``methods`` may hold the first four."""
 
@@ -132,7 +132,7 @@ def _add_method(given: GivenModel, text: str, method: str, one: Any) -> None:
         if isinstance(one[0], ExportedProgram) and not one[1]:
             _add_program(given, method, one[0])
             return
-    elif not (isinstance(one, tuple) and len(one) == 2):
+    elif not (isinstance(one, tuple) and (len(one) == 2 or (len(one) == 3 and isinstance(one[2], Mapping)))):
         raise InputError("input-invalid", f"{text} returned {_describe(one)}; a model file has {_FORM}")
     if not isinstance(one[1], (tuple, list)):
         raise InputError("input-invalid", f"{text}: example inputs are a tuple, not {_describe(one[1])}")

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from ..errors import InputError
 from ..exported.tracing import TRACING, unlogged
+from ..exported.training import reads_mode
 from ..exported_program import user_inputs
 from ..source import Source as SourceLine
 from ..source import innermost, source_of
@@ -79,10 +80,11 @@ def _expect_no_data_assigned(program: ExportedProgram) -> None:
 
 def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:
     kind = type(module).__name__
-    training = next((name or kind for name, m in module.named_modules() if m.training), None)
+    exported = "eval" in vars(module)  # torch forbids it for the module of an ExportedProgram
+    in_training = (name or kind for name, m in module.named_modules() if m.training and (exported or reads_mode(m)))
+    training = next(in_training, None)
     if training is not None:
         text = f"module {training} is in training mode"
-        exported = "eval" in vars(module)  # torch forbids it for the module of an ExportedProgram
         hint = "give the ExportedProgram that it comes from" if exported else "call .eval() on the model first"
         raise InputError("training-mode", text, hint=hint)
     if inputs is None and not kwargs:

@@ -1,10 +1,17 @@
-"""What tells that a program was exported in training mode: torch keeps no mark of it but arguments of some calls."""
+"""What tells that training mode makes a difference: to a module, and to a program that was exported in it.
+
+Of a program, torch keeps no mark of it but arguments of some calls.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
+from types import CodeType
+from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -46,3 +53,41 @@ def _is_in_training(node: Node) -> bool:
 @cache
 def _has_mode(op: OpOverload) -> bool:
     return any(argument.name in _MODES for argument in op._schema.arguments)
+
+
+def reads_mode(module: torch.nn.Module) -> bool:
+    """Whether what a module computes may depend on ``training``: its code says so, or cannot be read.
+
+    Dropout and norms do, and what calls their functions with ``self.training``; a wrapper around them does not.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    own = getattr(vars(module).get("forward"), "__code__", None)
+    return _class_reads_mode(type(module)) or (own is not None and "training" in _names(own))
+
+
+_NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
+
+
+@cache
+def _class_reads_mode(cls: type) -> bool:
+    own = (c for c in cls.__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module)
+    functions = (f for c in own for name, f in vars(c).items() if name not in _NOT_COMPUTING)
+    return any("training" in _names(code) for f in functions if (code := _code_of(f)) is not None)
+
+
+def _code_of(function: Any) -> CodeType | None:
+    function = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return getattr(function, "__code__", None)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What the code of a function names, that of functions in it included; strings too, as ``getattr`` takes them."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str):
+            yield constant
